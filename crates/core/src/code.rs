@@ -1,0 +1,161 @@
+//! The one table of error codes.
+//!
+//! GSE's internal codes have three digits (and 65535); at the top level of a reply its callers see them plus
+//! 1,000,000. The gateway in front of GSE has codes of its own, which are not shifted. Nothing outside this file
+//! spells out a number.
+
+use serde::{Deserialize, Serialize};
+
+/// What became of an op or a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// It is as it was asked to be.
+    Success,
+    /// Something inside procfleet failed; the log has the details.
+    SystemError,
+    /// A file or folder that the spec names does not exist or cannot be used.
+    FileInvalid,
+    /// A value in the spec cannot be used on this host.
+    ArgsInvalid,
+    /// The body is not JSON.
+    JsonInvalid,
+    /// Accepted and not finished: ask again.
+    Handling,
+    /// There is no connected agent for this host.
+    NoAgent,
+    /// No outcome by the op's deadline.
+    Timeout,
+    /// More than is allowed: a body, a queue.
+    BeyondLimit,
+    /// The OS account does not exist on the host or may not be used.
+    InvalidUser,
+    /// The agent knows no spec for this proc, and none was sent.
+    NoSpec,
+    /// Too many ops wait for this proc.
+    Busy,
+    /// The agent or its host went down in the middle of the op.
+    Interrupted,
+    /// Nobody issued this task id.
+    NoTask,
+    /// A field of the request is missing or wrong.
+    BadRequest,
+    /// A command ran longer than `op_timeout`.
+    CommandTimeout,
+    /// A later order overtook this op.
+    Cancelled,
+    /// The spec has no command for this operation.
+    NoCommand,
+    /// Nothing to start: it is running.
+    AlreadyRunning,
+    /// Nothing to stop: it is not running.
+    NotRunning,
+    /// No such operation.
+    UnknownOp,
+    /// The process is not as it should be after the command.
+    PostCheck,
+    /// A command ended with a status other than 0.
+    CommandFailed,
+    /// (gateway) Something inside procfleet failed before the request was understood.
+    GatewaySystem,
+    /// (gateway) The named user may not do this.
+    UserDenied,
+    /// (gateway) The app is unknown, disabled, or its secret is wrong.
+    AppDenied,
+    /// (gateway) No such API.
+    NoSuchApi,
+    /// (gateway) The request cannot be read.
+    BadParameter,
+}
+
+/// Every code with its number. The order is that of the numbers.
+const TABLE: &[(Code, u32)] = &[
+    (Code::Success, 0),
+    (Code::SystemError, 101),
+    (Code::FileInvalid, 104),
+    (Code::ArgsInvalid, 106),
+    (Code::JsonInvalid, 112),
+    (Code::Handling, 115),
+    (Code::NoAgent, 117),
+    (Code::Timeout, 120),
+    (Code::BeyondLimit, 121),
+    (Code::InvalidUser, 122),
+    (Code::NoSpec, 801),
+    (Code::Busy, 802),
+    (Code::Interrupted, 805),
+    (Code::NoTask, 806),
+    (Code::BadRequest, 811),
+    (Code::CommandTimeout, 822),
+    (Code::Cancelled, 826),
+    (Code::NoCommand, 827),
+    (Code::AlreadyRunning, 828),
+    (Code::NotRunning, 829),
+    (Code::UnknownOp, 832),
+    (Code::PostCheck, 836),
+    (Code::CommandFailed, 65_535),
+    (Code::GatewaySystem, 1_306_000),
+    (Code::UserDenied, 1_306_402),
+    (Code::AppDenied, 1_306_403),
+    (Code::NoSuchApi, 1_306_404),
+    (Code::BadParameter, 1_306_406),
+];
+
+/// What the top level adds to GSE's internal codes.
+const EXTERNAL: u32 = 1_000_000;
+
+impl Code {
+    pub fn all() -> impl Iterator<Item = Code> {
+        TABLE.iter().map(|(code, _)| *code)
+    }
+
+    /// The number inside a result: `error_code`.
+    pub fn number(self) -> u32 {
+        TABLE.iter().find(|(code, _)| *code == self).map(|(_, number)| *number).expect("every code is in TABLE")
+    }
+
+    /// The number at the top of a reply: `code`.
+    pub fn external(self) -> u32 {
+        match self.number() {
+            0 => 0,
+            gateway if gateway >= EXTERNAL => gateway,
+            internal => EXTERNAL + internal,
+        }
+    }
+
+    pub fn from_number(number: u32) -> Option<Code> {
+        TABLE.iter().find(|(_, n)| *n == number).map(|(code, _)| *code)
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u32(self.number())
+    }
+}
+
+impl<'de> Deserialize<'de> for Code {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let number = u32::deserialize(from)?;
+        Code::from_number(number).ok_or_else(|| serde::de::Error::custom(format!("unknown code {number}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_unique_ordered_and_read_back() {
+        assert!(TABLE.windows(2).all(|pair| pair[0].1 < pair[1].1));
+        for code in Code::all() {
+            assert_eq!(Code::from_number(code.number()), Some(code));
+        }
+    }
+
+    #[test]
+    fn the_top_level_shifts_only_internal_codes() {
+        assert_eq!(Code::Success.external(), 0);
+        assert_eq!(Code::Handling.external(), 1_000_115);
+        assert_eq!(Code::NoTask.external(), 1_000_806);
+        assert_eq!(Code::AppDenied.external(), 1_306_403);
+    }
+}

@@ -1,0 +1,142 @@
+//! What to do with an open op: send it, wait, or end it.
+//!
+//! The keeper asks for each open op whenever something about it may have changed; the answer depends on nothing
+//! but the arguments. An op that was sent in an older session is sent again: the agent's journal makes sure that
+//! it is carried out once.
+
+use crate::code::Code;
+use crate::id::Epoch;
+use crate::moment::Moment;
+use crate::op::{OpKind, Outcome};
+use std::time::Duration;
+
+/// How long an op may wait on its agent for other ops to end, beyond its own time.
+pub const QUEUE_ALLOWANCE: Duration = Duration::from_secs(60);
+/// How long an absent agent may take to come back before its ops are ended.
+pub const RECONNECT_GRACE: Duration = Duration::from_secs(5);
+/// After a start of the server, agents that were connected before get this long instead.
+pub const RESTART_GRACE: Duration = Duration::from_secs(60);
+/// How many ops one agent is given at a time.
+pub const WINDOW: usize = 64;
+
+/// An op without an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenOp {
+    pub kind: OpKind,
+    pub accepted: Moment,
+    /// It must have begun by then.
+    pub start_by: Moment,
+    /// It must have an outcome by then.
+    pub deadline: Moment,
+    pub progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Waiting,
+    Sent(Epoch),
+    /// The agent has it in its journal.
+    Taken(Epoch),
+}
+
+/// Whether and since when the op's agent is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    Connected(Epoch),
+    /// Not connected; until `back_by` it may come back.
+    Away {
+        back_by: Moment,
+    },
+    /// No agent was ever known for the target.
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    Send,
+    Wait { until: Moment },
+    End(Outcome),
+}
+
+pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Decision {
+    if now >= op.deadline {
+        let message = match op.progress {
+            Progress::Waiting => format!("no outcome by the deadline: {target} was never given the operation"),
+            Progress::Sent(_) => format!("no outcome by the deadline: {target} never confirmed the operation"),
+            Progress::Taken(_) => format!("no outcome by the deadline: {target} took the operation and did not report"),
+        };
+        return Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind));
+    }
+    match (presence, op.progress) {
+        (Presence::Unknown, _) => Decision::End(Outcome::without_agent(
+            Code::NoAgent,
+            format!("Can not find Agent by ip {target}: no such host is known here"),
+            op.kind,
+        )),
+        (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => {
+            Decision::End(Outcome::without_agent(Code::Timeout, format!("{target} was too busy to begin"), op.kind))
+        }
+        (Presence::Connected(_), Progress::Waiting) => Decision::Send,
+        (Presence::Connected(epoch), Progress::Sent(old) | Progress::Taken(old)) if epoch != old => Decision::Send,
+        (Presence::Connected(_), Progress::Sent(_) | Progress::Taken(_)) => Decision::Wait { until: op.deadline },
+        // The agent may be carrying it out at this moment: only the deadline ends it.
+        (Presence::Away { .. }, Progress::Taken(_)) => Decision::Wait { until: op.deadline },
+        (Presence::Away { back_by }, Progress::Waiting | Progress::Sent(_)) => {
+            let until = back_by.max(op.accepted + RECONNECT_GRACE);
+            match op.progress {
+                _ if now < until => Decision::Wait { until: until.min(op.deadline) },
+                // It may have arrived just before the connection broke.
+                Progress::Sent(_) => Decision::Wait { until: op.deadline },
+                Progress::Waiting | Progress::Taken(_) => Decision::End(Outcome::without_agent(
+                    Code::NoAgent,
+                    format!("Can not find Agent by ip {target}: its agent is not connected"),
+                    op.kind,
+                )),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(progress: Progress) -> OpenOp {
+        OpenOp {
+            kind: OpKind::Start,
+            accepted: Moment(1_000),
+            start_by: Moment(60_000),
+            deadline: Moment(100_000),
+            progress,
+        }
+    }
+
+    fn check(now: u64, progress: Progress, presence: Presence, expected: &str) {
+        let said = match decide(Moment(now), &op(progress), presence, "0:10.0.0.1") {
+            Decision::Send => "send".to_owned(),
+            Decision::Wait { until } => format!("wait {}", until.0),
+            Decision::End(outcome) => format!("end {}", outcome.code.number()),
+        };
+        assert_eq!(said, expected, "{now} {progress:?} {presence:?}");
+    }
+
+    #[test]
+    fn every_case_has_its_decision() {
+        let (one, two) = (Epoch(1), Epoch(2));
+        check(2_000, Progress::Waiting, Presence::Connected(one), "send");
+        check(60_000, Progress::Waiting, Presence::Connected(one), "end 120");
+        check(2_000, Progress::Sent(one), Presence::Connected(one), "wait 100000");
+        check(2_000, Progress::Sent(one), Presence::Connected(two), "send");
+        check(2_000, Progress::Taken(one), Presence::Connected(two), "send");
+        check(2_000, Progress::Waiting, Presence::Unknown, "end 117");
+        check(2_000, Progress::Waiting, Presence::Away { back_by: Moment(500) }, "wait 6000");
+        check(2_000, Progress::Waiting, Presence::Away { back_by: Moment(9_000) }, "wait 9000");
+        check(6_000, Progress::Waiting, Presence::Away { back_by: Moment(500) }, "end 117");
+        check(6_000, Progress::Sent(one), Presence::Away { back_by: Moment(500) }, "wait 100000");
+        check(6_000, Progress::Taken(one), Presence::Away { back_by: Moment(500) }, "wait 100000");
+        for progress in [Progress::Waiting, Progress::Sent(one), Progress::Taken(one)] {
+            check(100_000, progress, Presence::Connected(one), "end 120");
+            check(100_000, progress, Presence::Away { back_by: Moment(200_000) }, "end 120");
+        }
+    }
+}

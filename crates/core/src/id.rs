@@ -1,0 +1,226 @@
+//! One id type per kind of thing. Each is parsed at the edge and trusted inside.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// Why a text is not an id. The reason is meant for the person who wrote the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadId(String);
+
+/// The one prefix of task ids, as GSE's callers know it.
+const TASK_PREFIX: &str = "GSETASK:";
+
+/// One accepted API call: shown to clients as `GSETASK:YYYYMMDDHHMMSS:N`.
+///
+/// `number` alone is unique within one store; the stamp makes the id unique across stores too, so that an
+/// agent's journal can never mistake a new op for an old one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId {
+    /// `YYYYMMDDHHMMSS` in UTC, read as a number.
+    pub stamp: u64,
+    pub number: u64,
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{TASK_PREFIX}{:014}:{}", self.stamp, self.number)
+    }
+}
+
+impl FromStr for TaskId {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        let bad = || BadId("not a task id: expected GSETASK:YYYYMMDDHHMMSS:N".to_owned());
+        let (stamp, number) = text.strip_prefix(TASK_PREFIX).and_then(|t| t.split_once(':')).ok_or_else(bad)?;
+        if stamp.len() != 14 {
+            return Err(bad());
+        }
+        Ok(TaskId { stamp: digits(stamp).ok_or_else(bad)?, number: digits(number).ok_or_else(bad)? })
+    }
+}
+
+/// One operation on one process at one host. The same id is in the store, on the link, in the agent's
+/// journal and in logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId {
+    pub task: TaskId,
+    /// The op's place in its task.
+    pub index: u32,
+}
+
+impl fmt::Display for OpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:014}-{}-{}", self.task.stamp, self.task.number, self.index)
+    }
+}
+
+impl FromStr for OpId {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        let bad = || BadId("not an op id: expected YYYYMMDDHHMMSS-N-I".to_owned());
+        let mut parts = text.split('-');
+        let (Some(stamp), Some(number), Some(index), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(bad());
+        };
+        let task =
+            TaskId { stamp: digits(stamp).ok_or_else(bad)?, number: digits(number).ok_or_else(bad)? };
+        let index = digits(index).and_then(|n| u32::try_from(n).ok()).ok_or_else(bad)?;
+        Ok(OpId { task, index })
+    }
+}
+
+fn digits(text: &str) -> Option<u64> {
+    (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok()).flatten()
+}
+
+macro_rules! serde_as_text {
+    ($($id:ty),*) => {$(
+        impl Serialize for $id {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $id {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+serde_as_text!(TaskId, OpId, AgentId);
+
+/// The program on one host. It stays the same when the host's addresses change.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AgentId(String);
+
+impl AgentId {
+    /// As long as GSE allows.
+    pub const MAX_LEN: usize = 64;
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for AgentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for AgentId {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        if text.is_empty() {
+            return Err(BadId("is empty".to_owned()));
+        }
+        if text.len() > Self::MAX_LEN {
+            return Err(BadId(format!("has {} characters, at most {} are allowed", text.len(), Self::MAX_LEN)));
+        }
+        if let Some(odd) = text.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.:".contains(*c)) {
+            return Err(BadId(format!("contains {odd:?}; letters, digits and -_.: are allowed")));
+        }
+        Ok(AgentId(text.to_owned()))
+    }
+}
+
+/// A cloud area. 0 is the directly reachable one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CloudId(pub u32);
+
+impl fmt::Display for CloudId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A host as clients name it; the inventory resolves it to an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Host {
+    pub cloud: CloudId,
+    pub ip: IpAddr,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.cloud, self.ip)
+    }
+}
+
+impl FromStr for Host {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        let bad = || BadId("not a host: expected CLOUD_ID:IP, such as 0:127.0.0.1".to_owned());
+        let (cloud, ip) = text.split_once(':').ok_or_else(bad)?;
+        let cloud = digits(cloud).and_then(|n| u32::try_from(n).ok()).ok_or_else(bad)?;
+        Ok(Host { cloud: CloudId(cloud), ip: ip.parse().map_err(|_| bad())? })
+    }
+}
+
+/// A process as its callers name it, on one agent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProcKey {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl fmt::Display for ProcKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.namespace, self.name)
+    }
+}
+
+/// Which connection of an agent this is. It grows with every connect; an op carries the epoch of the session
+/// that sent it, and an agent refuses one from an older session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+/// The kernel's name for this boot of the host. A pid means nothing in another boot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BootId(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip<T: FromStr<Err = BadId> + fmt::Display + PartialEq + fmt::Debug>(text: &str) {
+        let id: T = text.parse().expect("a good id");
+        assert_eq!(id.to_string(), text);
+    }
+
+    #[test]
+    fn ids_read_back_what_they_print() {
+        round_trip::<TaskId>("GSETASK:20190813145456:8");
+        round_trip::<OpId>("20190813145456-8-0");
+        round_trip::<AgentId>("0200000007525400f355781710390005465c");
+        round_trip::<AgentId>("0:127.0.0.1");
+        round_trip::<Host>("0:127.0.0.1");
+        round_trip::<Host>("3:fe80::1");
+    }
+
+    #[test]
+    fn texts_that_are_no_ids_are_refused() {
+        for text in
+            ["", "GSETASK:", "GSETASK:2019:8", "GSETASK:20190813145456:", "GSETASK:20190813145456:-1", "gse"]
+        {
+            assert!(text.parse::<TaskId>().is_err(), "{text}");
+        }
+        for text in ["", "1", "1-2", "1-2-3-4", "1-2-99999999999", "a-b-c"] {
+            assert!(text.parse::<OpId>().is_err(), "{text}");
+        }
+        for text in ["", "a b", "\u{e9}", &"x".repeat(65)] {
+            assert!(text.parse::<AgentId>().is_err(), "{text}");
+        }
+        for text in ["", "127.0.0.1", "0:", "x:127.0.0.1", "0:host", "-1:127.0.0.1"] {
+            assert!(text.parse::<Host>().is_err(), "{text}");
+        }
+    }
+}

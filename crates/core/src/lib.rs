@@ -1,0 +1,22 @@
+//! The words and rules of procfleet.
+//!
+//! Everything here is a value or a decision about values. There is no I/O, no clock, no randomness and no
+//! async in this crate: `now` is always an argument, and what should happen is returned as data. The rooms
+//! around it (server, agent, cli) do the reading, waiting and running.
+
+pub mod code;
+pub mod dispatch;
+pub mod id;
+pub mod moment;
+pub mod op;
+pub mod process;
+pub mod spec;
+pub mod supervise;
+pub mod task;
+
+pub use code::Code;
+pub use id::{AgentId, BootId, CloudId, Epoch, Host, OpId, ProcKey, TaskId};
+pub use moment::Moment;
+pub use op::{Content, OpKind, Outcome};
+pub use process::{Absence, Exit, Process, Sighting};
+pub use spec::Spec;

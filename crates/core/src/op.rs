@@ -1,0 +1,162 @@
+//! One operation on one process at one host, and how it ended.
+
+use crate::code::Code;
+use crate::spec::{Policy, Spec};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// `op_type`. The numbers are GSE's; 5 and 6 have no meaning anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OpKind {
+    Start,
+    Stop,
+    Query,
+    Host,
+    Unhost,
+    Restart,
+    Reload,
+    Kill,
+}
+
+impl OpKind {
+    pub const ALL: [OpKind; 8] = [
+        OpKind::Start,
+        OpKind::Stop,
+        OpKind::Query,
+        OpKind::Host,
+        OpKind::Unhost,
+        OpKind::Restart,
+        OpKind::Reload,
+        OpKind::Kill,
+    ];
+
+    pub fn number(self) -> u32 {
+        match self {
+            OpKind::Start => 0,
+            OpKind::Stop => 1,
+            OpKind::Query => 2,
+            OpKind::Host => 3,
+            OpKind::Unhost => 4,
+            OpKind::Restart => 7,
+            OpKind::Reload => 8,
+            OpKind::Kill => 9,
+        }
+    }
+
+    pub fn from_number(number: u64) -> Option<OpKind> {
+        OpKind::ALL.into_iter().find(|kind| u64::from(kind.number()) == number)
+    }
+
+    /// The word for it in messages, logs and the CLI.
+    pub fn verb(self) -> &'static str {
+        match self {
+            OpKind::Start => "start",
+            OpKind::Stop => "stop",
+            OpKind::Query => "query",
+            OpKind::Host => "host",
+            OpKind::Unhost => "unhost",
+            OpKind::Restart => "restart",
+            OpKind::Reload => "reload",
+            OpKind::Kill => "kill",
+        }
+    }
+
+    /// How long the op may take on an idle proc, at most: its commands and checks one after the other.
+    pub fn budget(self, policy: &Policy) -> Duration {
+        let command = policy.op_timeout;
+        let launch = command + policy.start_check;
+        let end = command + policy.stop_check;
+        match self {
+            OpKind::Query | OpKind::Unhost => Duration::from_secs(5),
+            OpKind::Start | OpKind::Host => launch,
+            OpKind::Stop | OpKind::Kill => end,
+            OpKind::Restart => end + launch,
+            OpKind::Reload => command,
+        }
+    }
+}
+
+/// How an op ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub code: Code,
+    pub message: String,
+    pub content: Content,
+}
+
+impl Outcome {
+    pub fn new(code: Code, message: impl Into<String>, content: Content) -> Self {
+        Outcome { code, message: message.into(), content }
+    }
+
+    /// An outcome that the server had to find without the agent's help.
+    pub fn without_agent(code: Code, message: impl Into<String>, kind: OpKind) -> Self {
+        let content = match kind {
+            OpKind::Query => Content::Status(Box::default()),
+            OpKind::Start
+            | OpKind::Stop
+            | OpKind::Host
+            | OpKind::Unhost
+            | OpKind::Restart
+            | OpKind::Reload
+            | OpKind::Kill => Content::Control { hosted: false },
+        };
+        Outcome::new(code, message, content)
+    }
+}
+
+/// What an outcome says beside its code. The JSON that callers see is made from it by `proto`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Content {
+    Control { hosted: bool },
+    Status(Box<ProcStatus>),
+}
+
+/// A proc as its agent saw it at one moment. The default is a proc of which nothing is known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcStatus {
+    pub hosted: bool,
+    /// Empty, or why it is not as it should be.
+    pub note: String,
+    /// `None`: not running.
+    pub instance: Option<Instance>,
+    /// Seconds since 1970, UTC; 0 where it never happened.
+    pub registered_at: i64,
+    pub started_at: i64,
+    pub reported_at: i64,
+    /// What the host's local time adds to UTC.
+    pub utc_offset_secs: i32,
+}
+
+/// A running process, as the kernel describes it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Instance {
+    pub pid: u32,
+    pub command_line: String,
+    /// The kernel's one-letter state.
+    pub state: String,
+    /// Seconds since 1970, UTC.
+    pub began_at: i64,
+    pub elapsed_secs: u64,
+    pub threads: u64,
+    /// Per cent of the whole host: lately, and over the process's life.
+    pub cpu_now: f64,
+    pub cpu_average: f64,
+    pub memory_percent: f64,
+    pub memory_kib: u64,
+    pub user_ticks: u64,
+    pub system_ticks: u64,
+}
+
+/// An order as an agent receives it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    pub op: crate::id::OpId,
+    pub kind: OpKind,
+    /// `None`: use the one that the agent has stored.
+    pub spec: Option<Spec>,
+    /// If it has not begun by then, it must not begin any more.
+    pub start_by: crate::moment::Moment,
+}

@@ -1,0 +1,99 @@
+//! What a caller wrote about a proc, with every default filled in.
+//!
+//! A `Spec` is made only by `proto` from a checked request, so a zero or missing time has already become its
+//! default. What only the host can judge (does this folder exist?) is judged there.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    pub identity: Identity,
+    pub control: Control,
+    pub resource: Resource,
+    pub policy: Policy,
+    pub labels: BTreeMap<String, String>,
+    pub report_id: Option<i64>,
+    pub configmap: Vec<ConfigFile>,
+}
+
+/// Who the process is on its host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The file name of the program, such as `nginx` or `java`.
+    pub proc_name: String,
+    /// Where commands run.
+    pub setup_path: String,
+    /// Empty: the process writes no pid file.
+    pub pid_path: String,
+    pub config_path: String,
+    pub log_path: String,
+    /// The OS account that commands run as.
+    pub user: String,
+    pub index_key: String,
+}
+
+/// What to run for each operation. Empty: there is no such command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Control {
+    pub start_cmd: String,
+    pub stop_cmd: String,
+    pub restart_cmd: String,
+    pub reload_cmd: String,
+    pub kill_cmd: String,
+    pub version_cmd: String,
+    pub health_cmd: String,
+}
+
+/// Limits, in per cent of the whole host. `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Resource {
+    pub cpu: Option<f64>,
+    pub mem: Option<f64>,
+    pub fd: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    pub kind: Kind,
+    /// A started process must be alive for this long to count as started.
+    pub start_check: Duration,
+    /// A stopped process may take this long to be gone.
+    pub stop_check: Duration,
+    /// How often in a row a hosted process is started again before the agent gives up.
+    pub start_retries: u32,
+    /// A run longer than this is stable; a shorter one is followed by a pause of this length.
+    pub start_interval: Duration,
+    /// How long one command may run.
+    pub op_timeout: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            kind: Kind::Resident,
+            start_check: Duration::from_secs(5),
+            stop_check: Duration::from_secs(5),
+            start_retries: 4,
+            start_interval: Duration::from_secs(10),
+            op_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// `auto_type`: how the process is meant to live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Runs until somebody stops it.
+    Resident,
+    /// Runs to its end; success is exit 0, and there is no liveness check.
+    Once,
+}
+
+/// A file that the caller expects on the host (`configmap`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigFile {
+    pub path: String,
+    pub md5: String,
+}

@@ -1,0 +1,153 @@
+//! What a machine is in the middle of: a purpose, and a stage with its deadlines.
+
+use super::{Hosting, LookId, RunId};
+use crate::id::OpId;
+use crate::moment::Moment;
+use crate::op::OpKind;
+use crate::process::{Absence, Exit, Process};
+use crate::spec::Spec;
+use std::time::Duration;
+
+/// How often a process that should appear is looked for. Each look reads one small file.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// How long a command that was ended may take to be gone before its op is answered without its output.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Job {
+    pub(super) purpose: Purpose,
+    pub(super) spec: Spec,
+    pub(super) stage: Stage,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Purpose {
+    /// An order; `hosting_before` is what a stop that fails goes back to.
+    Op { op: OpId, kind: OpKind, hosting_before: Hosting },
+    /// The process died, or a retry is due.
+    Upkeep { last: String },
+    /// The agent has just started.
+    Recover { interrupted: Vec<(OpId, OpKind)> },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Stage {
+    /// Is it running? `launch` is a run that a stop overtook: it must end with the process.
+    Looking { look: LookId, launch: Option<RunId> },
+    Launching(Launch),
+    Ending(Ending),
+    Reloading { command: Running, process: Process, gone: bool },
+    /// After a reload: is it still there?
+    Reviewing { look: LookId, output: String },
+}
+
+/// A command under way.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Running {
+    pub(super) run: RunId,
+    pub(super) field: &'static str,
+    pub(super) deadline: Moment,
+    /// It ran out of time and was told to end.
+    pub(super) timed_out: bool,
+}
+
+/// From the command of a start or restart to the end of its check.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Launch {
+    pub(super) command: Running,
+    pub(super) began: Moment,
+    /// `None`: the command is still running; perhaps it is the process.
+    pub(super) ended: Option<Ended>,
+    /// The process before a restart: its end is no failure.
+    pub(super) old: Option<Process>,
+    pub(super) seen: Option<Process>,
+    /// A process was seen and died.
+    pub(super) died: Option<(Process, Exit)>,
+    pub(super) missing: Option<Absence>,
+    pub(super) looking: Option<LookId>,
+    pub(super) next_look: Moment,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ended {
+    pub(super) at: Moment,
+    pub(super) output: String,
+}
+
+/// From the command or signal of a stop, kill or restart until the process is gone.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ending {
+    pub(super) process: Process,
+    pub(super) phase: EndPhase,
+    pub(super) gone: bool,
+    pub(super) note: String,
+    pub(super) launch: Option<RunId>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum EndPhase {
+    Command(Running),
+    Vanish { until: Moment },
+}
+
+impl Running {
+    /// The deadline has come. The first time the command is to be ended, the second time it is not waited for.
+    pub(super) fn overdue(&mut self, now: Moment) -> Overdue {
+        if now < self.deadline {
+            return Overdue::No;
+        }
+        if self.timed_out {
+            return Overdue::Abandon;
+        }
+        self.timed_out = true;
+        self.deadline = now + LAST_WORDS;
+        Overdue::End
+    }
+}
+
+pub(super) enum Overdue {
+    No,
+    End,
+    Abandon,
+}
+
+impl Stage {
+    pub(super) fn wake_at(&self, spec: &Spec) -> Option<Moment> {
+        match self {
+            Stage::Looking { .. } | Stage::Reviewing { .. } => None,
+            Stage::Launching(launch) => launch.wake_at(spec),
+            Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
+            | Stage::Reloading { command, .. } => Some(command.deadline),
+            Stage::Ending(Ending { phase: EndPhase::Vanish { until }, .. }) => Some(*until),
+        }
+    }
+
+    /// The process that this stage knows of, for status and the record.
+    pub(super) fn process(&self) -> Option<Process> {
+        match self {
+            Stage::Looking { .. } | Stage::Reviewing { .. } => None,
+            Stage::Launching(launch) => launch.seen.or(launch.old),
+            Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
+            Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
+        }
+    }
+}
+
+impl Launch {
+    /// When the process must have been alive until, as things stand.
+    pub(super) fn check_until(&self, spec: &Spec) -> Moment {
+        self.ended.as_ref().map_or(self.began, |ended| ended.at) + spec.policy.start_check
+    }
+
+    fn wake_at(&self, spec: &Spec) -> Option<Moment> {
+        let check = self.check_until(spec);
+        let look = (self.looking.is_none() && self.seen.is_none()).then_some(self.next_look);
+        match (&self.ended, self.seen) {
+            (None, None) => Some(self.command.deadline.min(look.unwrap_or(self.command.deadline))),
+            // A foreground process has been recognised: the command's own limit no longer counts.
+            (None, Some(_)) => Some(check),
+            (Some(_), None) => Some(check.min(look.unwrap_or(check))),
+            (Some(_), Some(_)) => Some(check),
+        }
+    }
+}

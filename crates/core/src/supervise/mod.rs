@@ -1,0 +1,197 @@
+//! The supervision machine: everything that is decided about one proc on its host.
+//!
+//! The agent keeps one [`Machine`] per proc and feeds it inputs: orders from the server, exits of watched
+//! processes, answers to what it asked for, and ticks. Each [`Machine::step`] returns a [`Step`]: what must be
+//! durable first (`writes`), and what is to be done then (`effects`). The machine never acts, waits or asks for
+//! the time.
+//!
+//! ```text
+//!              Order(start, host, restart)          found running: nothing is run
+//!        +-----------------------------> Looking -----------------------------------+
+//!        |                                  | absent                                |
+//!        |            command failed,       v            alive throughout           v
+//!      Down <-------------------------- Launching --------------------------------> Up
+//!      |  ^     not alive, timed out        ^            start_check                | ^
+//!      |  |                                 |                                       | |
+//!      |  |   retry is due, still absent    |   Exited, hosted                      | | still alive after
+//!      |  +- (Retry) ----> Looking ---------+   lived long: at once                 | | stop_check
+//!      |  |                                 +---------------------------------------+ |
+//!      |  |                                     lived short: Retry, then gave up     | |
+//!      |  |                                                                          v |
+//!      |  +----------------------------------------------------------------------- Ending
+//!      |        gone                                          Order(stop, kill, restart)
+//!      +--> GaveUp: ends with start or host
+//! ```
+//!
+//! - `Looking`, `Launching`, `Ending` and `Reloading` are stages of a job; while a job runs, further orders wait in
+//!   a queue. A stop or kill does not wait for a launch: it overtakes it, and what was overtaken is told so.
+//! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
+//!   there are never two.
+//! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
+//!   process back. A stop that fails puts hosting back as it was.
+//! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
+//!   twice does no harm.
+
+mod job;
+mod machine;
+mod policy;
+mod record;
+mod words;
+
+pub use machine::Machine;
+pub use record::{Record, Rest};
+
+use crate::code::Code;
+use crate::id::OpId;
+use crate::op::{Instance, Order, Outcome};
+use crate::process::{Exit, Process, Sighting};
+use crate::spec::Spec;
+use serde::{Deserialize, Serialize};
+
+/// One run of a command. Unique within one life of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RunId(pub u64);
+
+/// One question "is it running?". An answer to an older question is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LookId(pub u64);
+
+/// Whether the agent keeps the proc in its wanted state (托管).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Hosting {
+    Hosted,
+    Unhosted,
+}
+
+/// What a machine is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    Order(Order),
+    /// The answer to [`Effect::Look`].
+    Sighted {
+        look: LookId,
+        sighting: Sighting,
+    },
+    /// The answer to [`Effect::Inspect`].
+    Inspected {
+        op: OpId,
+        view: View,
+    },
+    /// A command ended, or never began.
+    CommandEnded {
+        run: RunId,
+        end: CommandEnd,
+    },
+    /// A watched process is gone.
+    Exited {
+        process: Process,
+        exit: Exit,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandEnd {
+    /// It ran; `output` is the last of what it wrote.
+    Exited { exit: Exit, output: String },
+    /// It could not be started at all.
+    NotStarted { code: Code, reason: String },
+}
+
+/// What an inspection saw. The wall-clock times are the shell's to give: the rules do not know them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    pub sighting: Sighting,
+    pub instance: Option<Instance>,
+    pub registered_at: i64,
+    pub started_at: i64,
+    pub reported_at: i64,
+    pub utc_offset_secs: i32,
+}
+
+/// The outcome of one step. The writes are one transaction, and the effects wait for its commit.
+#[derive(Debug, Default, PartialEq)]
+pub struct Step {
+    pub writes: Vec<Write>,
+    pub effects: Vec<Effect>,
+}
+
+/// What must survive the agent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// The proc as it is to be remembered.
+    Record(Box<Record>),
+    /// The op is about to act: after a crash it must not be repeated.
+    Begun(OpId),
+    /// The op has ended.
+    Done(OpId, Outcome),
+    /// Something happened without an op.
+    Event(Event),
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    Look {
+        look: LookId,
+        scope: Scope,
+        spec: Spec,
+    },
+    /// Report the exit of this process.
+    Watch(Process),
+    Run {
+        run: RunId,
+        command: String,
+        spec: Spec,
+    },
+    /// End the command and all that it started.
+    EndRun(RunId),
+    /// Signal the process and all that it started.
+    Signal {
+        process: Process,
+        signal: Signal,
+    },
+    /// End what a dead process left behind, before it is started again.
+    Sweep,
+    Inspect {
+        op: OpId,
+        process: Option<Process>,
+        spec: Spec,
+    },
+}
+
+/// Where to look for the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// By pid file; without one, by name.
+    Settled,
+    /// As above, and among what this run started.
+    Launch { run: RunId, leader: Leader },
+    /// After a start of the agent: first the process that was known, then as above, then anything that bears this
+    /// proc's mark.
+    Recovery { last: Option<Process> },
+}
+
+/// Whether a command that is still running counts as the process although neither its name nor a pid file says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leader {
+    Accept,
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Signal {
+    Term,
+    Kill,
+}
+
+/// Something that happened to a proc without an op.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    Exited { pid: u32, exit: Exit },
+    RestartSucceeded { pid: u32 },
+    RestartFailed { reason: String },
+    GaveUp { reason: String },
+}

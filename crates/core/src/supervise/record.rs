@@ -1,0 +1,41 @@
+//! What is remembered of a proc while the agent is away.
+
+use super::Hosting;
+use super::policy::Streak;
+use crate::moment::Moment;
+use crate::process::Process;
+use crate::spec::Spec;
+use serde::{Deserialize, Serialize};
+
+/// Everything a machine needs to take its proc up again. Times and pids mean nothing after a reboot of the host;
+/// [`Record::after_reboot`] takes them out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub spec: Spec,
+    pub hosting: Hosting,
+    pub process: Option<Process>,
+    pub streak: Streak,
+    pub rest: Rest,
+}
+
+/// What a proc that is not running waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rest {
+    /// For an order.
+    Idle,
+    /// To be started again.
+    Retry { at: Moment },
+    /// For `start` or `host`: it was started too often in vain.
+    GaveUp { reason: String },
+}
+
+impl Record {
+    #[must_use]
+    pub fn after_reboot(self) -> Record {
+        let rest = match self.rest {
+            Rest::Retry { .. } => Rest::Idle,
+            rest @ (Rest::Idle | Rest::GaveUp { .. }) => rest,
+        };
+        Record { process: None, streak: Streak::default(), rest, ..self }
+    }
+}

@@ -1,0 +1,115 @@
+//! The messages of outcomes. Where GSE's own wording is known its callers may match on it, so ours begins with it.
+
+use super::CommandEnd;
+use crate::op::OpKind;
+use crate::process::{Cause, Exit};
+use crate::spec::Spec;
+use std::time::Duration;
+
+pub(super) const SUCCESS: &str = "success";
+
+pub(super) fn already_running(spec: &Spec, name: &str, pid: u32) -> String {
+    format!(
+        "no need to start the process {}({name}) repeatedly that is already running (pid {pid})",
+        spec.identity.proc_name
+    )
+}
+
+pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) -> String {
+    let base = format!("no need to {} the process({}) that is not running", kind.verb(), subject(spec, name));
+    match cause {
+        // A pid file that is simply not there is the normal sight of a stopped process.
+        Cause::NoPidFile { .. } | Cause::NoSuchName { .. } => base,
+        Cause::BadPidFile { .. } | Cause::DeadPid { .. } | Cause::Stranger { .. } | Cause::NoIdentity => {
+            format!("{base}: {cause}")
+        }
+    }
+}
+
+pub(super) fn no_command(kind: OpKind, field: &str) -> String {
+    format!("{} is not possible: the spec has no {field}", kind.verb())
+}
+
+pub(super) fn no_spec(kind: OpKind) -> String {
+    format!("{} is not possible: this agent has no spec for the process and none was sent", kind.verb())
+}
+
+pub(super) fn no_identity() -> String {
+    "the agent does not know this process, and spec.identity names neither a pid_path nor a proc_name with a \
+     setup_path to find it by"
+        .to_owned()
+}
+
+pub(super) fn command_failed(field: &str, exit: Exit, output: &str) -> String {
+    format!("Script exit code non-zero. Error message: [{}] ({field} {exit})", output.trim_end())
+}
+
+pub(super) fn command_timeout(field: &str, limit: Duration, output: &str) -> String {
+    let base = format!("{field} did not end within {} (op_timeout) and was ended with all it started", secs(limit));
+    with_output(base, output)
+}
+
+pub(super) fn post_check(kind: OpKind, spec: &Spec, name: &str, why: &str, output: &str) -> String {
+    let base = format!("{} process ({}) failed, for post-check status not alive: {why}", kind.verb(), subject(spec, name));
+    with_output(base, output)
+}
+
+pub(super) fn still_alive(kind: OpKind, spec: &Spec, name: &str, pid: u32, limit: Duration, note: &str) -> String {
+    let base = format!(
+        "{} process ({}) failed, for post-check status still alive: pid {pid} is running {} (stop_check_secs) \
+         after it was told to end",
+        kind.verb(),
+        subject(spec, name),
+        secs(limit)
+    );
+    if note.is_empty() { base } else { format!("{base}; {note}") }
+}
+
+/// What to say of a stop command that did not end well, beside the process that is still alive.
+pub(super) fn command_note(field: &str, end: Option<&CommandEnd>) -> String {
+    match end {
+        None => format!("{field} ran out of time and was ended"),
+        Some(CommandEnd::Exited { exit: Exit::Code(0), output }) if output.trim().is_empty() => String::new(),
+        Some(CommandEnd::Exited { exit, output }) => with_output(format!("{field} {exit}"), output),
+        Some(CommandEnd::NotStarted { reason, .. }) => format!("{field} could not be run: {reason}"),
+    }
+}
+
+pub(super) fn overtaken(kind: OpKind, by: OpKind) -> String {
+    format!("{} was cancelled: a later {} overtook it", kind.verb(), by.verb())
+}
+
+pub(super) fn expired(kind: OpKind) -> String {
+    format!("{} was not begun: other operations on the process took until its deadline", kind.verb())
+}
+
+pub(super) fn queue_full(kind: OpKind, limit: usize) -> String {
+    format!("{} was not begun: {limit} operations already wait for this process", kind.verb())
+}
+
+pub(super) fn interrupted(kind: OpKind, pid: Option<u32>) -> String {
+    let seen = match pid {
+        Some(pid) => format!("is running now with pid {pid}"),
+        None => "is not running now".to_owned(),
+    };
+    format!("interrupted: the agent ended while {} was under way and does not repeat it; the process {seen}", kind.verb())
+}
+
+pub(super) fn gave_up(restarts: u32, last: &str) -> String {
+    format!("gave up after {restarts} restarts in a row without a stable run; the last one: {last}; start or host begins anew")
+}
+
+fn with_output(base: String, output: &str) -> String {
+    match output.trim_end() {
+        "" => base,
+        output => format!("{base}; output: [{output}]"),
+    }
+}
+
+fn subject<'a>(spec: &'a Spec, name: &'a str) -> &'a str {
+    if spec.identity.proc_name.is_empty() { name } else { &spec.identity.proc_name }
+}
+
+fn secs(limit: Duration) -> String {
+    format!("{} s", limit.as_secs_f64())
+}

@@ -1,0 +1,3 @@
+//! The public JSON.
+
+pub mod native;
