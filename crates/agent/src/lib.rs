@@ -1,1 +1,102 @@
-//! Empty for now.
+//! The host side of procfleet.
+//!
+//! [`run`] opens the journal, takes up every proc that it knows, and keeps a session with the server. The server may be
+//! away for as long as it likes: hosted procs stay hosted, and outcomes wait in the journal. Ending the agent ends none
+//! of the processes it looks after.
+//!
+//! - `link`: the session with the server, and `enroll`, which happens once;
+//! - `outbox`: what the server has not confirmed yet;
+//! - `journal`: what must survive the agent;
+//! - `supervisor`: one actor per proc, which feeds `core`'s machine;
+//! - `exec`: the only place that makes, finds or signals processes.
+
+pub mod config;
+mod enroll;
+pub mod exec;
+mod identity;
+mod journal;
+mod link;
+mod outbox;
+pub mod program;
+mod states;
+mod supervisor;
+mod tls;
+
+use crate::config::Config;
+use crate::exec::Host;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing::info;
+
+/// The version that the server is told.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("preparing the data folder {path}")]
+    Folder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another agent uses the data folder {0}")]
+    InUse(PathBuf),
+    #[error(transparent)]
+    Journal(#[from] journal::JournalError),
+    #[error(transparent)]
+    Exec(#[from] exec::ExecError),
+    #[error(transparent)]
+    Identity(#[from] identity::IdentityError),
+    #[error(transparent)]
+    Enroll(#[from] enroll::EnrollError),
+}
+
+/// Runs until `stop` is done. The processes that it looks after go on.
+pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let folder = &config.data;
+    let prepared = |source| AgentError::Folder { path: folder.clone(), source };
+    config::make_private_folder(folder).map_err(prepared)?;
+    let lock = std::fs::File::create(folder.join("agent.lock")).map_err(prepared)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(std::fs::TryLockError::WouldBlock) => return Err(AgentError::InUse(folder.clone())),
+        Err(std::fs::TryLockError::Error(source)) => return Err(prepared(source)),
+    }
+
+    let host = Arc::new(Host::open(folder.join("output"))?);
+    let (journal, past) = journal::Journal::open(&folder.join("agent.db"), host.boot_id()).await?;
+    let outbox = outbox::Outbox::new(past.unacknowledged.clone());
+    let states = states::States::default();
+    let supervisor =
+        supervisor::Supervisor::start(host, journal.clone(), outbox.clone(), states.clone(), past);
+
+    tokio::pin!(stop);
+    tokio::select! {
+        // Stop first: a host that is told to end its agent should not wait for a server.
+        biased;
+        () = &mut stop => {}
+        ended = talk(&config, &journal, &supervisor, &outbox, &states) => ended?,
+    }
+    info!("agent is ending; its processes go on");
+    supervisor.stop().await;
+    journal.close().await;
+    Ok(())
+}
+
+/// Joins if that has not happened yet, and then stays connected.
+async fn talk(
+    config: &Config,
+    journal: &journal::Journal,
+    supervisor: &supervisor::Supervisor,
+    outbox: &outbox::Outbox,
+    states: &states::States,
+) -> Result<(), AgentError> {
+    let identity = match identity::Identity::load(&config.data)? {
+        Some(identity) => identity,
+        None => enroll::join(config).await?,
+    };
+    info!(agent = %identity.agent, server = %config.server, "agent is up");
+    link::stay_connected(config, &identity, journal, supervisor, outbox, states).await;
+    Ok(())
+}

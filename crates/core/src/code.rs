@@ -109,7 +109,11 @@ impl Code {
 
     /// The number inside a result: `error_code`.
     pub fn number(self) -> u32 {
-        TABLE.iter().find(|(code, _)| *code == self).map(|(_, number)| *number).expect("every code is in TABLE")
+        TABLE
+            .iter()
+            .find(|(code, _)| *code == self)
+            .map(|(_, number)| *number)
+            .expect("every code is in TABLE")
     }
 
     /// The number at the top of a reply: `code`.

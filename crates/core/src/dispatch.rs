@@ -61,9 +61,15 @@ pub enum Decision {
 pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Decision {
     if now >= op.deadline {
         let message = match op.progress {
-            Progress::Waiting => format!("no outcome by the deadline: {target} was never given the operation"),
-            Progress::Sent(_) => format!("no outcome by the deadline: {target} never confirmed the operation"),
-            Progress::Taken(_) => format!("no outcome by the deadline: {target} took the operation and did not report"),
+            Progress::Waiting => {
+                format!("no outcome by the deadline: {target} was never given the operation")
+            }
+            Progress::Sent(_) => {
+                format!("no outcome by the deadline: {target} never confirmed the operation")
+            }
+            Progress::Taken(_) => {
+                format!("no outcome by the deadline: {target} took the operation and did not report")
+            }
         };
         return Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind));
     }
@@ -73,12 +79,16 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
             format!("Can not find Agent by ip {target}: no such host is known here"),
             op.kind,
         )),
-        (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => {
-            Decision::End(Outcome::without_agent(Code::Timeout, format!("{target} was too busy to begin"), op.kind))
-        }
+        (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => Decision::End(
+            Outcome::without_agent(Code::Timeout, format!("{target} was too busy to begin"), op.kind),
+        ),
         (Presence::Connected(_), Progress::Waiting) => Decision::Send,
-        (Presence::Connected(epoch), Progress::Sent(old) | Progress::Taken(old)) if epoch != old => Decision::Send,
-        (Presence::Connected(_), Progress::Sent(_) | Progress::Taken(_)) => Decision::Wait { until: op.deadline },
+        (Presence::Connected(epoch), Progress::Sent(old) | Progress::Taken(old)) if epoch != old => {
+            Decision::Send
+        }
+        (Presence::Connected(_), Progress::Sent(_) | Progress::Taken(_)) => {
+            Decision::Wait { until: op.deadline }
+        }
         // The agent may be carrying it out at this moment: only the deadline ends it.
         (Presence::Away { .. }, Progress::Taken(_)) => Decision::Wait { until: op.deadline },
         (Presence::Away { back_by }, Progress::Waiting | Progress::Sent(_)) => {

@@ -34,7 +34,8 @@ impl FromStr for TaskId {
     type Err = BadId;
     fn from_str(text: &str) -> Result<Self, BadId> {
         let bad = || BadId("not a task id: expected GSETASK:YYYYMMDDHHMMSS:N".to_owned());
-        let (stamp, number) = text.strip_prefix(TASK_PREFIX).and_then(|t| t.split_once(':')).ok_or_else(bad)?;
+        let (stamp, number) =
+            text.strip_prefix(TASK_PREFIX).and_then(|t| t.split_once(':')).ok_or_else(bad)?;
         if stamp.len() != 14 {
             return Err(bad());
         }
@@ -67,8 +68,7 @@ impl FromStr for OpId {
         else {
             return Err(bad());
         };
-        let task =
-            TaskId { stamp: digits(stamp).ok_or_else(bad)?, number: digits(number).ok_or_else(bad)? };
+        let task = TaskId { stamp: digits(stamp).ok_or_else(bad)?, number: digits(number).ok_or_else(bad)? };
         let index = digits(index).and_then(|n| u32::try_from(n).ok()).ok_or_else(bad)?;
         Ok(OpId { task, index })
     }
@@ -120,7 +120,11 @@ impl FromStr for AgentId {
             return Err(BadId("is empty".to_owned()));
         }
         if text.len() > Self::MAX_LEN {
-            return Err(BadId(format!("has {} characters, at most {} are allowed", text.len(), Self::MAX_LEN)));
+            return Err(BadId(format!(
+                "has {} characters, at most {} are allowed",
+                text.len(),
+                Self::MAX_LEN
+            )));
         }
         if let Some(odd) = text.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.:".contains(*c)) {
             return Err(BadId(format!("contains {odd:?}; letters, digits and -_.: are allowed")));

@@ -100,7 +100,9 @@ impl Outcome {
             | OpKind::Unhost
             | OpKind::Restart
             | OpKind::Reload
-            | OpKind::Kill => Content::Control { hosted: false },
+            | OpKind::Kill => {
+                Content::Control { hosted: false, proc_name: String::new(), setup_path: String::new() }
+            }
         };
         Outcome::new(code, message, content)
     }
@@ -110,7 +112,14 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    Control { hosted: bool },
+    Control {
+        hosted: bool,
+        /// The identity that the op was carried out with; empty where the server had to answer alone.
+        #[serde(default)]
+        proc_name: String,
+        #[serde(default)]
+        setup_path: String,
+    },
     Status(Box<ProcStatus>),
 }
 

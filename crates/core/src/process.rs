@@ -49,11 +49,26 @@ pub struct Absence {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
-    NoPidFile { path: String },
-    BadPidFile { path: String, reason: String },
-    DeadPid { path: String, pid: u32 },
-    Stranger { path: String, pid: u32, program: String },
-    NoSuchName { proc_name: String, setup_path: String },
+    NoPidFile {
+        path: String,
+    },
+    BadPidFile {
+        path: String,
+        reason: String,
+    },
+    DeadPid {
+        path: String,
+        pid: u32,
+    },
+    Stranger {
+        path: String,
+        pid: u32,
+        program: String,
+    },
+    NoSuchName {
+        proc_name: String,
+        setup_path: String,
+    },
     /// The spec names neither a pid file nor a program.
     NoIdentity,
 }
@@ -63,7 +78,9 @@ impl fmt::Display for Cause {
         match self {
             Cause::NoPidFile { path } => write!(f, "pid file {path} does not exist"),
             Cause::BadPidFile { path, reason } => write!(f, "pid file {path} cannot be used: {reason}"),
-            Cause::DeadPid { path, pid } => write!(f, "pid file {path} names pid {pid}, which is not running"),
+            Cause::DeadPid { path, pid } => {
+                write!(f, "pid file {path} names pid {pid}, which is not running")
+            }
             Cause::Stranger { path, pid, program } => {
                 write!(f, "pid file {path} names pid {pid}, which is another program ({program})")
             }

@@ -2,12 +2,16 @@
 //!
 //! A `Spec` is made only by `proto` from a checked request, so a zero or missing time has already become its
 //! default. What only the host can judge (does this folder exist?) is judged there.
+//!
+//! The serde form is the one format in which a spec is stored (server, agent journal) and sent (link). A field that
+//! an older peer does not know is ignored there, and one that it does not send has its default here.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Spec {
     pub identity: Identity,
     pub control: Control,
@@ -20,6 +24,7 @@ pub struct Spec {
 
 /// Who the process is on its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Identity {
     /// The file name of the program, such as `nginx` or `java`.
     pub proc_name: String,
@@ -36,6 +41,7 @@ pub struct Identity {
 
 /// What to run for each operation. Empty: there is no such command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Control {
     pub start_cmd: String,
     pub stop_cmd: String,
@@ -48,6 +54,7 @@ pub struct Control {
 
 /// Limits, in per cent of the whole host. `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Resource {
     pub cpu: Option<f64>,
     pub mem: Option<f64>,
@@ -55,6 +62,7 @@ pub struct Resource {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Policy {
     pub kind: Kind,
     /// A started process must be alive for this long to count as started.

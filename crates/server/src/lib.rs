@@ -1,1 +1,161 @@
-//! Empty for now.
+//! procfleet's control plane.
+//!
+//! A request goes once round: `http` reads it, `app` writes it to the `store`, the `keeper` hands it to a session, the
+//! agent reports, the keeper writes the outcome, and queries read the store.
+
+pub mod app;
+pub mod clock;
+pub mod config;
+pub mod http;
+pub mod keeper;
+pub mod metrics;
+pub mod pki;
+mod secret;
+pub mod sessions;
+pub mod store;
+
+use crate::app::App;
+use crate::app::setup::{self, SetupError};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::keeper::Keeper;
+use crate::metrics::Metrics;
+use crate::pki::{Ca, PkiError};
+use crate::sessions::{Link, LinkError, Presences};
+use crate::store::{Store, StoreError};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+/// How long an orderly end may take, altogether.
+const LAST_CALLS: Duration = Duration::from_secs(3);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("preparing the data folder {path}")]
+    Folder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("listening on {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+}
+
+/// A server that serves.
+#[derive(Debug)]
+pub struct Server {
+    pub api: SocketAddr,
+    pub link: SocketAddr,
+    pub app: App,
+    stop: watch::Sender<bool>,
+    keeper: JoinHandle<()>,
+    http: JoinHandle<io::Result<()>>,
+    sessions: JoinHandle<Result<(), LinkError>>,
+}
+
+impl Server {
+    pub async fn start(config: Config) -> Result<Server, ServerError> {
+        let folder = |source| ServerError::Folder { path: config.data.clone(), source };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.data).map_err(folder)?;
+        std::fs::set_permissions(&config.data, std::fs::Permissions::from_mode(0o700)).map_err(folder)?;
+
+        let clock = Clock::start();
+        let metrics = Arc::new(Metrics::new());
+        let store = Store::open(&config.data.join("server.db")).await?;
+        let ca = Arc::new(Ca::open(&config.data)?);
+        let presences = Presences::new(metrics.clone());
+        let (api_listener, api) = listen(config.listen).await?;
+        let (link_listener, link) = listen(config.link).await?;
+        setup::administrator(
+            &store,
+            &config.data.join("admin.json"),
+            &format!("http://{}", reachable(api)),
+            clock.wall(),
+        )
+        .await?;
+
+        let (keeper, keeper_task) =
+            Keeper::start(store.clone(), clock, presences.clone(), metrics.clone()).await?;
+        let app = App { store, keeper, clock, presences, ca, metrics };
+        let (stop, stopped) = watch::channel(false);
+        let sessions = Link {
+            store: app.store.clone(),
+            keeper: app.keeper.clone(),
+            ca: app.ca.clone(),
+            clock,
+            metrics: app.metrics.clone(),
+            stop: stopped.clone(),
+        };
+        let sessions = tokio::spawn(sessions.serve(link_listener));
+        let service = http::router(app.clone()).into_make_service_with_connect_info::<SocketAddr>();
+        let mut stopping = stopped;
+        let http = axum::serve(api_listener, service).with_graceful_shutdown(async move {
+            let _ = stopping.wait_for(|stop| *stop).await;
+        });
+        let http = tokio::spawn(http.into_future());
+        info!(%api, %link, "server is up");
+        Ok(Server { api, link, app, stop, keeper: keeper_task, http, sessions })
+    }
+
+    /// Returns when a part of the server has ended that should not.
+    pub async fn failed(&mut self) {
+        tokio::select! {
+            _ = &mut self.keeper => error!("the keeper has ended"),
+            _ = &mut self.http => error!("the API's port has ended"),
+            _ = &mut self.sessions => error!("the link's port has ended"),
+        }
+    }
+
+    /// Stops taking calls, tells the agents, waits a little, and closes the store.
+    pub async fn stop(self) {
+        let _ = self.stop.send(true);
+        self.app.keeper.stop().await;
+        let parts = async {
+            let _ = tokio::join!(self.http, self.sessions, self.keeper);
+        };
+        if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
+            warn!("some calls or sessions were cut off");
+        }
+        if let Err(error) = self.app.store.close().await {
+            error!(error = &error as &dyn std::error::Error, "closing the store failed");
+        }
+        info!("server has ended");
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServerError> {
+    let failed = |source| ServerError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+/// An address that a client on this machine can use.
+pub fn reachable(bound: SocketAddr) -> SocketAddr {
+    let ip = match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, bound.port())
+}

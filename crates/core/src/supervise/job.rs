@@ -33,12 +33,22 @@ pub(super) enum Purpose {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Stage {
     /// Is it running? `launch` is a run that a stop overtook: it must end with the process.
-    Looking { look: LookId, launch: Option<RunId> },
+    Looking {
+        look: LookId,
+        launch: Option<RunId>,
+    },
     Launching(Launch),
     Ending(Ending),
-    Reloading { command: Running, process: Process, gone: bool },
+    Reloading {
+        command: Running,
+        process: Process,
+        gone: bool,
+    },
     /// After a reload: is it still there?
-    Reviewing { look: LookId, output: String },
+    Reviewing {
+        look: LookId,
+        output: String,
+    },
 }
 
 /// A command under way.

@@ -106,9 +106,14 @@ impl Machine {
         }
     }
 
+    /// An operation or a restart is under way.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.state, State::Busy(_))
+    }
+
     /// Nothing here is worth remembering: no spec, nothing under way.
     pub fn is_blank(&self) -> bool {
-        self.spec.is_none() && self.queue.is_empty() && !matches!(self.state, State::Busy(_))
+        self.spec.is_none() && self.queue.is_empty() && !self.is_busy()
     }
 
     /// When to tick at the latest.
@@ -125,7 +130,7 @@ impl Machine {
         let mut out = Step::default();
         let state = self.take();
         self.state = match (state, input) {
-            (state, Input::Order(order)) => self.admit(now, state, order, &mut out),
+            (state, Input::Order(order)) => self.admit(now, state, *order, &mut out),
             (state, Input::Inspected { op, view }) => self.inspected(state, op, view, &mut out),
 
             (State::Down(Rest::Retry { at }), Input::Tick) if now >= at => {
@@ -166,7 +171,8 @@ impl Machine {
     }
 
     fn expire(&mut self, now: Moment, out: &mut Step) {
-        let (due, queue): (VecDeque<_>, _) = mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);
+        let (due, queue): (VecDeque<_>, _) =
+            mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);
         self.queue = queue;
         for order in due {
             self.answer(order.op, Code::Timeout, words::expired(order.kind), out);
@@ -266,7 +272,9 @@ impl Machine {
     fn advance(&mut self, now: Moment, job: Job, input: Input, out: &mut Step) -> State {
         let Job { purpose, spec, stage } = job;
         match (stage, input) {
-            (Stage::Looking { look, launch }, Input::Sighted { look: answered, sighting }) if look == answered => {
+            (Stage::Looking { look, launch }, Input::Sighted { look: answered, sighting })
+                if look == answered =>
+            {
                 match sighting {
                     Sighting::Running(process) => {
                         out.effects.push(Effect::Watch(process));
@@ -280,7 +288,9 @@ impl Machine {
             (Stage::Reloading { command, process, gone }, input) => {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
             }
-            (Stage::Reviewing { look, output }, Input::Sighted { look: answered, sighting }) if look == answered => {
+            (Stage::Reviewing { look, output }, Input::Sighted { look: answered, sighting })
+                if look == answered =>
+            {
                 self.reviewed(now, purpose, spec, sighting, &output, out)
             }
             (
@@ -337,7 +347,11 @@ impl Machine {
                 }
                 OpKind::Reload => {
                     let command = self.run("reload_cmd", &spec.control.reload_cmd, &spec, now, out);
-                    busy(Purpose::Op { op, kind, hosting_before }, spec, Stage::Reloading { command, process, gone: false })
+                    busy(
+                        Purpose::Op { op, kind, hosting_before },
+                        spec,
+                        Stage::Reloading { command, process, gone: false },
+                    )
                 }
                 OpKind::Query | OpKind::Unhost => unreachable_kind(kind),
             },
@@ -411,7 +425,14 @@ impl Machine {
 
     // ---- launching ----
 
-    fn launch(&mut self, now: Moment, purpose: Purpose, spec: Spec, old: Option<Process>, out: &mut Step) -> State {
+    fn launch(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        old: Option<Process>,
+        out: &mut Step,
+    ) -> State {
         let (field, command) = match &purpose {
             Purpose::Op { kind: OpKind::Restart, .. } if !spec.control.restart_cmd.is_empty() => {
                 ("restart_cmd", spec.control.restart_cmd.clone())
@@ -524,7 +545,14 @@ impl Machine {
     }
 
     /// Where does the launch stand?
-    fn check_launch(&mut self, now: Moment, purpose: Purpose, spec: Spec, mut launch: Launch, out: &mut Step) -> State {
+    fn check_launch(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut launch: Launch,
+        out: &mut Step,
+    ) -> State {
         let check_until = launch.check_until(&spec);
         let resident = spec.policy.kind == Kind::Resident;
         match (&launch.ended, launch.seen) {
@@ -545,8 +573,16 @@ impl Machine {
                         Overdue::No => {}
                         Overdue::End => out.effects.push(Effect::EndRun(launch.command.run)),
                         Overdue::Abandon => {
-                            let message = words::command_timeout(launch.command.field, spec.policy.op_timeout, "");
-                            return self.launch_failed(now, purpose, launch, Code::CommandTimeout, message, out);
+                            let message =
+                                words::command_timeout(launch.command.field, spec.policy.op_timeout, "");
+                            return self.launch_failed(
+                                now,
+                                purpose,
+                                launch,
+                                Code::CommandTimeout,
+                                message,
+                                out,
+                            );
                         }
                     }
                 }
@@ -650,7 +686,11 @@ impl Machine {
         } else {
             EndPhase::Command(self.run(field, &command, &spec, now, out))
         };
-        busy(purpose, spec, Stage::Ending(Ending { process, phase, gone: false, note: String::new(), launch }))
+        busy(
+            purpose,
+            spec,
+            Stage::Ending(Ending { process, phase, gone: false, note: String::new(), launch }),
+        )
     }
 
     fn ending(
@@ -723,7 +763,14 @@ impl Machine {
         }
     }
 
-    fn end_failed(&mut self, purpose: Purpose, ending: Ending, code: Code, message: String, out: &mut Step) -> State {
+    fn end_failed(
+        &mut self,
+        purpose: Purpose,
+        ending: Ending,
+        code: Code,
+        message: String,
+        out: &mut Step,
+    ) -> State {
         if let Purpose::Op { op, hosting_before, .. } = purpose {
             self.hosting = hosting_before;
             self.answer(op, code, message, out);
@@ -734,7 +781,10 @@ impl Machine {
 
     // ---- reloading ----
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one stage, taken apart by the caller's match")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of one stage, taken apart by the caller's match"
+    )]
     fn reloading(
         &mut self,
         now: Moment,
@@ -753,7 +803,9 @@ impl Machine {
             Input::Tick => match command.overdue(now) {
                 Overdue::No => {}
                 Overdue::End => out.effects.push(Effect::EndRun(command.run)),
-                Overdue::Abandon => ended = Some(CommandEnd::Exited { exit: Exit::Unknown, output: String::new() }),
+                Overdue::Abandon => {
+                    ended = Some(CommandEnd::Exited { exit: Exit::Unknown, output: String::new() })
+                }
             },
             Input::Exited { .. }
             | Input::CommandEnded { .. }
@@ -763,7 +815,9 @@ impl Machine {
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
-            Some(CommandEnd::NotStarted { code, reason }) => (code, format!("reload_cmd could not be run: {reason}")),
+            Some(CommandEnd::NotStarted { code, reason }) => {
+                (code, format!("reload_cmd could not be run: {reason}"))
+            }
             Some(CommandEnd::Exited { output, .. }) if command.timed_out => {
                 (Code::CommandTimeout, words::command_timeout("reload_cmd", spec.policy.op_timeout, &output))
             }
@@ -875,11 +929,23 @@ impl Machine {
 
     fn inspect(&mut self, state: &State, order: &Order, out: &mut Step) {
         let Some(spec) = self.spec.clone().or_else(|| order.spec.clone()) else {
-            return self.answer_query(order.op, Code::NoSpec, words::no_spec(OpKind::Query), ProcStatus::default(), out);
+            return self.answer_query(
+                order.op,
+                Code::NoSpec,
+                words::no_spec(OpKind::Query),
+                ProcStatus::default(),
+                out,
+            );
         };
         let identity = &spec.identity;
         if identity.pid_path.is_empty() && (identity.proc_name.is_empty() || identity.setup_path.is_empty()) {
-            return self.answer_query(order.op, Code::NoSpec, words::no_identity(), ProcStatus::default(), out);
+            return self.answer_query(
+                order.op,
+                Code::NoSpec,
+                words::no_identity(),
+                ProcStatus::default(),
+                out,
+            );
         }
         let process = match state {
             State::Up(process) => Some(*process),
@@ -892,10 +958,12 @@ impl Machine {
     fn inspected(&mut self, state: State, op: OpId, view: View, out: &mut Step) -> State {
         let note = match &state {
             State::Down(Rest::GaveUp { reason }) => reason.clone(),
-            State::Down(Rest::Idle | Rest::Retry { .. }) | State::Up(_) | State::Busy(_) => match &view.sighting {
-                Sighting::Absent(absence) => absence.cause.to_string(),
-                Sighting::Running(_) => String::new(),
-            },
+            State::Down(Rest::Idle | Rest::Retry { .. }) | State::Up(_) | State::Busy(_) => {
+                match &view.sighting {
+                    Sighting::Absent(absence) => absence.cause.to_string(),
+                    Sighting::Running(_) => String::new(),
+                }
+            }
         };
         let status = ProcStatus {
             hosted: self.hosting == Hosting::Hosted,
@@ -934,14 +1002,26 @@ impl Machine {
         look
     }
 
-    fn run(&mut self, field: &'static str, command: &str, spec: &Spec, now: Moment, out: &mut Step) -> Running {
+    fn run(
+        &mut self,
+        field: &'static str,
+        command: &str,
+        spec: &Spec,
+        now: Moment,
+        out: &mut Step,
+    ) -> Running {
         let run = RunId(self.serial());
         out.effects.push(Effect::Run { run, command: command.to_owned(), spec: spec.clone() });
         Running { run, field, deadline: now + spec.policy.op_timeout, timed_out: false }
     }
 
     fn answer(&self, op: OpId, code: Code, message: impl Into<String>, out: &mut Step) {
-        let content = Content::Control { hosted: self.hosting == Hosting::Hosted };
+        let identity = self.spec.as_ref().map(|spec| spec.identity.clone()).unwrap_or_default();
+        let content = Content::Control {
+            hosted: self.hosting == Hosting::Hosted,
+            proc_name: identity.proc_name,
+            setup_path: identity.setup_path,
+        };
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
@@ -970,7 +1050,9 @@ impl Machine {
         };
         let process = match (&self.state, &self.saved) {
             // Until the look is answered, what was known last is still the best guess.
-            (State::Busy(job), Some(saved)) if matches!(job.purpose, Purpose::Recover { .. }) => saved.process,
+            (State::Busy(job), Some(saved)) if matches!(job.purpose, Purpose::Recover { .. }) => {
+                saved.process
+            }
             (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
         };
         let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest };

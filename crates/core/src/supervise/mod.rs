@@ -66,7 +66,7 @@ pub enum Hosting {
 /// What a machine is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    Order(Order),
+    Order(Box<Order>),
     /// The answer to [`Effect::Look`].
     Sighted {
         look: LookId,

@@ -45,16 +45,28 @@ pub(super) fn command_failed(field: &str, exit: Exit, output: &str) -> String {
 }
 
 pub(super) fn command_timeout(field: &str, limit: Duration, output: &str) -> String {
-    let base = format!("{field} did not end within {} (op_timeout) and was ended with all it started", secs(limit));
+    let base =
+        format!("{field} did not end within {} (op_timeout) and was ended with all it started", secs(limit));
     with_output(base, output)
 }
 
 pub(super) fn post_check(kind: OpKind, spec: &Spec, name: &str, why: &str, output: &str) -> String {
-    let base = format!("{} process ({}) failed, for post-check status not alive: {why}", kind.verb(), subject(spec, name));
+    let base = format!(
+        "{} process ({}) failed, for post-check status not alive: {why}",
+        kind.verb(),
+        subject(spec, name)
+    );
     with_output(base, output)
 }
 
-pub(super) fn still_alive(kind: OpKind, spec: &Spec, name: &str, pid: u32, limit: Duration, note: &str) -> String {
+pub(super) fn still_alive(
+    kind: OpKind,
+    spec: &Spec,
+    name: &str,
+    pid: u32,
+    limit: Duration,
+    note: &str,
+) -> String {
     let base = format!(
         "{} process ({}) failed, for post-check status still alive: pid {pid} is running {} (stop_check_secs) \
          after it was told to end",
@@ -92,11 +104,16 @@ pub(super) fn interrupted(kind: OpKind, pid: Option<u32>) -> String {
         Some(pid) => format!("is running now with pid {pid}"),
         None => "is not running now".to_owned(),
     };
-    format!("interrupted: the agent ended while {} was under way and does not repeat it; the process {seen}", kind.verb())
+    format!(
+        "interrupted: the agent ended while {} was under way and does not repeat it; the process {seen}",
+        kind.verb()
+    )
 }
 
 pub(super) fn gave_up(restarts: u32, last: &str) -> String {
-    format!("gave up after {restarts} restarts in a row without a stable run; the last one: {last}; start or host begins anew")
+    format!(
+        "gave up after {restarts} restarts in a row without a stable run; the last one: {last}; start or host begins anew"
+    )
 }
 
 fn with_output(base: String, output: &str) -> String {

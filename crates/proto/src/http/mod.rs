@@ -1,3 +1,14 @@
-//! The public JSON.
+//! The public JSON: GSE's process APIs and procfleet's own.
+//!
+//! A request goes through [`read::Reader`], which collects every fault with its place; a shape is converted to
+//! `core`'s types only if there was none. Callers' habits that must be tolerated (unknown fields, `null` for absent,
+//! both names of a policy) are written down where the field is read.
 
+pub mod agent_status;
+pub mod content;
+pub mod fault;
+pub mod login;
 pub mod native;
+pub mod operate;
+pub mod read;
+pub mod result;

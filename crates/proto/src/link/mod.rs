@@ -1,1 +1,213 @@
-//! Server and agent.
+//! The messages between server and agent: one WebSocket binary frame each, prost-encoded.
+//!
+//! Everything may come twice, late or never. Ops and reports carry the op's id; an op carries the epoch of the
+//! session that sends it. A spec and an outcome's content travel in the one JSON form in which they are also stored,
+//! so there is one format to keep compatible and not three. Times are durations: the two clocks are never compared.
+
+mod convert;
+pub mod token;
+
+pub use convert::{BadMessage, Done, OpOrder, decode_agent, decode_server};
+
+/// The path of the link, and of enrolment, on the server's link port.
+pub const LINK_PATH: &str = "/link/v1";
+pub const ENROLL_PATH: &str = "/enroll/v1";
+/// No message may be larger than this, and no frame larger than [`MAX_FRAME`].
+pub const MAX_MESSAGE: usize = 1024 * 1024;
+pub const MAX_FRAME: usize = 64 * 1024;
+/// Read and write buffers of the WebSocket: its default of 128 KiB would be most of an agent's memory.
+pub const BUFFER: usize = 4 * 1024;
+
+/// From an agent to the server.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AgentMessage {
+    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4")]
+    pub body: Option<agent_message::Body>,
+}
+
+pub mod agent_message {
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub enum Body {
+        #[prost(message, tag = "1")]
+        Hello(super::Hello),
+        #[prost(message, tag = "2")]
+        Reports(super::Reports),
+        #[prost(message, tag = "3")]
+        States(super::States),
+        #[prost(message, tag = "4")]
+        Enroll(super::Enroll),
+    }
+}
+
+/// From the server to an agent.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ServerMessage {
+    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6")]
+    pub body: Option<server_message::Body>,
+}
+
+pub mod server_message {
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub enum Body {
+        #[prost(message, tag = "1")]
+        Welcome(super::Welcome),
+        #[prost(message, tag = "2")]
+        Op(super::Op),
+        #[prost(message, tag = "3")]
+        Ack(super::Ack),
+        #[prost(message, tag = "4")]
+        Drain(super::Drain),
+        #[prost(message, tag = "5")]
+        Refused(super::Refused),
+        #[prost(message, tag = "6")]
+        Enrolled(super::Enrolled),
+    }
+}
+
+/// The first message of a session.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Hello {
+    #[prost(string, tag = "1")]
+    pub agent: String,
+    #[prost(string, tag = "2")]
+    pub boot_id: String,
+    #[prost(string, tag = "3")]
+    pub version: String,
+    /// The ops that the agent has in its journal without an outcome: they need not be sent again.
+    #[prost(string, repeated, tag = "4")]
+    pub taken: Vec<String>,
+}
+
+/// The answer to [`Hello`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Welcome {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// Milliseconds since 1970: for the agent's log, never for a decision.
+    #[prost(int64, tag = "2")]
+    pub server_time: i64,
+    #[prost(uint64, tag = "3")]
+    pub heartbeat_ms: u64,
+}
+
+/// Carry this out, once.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Op {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    #[prost(string, tag = "3")]
+    pub namespace: String,
+    #[prost(string, tag = "4")]
+    pub name: String,
+    /// GSE's number of the operation.
+    #[prost(uint32, tag = "5")]
+    pub kind: u32,
+    /// From now on, so long; then it must not begin any more.
+    #[prost(uint64, tag = "6")]
+    pub start_within_ms: u64,
+    /// JSON; empty: use the stored one.
+    #[prost(bytes = "vec", tag = "7")]
+    pub spec: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Reports {
+    #[prost(message, repeated, tag = "1")]
+    pub reports: Vec<Report>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Report {
+    #[prost(string, tag = "1")]
+    pub op: String,
+    /// Absent: the op is in the journal and has no outcome yet.
+    #[prost(message, optional, tag = "2")]
+    pub done: Option<OutcomeMessage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct OutcomeMessage {
+    #[prost(uint32, tag = "1")]
+    pub code: u32,
+    #[prost(string, tag = "2")]
+    pub message: String,
+    /// JSON.
+    #[prost(bytes = "vec", tag = "3")]
+    pub content: Vec<u8>,
+}
+
+/// These outcomes are durable: they need not be reported again.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Ack {
+    #[prost(string, repeated, tag = "1")]
+    pub ops: Vec<String>,
+}
+
+/// Procs whose state has changed; all of them after a connect.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct States {
+    #[prost(bool, tag = "1")]
+    pub all: bool,
+    #[prost(message, repeated, tag = "2")]
+    pub procs: Vec<ProcStateMessage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ProcStateMessage {
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Grows with every change that this agent reports.
+    #[prost(uint64, tag = "3")]
+    pub revision: u64,
+    /// JSON of [`crate::state::ProcReport`].
+    #[prost(bytes = "vec", tag = "4")]
+    pub report: Vec<u8>,
+}
+
+/// Go away for a while: the server is ending.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Drain {
+    /// Come back after this long, plus a random part of `spread_ms`.
+    #[prost(uint64, tag = "1")]
+    pub after_ms: u64,
+    #[prost(uint64, tag = "2")]
+    pub spread_ms: u64,
+}
+
+/// The session cannot be: the reason is for the agent's log.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Refused {
+    #[prost(string, tag = "1")]
+    pub reason: String,
+}
+
+/// A host asks to become an agent.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Enroll {
+    #[prost(string, tag = "1")]
+    pub token: String,
+    /// A certificate signing request in DER.
+    #[prost(bytes = "vec", tag = "2")]
+    pub csr: Vec<u8>,
+    /// The address that the host is known by; empty: the one that the server sees.
+    #[prost(string, tag = "3")]
+    pub ip: String,
+    #[prost(string, tag = "4")]
+    pub version: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Enrolled {
+    #[prost(string, tag = "1")]
+    pub agent: String,
+    /// The agent's certificate in DER.
+    #[prost(bytes = "vec", tag = "2")]
+    pub certificate: Vec<u8>,
+    /// The CA's certificate in DER.
+    #[prost(bytes = "vec", tag = "3")]
+    pub ca: Vec<u8>,
+}

@@ -1,0 +1,85 @@
+//! Joining a fleet: once in an agent's life. The key is made here and stays here.
+
+use crate::VERSION;
+use crate::config::Config;
+use crate::identity::{Identity, IdentityError};
+use crate::tls::{self, ConnectError};
+use futures_util::{SinkExt, StreamExt};
+use procfleet_core::id::BadId;
+use procfleet_proto::link::{ENROLL_PATH, Enroll, agent_message, decode_server, server_message::Body};
+use rcgen::{CertificateParams, KeyPair};
+use std::time::Duration;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_tungstenite::tungstenite::Message;
+use tracing::{info, warn};
+
+const PATIENCE: Duration = Duration::from_secs(15);
+const AGAIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum EnrollError {
+    #[error(
+        "this agent has not joined yet: give it a token (--token), as `procfleet token create` prints it"
+    )]
+    NoToken,
+    #[error("the server refused the enrolment: {0}")]
+    Refused(String),
+    #[error("the server's answer to the enrolment makes no sense")]
+    BadAnswer,
+    #[error("the server gave a bad agent id")]
+    BadAgent(#[from] BadId),
+    #[error("making a key and a certificate request")]
+    Request(#[from] rcgen::Error),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// Waits for a server that is not there yet; gives up when it refuses.
+pub(crate) async fn join(config: &Config) -> Result<Identity, EnrollError> {
+    loop {
+        match try_to_join(config).await {
+            Err(EnrollError::Connect(error @ (ConnectError::Tcp(..) | ConnectError::Silent(_)))) => {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot reach the server to join; trying again"
+                );
+                tokio::time::sleep(AGAIN).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn try_to_join(config: &Config) -> Result<Identity, EnrollError> {
+    let token = config.token.as_ref().ok_or(EnrollError::NoToken)?;
+    let key = KeyPair::generate()?;
+    let csr = CertificateParams::new(Vec::new())?.serialize_request(&key)?;
+    let request = Enroll {
+        token: token.to_string(),
+        csr: csr.der().to_vec(),
+        ip: config.ip.map(|ip| ip.to_string()).unwrap_or_default(),
+        version: VERSION.to_owned(),
+    };
+    let mut socket = tls::connect(&config.server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
+    let request = agent_message::Body::Enroll(request).into_bytes();
+    socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::BadAnswer)?;
+    let answer = tokio::time::timeout(PATIENCE, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;
+    let Some(Ok(Message::Binary(bytes))) = answer else { return Err(EnrollError::BadAnswer) };
+    match decode_server(&bytes) {
+        Ok(Body::Enrolled(enrolled)) => {
+            let identity = Identity {
+                agent: enrolled.agent.parse()?,
+                key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+                certificate: CertificateDer::from(enrolled.certificate),
+                ca: CertificateDer::from(enrolled.ca),
+            };
+            identity.save(&config.data)?;
+            info!(agent = %identity.agent, "joined");
+            Ok(identity)
+        }
+        Ok(Body::Refused(refused)) => Err(EnrollError::Refused(refused.reason)),
+        Ok(_) | Err(_) => Err(EnrollError::BadAnswer),
+    }
+}

@@ -1,0 +1,214 @@
+//! Looking for the process of a proc.
+//!
+//! Where the spec names a pid file, that file decides; what else is known is used only where the file cannot have been
+//! written yet, or where the agent has just started.
+
+use super::Run;
+use super::identify::{self, Folder, Mark, Program};
+use super::procfs::{self, Id, Stat};
+use super::tree::Scan;
+use procfleet_core::process::{Cause, Found};
+use procfleet_core::spec::Identity;
+use procfleet_core::supervise::Leader;
+use procfleet_core::{Absence, Process, Sighting};
+use rustix::fs::OFlags;
+use std::collections::HashSet;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// A pid has ten digits at most; what is longer is no pid file.
+const PID_FILE_LIMIT: u64 = 64;
+
+/// Whose process is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whom<'a> {
+    pub(super) mark: &'a str,
+    pub(super) identity: &'a Identity,
+    /// The sessions of this proc's runs that may still have members.
+    pub(super) sessions: &'a [Id],
+}
+
+/// By pid file; without one, by name.
+pub(super) fn settled(whom: Whom<'_>) -> Sighting {
+    let found = match by_pid_file(whom) {
+        Some(answer) => answer,
+        None => by_name(whom, &Scan::take()),
+    };
+    match found {
+        Ok(process) => Sighting::Running(process),
+        Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
+    }
+}
+
+/// By pid file, and then among what the run has started.
+pub(super) fn launched(whom: Whom<'_>, run: &mut Run, leader: Leader) -> Sighting {
+    let cause = match by_pid_file(whom) {
+        Some(Ok(process)) => return Sighting::Running(process),
+        Some(Err(cause)) => Some(cause),
+        None => None,
+    };
+    let scan = Scan::take();
+    let members = run.members(&scan, whom.mark);
+    let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
+    let found = if leads.is_some() { Found::Foreground } else { Found::Name };
+
+    let meant = leads.map(|leads| unwrap(&scan, leads, run));
+    let mut named: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
+    named.retain(|stat| {
+        let is_wrapper = stat.id == run.leader && meant.is_some_and(|meant| meant != run.leader);
+        let program = Program::of(stat);
+        let is_shell =
+            program.is_wrapper_of(&run.command) && !matches!(whom.identity.proc_name.as_str(), "sh" | "dash");
+        !is_wrapper && !is_shell && program.is_named(&whom.identity.proc_name)
+    });
+    if let Some(top) = topmost(named) {
+        return running(top, found);
+    }
+    if let Some(meant) = meant.filter(|_| cause.is_none() || leader == Leader::Accept) {
+        return running(meant, Found::Foreground);
+    }
+    if leader == Leader::Accept {
+        // Whatever is left of the run must be it: rather one that leads a session, as daemons do.
+        let mut left: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
+        left.sort_by_key(|stat| (stat.session != stat.id.pid, stat.id.start_ticks, stat.id.pid));
+        if let Some(first) = left.first() {
+            return running(first.id, found);
+        }
+    }
+    let hopeless = leads.is_none() && members.is_empty();
+    Sighting::Absent(Absence { cause: cause.unwrap_or_else(|| no_such_name(whom.identity)), hopeless })
+}
+
+/// After a start of the agent: what was known, then the pid file, then the mark, then as settled.
+pub(super) fn recovered(whom: Whom<'_>, last: Option<Process>) -> Sighting {
+    let is_alive = |last: &Process| {
+        Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
+    };
+    if let Some(last) = last.filter(is_alive) {
+        return Sighting::Running(last);
+    }
+    let by_file = by_pid_file(whom);
+    if let Some(Ok(process)) = by_file {
+        return Sighting::Running(process);
+    }
+    let scan = Scan::take();
+    let marked = scan.marked(whom.mark);
+    let named =
+        marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
+    let leader = marked.iter().find(|stat| stat.session == stat.id.pid).map(|stat| stat.id);
+    if let Some(id) = topmost(named).or(leader) {
+        return running(id, Found::Name);
+    }
+    match by_file.unwrap_or_else(|| by_name(whom, &scan)) {
+        Ok(process) => Sighting::Running(process),
+        Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
+    }
+}
+
+/// `None`: the spec names no pid file.
+fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
+    let path = &whom.identity.pid_path;
+    (!path.is_empty()).then(|| {
+        let pid = read_pid_file(path)?;
+        let dead = || Cause::DeadPid { path: path.clone(), pid };
+        let stat = Stat::read(pid).filter(Stat::is_running).ok_or_else(dead)?;
+        if !procfs::is_whole_process(pid) {
+            return Err(dead());
+        }
+        let program = Program::of(&stat);
+        let ours = match Mark::of(pid, whom.mark) {
+            Mark::Ours => true,
+            Mark::AnotherProcs => false,
+            Mark::Missing => {
+                let ours =
+                    |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
+                whom.sessions.iter().any(ours) || identify::is_described(&program, whom.identity)
+            }
+        };
+        // The process may have ended, and its number may be another's, while it was being looked at.
+        if Stat::read(pid).is_none_or(|again| again.id != stat.id) {
+            return Err(dead());
+        }
+        match ours && pid != std::process::id() && pid != 1 {
+            true => Ok(Process { pid, start_ticks: stat.id.start_ticks, found: Found::PidFile }),
+            false => Err(Cause::Stranger { path: path.clone(), pid, program: program.label() }),
+        }
+    })
+}
+
+fn read_pid_file(path: &str) -> Result<u32, Cause> {
+    let bad = |reason: String| Cause::BadPidFile { path: path.to_owned(), reason };
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Cause::NoPidFile { path: path.to_owned() },
+        _ => bad(error.to_string()),
+    };
+    if !Path::new(path).is_absolute() {
+        return Err(bad("is not absolute".to_owned()));
+    }
+    // Looked at before it is opened, for opening a device can do things; and again afterwards, for it may have been
+    // replaced. A pipe that took its place must not block us.
+    let regular = |metadata: fs::Metadata| match metadata.is_file() {
+        true => Ok(()),
+        false => Err(bad("is not a regular file".to_owned())),
+    };
+    regular(fs::metadata(path).map_err(failed)?)?;
+    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).unwrap_or(0);
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    regular(file.metadata().map_err(failed)?)?;
+    let mut bytes = Vec::new();
+    file.take(PID_FILE_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty".to_owned())) };
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    let pid = word.parse().ok().filter(|pid: &u32| digits && *pid > 0 && i32::try_from(*pid).is_ok());
+    pid.ok_or_else(|| bad(format!("its content {word:?} is not a pid")))
+}
+
+/// A process of the spec's name that was started from its folder, or by us.
+fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
+    let Identity { proc_name, setup_path, .. } = whom.identity;
+    if proc_name.is_empty() || setup_path.is_empty() {
+        return Err(Cause::NoIdentity);
+    }
+    let folder = Folder::of(setup_path);
+    let mut named = scan.all();
+    named.retain(|stat| {
+        let program = Program::of(stat);
+        program.is_named(proc_name)
+            && match Mark::of(stat.id.pid, whom.mark) {
+                Mark::Ours => true,
+                Mark::AnotherProcs => false,
+                Mark::Missing => folder.as_ref().is_some_and(|folder| program.runs_from(folder)),
+            }
+    });
+    let top = topmost(named).ok_or_else(|| no_such_name(whom.identity))?;
+    Ok(Process { pid: top.pid, start_ticks: top.start_ticks, found: Found::Name })
+}
+
+/// Of processes that all fit, the oldest whose parent does not: the master, not its workers.
+fn topmost(fitting: Vec<&Stat>) -> Option<Id> {
+    let pids: HashSet<u32> = fitting.iter().map(|stat| stat.id.pid).collect();
+    let tops = fitting.iter().filter(|stat| !pids.contains(&stat.parent));
+    tops.map(|stat| stat.id).min_by_key(|id| (id.start_ticks, id.pid))
+}
+
+/// The command itself where `sh` waits for exactly one child: then that child is what was asked for.
+fn unwrap(scan: &Scan, leader: &Stat, run: &Run) -> Id {
+    if !Program::of(leader).is_wrapper_of(&run.command) {
+        return leader.id;
+    }
+    match scan.children(leader.id.pid).as_slice() {
+        [only] => only.id,
+        _ => leader.id,
+    }
+}
+
+fn no_such_name(identity: &Identity) -> Cause {
+    Cause::NoSuchName { proc_name: identity.proc_name.clone(), setup_path: identity.setup_path.clone() }
+}
+
+fn running(id: Id, found: Found) -> Sighting {
+    Sighting::Running(Process { pid: id.pid, start_ticks: id.start_ticks, found })
+}

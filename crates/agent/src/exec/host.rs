@@ -1,0 +1,97 @@
+//! What all procs on this host share.
+
+use super::pidfd;
+use procfleet_core::{BootId, Moment};
+use rustix::fd::OwnedFd;
+use rustix::time::{ClockId, clock_gettime};
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// Why the agent cannot look after processes on this host at all.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    #[error("making the folder for output {}", folder.display())]
+    OutputFolder { folder: PathBuf, source: io::Error },
+    #[error("reading {file}, without which processes cannot be told apart")]
+    Proc { file: &'static str, source: io::Error },
+}
+
+/// What all procs on this host share.
+#[derive(Debug)]
+pub struct Host {
+    output_folder: PathBuf,
+    boot_id: BootId,
+    pub(super) ticks_per_second: u64,
+    pub(super) page_bytes: u64,
+    pub(super) cpus: u64,
+    pub(super) memory_bytes: u64,
+    /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as zombies.
+    strays: Mutex<Vec<OwnedFd>>,
+}
+
+impl Host {
+    pub fn open(output_folder: PathBuf) -> Result<Host, ExecError> {
+        // What processes print may be secret: the folder is the agent's alone.
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&output_folder)
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        let read =
+            |file: &'static str| fs::read_to_string(file).map_err(|source| ExecError::Proc { file, source });
+        let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let memory = rustix::system::sysinfo();
+        Ok(Host {
+            output_folder,
+            boot_id: BootId(boot_id),
+            ticks_per_second: rustix::param::clock_ticks_per_second().max(1),
+            page_bytes: rustix::param::page_size() as u64,
+            cpus: count_cpus(&read("/proc/stat")?),
+            memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
+            strays: Mutex::default(),
+        })
+    }
+
+    pub fn boot_id(&self) -> &BootId {
+        &self.boot_id
+    }
+
+    /// Time since the host's boot, time asleep included.
+    pub fn now(&self) -> Moment {
+        Moment(millis(ClockId::Boottime))
+    }
+
+    pub(super) fn wall_millis(&self) -> u64 {
+        millis(ClockId::Realtime)
+    }
+
+    pub(super) fn output_folder(&self) -> &Path {
+        &self.output_folder
+    }
+
+    pub(super) fn adopt(&self, child: OwnedFd) {
+        self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(child);
+    }
+
+    /// Reaps those strays that have ended.
+    pub(super) fn reap_strays(&self) {
+        let mut strays = self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        strays.retain(|child| matches!(pidfd::reap(child), Ok(None)));
+    }
+}
+
+/// `cpu0`, `cpu1` and so on; `cpu` alone is the sum. All that are on, not only those that the agent may use.
+fn count_cpus(stat: &str) -> u64 {
+    let is_cpu = |line: &&str| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    (stat.lines().filter(is_cpu).count() as u64).max(1)
+}
+
+fn millis(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}

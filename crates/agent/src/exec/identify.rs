@@ -1,0 +1,285 @@
+//! Is this process ours?
+//!
+//! The mark in its environment decides where there is one. Without it (somebody started it by hand, or it wrote over
+//! its environment as nginx does) it is ours if a run of ours holds it in its session, or if its program is the one
+//! that the spec names. A pid file may be years old and its number may be anybody's by now, so in doubt it is a
+//! stranger: a stranger taken for ours would be signalled.
+
+use super::procfs::{self, Stat};
+use procfleet_core::spec::Identity;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// What scripts are called beside their plain name.
+const EXTENSIONS: [&str; 6] = [".sh", ".py", ".pl", ".rb", ".js", ".jar"];
+
+/// Programs whose argument is the program that is meant. Version numbers are cut off before comparing.
+const INTERPRETERS: [&str; 24] = [
+    "sh", "dash", "bash", "ash", "zsh", "ksh", "busybox", "env", "nice", "nohup", "setsid", "stdbuf",
+    "python", "pypy", "perl", "ruby", "node", "nodejs", "java", "php", "lua", "mono", "dotnet", "tclsh",
+];
+
+/// Folders that hold everybody's programs: lying there says nothing about whose a program is.
+const COMMON_FOLDERS: [&str; 10] = [
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/usr/local",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/usr/local/lib",
+    "/bin",
+];
+
+/// How many arguments are searched for an interpreter's script, and how many of them may be it.
+const ARGUMENTS_READ: usize = 32;
+const SCRIPTS: usize = 3;
+
+/// What the mark in a process's environment says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    Ours,
+    AnotherProcs,
+    /// There is none, or it may not be read.
+    Missing,
+}
+
+impl Mark {
+    pub(super) fn of(pid: u32, mark: &str) -> Mark {
+        match procfs::mark(pid) {
+            Some(value) if value == mark.as_bytes() => Mark::Ours,
+            Some(_) => Mark::AnotherProcs,
+            None => Mark::Missing,
+        }
+    }
+}
+
+/// `setup_path`, as written and as the kernel writes it.
+#[derive(Debug)]
+pub(super) struct Folder {
+    given: PathBuf,
+    real: PathBuf,
+}
+
+impl Folder {
+    /// `None` for what cannot be a folder of programs.
+    pub(super) fn of(setup_path: &str) -> Option<Folder> {
+        let given = PathBuf::from(setup_path);
+        given
+            .is_absolute()
+            .then(|| Folder { real: fs::canonicalize(&given).unwrap_or_else(|_| given.clone()), given })
+    }
+
+    fn holds(&self, path: &Path) -> bool {
+        [&self.given, &self.real].iter().any(|folder| path.starts_with(folder) && path != folder.as_path())
+    }
+
+    fn is(&self, path: &Path) -> bool {
+        path == self.given || path == self.real
+    }
+
+    /// Whether lying in it makes a program ours.
+    fn is_telling(&self) -> bool {
+        [&self.given, &self.real].iter().all(|folder| {
+            let depth = folder.components().filter(|part| matches!(part, Component::Normal(_))).count();
+            depth >= 2 && !COMMON_FOLDERS.iter().any(|common| folder.as_path() == Path::new(common))
+        })
+    }
+}
+
+/// What a process runs.
+#[derive(Debug)]
+pub(super) struct Program {
+    pid: u32,
+    comm: String,
+    exe: Option<PathBuf>,
+    argv: Vec<String>,
+}
+
+impl Program {
+    pub(super) fn of(stat: &Stat) -> Program {
+        let pid = stat.id.pid;
+        Program { pid, comm: stat.comm.clone(), exe: procfs::exe(pid), argv: procfs::argv(pid) }
+    }
+
+    /// Whether this is the program that the spec names. A shell that merely mentions the name in its command is not.
+    pub(super) fn is_named(&self, proc_name: &str) -> bool {
+        if proc_name.is_empty() {
+            return false;
+        }
+        let is_it = |name: &str| {
+            name.strip_prefix(proc_name).is_some_and(|rest| rest.is_empty() || EXTENSIONS.contains(&rest))
+        };
+        let file_is_it = |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_it);
+        is_it(&self.comm)
+            || self.comm_is_cut_from(proc_name)
+            || self.exe.as_deref().is_some_and(file_is_it)
+            || self.argv.first().is_some_and(|first| file_is_it(Path::new(login_name(first))))
+            || self.scripts().any(|script| file_is_it(Path::new(script)))
+    }
+
+    /// The kernel keeps 15 bytes of a name. That many are enough only where there is nothing better to go by:
+    /// `order-service-a` and `order-service-b1` differ later than that.
+    fn comm_is_cut_from(&self, proc_name: &str) -> bool {
+        let nothing_better = self.exe.is_none() && self.argv.is_empty();
+        nothing_better && self.comm.len() == 15 && proc_name.as_bytes().starts_with(self.comm.as_bytes())
+    }
+
+    /// Whether its file is in the folder, and the folder is one that says whose the program is.
+    pub(super) fn lies_in(&self, folder: &Folder) -> bool {
+        folder.is_telling() && self.paths().iter().any(|path| folder.holds(path))
+    }
+
+    /// Whether it was started from the folder: its file is there, or it works there.
+    pub(super) fn runs_from(&self, folder: &Folder) -> bool {
+        self.paths().iter().any(|path| folder.holds(path))
+            || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
+    }
+
+    /// Whether this is `/bin/sh -c COMMAND`, as `spawn` makes it, and not yet something else.
+    pub(super) fn is_wrapper_of(&self, command: &str) -> bool {
+        match self.argv.as_slice() {
+            [shell, flag, text] => {
+                // Of a very long command only the beginning was read.
+                let read = text.len() >= 32 << 10 && command.starts_with(text.as_str());
+                shell == super::spawn::SHELL && flag == "-c" && (text == command || read)
+            }
+            _ => false,
+        }
+    }
+
+    /// A short name for messages.
+    pub(super) fn label(&self) -> String {
+        let exe =
+            self.exe.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        exe.unwrap_or_else(|| self.comm.clone())
+    }
+
+    /// Every file that may be the program: its executable, what it was called as, and an interpreter's script.
+    fn paths(&self) -> Vec<PathBuf> {
+        let mut paths: Vec<PathBuf> = self.exe.iter().cloned().collect();
+        let called = self.argv.first().map(|first| login_name(first)).filter(|first| first.contains('/'));
+        let mut cwd = None;
+        for path in called.into_iter().chain(self.scripts()) {
+            if path.starts_with('/') {
+                paths.push(PathBuf::from(path));
+            } else if let Some(cwd) = cwd.get_or_insert_with(|| procfs::cwd(self.pid)) {
+                let path = path.strip_prefix("./").unwrap_or(path);
+                // A path that climbs out of its folder would seem to lie in it.
+                if !Path::new(path).components().any(|part| part == Component::ParentDir) {
+                    paths.push(cwd.join(path));
+                }
+            }
+        }
+        paths
+    }
+
+    /// The arguments that may be an interpreter's script. Program text given on the command line is none.
+    fn scripts(&self) -> impl Iterator<Item = &str> {
+        let arguments = if self.is_interpreter() { self.argv.get(1..).unwrap_or_default() } else { &[] };
+        let is_text =
+            |flag: &str| matches!(flag.as_bytes(), [b'-', .., b'c' | b'e' | b'r'] if flag.len() <= 3);
+        arguments
+            .iter()
+            .take(ARGUMENTS_READ)
+            .map(String::as_str)
+            .take_while(move |argument| !is_text(argument))
+            .filter(|argument| !argument.starts_with('-') && !argument.is_empty())
+            .take(SCRIPTS)
+    }
+
+    fn is_interpreter(&self) -> bool {
+        let exe = self.exe.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
+        let called = self.argv.first().and_then(|first| Path::new(login_name(first)).file_name()?.to_str());
+        exe.into_iter().chain(called).any(|name| {
+            INTERPRETERS.contains(
+                &name.trim_end_matches(|cut: char| cut.is_ascii_digit() || cut == '.' || cut == '-'),
+            )
+        })
+    }
+}
+
+/// Whether a live process that bears no mark is what the spec describes.
+pub(super) fn is_described(program: &Program, identity: &Identity) -> bool {
+    program.is_named(&identity.proc_name)
+        || Folder::of(&identity.setup_path).is_some_and(|folder| program.lies_in(&folder))
+}
+
+/// A login shell's name begins with a dash.
+fn login_name(name: &str) -> &str {
+    name.strip_prefix('-').unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(comm: &str, exe: &str, argv: &[&str]) -> Program {
+        let exe = (!exe.is_empty()).then(|| PathBuf::from(exe));
+        Program {
+            pid: u32::MAX,
+            comm: comm.to_owned(),
+            exe,
+            argv: argv.iter().map(|a| (*a).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_program_goes_by_its_names() {
+        let rows: &[(&str, &str, &[&str], &str, bool)] = &[
+            ("nginx", "/usr/sbin/nginx", &["nginx: master process nginx"], "nginx", true),
+            ("nginx", "/usr/sbin/nginx", &["nginx"], "ngin", false),
+            ("java", "/jvm/bin/java", &["java", "-Xmx1g", "-jar", "/opt/shop/shop.jar"], "shop", true),
+            ("java", "/jvm/bin/java", &["java", "-jar", "/opt/shop/shop.jar"], "shop.jar", true),
+            ("python3", "/usr/bin/python3.11", &["python3", "-u", "./shop.py"], "shop", true),
+            ("python3", "/usr/bin/python3.11", &["python3", "-c", "shop"], "shop", false),
+            ("shop.sh", "/usr/bin/dash", &["/bin/sh", "./shop.sh", "start"], "shop", true),
+            ("sh", "/usr/bin/dash", &["/bin/sh", "-c", "cat /opt/shop"], "shop", false),
+            ("sh", "/usr/bin/dash", &["/bin/sh", "-ec", "/opt/shop"], "shop", false),
+            ("vi", "/usr/bin/vi", &["vi", "/opt/shop/shop"], "shop", false),
+            ("order-service-a", "/opt/o/order-service-a1", &["./order-service-a1"], "order-service-a1", true),
+            (
+                "order-service-a",
+                "/opt/o/order-service-a1",
+                &["./order-service-a1"],
+                "order-service-a2",
+                false,
+            ),
+            ("order-service-a", "", &[], "order-service-a2", true),
+            ("bash", "/usr/bin/bash", &["-bash"], "bash", true),
+            ("x", "", &[], "", false),
+        ];
+        for (comm, exe, argv, name, expected) in rows {
+            assert_eq!(program(comm, exe, argv).is_named(name), *expected, "{argv:?} as {name:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_folder_of_its_own_says_whose_a_program_is() {
+        let rows: &[(&str, &[&str], &str, bool)] = &[
+            ("/opt/shop/bin/web", &["./web"], "/opt/shop", true),
+            ("/opt/shop2/bin/web", &["./web"], "/opt/shop", false),
+            ("/opt/shop", &["/opt/shop"], "/opt/shop", false),
+            ("/opt/shop/bin/web", &["./web"], "/opt", false),
+            ("/opt/shop/bin/web", &["./web"], "/", false),
+            ("/usr/bin/tail", &["tail", "-f", "/opt/shop/x.log"], "/opt/shop", false),
+            ("/usr/bin/dash", &["sh", "/opt/shop/x.sh"], "/opt/shop", true),
+            ("/usr/bin/tail", &["tail"], "/usr/bin", false),
+            ("/usr/bin/tail", &["tail"], "relative", false),
+        ];
+        for (exe, argv, setup_path, expected) in rows {
+            let identity = Identity { setup_path: (*setup_path).to_owned(), ..Identity::default() };
+            assert_eq!(is_described(&program("x", exe, argv), &identity), *expected, "{exe} in {setup_path}");
+        }
+    }
+
+    #[test]
+    fn the_wrapper_is_known_by_its_whole_command() {
+        let wrapper = program("sh", "/usr/bin/dash", &["/bin/sh", "-c", "./web start"]);
+        assert!(wrapper.is_wrapper_of("./web start"));
+        assert!(!wrapper.is_wrapper_of("./web"));
+        assert!(!program("web", "/opt/web", &["./web", "start"]).is_wrapper_of("./web start"));
+    }
+}

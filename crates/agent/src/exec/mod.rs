@@ -1,0 +1,256 @@
+//! Everything that makes, finds, watches or signals processes. Nothing else in procfleet does.
+//!
+//! # Theory of operation
+//!
+//! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens later comes
+//! back as an [`Input`] on the channel that it gave.
+//!
+//! - A command runs as `/bin/sh -c` in a session of its own, and writes into a file (`spawn`, `user`, `output`). Its
+//!   environment carries a mark with the proc's key, which everything that it starts inherits.
+//! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
+//!   (`pidfd`), so a recycled pid is never touched.
+//! - Each watched process has one task that sleeps on its pidfd. A command's shell may be the process at the same time:
+//!   its one task reaps it, and the watch hears of it from there, since a status can be had only once.
+//! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is decided in
+//!   `identify`; where it is looked for, in `find`.
+//!
+//! Dropping a `Hands` stops its tasks and ends no process: the agent's end is not its processes' end.
+
+mod find;
+mod host;
+mod identify;
+mod inspect;
+mod output;
+mod pidfd;
+mod procfs;
+mod run;
+mod spawn;
+mod tree;
+mod user;
+
+pub use host::{ExecError, Host};
+
+use find::Whom;
+use inspect::Sample;
+use output::Outputs;
+use procfleet_core::op::Instance;
+use procfleet_core::process::{Found, Process};
+use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
+use procfleet_core::{ProcKey, Sighting, Spec};
+use procfs::Id;
+use run::Run;
+use spawn::{Launch, NotStarted};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tree::Scan;
+
+/// How many ended runs are remembered, so that what they left can still be told to be theirs.
+const ENDED_RUNS_KEPT: usize = 4;
+
+/// Everything that makes, finds, watches or signals the processes of one proc.
+#[derive(Debug)]
+pub struct Hands {
+    host: Arc<Host>,
+    key: ProcKey,
+    mark: String,
+    inputs: mpsc::Sender<Input>,
+    outputs: Outputs,
+    runs: BTreeMap<RunId, Run>,
+    watches: HashMap<Id, AbortHandle>,
+    /// What the last inspection saw.
+    sample: Option<Sample>,
+    /// Dropping it stops all of them.
+    tasks: JoinSet<()>,
+}
+
+impl Hands {
+    pub fn new(host: Arc<Host>, key: ProcKey, inputs: mpsc::Sender<Input>) -> Hands {
+        let outputs = Outputs::new(host.output_folder().to_owned(), &key);
+        Hands {
+            mark: key.to_string(),
+            host,
+            key,
+            inputs,
+            outputs,
+            runs: BTreeMap::new(),
+            watches: HashMap::new(),
+            sample: None,
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
+    pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
+        self.tidy();
+        let launch = Launch::prepare(&self.key, command, spec);
+        match launch.and_then(|launch| Run::start(launch, self.new_output(run))) {
+            Ok((started, end)) => {
+                tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
+                self.runs.insert(run, started);
+                let inputs = self.inputs.clone();
+                self.tasks.spawn(async move {
+                    let end = end.await;
+                    // Nobody listens any more only when the actor is gone, and then nobody needs to know.
+                    let _ = inputs.send(Input::CommandEnded { run, end }).await;
+                });
+            }
+            Err(NotStarted { code, reason }) => {
+                tracing::info!(key = %self.key, run = run.0, %reason, "command could not be started");
+                self.tell(Input::CommandEnded { run, end: CommandEnd::NotStarted { code, reason } });
+            }
+        }
+    }
+
+    /// Kills a command and all that it has started.
+    pub fn end_run(&mut self, run: RunId) {
+        let Some(run) = self.runs.get_mut(&run) else { return };
+        tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
+        tree::kill_all(|scan| run.members(scan, &self.mark).into_iter().collect());
+    }
+
+    /// Looks whether the process is running.
+    pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
+        let sessions: Vec<Id> =
+            self.runs.values().filter(|run| run.has_session()).map(|run| run.leader).collect();
+        let whom = Whom { mark: &self.mark, identity: &spec.identity, sessions: &sessions };
+        match scope {
+            Scope::Settled => find::settled(whom),
+            Scope::Recovery { last } => find::recovered(whom, last),
+            Scope::Launch { run, leader } => match self.runs.get_mut(&run) {
+                Some(run) => {
+                    let sighting = find::launched(whom, run, leader);
+                    if let Sighting::Running(process) = &sighting {
+                        run.saw_main(*process);
+                    }
+                    sighting
+                }
+                // It never began, so it has started nothing.
+                None => find::settled(whom),
+            },
+        }
+    }
+
+    /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is once.
+    pub fn watch(&mut self, process: Process) {
+        self.tidy();
+        let id = id_of(&process);
+        if self.watches.contains_key(&id) {
+            return;
+        }
+        let inputs = self.inputs.clone();
+        let led = self.runs.values().find(|run| run.leader == id).map(Run::exit);
+        let task = self.tasks.spawn(async move {
+            let exit = match led {
+                Some(exit) => exit.await,
+                None => pidfd::watch(id).await,
+            };
+            let _ = inputs.send(Input::Exited { process, exit }).await;
+        });
+        self.watches.insert(id, task);
+    }
+
+    /// Signals the process and all that it has started.
+    pub fn signal(&mut self, process: Process, signal: Signal) {
+        let id = id_of(&process);
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
+        match signal {
+            Signal::Term => {
+                let scan = Scan::take();
+                let targets = self.tree_of(&scan, id, process.found);
+                tree::signal_all(&scan, targets, rustix::process::Signal::TERM);
+            }
+            Signal::Kill => tree::kill_all(|scan| {
+                let mut targets = self.tree_of(scan, id, process.found);
+                targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+                targets
+            }),
+        }
+    }
+
+    /// Kills what dead runs have left behind. A run goes on as long as its shell does, unless the process that it was
+    /// started for is gone; and a process that is being watched is not left behind.
+    pub fn sweep(&mut self) {
+        tree::kill_all(|scan| {
+            let mut kept: HashSet<Id> = scan.with_descendants(self.watches.keys().copied());
+            for run in self.runs.values_mut().filter(|run| run.goes_on(scan)) {
+                kept.extend(run.members(scan, &self.mark));
+            }
+            let marked = scan.marked(&self.mark);
+            marked.iter().map(|stat| stat.id).filter(|id| !kept.contains(id)).collect()
+        });
+    }
+
+    /// Describes a process. `None` when it is gone.
+    pub fn inspect(&mut self, process: &Process) -> Option<Instance> {
+        inspect::inspect(&self.host, id_of(process), &mut self.sample)
+    }
+
+    /// The process itself first, then what descends from it, then its session.
+    fn tree_of(&self, scan: &Scan, id: Id, found: Found) -> Vec<Id> {
+        if !scan.may_be_signalled(id) {
+            return Vec::new();
+        }
+        let mut targets = Vec::new();
+        if scan.is_running(id) {
+            targets.push(id);
+        }
+        targets.extend(scan.with_descendants([id]));
+        targets.extend(scan.session_of(id).iter().map(|stat| stat.id));
+        if let (Found::Foreground, Some(main)) = (found, scan.get(id.pid).filter(|stat| stat.id == id)) {
+            let mut marked = scan.marked(&self.mark);
+            marked.retain(|stat| stat.session == main.session);
+            targets.extend(marked.iter().map(|stat| stat.id));
+        }
+        let mut once = HashSet::new();
+        targets.retain(|id| once.insert(*id));
+        targets
+    }
+
+    /// `None` if there can be no file: a full disk must not keep a process from being started.
+    fn new_output(&mut self, run: RunId) -> Option<(PathBuf, File)> {
+        let in_use = |path: &Path| self.runs.values().any(|run| run.writes_to(path));
+        let made = self.outputs.create(run, self.host.wall_millis(), in_use);
+        made.inspect_err(|error| {
+            tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
+        })
+        .ok()
+    }
+
+    fn tell(&mut self, input: Input) {
+        let inputs = self.inputs.clone();
+        self.tasks.spawn(async move {
+            let _ = inputs.send(input).await;
+        });
+    }
+
+    /// Forgets what is over.
+    fn tidy(&mut self) {
+        while self.tasks.try_join_next().is_some() {}
+        self.watches.retain(|_, task| !task.is_finished());
+        self.host.reap_strays();
+        let ended: Vec<RunId> =
+            self.runs.iter().filter(|(_, run)| run.has_ended()).map(|(id, _)| *id).collect();
+        for old in ended.iter().rev().skip(ENDED_RUNS_KEPT) {
+            self.runs.remove(old);
+        }
+    }
+}
+
+impl Drop for Hands {
+    /// Children that are still running go to the host, which reaps them one day.
+    fn drop(&mut self) {
+        for run in self.runs.values().filter(|run| !run.has_ended()) {
+            if let Ok(pidfd) = pidfd::open_exactly(run.leader) {
+                self.host.adopt(pidfd);
+            }
+        }
+    }
+}
+
+fn id_of(process: &Process) -> Id {
+    Id { pid: process.pid, start_ticks: process.start_ticks }
+}

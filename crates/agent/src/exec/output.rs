@@ -1,0 +1,176 @@
+//! Where commands write to, and the last of what they wrote.
+//!
+//! A command writes into a file, never into a pipe: a pipe breaks when the agent ends, and the process would be ended
+//! by its own output. Each run has a file of its own, `KEY.STAMP-RUN.out`, where the stamp is the wall-clock
+//! millisecond, so that names do not repeat after a restart of the agent. The newest few of a proc are kept for people
+//! to read.
+
+use procfleet_core::ProcKey;
+use procfleet_core::supervise::RunId;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// As much of a command's output as its outcome carries.
+const TAIL: u64 = 4096;
+/// How many files of one proc stay.
+const KEPT: usize = 4;
+/// A longer name is cut, and a hash of the whole keeps it unique.
+const NAME_LIMIT: usize = 100;
+
+/// The output files of one proc.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    folder: PathBuf,
+    stem: String,
+    /// Oldest first. `None`: the folder has not been read yet.
+    files: Option<Vec<PathBuf>>,
+}
+
+impl Outputs {
+    pub(super) fn new(folder: PathBuf, key: &ProcKey) -> Outputs {
+        Outputs { folder, stem: stem(key), files: None }
+    }
+
+    /// Makes the file of a new run, and removes old ones except those `in_use`. Removing a file that somebody still
+    /// writes into does no harm to the writer.
+    pub(super) fn create(
+        &mut self,
+        run: RunId,
+        stamp: u64,
+        in_use: impl Fn(&Path) -> bool,
+    ) -> io::Result<(PathBuf, File)> {
+        let path = self.folder.join(format!("{}.{stamp}-{}.out", self.stem, run.0));
+        // The agent's own handle appends too, and so do all that the command starts: nobody overwrites anybody.
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path)?;
+        let files = self.files.get_or_insert_with(|| existing(&self.folder, &self.stem));
+        if !files.contains(&path) {
+            files.push(path.clone());
+        }
+        let mut surplus = files.len().saturating_sub(KEPT);
+        files.retain(|old| {
+            if surplus == 0 || *old == path || in_use(old) {
+                return true;
+            }
+            surplus -= 1;
+            if let Err(error) = fs::remove_file(old) {
+                tracing::debug!(file = %old.display(), %error, "an old output file could not be removed");
+            }
+            false
+        });
+        Ok((path, file))
+    }
+}
+
+/// The last of what is in the file, as text. Empty if the file is gone.
+pub(super) fn tail(path: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL).read_to_end(&mut bytes)?;
+        if length > TAIL {
+            // The cut may go through a character: its remains are left out.
+            let whole = bytes.iter().take(4).position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
+            bytes.drain(..whole);
+        }
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+/// The files that earlier lives of the agent left, oldest first.
+fn existing(folder: &Path, stem: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut found: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let middle = name.to_str()?.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".out")?;
+            let (stamp, run) = middle.split_once('-')?;
+            Some((stamp.parse::<u64>().ok()?, run.parse::<u64>().ok()?, entry.path()))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, _, path)| path).collect()
+}
+
+/// A file name for any key. The plus sign never comes out of `escape`, so two keys never share a name.
+fn stem(key: &ProcKey) -> String {
+    let whole = format!("{}+{}", escape(&key.namespace), escape(&key.name));
+    if whole.len() <= NAME_LIMIT {
+        return whole;
+    }
+    // FNV-1a: it need not be secret, only the same in every build.
+    let hash = whole.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{}+{hash:016x}", &whole[..NAME_LIMIT - 17])
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-' => escaped.push(char::from(byte)),
+            other => escaped.push_str(&format!("%{other:02X}")),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn key(namespace: &str, name: &str) -> ProcKey {
+        ProcKey { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    #[test]
+    fn any_key_is_one_safe_and_unique_file_name() {
+        assert_eq!(stem(&key("gse", "nginx")), "gse+nginx");
+        assert_eq!(stem(&key("../a", "b/c%d +")), "..%2Fa+b%2Fc%25d%20%2B");
+        assert_ne!(stem(&key("a+b", "c")), stem(&key("a", "b+c")));
+        let (one, other) = (stem(&key("x", &"长".repeat(60))), stem(&key("x", &"长".repeat(61))));
+        assert_ne!(one, other);
+        assert!(one.len() <= NAME_LIMIT && other.len() <= NAME_LIMIT);
+    }
+
+    #[test]
+    fn the_tail_is_cut_between_characters() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("x.out");
+        fs::write(&path, "é".repeat(3000) + "x").expect("writable");
+        assert_eq!(tail(&path), "é".repeat(2047) + "x");
+        fs::write(&path, [0x80_u8; 10]).expect("writable");
+        assert_eq!(tail(&path), "\u{fffd}".repeat(10));
+        assert_eq!(tail(&folder.path().join("none")), "");
+    }
+
+    #[test]
+    fn old_files_go_and_used_ones_stay() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let other = folder.path().join("a+b.c.1-1.out");
+        fs::write(&other, "").expect("writable");
+        let mut paths = Vec::new();
+        for run in 0..3 {
+            let mut outputs = Outputs::new(folder.path().to_owned(), &key("a", "b"));
+            paths.push(outputs.create(RunId(run), 10, |_| false).expect("a new file").0);
+        }
+        let mut outputs = Outputs::new(folder.path().to_owned(), &key("a", "b"));
+        for run in 0..3 {
+            let (path, mut file) =
+                outputs.create(RunId(run), 11, |path| path == paths[1]).expect("a new file");
+            file.write_all(b"x").expect("writable");
+            paths.push(path);
+        }
+        let left: Vec<bool> = paths.iter().map(|path| path.exists()).collect();
+        assert_eq!(left, [false, true, false, true, true, true]);
+        assert!(other.exists(), "another proc's file");
+        assert!(outputs.create(RunId(2), 11, |_| false).is_err(), "a name is used once");
+    }
+}

@@ -1,0 +1,159 @@
+//! Pidfds: the only handles by which processes are signalled, waited for and reaped.
+//!
+//! A pid may come to mean another process at any moment; a pidfd never does. So a signal goes out in three steps: open
+//! the pidfd, then make sure that what it holds is what was meant, then send. Whatever dies in between, the signal
+//! reaches the right process or none.
+
+#![expect(unsafe_code, reason = "PIDFD_GET_INFO and the registration of a descriptor have no safe wrapper")]
+
+use super::procfs::{Id, Stat};
+use procfleet_core::process::Exit;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// How often a process is looked at when the kernel has no room for a proper watch.
+const POLL_EVERY: Duration = Duration::from_millis(100);
+
+pub(super) fn open(pid: u32) -> Result<OwnedFd, Errno> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    pidfd_open(pid, PidfdFlags::empty())
+}
+
+/// A pidfd of exactly this process; dead but not yet reaped is fine. `SRCH` when it is gone.
+pub(super) fn open_exactly(id: Id) -> Result<OwnedFd, Errno> {
+    let pidfd = open(id.pid)?;
+    match Stat::read(id.pid) {
+        Some(stat) if stat.id == id => Ok(pidfd),
+        Some(_) | None => Err(Errno::SRCH),
+    }
+}
+
+/// Sends the signal to exactly this process. `SRCH` when it is gone.
+pub(super) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
+    pidfd_send_signal(open_exactly(id)?, signal)
+}
+
+/// Waits until exactly this process is gone, and says how it ended.
+///
+/// When the process cannot be watched because something ran out (descriptors, memory), it is polled: a false report
+/// of an exit would start a second process beside the first.
+pub(super) async fn watch(id: Id) -> Exit {
+    loop {
+        match open_exactly(id) {
+            Ok(pidfd) => {
+                gone(&pidfd).await;
+                return exit(&pidfd).await;
+            }
+            Err(Errno::SRCH) => return Exit::Unknown,
+            Err(error) => {
+                tracing::warn!(pid = id.pid, %error, "a process cannot be watched and is polled instead");
+                if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
+                    return Exit::Unknown;
+                }
+                tokio::time::sleep(POLL_EVERY).await;
+            }
+        }
+    }
+}
+
+/// Waits until the process behind the pidfd is gone. It may be dead and not yet reaped then.
+pub(super) async fn gone(pidfd: &OwnedFd) {
+    // SAFETY: the borrow keeps the descriptor open, and the same, for as long as it is registered.
+    match unsafe { AsyncFd::register_with_interest(pidfd.as_fd(), Interest::READABLE) } {
+        Ok(watched) => {
+            if watched.readable().await.is_ok() {
+                return;
+            }
+        }
+        Err(error) => tracing::warn!(%error, "a pidfd cannot be watched and is polled instead"),
+    }
+    while !is_gone(pidfd) {
+        tokio::time::sleep(POLL_EVERY).await;
+    }
+}
+
+/// How a process that is gone ended. Reaps it if it is our child.
+///
+/// For others the kernel knows only after their own parent has reaped them, which comes a moment after the death. It is
+/// waited for very shortly, for the report of the exit is urgent and its status is not.
+pub(super) async fn exit(pidfd: &OwnedFd) -> Exit {
+    match reap(pidfd) {
+        Ok(Some(exit)) => return exit,
+        Ok(None) => return Exit::Unknown,
+        // Not our child, or the kernel was told to reap our children for us.
+        Err(_) => {}
+    }
+    for pause in [1, 4] {
+        match exit_from_kernel(pidfd) {
+            Ok(Some(exit)) => return exit,
+            Ok(None) => tokio::time::sleep(Duration::from_millis(pause)).await,
+            Err(_) => return Exit::Unknown,
+        }
+    }
+    exit_from_kernel(pidfd).ok().flatten().unwrap_or(Exit::Unknown)
+}
+
+/// Takes the exit status of a dead child, once. `None`: it is still running.
+pub(super) fn reap(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
+    reap_as(WaitId::PidFd(pidfd.as_fd()))
+}
+
+/// As [`reap`], for a child for which there is no pidfd. Its pid is its own until it is reaped.
+pub(super) fn reap_child(pid: u32) -> Result<Option<Exit>, Errno> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::CHILD)?;
+    reap_as(WaitId::Pid(pid))
+}
+
+fn reap_as(which: WaitId<'_>) -> Result<Option<Exit>, Errno> {
+    let status = waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?;
+    Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) => Exit::Signal(signal),
+        (None, None) => Exit::Unknown,
+    }))
+}
+
+fn is_gone(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(ready) if ready > 0)
+}
+
+/// `struct pidfd_info` in its first published size, 64 bytes, which every later kernel accepts.
+#[repr(C)]
+#[derive(Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup_id: u64,
+    /// Pids and credentials: pid, tgid, ppid, and uid and gid four times over.
+    ids: [u32; 11],
+    /// As `wait` gives it. Meaningful only with `PIDFD_INFO_EXIT` in the mask.
+    exit_code: i32,
+}
+
+const PIDFD_INFO_EXIT: u64 = 1 << 3;
+const PIDFD_GET_INFO: rustix::ioctl::Opcode = opcode::read_write::<PidfdInfo>(0xFF, 11);
+const _: () = assert!(size_of::<PidfdInfo>() == 64);
+
+/// The exit status of a process that is not our child. `None`: nobody has reaped it yet. An error: the kernel is older
+/// than 6.13, or says no.
+fn exit_from_kernel(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
+    let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
+    // SAFETY: the opcode carries the size of `PidfdInfo`, so the kernel reads and writes at most that many bytes of
+    // `info`, which outlives the call; every bit pattern is a valid `PidfdInfo`.
+    unsafe { ioctl(pidfd, Updater::<PIDFD_GET_INFO, PidfdInfo>::new(&mut info)) }?;
+    if info.mask & PIDFD_INFO_EXIT == 0 {
+        return Ok(None);
+    }
+    Ok(Some(match info.exit_code & 0x7f {
+        0 => Exit::Code((info.exit_code >> 8) & 0xff),
+        signal => Exit::Signal(signal),
+    }))
+}

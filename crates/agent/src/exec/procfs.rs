@@ -1,0 +1,191 @@
+//! What the kernel says about a process under `/proc`. Small parsers, nothing else.
+//!
+//! A process may vanish between any two reads, and what it says about itself may be anything at all. So every answer
+//! here is an `Option`, and nothing is trusted to be text.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// The environment variable by which the processes of a proc are known again.
+pub(super) const MARK: &str = "PROCFLEET_PROC";
+
+/// The kernel's flag for its own threads.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// As much of an environment as is searched for the mark. The kernel allows more, but nobody uses it.
+const ENVIRON_LIMIT: u64 = 1 << 20;
+/// As much of a command line as is read: enough for every argument that identifies a program.
+const CMDLINE_LIMIT: u64 = 64 << 10;
+
+/// A process that is told from a later one with the same pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Id {
+    pub(super) pid: u32,
+    pub(super) start_ticks: u64,
+}
+
+impl Id {
+    /// Whether it was started before the other. Within one tick, which is 10 ms, the pids tell: they are given out in
+    /// order, except where they begin anew.
+    pub(super) fn is_older_than(self, other: Id) -> bool {
+        (self.start_ticks, self.pid) < (other.start_ticks, other.pid)
+    }
+}
+
+/// `/proc/PID/stat`, as far as it is of use here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) id: Id,
+    pub(super) comm: String,
+    pub(super) state: char,
+    pub(super) parent: u32,
+    pub(super) session: u32,
+    pub(super) flags: u64,
+    pub(super) user_ticks: u64,
+    pub(super) system_ticks: u64,
+    pub(super) threads: u64,
+    pub(super) rss_pages: u64,
+}
+
+impl Stat {
+    /// `None` when there is no such process.
+    pub(super) fn read(pid: u32) -> Option<Stat> {
+        let text = read_at_most(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
+        Stat::parse(&text).filter(|stat| stat.id.pid == pid)
+    }
+
+    /// The program's name stands in parentheses and may itself hold spaces and parentheses, so the rest begins after
+    /// the last one.
+    pub(super) fn parse(text: &[u8]) -> Option<Stat> {
+        let open = text.iter().position(|byte| *byte == b'(')?;
+        let close = text.iter().rposition(|byte| *byte == b')').filter(|close| *close > open)?;
+        let pid = std::str::from_utf8(&text[..open]).ok()?.trim().parse().ok()?;
+        let comm = String::from_utf8_lossy(&text[open + 1..close]).into_owned();
+        let rest = std::str::from_utf8(&text[close + 1..]).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let small = |index: usize| fields.get(index)?.parse::<u32>().ok();
+        Some(Stat {
+            id: Id { pid, start_ticks: number(19)? },
+            comm,
+            state: fields.first()?.chars().next()?,
+            parent: small(1)?,
+            session: small(3)?,
+            flags: number(6)?,
+            user_ticks: number(11)?,
+            system_ticks: number(12)?,
+            threads: number(17)?,
+            // The kernel prints it signed.
+            rss_pages: fields.get(21)?.parse::<i64>().ok()?.max(0).unsigned_abs(),
+        })
+    }
+
+    /// A dead process that nobody has reaped yet is not running. One whose first thread ended while others go on
+    /// looks dead too, but has threads.
+    pub(super) fn is_running(&self) -> bool {
+        match self.state {
+            'X' | 'x' => false,
+            'Z' => self.threads > 1,
+            _ => true,
+        }
+    }
+
+    pub(super) fn is_kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+}
+
+/// Every pid there is.
+pub(super) fn pids() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// False for the id of a thread that is not its process's first: `/proc` answers for those too.
+pub(super) fn is_whole_process(pid: u32) -> bool {
+    let Ok(text) = read_at_most(Path::new(&format!("/proc/{pid}/status")), 8192) else { return false };
+    let text = String::from_utf8_lossy(&text);
+    text.lines()
+        .find_map(|line| line.strip_prefix("Tgid:"))
+        .is_some_and(|tgid| tgid.trim() == pid.to_string())
+}
+
+/// The command line, argument by argument. Empty for kernel threads, for the dead and for what may not be read.
+pub(super) fn argv(pid: u32) -> Vec<String> {
+    let text = read_at_most(Path::new(&format!("/proc/{pid}/cmdline")), CMDLINE_LIMIT).unwrap_or_default();
+    split_nul(&text).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+}
+
+/// The program's file. A file that was replaced or removed since then keeps its old name here.
+pub(super) fn exe(pid: u32) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(match path.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {
+        Some(before) => PathBuf::from(before),
+        None => path,
+    })
+}
+
+pub(super) fn cwd(pid: u32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/cwd")).ok()
+}
+
+/// The value of the mark, if the process has one and we may see it.
+pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
+    let text = read_at_most(Path::new(&format!("/proc/{pid}/environ")), ENVIRON_LIMIT).ok()?;
+    split_nul(&text)
+        .find_map(|pair| pair.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
+}
+
+/// NUL ends each item, the last one too; a process that rewrote its own memory may leave it out.
+fn split_nul(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let text = text.strip_suffix(b"\0").unwrap_or(text);
+    let some = (!text.is_empty()).then(|| text.split(|byte| *byte == 0));
+    some.into_iter().flatten()
+}
+
+fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
+        let text = b"42 (a) b (c)) S 7 42 9 0 -1 4194560 1 2 3 4 50 60 7 8 20 0 3 0 777 1000 25 18446744073709551615";
+        let stat = Stat::parse(text).expect("a good line");
+        assert_eq!(stat.id, Id { pid: 42, start_ticks: 777 });
+        assert_eq!((stat.comm.as_str(), stat.state, stat.parent, stat.session), ("a) b (c)", 'S', 7, 9));
+        assert_eq!((stat.user_ticks, stat.system_ticks, stat.threads, stat.rss_pages), (50, 60, 3, 25));
+    }
+
+    #[test]
+    fn nonsense_is_no_process() {
+        for text in
+            [&b""[..], b"42", b"42 (", b"42 )(", b"42 (x)", b"42 (x) S", b"x (x) S 1 2 3", b"\xff\xfe(\xff)"]
+        {
+            assert_eq!(Stat::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn we_can_see_ourselves() {
+        let pid = std::process::id();
+        let stat = Stat::read(pid).expect("we are running");
+        assert!(stat.is_running() && !stat.is_kernel_thread());
+        assert!(is_whole_process(pid));
+        assert!(pids().contains(&pid));
+        assert!(!argv(pid).is_empty());
+        assert_eq!(exe(pid), std::env::current_exe().ok());
+    }
+
+    #[test]
+    fn an_empty_argument_is_kept() {
+        assert_eq!(split_nul(b"a\0\0b\0").count(), 3);
+        assert_eq!(split_nul(b"").count(), 0);
+    }
+}

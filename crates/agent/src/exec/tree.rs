@@ -1,0 +1,180 @@
+//! Which processes belong together.
+//!
+//! One scan of `/proc` gives every process with its parent and session; from that come descendants, sessions and, with
+//! the mark, those that left both. A process that leaves its session, loses its parent and clears its environment
+//! between two scans is lost to us.
+
+use super::identify::Mark;
+use super::pidfd;
+use super::procfs::{self, Id, Stat};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use std::collections::{HashMap, HashSet};
+
+/// How often those that are to be killed are looked for again. Each round finds what was forked during the one before.
+const ROUNDS: usize = 5;
+
+/// Every running process that is not the kernel's, at one moment.
+#[derive(Debug)]
+pub(super) struct Scan {
+    running: HashMap<u32, Stat>,
+    /// The agent and those above it, and the first process: never members of anything, never signalled.
+    protected: HashSet<u32>,
+}
+
+impl Scan {
+    pub(super) fn take() -> Scan {
+        let running: HashMap<u32, Stat> = procfs::pids()
+            .into_iter()
+            .filter_map(Stat::read)
+            .filter(|stat| stat.is_running() && !stat.is_kernel_thread())
+            .map(|stat| (stat.id.pid, stat))
+            .collect();
+        let mut protected = HashSet::from([0, 1]);
+        let mut pid = std::process::id();
+        while protected.insert(pid) {
+            let Some(stat) = running.get(&pid) else { break };
+            pid = stat.parent;
+        }
+        Scan { running, protected }
+    }
+
+    pub(super) fn get(&self, pid: u32) -> Option<&Stat> {
+        self.running.get(&pid)
+    }
+
+    pub(super) fn is_running(&self, id: Id) -> bool {
+        self.running.get(&id.pid).is_some_and(|stat| stat.id == id)
+    }
+
+    /// Everything that may be ours, oldest first.
+    pub(super) fn all(&self) -> Vec<&Stat> {
+        let mut all: Vec<&Stat> =
+            self.running.values().filter(|stat| !self.protected.contains(&stat.id.pid)).collect();
+        all.sort_by_key(|stat| (stat.id.start_ticks, stat.id.pid));
+        all
+    }
+
+    pub(super) fn children(&self, pid: u32) -> Vec<&Stat> {
+        let mut children = self.all();
+        children.retain(|stat| stat.parent == pid);
+        children
+    }
+
+    /// Those that bear this mark, oldest first.
+    pub(super) fn marked(&self, mark: &str) -> Vec<&Stat> {
+        let mut marked = self.all();
+        marked.retain(|stat| Mark::of(stat.id.pid, mark) == Mark::Ours);
+        marked
+    }
+
+    /// The seeds that are running and all below them.
+    pub(super) fn with_descendants(&self, seeds: impl IntoIterator<Item = Id>) -> HashSet<Id> {
+        let mut below: HashMap<u32, Vec<&Stat>> = HashMap::new();
+        for stat in self.all() {
+            below.entry(stat.parent).or_default().push(stat);
+        }
+        let mut found = HashSet::new();
+        let mut open: Vec<Id> = seeds.into_iter().filter(|seed| self.is_running(*seed)).collect();
+        while let Some(id) = open.pop() {
+            if !self.protected.contains(&id.pid) && found.insert(id) {
+                open.extend(below.get(&id.pid).into_iter().flatten().map(|stat| stat.id));
+            }
+        }
+        found
+    }
+
+    /// The members of a session that a process with this id led. The number is not given away while the session has
+    /// members, so either the leader is still there, or nobody has its pid.
+    pub(super) fn session_of(&self, leader: Id) -> Vec<&Stat> {
+        if self.get(leader.pid).is_some_and(|stat| stat.id != leader) {
+            return Vec::new();
+        }
+        let mut members = self.all();
+        members.retain(|stat| stat.session == leader.pid && stat.id.start_ticks >= leader.start_ticks);
+        members
+    }
+
+    /// All that a run has started and that is still running. `known` are members that an earlier scan found, which
+    /// may have left since then.
+    pub(super) fn run_members(
+        &self,
+        leader: Id,
+        session: Session,
+        known: &HashSet<Id>,
+        mark: &str,
+    ) -> HashSet<Id> {
+        let session = match session {
+            Session::Open => self.session_of(leader),
+            Session::Over => Vec::new(),
+        };
+        let seeds = known.iter().copied().chain([leader]).chain(session.iter().map(|stat| stat.id));
+        let mut members = self.with_descendants(seeds);
+        // The environment is read only of those that are young enough and not yet in.
+        let marked: Vec<Id> = self
+            .all()
+            .into_iter()
+            .filter(|stat| !stat.id.is_older_than(leader) && !members.contains(&stat.id))
+            .filter(|stat| Mark::of(stat.id.pid, mark) == Mark::Ours)
+            .filter(|stat| !self.belongs_to_older(stat, leader, mark))
+            .map(|stat| stat.id)
+            .collect();
+        members.extend(self.with_descendants(marked));
+        members
+    }
+
+    /// Whether a process descends from one of this proc's that was there before the run: a worker that the main
+    /// process forked while its stop command ran is not that command's.
+    fn belongs_to_older(&self, stat: &Stat, leader: Id, mark: &str) -> bool {
+        let mut seen = HashSet::new();
+        let mut parent = self.get(stat.parent);
+        while let Some(above) = parent.filter(|above| seen.insert(above.id)) {
+            if self.protected.contains(&above.id.pid) {
+                return false;
+            }
+            if above.id.is_older_than(leader) && Mark::of(above.id.pid, mark) == Mark::Ours {
+                return true;
+            }
+            parent = self.get(above.parent);
+        }
+        false
+    }
+
+    pub(super) fn may_be_signalled(&self, id: Id) -> bool {
+        !self.protected.contains(&id.pid)
+    }
+}
+
+/// Whether the session of a run may still be recognised by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Session {
+    Open,
+    /// It has been empty once, so its number may be somebody else's by now.
+    Over,
+}
+
+/// Sends the signal to each of these.
+pub(super) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item = Id>, signal: Signal) {
+    for id in targets.into_iter().filter(|id| scan.may_be_signalled(*id)) {
+        match pidfd::send(id, signal) {
+            Ok(()) => tracing::debug!(pid = id.pid, ?signal, "signalled"),
+            // It ended by itself.
+            Err(Errno::SRCH) => {}
+            Err(error) => tracing::warn!(pid = id.pid, ?signal, %error, "a process could not be signalled"),
+        }
+    }
+}
+
+/// Kills what `targets` finds, and looks again until it finds nothing new, so that a process that forks does not get
+/// away.
+pub(super) fn kill_all(mut targets: impl FnMut(&Scan) -> Vec<Id>) {
+    let mut killed = HashSet::new();
+    for _ in 0..ROUNDS {
+        let scan = Scan::take();
+        let new: Vec<Id> = targets(&scan).into_iter().filter(|id| killed.insert(*id)).collect();
+        if new.is_empty() {
+            return;
+        }
+        signal_all(&scan, new, Signal::KILL);
+    }
+}

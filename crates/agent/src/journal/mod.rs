@@ -1,0 +1,267 @@
+//! What must survive the agent: one SQLite file, written with full sync.
+//!
+//! It holds each proc's record and each op from its acceptance to its confirmed outcome. One thread owns the
+//! connection; what waits for it is written in one transaction. An operator can open the file with any SQLite tool.
+
+mod thread;
+
+use procfleet_core::id::{BootId, OpId, ProcKey};
+use procfleet_core::moment::Moment;
+use procfleet_core::op::{OpKind, Order, Outcome};
+use procfleet_core::supervise::{Record, Write};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use std::path::{Path, PathBuf};
+use thread::Thread;
+use tracing::{error, warn};
+
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("opening the journal {path}")]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: rusqlite::Error,
+    },
+    #[error(
+        "the journal {path} was written by a newer version of procfleet (format {found}, this one knows {known})"
+    )]
+    TooNew { path: PathBuf, found: i64, known: i64 },
+    #[error("the journal")]
+    Sqlite(#[from] rusqlite::Error),
+    #[error("the journal has ended")]
+    Ended,
+}
+
+/// The format that this version writes.
+const FORMAT: i64 = 1;
+const SCHEMA: &str = include_str!("schema.sql");
+/// Confirmed ops are kept so long, for the operator; the server never asks for them again.
+const KEEP_SECS: i64 = 7 * 86_400;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Journal {
+    thread: Thread,
+}
+
+/// What the agent's last life left.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    pub(crate) procs: Vec<PastProc>,
+    pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct PastProc {
+    pub(crate) key: ProcKey,
+    /// `None`: only ops are known of it.
+    pub(crate) record: Option<Record>,
+    pub(crate) registered_at: i64,
+    /// Begun, and interrupted.
+    pub(crate) interrupted: Vec<(OpId, OpKind)>,
+    /// Accepted, and not begun: they may still be carried out.
+    pub(crate) waiting: Vec<Order>,
+}
+
+/// What the journal says of an op that has just arrived.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Acceptance {
+    New,
+    /// It came before and is waiting or under way.
+    Known,
+    /// It came before, and this is how it ended.
+    Done(Outcome),
+}
+
+impl Journal {
+    pub(crate) async fn open(path: &Path, boot: &BootId) -> Result<(Journal, Past), JournalError> {
+        let opening = |source| JournalError::Open { path: path.to_owned(), source };
+        let mut connection = Connection::open(path).map_err(opening)?;
+        connection
+            .execute_batch("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            .map_err(opening)?;
+        let found: i64 =
+            connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(opening)?;
+        if found > FORMAT {
+            return Err(JournalError::TooNew { path: path.to_owned(), found, known: FORMAT });
+        }
+        let transaction = connection.transaction().map_err(opening)?;
+        if found == 0 {
+            transaction.execute_batch(SCHEMA).map_err(opening)?;
+            transaction.pragma_update(None, "user_version", FORMAT).map_err(opening)?;
+        }
+        let past = read_past(&transaction, boot)?;
+        transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?1)", [&boot.0])?;
+        let old = now_secs() - KEEP_SECS;
+        transaction.execute("DELETE FROM ops WHERE confirmed = 1 AND accepted_at < ?1", [old])?;
+        transaction.commit()?;
+        Ok((Journal { thread: Thread::start(connection) }, past))
+    }
+
+    /// Writes ops down as they arrive, in one transaction. On failure none of them is accepted.
+    pub(crate) async fn accept(
+        &self,
+        orders: Vec<(ProcKey, Order)>,
+    ) -> Result<Vec<Acceptance>, JournalError> {
+        self.thread.write(move |t| orders.iter().map(|(key, order)| accept(t, key, order)).collect()).await
+    }
+
+    /// Makes a step durable. It is not given up: what waits for it may only happen afterwards.
+    pub(crate) async fn write(&self, key: &ProcKey, writes: &[Write]) {
+        if writes.iter().all(|write| matches!(write, Write::Event(_))) {
+            return;
+        }
+        loop {
+            let (key, writes) = (key.clone(), writes.to_vec());
+            match self
+                .thread
+                .write(move |t| writes.iter().try_for_each(|write| write_one(t, &key, write)))
+                .await
+            {
+                Ok(()) => return,
+                // The agent is ending: its next life finds the step undone, and says so.
+                Err(JournalError::Ended) => std::future::pending().await,
+                Err(failure) => {
+                    error!(
+                        error = &failure as &dyn std::error::Error,
+                        "the journal cannot be written; trying again"
+                    );
+                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    /// The server has these outcomes.
+    pub(crate) async fn confirm(&self, ops: Vec<OpId>) {
+        let written = self.thread.write(move |t| {
+            let mut statement =
+                t.prepare_cached("UPDATE ops SET confirmed = 1 WHERE op = ?1 AND state = 2")?;
+            ops.iter().try_for_each(|op| statement.execute([op.to_string()]).map(|_| ()))
+        });
+        // Unwritten, the outcome is only reported once more after the next start.
+        if let Err(failure) = written.await {
+            warn!(error = &failure as &dyn std::error::Error, "a confirmation could not be written");
+        }
+    }
+
+    pub(crate) async fn close(self) {
+        self.thread.close().await;
+    }
+}
+
+fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result<Acceptance> {
+    let op = order.op.to_string();
+    let known: Option<Option<String>> = t
+        .prepare_cached("SELECT outcome FROM ops WHERE op = ?1")?
+        .query_row([&op], |row| row.get(0))
+        .optional()?;
+    match known {
+        Some(Some(outcome)) => match serde_json::from_str(&outcome) {
+            Ok(outcome) => Ok(Acceptance::Done(outcome)),
+            Err(_) => Ok(Acceptance::Known),
+        },
+        Some(None) => Ok(Acceptance::Known),
+        None => {
+            t.prepare_cached(
+                "INSERT INTO ops (op, namespace, name, kind, state, request, accepted_at) VALUES (?1,?2,?3,?4,0,?5,?6)",
+            )?
+            .execute(params![op, key.namespace, key.name, order.kind.number(), json(order), now_secs()])?;
+            Ok(Acceptance::New)
+        }
+    }
+}
+
+fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write) -> rusqlite::Result<()> {
+    match write {
+        Write::Record(record) => t
+            .prepare_cached(
+                "INSERT INTO procs (namespace, name, record, registered_at) VALUES (?1,?2,?3,?4)
+                 ON CONFLICT (namespace, name) DO UPDATE SET record = ?3",
+            )?
+            .execute(params![key.namespace, key.name, json(record), now_secs()]),
+        Write::Begun(op) => t
+            .prepare_cached("UPDATE ops SET state = 1 WHERE op = ?1 AND state = 0")?
+            .execute([op.to_string()]),
+        Write::Done(op, outcome) => t
+            .prepare_cached("UPDATE ops SET state = 2, outcome = ?2 WHERE op = ?1 AND state < 2")?
+            .execute(params![op.to_string(), json(outcome)]),
+        // Events go to the log; they have no place in the journal yet.
+        Write::Event(_) => Ok(0),
+    }
+    .map(|_| ())
+}
+
+fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
+    let last_boot: Option<String> =
+        t.query_row("SELECT value FROM meta WHERE key = 'boot_id'", [], |row| row.get(0)).optional()?;
+    let same_boot = last_boot.as_deref() == Some(boot.0.as_str());
+    let mut past = Past::default();
+
+    let mut statement = t.prepare("SELECT namespace, name, record, registered_at FROM procs")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let key = ProcKey { namespace: row.get(0)?, name: row.get(1)? };
+        let text: String = row.get(2)?;
+        let record: Record = match serde_json::from_str(&text) {
+            Ok(record) => record,
+            Err(failure) => {
+                error!(proc = %key, %failure, "a proc's record cannot be read; the proc is left alone");
+                continue;
+            }
+        };
+        let record = if same_boot { record } else { record.after_reboot() };
+        let proc = PastProc {
+            key,
+            record: Some(record),
+            registered_at: row.get(3)?,
+            interrupted: Vec::new(),
+            waiting: Vec::new(),
+        };
+        past.procs.push(proc);
+    }
+    drop(rows);
+
+    let mut statement = t.prepare(
+        "SELECT op, namespace, name, state, request, outcome FROM ops WHERE confirmed = 0 ORDER BY rowid",
+    )?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let (op, state): (String, i64) = (row.get(0)?, row.get(3)?);
+        let request: String = row.get(4)?;
+        let (Ok(op), Ok(mut order)) = (op.parse::<OpId>(), serde_json::from_str::<Order>(&request)) else {
+            error!(op, "an op in the journal cannot be read");
+            continue;
+        };
+        if state == 2 {
+            let outcome: String = row.get(5)?;
+            match serde_json::from_str(&outcome) {
+                Ok(outcome) => past.unacknowledged.push((op, outcome)),
+                Err(failure) => error!(%op, %failure, "an outcome in the journal cannot be read"),
+            }
+            continue;
+        }
+        let key = ProcKey { namespace: row.get(1)?, name: row.get(2)? };
+        let place = past.procs.iter().position(|proc| proc.key == key).unwrap_or_else(|| {
+            let (interrupted, waiting) = (Vec::new(), Vec::new());
+            past.procs.push(PastProc { key, record: None, registered_at: 0, interrupted, waiting });
+            past.procs.len() - 1
+        });
+        // An order from before a reboot has a deadline on a clock that no longer exists.
+        match state == 0 && same_boot {
+            true => past.procs[place].waiting.push(order),
+            false => {
+                order.start_by = Moment(0);
+                past.procs[place].interrupted.push((op, order.kind));
+            }
+        }
+    }
+    Ok(past)
+}
+
+fn json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("our own types have only text keys, so they are always JSON")
+}
+
+fn now_secs() -> i64 {
+    jiff::Timestamp::now().as_second()
+}

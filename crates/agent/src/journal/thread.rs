@@ -1,0 +1,113 @@
+//! The one thread that writes: takes all that waits, writes it in one transaction, and answers when it is on the disk.
+
+use super::JournalError;
+use rusqlite::{Connection, Transaction};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// How many writes share a commit at most, and how many may wait.
+const BATCH: usize = 256;
+
+/// Does its part of the transaction, and says how it went once the whole is committed.
+type Job = Box<dyn FnOnce(&Transaction<'_>) -> Answer + Send>;
+type Answer = Box<dyn FnOnce(bool) + Send>;
+
+#[derive(Clone)]
+pub(super) struct Thread {
+    jobs: mpsc::Sender<Job>,
+    handle: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl std::fmt::Debug for Thread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Thread")
+    }
+}
+
+impl Thread {
+    pub(super) fn start(connection: Connection) -> Thread {
+        let (jobs, inbox) = mpsc::channel(BATCH);
+        let handle = std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || work(connection, inbox))
+            .expect("a thread can be started at the agent's start");
+        Thread { jobs, handle: Arc::new(Mutex::new(Some(handle))) }
+    }
+
+    /// Runs `act` inside the next transaction. An error of one job undoes that job alone.
+    pub(super) async fn write<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        let (tell, answer) = oneshot::channel();
+        let job: Job = Box::new(move |transaction| {
+            let done = (|| {
+                transaction.execute_batch("SAVEPOINT job")?;
+                let done = act(transaction);
+                transaction.execute_batch(match done {
+                    Ok(_) => "RELEASE job",
+                    Err(_) => "ROLLBACK TO job; RELEASE job",
+                })?;
+                done
+            })();
+            Box::new(move |committed| {
+                let said = match (done, committed) {
+                    (Ok(value), true) => Ok(value),
+                    (Ok(_), false) => Err(JournalError::Sqlite(rusqlite::Error::InvalidQuery)),
+                    (Err(error), _) => Err(JournalError::Sqlite(error)),
+                };
+                let _ = tell.send(said);
+            })
+        });
+        self.jobs.send(job).await.map_err(|_| JournalError::Ended)?;
+        answer.await.map_err(|_| JournalError::Ended)?
+    }
+
+    pub(super) async fn close(self) {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.jobs);
+        if let Some(handle) = handle {
+            // Other handles may still exist: their owners have ended, so this only waits for the last write.
+            let _ = tokio::time::timeout(
+                std::time::Duration::from_secs(2),
+                tokio::task::spawn_blocking(|| handle.join()),
+            )
+            .await;
+        }
+    }
+}
+
+fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
+    let mut jobs = Vec::new();
+    loop {
+        if inbox.blocking_recv_many(&mut jobs, BATCH) == 0 {
+            return;
+        }
+        let (answers, committed) = match connection.transaction() {
+            Ok(transaction) => {
+                let answers: Vec<Answer> = jobs.drain(..).map(|job| job(&transaction)).collect();
+                let committed = transaction.commit();
+                if let Err(failure) = &committed {
+                    tracing::error!(
+                        error = failure as &dyn std::error::Error,
+                        "a commit of the journal failed"
+                    );
+                }
+                (answers, committed.is_ok())
+            }
+            // Dropping the jobs tells their owners that nothing was written.
+            Err(failure) => {
+                tracing::error!(
+                    error = &failure as &dyn std::error::Error,
+                    "the journal takes no transaction"
+                );
+                jobs.clear();
+                continue;
+            }
+        };
+        for answer in answers {
+            answer(committed);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The session with the server: ops in, reports and states out; and the patience between two sessions.
+
+use crate::VERSION;
+use crate::config::Config;
+use crate::identity::Identity;
+use crate::journal::Journal;
+use crate::outbox::Outbox;
+use crate::states::States;
+use crate::supervisor::Supervisor;
+use crate::tls::{self, ConnectError, Socket};
+use futures_util::{SinkExt, StreamExt};
+use procfleet_core::id::Epoch;
+use procfleet_proto::link::{
+    BadMessage, Hello, LINK_PATH, OpOrder, ProcStateMessage, Reports, States as StatesMessage, agent_message,
+    decode_server, server_message::Body,
+};
+use std::time::{Duration, Instant};
+use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+use tracing::{debug, info, warn};
+
+const WELCOME: Duration = Duration::from_secs(15);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// One message of states stays below this, so that it fits a frame.
+const STATES_BYTES: usize = 40 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the server refused the session: {0}")]
+    Refused(String),
+    #[error("the server is ending")]
+    Drained { pause: Duration },
+    #[error("the server sent something that is not of this protocol")]
+    Protocol(#[from] BadMessage),
+    #[error("the connection broke")]
+    Broken(#[source] Box<WsError>),
+    #[error("the server closed the connection")]
+    Closed,
+    #[error("the server has been silent for {0:?}")]
+    Silent(Duration),
+}
+
+impl From<WsError> for End {
+    fn from(error: WsError) -> End {
+        End::Broken(Box::new(error))
+    }
+}
+
+/// Connects, and connects again, for ever.
+pub(crate) async fn stay_connected(
+    config: &Config,
+    identity: &Identity,
+    journal: &Journal,
+    supervisor: &Supervisor,
+    outbox: &Outbox,
+    states: &States,
+) {
+    let mut failures = 0;
+    loop {
+        let session = Session { config, identity, journal, supervisor, outbox, states };
+        let mut welcomed = false;
+        let end = session.run(&mut welcomed).await;
+        failures = if welcomed { 0 } else { failures + 1 };
+        let pause = match end {
+            End::Drained { pause } => {
+                info!("the server is ending; coming back in {pause:?}");
+                pause
+            }
+            end => {
+                let pause = back_off(failures);
+                warn!(reason = &end as &dyn std::error::Error, ?pause, "no session with the server");
+                pause
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Full jitter: a fleet that lost its server does not come back as one herd.
+fn back_off(failures: u32) -> Duration {
+    let ceiling = (FIRST_PAUSE * 2u32.saturating_pow(failures.min(10))).min(LONGEST_PAUSE);
+    random_part(ceiling)
+}
+
+fn random_part(whole: Duration) -> Duration {
+    let mut bytes = [0; 4];
+    // Without randomness the pause is simply the whole.
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => whole.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
+        Err(_) => whole,
+    }
+}
+
+struct Session<'a> {
+    config: &'a Config,
+    identity: &'a Identity,
+    journal: &'a Journal,
+    supervisor: &'a Supervisor,
+    outbox: &'a Outbox,
+    states: &'a States,
+}
+
+impl Session<'_> {
+    async fn run(&self, welcomed: &mut bool) -> End {
+        match self.talk(welcomed).await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        }
+    }
+
+    async fn talk(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, End> {
+        let tls = tls::with_identity(self.identity)?;
+        let mut socket = tls::connect(&self.config.server, LINK_PATH, tls).await?;
+        let taken = self.supervisor.taken().into_iter().map(|op| op.to_string()).collect();
+        let hello = Hello {
+            agent: self.identity.agent.to_string(),
+            boot_id: self.supervisor.boot_id().0.clone(),
+            version: VERSION.to_owned(),
+            taken,
+        };
+        send(&mut socket, agent_message::Body::Hello(hello)).await?;
+        let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
+            Err(_) => return Err(End::Silent(WELCOME)),
+            Ok(body) => match body? {
+                Body::Welcome(welcome) => welcome,
+                Body::Refused(refused) => return Err(End::Refused(refused.reason)),
+                _ => return Err(End::Protocol(BadMessage::Empty)),
+            },
+        };
+        *welcomed = true;
+        let epoch = Epoch(welcome.epoch);
+        info!(epoch = epoch.0, "connected");
+        self.outbox.rewind();
+        let (mut revision, all) = self.states.since(0);
+        send_states(&mut socket, true, all).await?;
+
+        // The server pings; its silence for three of its own intervals is its end.
+        let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
+        let mut heard = Instant::now();
+        loop {
+            let batch = self.outbox.next_batch(Instant::now());
+            if !batch.is_empty() {
+                send(&mut socket, agent_message::Body::Reports(Reports { reports: batch })).await?;
+                // There may be more: go round without waiting for news, but look at the socket first.
+            }
+            tokio::select! {
+                // What the server says comes first: an acknowledgement saves a repeat, a stop must not wait.
+                biased;
+                message = socket.next() => {
+                    heard = Instant::now();
+                    let body = match message {
+                        None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+                        Some(Err(error)) => return Err(error.into()),
+                        Some(Ok(Message::Binary(bytes))) => decode_server(&bytes)?,
+                        // Pings are answered by the library when the socket is next written or read.
+                        Some(Ok(_)) => { socket.flush().await?; continue }
+                    };
+                    self.heed(epoch, body).await?;
+                }
+                () = self.outbox.news() => {}
+                () = self.states.news() => {
+                    let (now, changed) = self.states.since(revision);
+                    revision = now;
+                    send_states(&mut socket, false, changed).await?;
+                }
+            }
+            if heard.elapsed() > patience {
+                return Err(End::Silent(heard.elapsed()));
+            }
+        }
+    }
+
+    async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), End> {
+        match body {
+            Body::Op(op) => {
+                let order = OpOrder::try_from(op)?;
+                if order.epoch != epoch {
+                    warn!(op = %order.op, "an op of another session was ignored");
+                    return Ok(());
+                }
+                self.supervisor.order(order).await;
+                Ok(())
+            }
+            Body::Ack(ack) => {
+                let ops: Vec<_> = ack.ops.iter().filter_map(|op| op.parse().ok()).collect();
+                self.outbox.confirmed(&ops);
+                self.journal.confirm(ops).await;
+                Ok(())
+            }
+            Body::Drain(drain) => {
+                let spread = random_part(Duration::from_millis(drain.spread_ms));
+                Err(End::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
+            }
+            Body::Refused(refused) => Err(End::Refused(refused.reason)),
+            Body::Welcome(_) | Body::Enrolled(_) => {
+                debug!("a message that has no meaning here was ignored");
+                Ok(())
+            }
+        }
+    }
+}
+
+async fn next(socket: &mut Socket) -> Result<Body, End> {
+    loop {
+        match socket.next().await {
+            None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+            Some(Err(error)) => return Err(error.into()),
+            Some(Ok(Message::Binary(bytes))) => return Ok(decode_server(&bytes)?),
+            Some(Ok(_)) => {}
+        }
+    }
+}
+
+async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End> {
+    Ok(socket.send(Message::Binary(body.into_bytes().into())).await?)
+}
+
+/// In several messages if they are many. The first says that it begins the whole list.
+async fn send_states(socket: &mut Socket, mut all: bool, states: Vec<ProcStateMessage>) -> Result<(), End> {
+    let mut batch = Vec::new();
+    let mut bytes = 0;
+    for state in states {
+        let size = state.report.len() + state.namespace.len() + state.name.len() + 32;
+        if bytes + size > STATES_BYTES && !batch.is_empty() {
+            let procs = std::mem::take(&mut batch);
+            send(socket, agent_message::Body::States(StatesMessage { all, procs })).await?;
+            (all, bytes) = (false, 0);
+        }
+        bytes += size;
+        batch.push(state);
+    }
+    if all || !batch.is_empty() {
+        send(socket, agent_message::Body::States(StatesMessage { all, procs: batch })).await?;
+    }
+    Ok(())
+}

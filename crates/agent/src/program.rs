@@ -1,0 +1,100 @@
+//! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
+
+use crate::config::{Config, ServerAddress};
+use procfleet_proto::link::token::JoinToken;
+use std::error::Error;
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The server's agent link, such as https://10.0.0.1:48668
+    #[arg(long, env = "PROCFLEET_SERVER")]
+    server: ServerAddress,
+    /// A join token from `procfleet token create`; needed once
+    #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
+    token: Option<JoinToken>,
+    /// Where the agent keeps its key, its journal and the output of commands
+    #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
+    data: PathBuf,
+    /// The address that this host is known by; by default the one that the server sees
+    #[arg(long, env = "PROCFLEET_IP")]
+    ip: Option<IpAddr>,
+    /// End when standard input is closed (used by `procfleet up`)
+    #[arg(long, hide = true)]
+    until_stdin_closes: bool,
+}
+
+impl std::fmt::Debug for Args {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Args").field("server", &self.server).field("data", &self.data).finish_non_exhaustive()
+    }
+}
+
+/// Runs the agent until it is told to stop.
+pub fn main(args: Args) -> ExitCode {
+    log();
+    let until_stdin_closes = args.until_stdin_closes;
+    let config = Config { server: args.server, token: args.token, data: args.data, ip: args.ip };
+    // One thread is plenty, and a small process is quick to start others from.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    let stop = async move {
+        tokio::select! {
+            () = told_to_stop() => {}
+            () = stdin_closed(), if until_stdin_closes => {}
+        }
+    };
+    let done = runtime.block_on(crate::run(config, stop));
+    // A read of standard input may hang in a thread of its own; nobody waits for it.
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &dyn Error) -> ExitCode {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    eprintln!("error: {text}");
+    ExitCode::FAILURE
+}
+
+/// Events go to standard error; `PROCFLEET_LOG` says which (`info` by default).
+pub fn log() {
+    let filter = EnvFilter::try_from_env("PROCFLEET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A second logger is a caller's own; it stays.
+    let _ = log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init();
+}
+
+/// SIGTERM or Ctrl-C.
+pub async fn told_to_stop() {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+}
+
+async fn stdin_closed() {
+    let mut stdin = tokio::io::stdin();
+    let mut scrap = [0; 64];
+    while !matches!(stdin.read(&mut scrap).await, Ok(0) | Err(_)) {}
+}

@@ -1,0 +1,48 @@
+//! The procs' states as the server should see them. Each actor writes its own; the link reads what has changed.
+
+use procfleet_core::id::ProcKey;
+use procfleet_proto::link::ProcStateMessage;
+use procfleet_proto::state::ProcReport;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct States {
+    inner: Arc<Mutex<Inner>>,
+    news: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    revision: u64,
+    procs: BTreeMap<ProcKey, (u64, ProcReport)>,
+}
+
+impl States {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn publish(&self, proc: &ProcKey, report: ProcReport) {
+        let mut inner = self.lock();
+        inner.revision += 1;
+        let revision = inner.revision;
+        inner.procs.insert(proc.clone(), (revision, report));
+        self.news.notify_one();
+    }
+
+    /// What has changed since `revision`, and the revision that this is.
+    pub(crate) fn since(&self, revision: u64) -> (u64, Vec<ProcStateMessage>) {
+        let inner = self.lock();
+        let changed = inner.procs.iter().filter(|(_, (at, _))| *at > revision);
+        (
+            inner.revision,
+            changed.map(|(proc, (at, report))| ProcStateMessage::new(proc, *at, report)).collect(),
+        )
+    }
+
+    pub(crate) async fn news(&self) {
+        self.news.notified().await;
+    }
+}

@@ -1,0 +1,211 @@
+//! One proc: feeds its machine, makes durable what it says, and then does it.
+
+use super::OpenOps;
+use crate::exec::{Hands, Host};
+use crate::journal::Journal;
+use crate::outbox::Outbox;
+use crate::states::States;
+use procfleet_core::id::{OpId, ProcKey};
+use procfleet_core::op::{Order, Outcome};
+use procfleet_core::process::{Process, Sighting};
+use procfleet_core::spec::Spec;
+use procfleet_core::supervise::{Effect, Event, Hosting, Input, Machine, Scope, Step, View, Write};
+use procfleet_proto::http::native::ProcState;
+use procfleet_proto::state::ProcReport;
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+/// What all actors share.
+#[derive(Clone, Debug)]
+pub(super) struct Around {
+    pub(super) host: Arc<Host>,
+    pub(super) journal: Journal,
+    pub(super) outbox: Outbox,
+    pub(super) states: States,
+    pub(super) open: OpenOps,
+}
+
+impl Around {
+    /// An outcome that is durable.
+    pub(super) fn done(&self, op: OpId, outcome: Outcome) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&op);
+        self.outbox.done(op, outcome);
+    }
+}
+
+pub(super) struct Actor {
+    machine: Machine,
+    hands: Hands,
+    around: Around,
+    registered_at: i64,
+    /// When the present process began, by the wall clock.
+    began: Option<(Process, i64)>,
+    published: Option<ProcReport>,
+    /// Answers to what a step asked for, which come before anything from outside.
+    answers: VecDeque<Input>,
+}
+
+impl Actor {
+    pub(super) fn new(
+        machine: Machine,
+        around: Around,
+        inputs: mpsc::Sender<Input>,
+        registered_at: i64,
+    ) -> Actor {
+        let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
+        Actor {
+            machine,
+            hands,
+            around,
+            registered_at,
+            began: None,
+            published: None,
+            answers: VecDeque::new(),
+        }
+    }
+
+    /// Ends when there is nothing left to look after, with the orders that came too late for it.
+    pub(super) async fn run(
+        mut self,
+        first: Step,
+        mut inbox: mpsc::Receiver<Input>,
+    ) -> (ProcKey, Vec<Order>) {
+        self.carry_out(first).await;
+        loop {
+            let input = match self.answers.pop_front() {
+                Some(answer) => answer,
+                None => match self.next(&mut inbox).await {
+                    Some(input) => input,
+                    None => return (self.machine.key().clone(), Vec::new()),
+                },
+            };
+            let step = self.machine.step(self.around.host.now(), input);
+            self.carry_out(step).await;
+            if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
+                inbox.close();
+                let mut late = Vec::new();
+                while let Ok(input) = inbox.try_recv() {
+                    if let Input::Order(order) = input {
+                        late.push(*order);
+                    }
+                }
+                return (self.machine.key().clone(), late);
+            }
+        }
+    }
+
+    async fn next(&self, inbox: &mut mpsc::Receiver<Input>) -> Option<Input> {
+        let Some(wake) = self.machine.wake_at() else { return inbox.recv().await };
+        let pause = wake.since(self.around.host.now());
+        tokio::select! {
+            // Inputs first: an exit that has happened must win over the deadline that it just met.
+            biased;
+            input = inbox.recv() => input,
+            () = tokio::time::sleep(pause) => Some(Input::Tick),
+        }
+    }
+
+    async fn carry_out(&mut self, step: Step) {
+        let Step { writes, effects } = step;
+        let key = self.machine.key().clone();
+        self.around.journal.write(&key, &writes).await;
+        for write in writes {
+            match write {
+                Write::Done(op, outcome) => {
+                    info!(%op, proc = %key, code = outcome.code.number(), message = %outcome.message, "op done");
+                    self.around.done(op, outcome);
+                }
+                Write::Event(event) => log_event(&key, &event),
+                Write::Record(_) => {
+                    if self.registered_at == 0 {
+                        self.registered_at = jiff::Timestamp::now().as_second();
+                    }
+                }
+                Write::Begun(_) => {}
+            }
+        }
+        for effect in effects {
+            self.act(effect);
+        }
+        self.publish();
+    }
+
+    fn act(&mut self, effect: Effect) {
+        match effect {
+            Effect::Look { look, scope, spec } => {
+                let sighting = self.hands.look(scope, &spec);
+                self.answers.push_back(Input::Sighted { look, sighting });
+            }
+            Effect::Watch(process) => self.hands.watch(process),
+            Effect::Run { run, command, spec } => self.hands.run(run, &command, &spec),
+            Effect::EndRun(run) => self.hands.end_run(run),
+            Effect::Signal { process, signal } => self.hands.signal(process, signal),
+            Effect::Sweep => self.hands.sweep(),
+            Effect::Inspect { op, process, spec } => {
+                let view = self.inspect(process, &spec);
+                self.answers.push_back(Input::Inspected { op, view });
+            }
+        }
+    }
+
+    fn inspect(&mut self, process: Option<Process>, spec: &Spec) -> View {
+        let known = process.and_then(|process| Some((process, self.hands.inspect(&process)?)));
+        let (sighting, instance) = match known {
+            Some((process, instance)) => (Sighting::Running(process), Some(instance)),
+            None => match self.hands.look(Scope::Settled, spec) {
+                Sighting::Running(process) => (Sighting::Running(process), self.hands.inspect(&process)),
+                absent @ Sighting::Absent(_) => (absent, None),
+            },
+        };
+        let now = jiff::Zoned::now();
+        View {
+            started_at: instance.as_ref().map_or(0, |instance| instance.began_at),
+            sighting,
+            instance,
+            registered_at: self.registered_at,
+            reported_at: now.timestamp().as_second(),
+            utc_offset_secs: now.offset().seconds(),
+        }
+    }
+
+    /// Tells the server's readers what the proc looks like, if that has changed.
+    fn publish(&mut self) {
+        let Some(spec) = self.machine.spec() else { return };
+        let labels = spec.labels.clone();
+        let process = self.machine.process();
+        if self.began.map(|(known, _)| known) != process {
+            self.began = process.and_then(|process| Some((process, self.hands.inspect(&process)?.began_at)));
+        }
+        let mut report = ProcReport {
+            state: match (process, self.machine.is_busy(), self.machine.note().is_empty()) {
+                (_, true, _) => ProcState::Changing,
+                (Some(_), false, _) => ProcState::Running,
+                (None, false, true) => ProcState::Stopped,
+                (None, false, false) => ProcState::GaveUp,
+            },
+            hosted: self.machine.hosting() == Hosting::Hosted,
+            pid: process.map(|process| process.pid),
+            note: self.machine.note().to_owned(),
+            labels,
+            registered_at: self.registered_at,
+            started_at: self.began.map_or(0, |(_, at)| at),
+            reported_at: self.published.as_ref().map_or(0, |published| published.reported_at),
+        };
+        if self.published.as_ref() != Some(&report) {
+            report.reported_at = jiff::Timestamp::now().as_second();
+            self.around.states.publish(self.machine.key(), report.clone());
+            self.published = Some(report);
+        }
+    }
+}
+
+fn log_event(key: &ProcKey, event: &Event) {
+    match event {
+        Event::Exited { pid, exit } => info!(proc = %key, pid, %exit, "process exited"),
+        Event::RestartSucceeded { pid } => info!(proc = %key, pid, "process restarted"),
+        Event::RestartFailed { reason } => warn!(proc = %key, %reason, "restart failed"),
+        Event::GaveUp { reason } => warn!(proc = %key, %reason, "gave up"),
+    }
+}

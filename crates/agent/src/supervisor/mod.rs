@@ -1,0 +1,218 @@
+//! All procs of this host: one actor each, and the way of an order to its actor.
+//!
+//! An order is written to the journal before anybody acts on it. One that came before is answered from the journal
+//! and not carried out again.
+
+mod actor;
+
+use crate::exec::Host;
+use crate::journal::{Acceptance, Journal, Past, PastProc};
+use crate::outbox::Outbox;
+use crate::states::States;
+use actor::{Actor, Around};
+use procfleet_core::code::Code;
+use procfleet_core::id::{BootId, OpId, ProcKey};
+use procfleet_core::op::{OpKind, Order, Outcome};
+use procfleet_core::supervise::{Input, Machine, Write};
+use procfleet_proto::link::OpOrder;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tracing::{error, info};
+
+/// How many orders may wait to be journalled. The server sends 64 ahead at most.
+const INTAKE: usize = 64;
+/// How many inputs may wait for one actor: its queue of orders and a handful of exits.
+const INPUTS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    intake: mpsc::Sender<Intake>,
+    host: Arc<Host>,
+    open: OpenOps,
+}
+
+enum Intake {
+    Order(OpOrder),
+    Stop(oneshot::Sender<()>),
+}
+
+/// The ops that are in the journal without an outcome.
+type OpenOps = Arc<Mutex<BTreeSet<OpId>>>;
+
+impl Supervisor {
+    /// Takes up every proc of the past and begins to work.
+    pub(crate) fn start(
+        host: Arc<Host>,
+        journal: Journal,
+        outbox: Outbox,
+        states: States,
+        past: Past,
+    ) -> Supervisor {
+        let (intake, orders) = mpsc::channel(INTAKE);
+        let open = OpenOps::default();
+        let around = Around { host: host.clone(), journal, outbox, states, open: open.clone() };
+        tokio::spawn(Work { around, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders));
+        Supervisor { intake, host, open }
+    }
+
+    pub(crate) fn boot_id(&self) -> &BootId {
+        self.host.boot_id()
+    }
+
+    /// What need not be sent again.
+    pub(crate) fn taken(&self) -> Vec<OpId> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
+    pub(crate) async fn order(&self, order: OpOrder) {
+        // A supervisor that has ended leaves the order to the next session.
+        let _ = self.intake.send(Intake::Order(order)).await;
+    }
+
+    /// Ends the actors. Their processes go on.
+    pub(crate) async fn stop(&self) {
+        let (done, ended) = oneshot::channel();
+        if self.intake.send(Intake::Stop(done)).await.is_ok() {
+            let _ = ended.await;
+        }
+    }
+}
+
+struct Work {
+    around: Around,
+    actors: HashMap<ProcKey, mpsc::Sender<Input>>,
+    /// Each ends with its key and the orders that it did not get to.
+    running: JoinSet<(ProcKey, Vec<Order>)>,
+}
+
+impl Work {
+    async fn run(mut self, past: Past, mut intake: mpsc::Receiver<Intake>) {
+        if !past.procs.is_empty() {
+            info!(procs = past.procs.len(), "taking up the procs of the last life");
+        }
+        for proc in past.procs {
+            self.take_up(proc).await;
+        }
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! {
+                // Ended actors first, so that their orders find a new one.
+                biased;
+                Some(ended) = self.running.join_next(), if !self.running.is_empty() => {
+                    if let Ok((key, orders)) = ended {
+                        self.actors.remove(&key);
+                        for order in orders {
+                            self.deliver(&key, order).await;
+                        }
+                    }
+                }
+                count = intake.recv_many(&mut batch, INTAKE) => {
+                    if count == 0 {
+                        return;
+                    }
+                    let mut orders = Vec::new();
+                    for message in batch.drain(..) {
+                        match message {
+                            Intake::Order(order) => orders.push(order),
+                            Intake::Stop(done) => {
+                                self.running.shutdown().await;
+                                let _ = done.send(());
+                                return;
+                            }
+                        }
+                    }
+                    self.accept(orders).await;
+                }
+            }
+        }
+    }
+
+    async fn take_up(&mut self, proc: PastProc) {
+        let PastProc { key, record, registered_at, interrupted, waiting } = proc;
+        let open = interrupted.iter().map(|(op, _)| *op).chain(waiting.iter().map(|order| order.op));
+        self.around.open.lock().unwrap_or_else(PoisonError::into_inner).extend(open);
+        match record {
+            Some(record) => {
+                let (machine, step) = Machine::recover(key.clone(), record, interrupted);
+                self.spawn(machine, step, registered_at);
+            }
+            None => {
+                for (op, kind) in interrupted {
+                    self.answer_lost(&key, op, kind).await;
+                }
+            }
+        }
+        for order in waiting {
+            self.deliver(&key, order).await;
+        }
+    }
+
+    /// An op that had begun on a proc of which nothing else is known.
+    async fn answer_lost(&self, key: &ProcKey, op: OpId, kind: OpKind) {
+        let message = format!(
+            "interrupted: the agent ended while {} was under way and does not repeat it",
+            kind.verb()
+        );
+        let outcome = Outcome::without_agent(Code::Interrupted, message, kind);
+        self.around.journal.write(key, &[Write::Done(op, outcome.clone())]).await;
+        self.around.done(op, outcome);
+    }
+
+    async fn accept(&mut self, orders: Vec<OpOrder>) {
+        let now = self.around.host.now();
+        let orders: Vec<(ProcKey, Order)> = orders
+            .into_iter()
+            .map(|o| (o.proc, Order { op: o.op, kind: o.kind, spec: o.spec, start_by: now + o.start_within }))
+            .collect();
+        let accepted = match self.around.journal.accept(orders.clone()).await {
+            Ok(accepted) => accepted,
+            Err(failure) => {
+                // Not taken, so not confirmed: the server sends them again in the next session, or lets them expire.
+                error!(
+                    error = &failure as &dyn std::error::Error,
+                    "ops could not be written down and were not taken"
+                );
+                return;
+            }
+        };
+        for ((key, order), acceptance) in orders.into_iter().zip(accepted) {
+            match acceptance {
+                Acceptance::New => {
+                    info!(op = %order.op, proc = %key, kind = order.kind.verb(), "op taken");
+                    self.around.open.lock().unwrap_or_else(PoisonError::into_inner).insert(order.op);
+                    self.around.outbox.taken(order.op);
+                    self.deliver(&key, order).await;
+                }
+                Acceptance::Known => self.around.outbox.taken(order.op),
+                Acceptance::Done(outcome) => self.around.outbox.done(order.op, outcome),
+            }
+        }
+    }
+
+    async fn deliver(&mut self, key: &ProcKey, order: Order) {
+        let mut input = Input::Order(Box::new(order));
+        loop {
+            if !self.actors.contains_key(key) {
+                self.spawn(Machine::new(key.clone()), Default::default(), 0);
+            }
+            match self.actors[key].send(input).await {
+                Ok(()) => return,
+                // It has just ended, for nothing was left to do.
+                Err(mpsc::error::SendError(back)) => {
+                    self.actors.remove(key);
+                    input = back;
+                }
+            }
+        }
+    }
+
+    fn spawn(&mut self, machine: Machine, first: procfleet_core::supervise::Step, registered_at: i64) {
+        let (inputs, inbox) = mpsc::channel(INPUTS);
+        let key = machine.key().clone();
+        let actor = Actor::new(machine, self.around.clone(), inputs.clone(), registered_at);
+        self.running.spawn(actor.run(first, inbox));
+        self.actors.insert(key, inputs);
+    }
+}

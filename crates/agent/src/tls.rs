@@ -1,0 +1,178 @@
+//! The agent's end of the link's TLS and WebSocket.
+//!
+//! Before it has joined, an agent knows its server only by the pin in its token: the SHA-256 of the CA's certificate,
+//! which the server must send along. From then on it knows the CA itself. The server's address is never checked, its
+//! name inside the CA always is.
+
+use crate::config::ServerAddress;
+use crate::identity::Identity;
+use procfleet_proto::link::{BUFFER, MAX_FRAME, MAX_MESSAGE};
+use sha2::{Digest, Sha256};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Error as WsError;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::StatusCode;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+
+/// The name inside the CA that the server must prove.
+const SERVER_NAME: &str = "procfleet-server";
+const PATIENCE: Duration = Duration::from_secs(15);
+const USER_TIMEOUT_MS: u32 = 20_000;
+
+pub(crate) type Socket = WebSocketStream<TlsStream<TcpStream>>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("connecting to {0}")]
+    Tcp(ServerAddress, #[source] io::Error),
+    #[error("{0} did not answer within {PATIENCE:?}")]
+    Silent(ServerAddress),
+    #[error("making TLS ready")]
+    Prepare(#[source] TlsError),
+    #[error(
+        "TLS with {0} failed: one side does not trust the other's certificate, or it is no procfleet link"
+    )]
+    Tls(ServerAddress, #[source] io::Error),
+    #[error("{0} refused: {1}")]
+    Refused(ServerAddress, String),
+    #[error("opening the WebSocket to {0}")]
+    WebSocket(ServerAddress, #[source] Box<WsError>),
+}
+
+/// TLS for an agent that has joined.
+pub(crate) fn with_identity(identity: &Identity) -> Result<ClientConfig, ConnectError> {
+    let mut roots = RootCertStore::empty();
+    roots.add(identity.ca.clone()).map_err(ConnectError::Prepare)?;
+    builder()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![identity.certificate.clone()], identity.key.clone_key())
+        .map_err(ConnectError::Prepare)
+}
+
+/// TLS for an agent that knows only the CA's hash.
+pub(crate) fn with_pin(pin: [u8; 32]) -> Result<ClientConfig, ConnectError> {
+    let verifier = Arc::new(PinnedCa { pin, provider: Arc::new(ring::default_provider()) });
+    Ok(builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+}
+
+fn builder() -> Result<
+    tokio_rustls::rustls::ConfigBuilder<ClientConfig, tokio_rustls::rustls::WantsVerifier>,
+    ConnectError,
+> {
+    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(ConnectError::Prepare)
+}
+
+pub(crate) async fn connect(
+    server: &ServerAddress,
+    path: &str,
+    tls: ClientConfig,
+) -> Result<Socket, ConnectError> {
+    let connecting = tokio::time::timeout(PATIENCE, connect_now(server, path, tls)).await;
+    connecting.map_err(|_| ConnectError::Silent(server.clone()))?
+}
+
+async fn connect_now(server: &ServerAddress, path: &str, tls: ClientConfig) -> Result<Socket, ConnectError> {
+    let tcp = |error| ConnectError::Tcp(server.clone(), error);
+    let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(tcp)?;
+    stream.set_nodelay(true).map_err(tcp)?;
+    rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)
+        .map_err(|errno| tcp(errno.into()))?;
+    let name = ServerName::try_from(SERVER_NAME).expect("a constant name is a good name");
+    let stream = TlsConnector::from(Arc::new(tls))
+        .connect(name, stream)
+        .await
+        .map_err(|error| ConnectError::Tls(server.clone(), error))?;
+    let ws = |error: WsError| match error {
+        WsError::Http(response) if response.status() != StatusCode::SWITCHING_PROTOCOLS => {
+            let reason = response.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+            ConnectError::Refused(server.clone(), format!("{} {reason}", response.status()))
+        }
+        WsError::Io(error) => ConnectError::Tls(server.clone(), error),
+        error => ConnectError::WebSocket(server.clone(), Box::new(error)),
+    };
+    let request = format!("wss://{SERVER_NAME}{path}").into_client_request().map_err(ws)?;
+    let limits = WebSocketConfig::default()
+        .read_buffer_size(BUFFER)
+        .write_buffer_size(BUFFER)
+        .max_write_buffer_size(4 * MAX_MESSAGE)
+        .max_frame_size(Some(MAX_FRAME))
+        .max_message_size(Some(MAX_MESSAGE));
+    let (socket, _) =
+        tokio_tungstenite::client_async_with_config(request, stream, Some(limits)).await.map_err(ws)?;
+    Ok(socket)
+}
+
+/// Trusts exactly the CA whose certificate has this hash.
+#[derive(Debug)]
+struct PinnedCa {
+    pin: [u8; 32],
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for PinnedCa {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        let pinned = intermediates
+            .iter()
+            .find(|certificate| <[u8; 32]>::from(Sha256::digest(certificate)) == self.pin);
+        let ca = pinned.ok_or(TlsError::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(ca.clone().into_owned())?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
+            .build()
+            .map_err(|_| TlsError::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.provider.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.provider.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

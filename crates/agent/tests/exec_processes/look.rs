@@ -1,0 +1,215 @@
+//! Finding the process: by pid file, by name, among what a command started, and after a restart of the agent.
+
+use crate::support::*;
+use procfleet_core::process::{Cause, Found};
+use procfleet_core::supervise::{Leader, Signal};
+use procfleet_core::{Absence, Sighting};
+
+/// What a daemon does: two forks, a session of its own, and a pid file.
+const DAEMON: &str = "(setsid sh -c './web 1000 & echo $! > web.pid.new; mv web.pid.new web.pid' &)";
+
+#[tokio::test]
+async fn a_foreground_command_is_found_behind_its_shell() {
+    for command in
+        ["exec ./web 1000", "./web 1000", "./web 1000; true", "./start.sh", "true; ./start.sh; true"]
+    {
+        let mut proc = Proc::new(&format!("foreground-{command}"));
+        proc.write("start.sh", "#!/bin/sh\n./web 1000\n");
+        let run = proc.run(command);
+        let process = until(command, || match proc.launched(run, Leader::Refuse) {
+            Sighting::Running(process) if comm(process.pid) == "web" => Some(process),
+            Sighting::Running(_) => None,
+            Sighting::Absent(absence) => panic!("{command}: {}", absence.cause),
+        })
+        .await;
+        assert_eq!(process.found, Found::Foreground, "{command}");
+        assert_eq!(running(proc.settled()).pid, process.pid, "{command}: it is known by its name too");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_mentions_the_name_is_not_the_process() {
+    let mut proc = Proc::with_pid_file("mention");
+    let run = proc.run("sleep 1000; : /web");
+    let sighting = proc.launched(run, Leader::Refuse);
+    assert!(matches!(&sighting, Sighting::Absent(Absence { hopeless: false, .. })), "{sighting:?}");
+    let child = until("sleep runs", || {
+        let process = running(proc.launched(run, Leader::Accept));
+        (comm(process.pid) == "sleep").then_some(process)
+    })
+    .await;
+    assert_eq!(child.found, Found::Foreground);
+}
+
+#[tokio::test]
+async fn a_daemon_is_found_by_its_pid_file() {
+    let mut proc = Proc::with_pid_file("daemon");
+    let run = proc.run(DAEMON);
+    let pid = proc.pid_in("web.pid").await;
+    let process = running(proc.launched(run, Leader::Refuse));
+    assert_eq!((process.pid, process.found), (pid, Found::PidFile));
+    assert_eq!(proc.settled(), Sighting::Running(process));
+    // What the file says now counts, also against a process that goes on without it.
+    std::fs::remove_file(proc.path("web.pid")).expect("it is there");
+    assert!(matches!(cause(proc.settled()), Cause::NoPidFile { .. }));
+}
+
+#[tokio::test]
+async fn a_daemon_without_a_pid_file_is_found_by_its_name() {
+    let mut proc = Proc::new("nameless");
+    let run = proc.run(DAEMON);
+    proc.end_of(run).await;
+    let pid = proc.pid_in("web.pid").await;
+    let process = proc.found(run, pid).await;
+    assert_eq!(process.found, Found::Name);
+    assert_eq!(proc.settled(), Sighting::Running(process));
+}
+
+#[tokio::test]
+async fn a_late_pid_file_is_waited_for_while_something_runs() {
+    let mut proc = Proc::with_pid_file("late");
+    proc.spec.identity.proc_name = "other".to_owned();
+    let run = proc.run("(setsid ./web 1000 & echo $! > child)");
+    proc.end_of(run).await;
+    let child = proc.pid_in("child").await;
+    let missing = Cause::NoPidFile { path: proc.spec.identity.pid_path.clone() };
+    assert_eq!(
+        proc.launched(run, Leader::Refuse),
+        Sighting::Absent(Absence { cause: missing.clone(), hopeless: false })
+    );
+    // A dead number in the file is no reason to give up either.
+    proc.write("web.pid", "4194304\n");
+    let sighting = proc.launched(run, Leader::Refuse);
+    assert!(matches!(&sighting, Sighting::Absent(Absence { cause: Cause::DeadPid { .. }, hopeless: false })));
+    proc.write("web.pid", format!("{child}\n"));
+    assert_eq!(running(proc.launched(run, Leader::Refuse)).pid, child);
+    std::fs::remove_file(proc.path("web.pid")).expect("it is there");
+    // At the end of the wait whatever is left will do.
+    assert_eq!(running(proc.launched(run, Leader::Accept)).pid, child);
+    proc.hands.end_run(run);
+    until_gone(child).await;
+    assert_eq!(
+        proc.launched(run, Leader::Accept),
+        Sighting::Absent(Absence { cause: missing, hopeless: true })
+    );
+}
+
+#[tokio::test]
+async fn pid_files_that_cannot_be_used_say_why() {
+    let mut proc = Proc::with_pid_file("bad-files");
+    let path = proc.spec.identity.pid_path.clone();
+    let bad = |reason: &str| Cause::BadPidFile { path: path.clone(), reason: reason.to_owned() };
+    let long = "1".repeat(100);
+    let rows: &[(&str, Cause)] = &[
+        ("", bad("is empty")),
+        (" \n", bad("is empty")),
+        ("web", bad("its content \"web\" is not a pid")),
+        ("-1", bad("its content \"-1\" is not a pid")),
+        ("+5", bad("its content \"+5\" is not a pid")),
+        ("0", bad("its content \"0\" is not a pid")),
+        (&long, bad(&format!("its content {:?} is not a pid", &long[..64]))),
+        ("4194304\nmore\n", Cause::DeadPid { path: path.clone(), pid: 4_194_304 }),
+    ];
+    for (content, expected) in rows {
+        proc.write("web.pid", content);
+        assert_eq!(&cause(proc.settled()), expected, "{content:?}");
+    }
+    std::fs::remove_file(&path).expect("it is there");
+    std::fs::create_dir(&path).expect("a folder");
+    assert_eq!(cause(proc.settled()), bad("is not a regular file"));
+    std::fs::remove_dir(&path).expect("it is there");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a fifo");
+    assert_eq!(cause(proc.settled()), bad("is not a regular file"));
+    proc.spec.identity.pid_path = "web.pid".to_owned();
+    assert!(matches!(cause(proc.settled()), Cause::BadPidFile { reason, .. } if reason == "is not absolute"));
+}
+
+#[tokio::test]
+async fn a_stranger_in_the_pid_file_is_left_alone() {
+    let mut proc = Proc::with_pid_file("stranger");
+    let mut stranger = Stranger::start("/bin/sleep", std::path::Path::new("/"));
+    proc.write("web.pid", stranger.pid().to_string());
+    let run = proc.run("true");
+    proc.end_of(run).await;
+    for sighting in [proc.settled(), proc.recovered(None), proc.launched(run, Leader::Accept)] {
+        let expected = Cause::Stranger {
+            path: proc.spec.identity.pid_path.clone(),
+            pid: stranger.pid(),
+            program: "sleep".to_owned(),
+        };
+        assert_eq!(cause(sighting), expected);
+    }
+    proc.hands.sweep();
+    proc.hands.end_run(run);
+    stranger.assert_unharmed();
+}
+
+#[tokio::test]
+async fn another_procs_process_is_a_stranger_whatever_its_name() {
+    let mut proc = Proc::with_pid_file("neighbour");
+    let mark = [("PROCFLEET_PROC", "exec-test:somebody-else")];
+    let mut stranger = Stranger::start_as(proc.path("web"), proc.folder.path(), &mark);
+    proc.write("web.pid", stranger.pid().to_string());
+    assert!(matches!(cause(proc.settled()), Cause::Stranger { program, .. } if program == "web"));
+    proc.spec.identity.pid_path.clear();
+    assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
+    proc.hands.sweep();
+    stranger.assert_unharmed();
+}
+
+#[tokio::test]
+async fn one_that_was_started_by_hand_is_ours_by_its_program() {
+    let mut proc = Proc::with_pid_file("by-hand");
+    let by_hand = Stranger::start(proc.path("web"), std::path::Path::new("/"));
+    proc.write("web.pid", by_hand.pid().to_string());
+    assert_eq!(running(proc.settled()).pid, by_hand.pid());
+    proc.spec.identity.proc_name = "other".to_owned();
+    assert_eq!(running(proc.settled()).pid, by_hand.pid(), "its file is in the folder");
+    proc.spec.identity.pid_path.clear();
+    assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
+    proc.spec.identity.proc_name = "web".to_owned();
+    assert_eq!(running(proc.settled()).pid, by_hand.pid());
+    proc.spec.identity.setup_path.clear();
+    assert_eq!(cause(proc.settled()), Cause::NoIdentity);
+}
+
+#[tokio::test]
+async fn the_master_is_found_and_not_its_worker() {
+    let mut proc = Proc::new("master");
+    proc.write(
+        "web.sh",
+        "#!/bin/sh\n[ \"$1\" = worker ] || { ./web.sh worker & echo $$ > master; }\nsleep 1000\n",
+    );
+    let run = proc.run("(setsid ./web.sh &)");
+    proc.end_of(run).await;
+    let master = proc.pid_in("master").await;
+    assert_eq!(running(proc.settled()).pid, master);
+    assert_eq!(running(proc.launched(run, Leader::Refuse)).pid, master);
+}
+
+#[tokio::test]
+async fn a_restarted_agent_finds_its_processes_again() {
+    let mut proc = Proc::with_pid_file("recovery");
+    let run = proc.run(DAEMON);
+    let pid = proc.pid_in("web.pid").await;
+    let process = running(proc.launched(run, Leader::Refuse));
+    proc.forget();
+    std::fs::remove_file(proc.path("web.pid")).expect("it is there");
+    assert_eq!(proc.recovered(Some(process)), Sighting::Running(process), "what was known");
+    let mut recycled = process;
+    recycled.start_ticks -= 1;
+    let by_mark = running(proc.recovered(Some(recycled)));
+    assert_eq!((by_mark.pid, by_mark.found), (pid, Found::Name), "the mark and the name");
+    proc.spec.identity.proc_name = "other".to_owned();
+    proc.hands.signal(process, Signal::Kill);
+    until_gone(pid).await;
+    assert!(matches!(cause(proc.recovered(Some(process))), Cause::NoPidFile { .. }));
+    proc.run("exec sleep 1000");
+    proc.forget();
+    let by_mark_alone = running(proc.recovered(None)).pid;
+    until("the mark alone is enough", || (comm(by_mark_alone) == "sleep").then_some(())).await;
+}
+
+fn comm(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}

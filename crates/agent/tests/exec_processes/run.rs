@@ -1,0 +1,155 @@
+//! Commands: where, as whom and with what they run, and what is said about their end.
+
+use crate::support::*;
+use procfleet_core::supervise::CommandEnd;
+use procfleet_core::{Code, Exit};
+use std::collections::BTreeMap;
+use std::fs;
+
+#[tokio::test]
+async fn the_end_of_a_command_tells_its_status_and_output() {
+    let mut proc = Proc::new("status");
+    assert_eq!(
+        proc.output_of("echo one; echo two >&2; exit 3").await,
+        (Exit::Code(3), "one\ntwo\n".to_owned())
+    );
+    assert_eq!(proc.output_of("true").await, (Exit::Code(0), String::new()));
+    assert_eq!(proc.output_of("echo last; kill -9 $$").await, (Exit::Signal(9), "last\n".to_owned()));
+    assert_eq!(proc.output_of("no-such-command 2>/dev/null").await.0, Exit::Code(127));
+    proc.assert_silent();
+}
+
+#[tokio::test]
+async fn the_last_of_a_long_output_is_kept() {
+    let mut proc = Proc::new("tail");
+    let (_, output) = proc.output_of("i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done").await;
+    assert_eq!(output.len(), 4096);
+    assert!(output.ends_with("line 2998\nline 2999\n"), "{output}");
+    let (_, output) = proc.output_of("printf 'a\\377b'").await;
+    assert_eq!(output, "a\u{fffd}b");
+}
+
+#[tokio::test]
+async fn a_child_in_the_background_does_not_hold_up_the_end() {
+    let mut proc = Proc::new("background");
+    let (exit, output) = proc.output_of("sleep 1000 & echo $! > child; echo done").await;
+    assert_eq!((exit, output.as_str()), (Exit::Code(0), "done\n"));
+    assert!(is_running(proc.pid_in("child").await));
+}
+
+#[tokio::test]
+async fn the_environment_is_clean() {
+    let mut proc = Proc::new("environment");
+    let (_, output) = proc.output_of("tr '\\0' '\\n' < /proc/$$/environ").await;
+    let environment: BTreeMap<&str, &str> = output.lines().filter_map(|line| line.split_once('=')).collect();
+    let names: Vec<&str> = environment.keys().copied().collect();
+    assert_eq!(names, ["HOME", "LANG", "LOGNAME", "PATH", "PROCFLEET_PROC", "SHELL", "USER"]);
+    assert_eq!(environment["PROCFLEET_PROC"], "exec-test:environment");
+    assert_eq!(environment["PATH"], "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    assert_eq!((environment["USER"], environment["LANG"]), (me().as_str(), "C.UTF-8"));
+}
+
+#[tokio::test]
+async fn a_command_has_its_folder_its_session_and_nothing_to_read() {
+    let mut proc = Proc::new("surroundings");
+    let command = "pwd -P; umask; readlink /proc/self/fd/0; echo $(($(cut -d' ' -f6 /proc/$$/stat) - $$)); ls /proc/$$/fd | wc -w";
+    let (_, output) = proc.output_of(command).await;
+    let folder = fs::canonicalize(proc.folder.path()).expect("our folder");
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines[..4], [folder.to_str().expect("a plain path"), "0022", "/dev/null", "0"]);
+    assert_eq!(lines[4].trim(), "3", "nothing of the agent's is open in it");
+}
+
+#[tokio::test]
+async fn what_cannot_be_started_says_why() {
+    let mut proc = Proc::new("refusals");
+    proc.write("file", "");
+    let good = proc.spec.identity.setup_path.clone();
+    let missing = format!("{good}/missing");
+    let file = format!("{good}/file");
+    let rows: &[(&str, &str, &str, Code, &str)] = &[
+        ("", &me(), "true", Code::ArgsInvalid, "setup_path \"\" is not an absolute path"),
+        ("opt/web", &me(), "true", Code::ArgsInvalid, "setup_path \"opt/web\" is not an absolute path"),
+        (&missing, &me(), "true", Code::FileInvalid, &format!("setup_path {missing:?} does not exist")),
+        (&file, &me(), "true", Code::FileInvalid, &format!("setup_path {file:?} is not a directory")),
+        (&good, "", "true", Code::ArgsInvalid, "user is empty"),
+        (
+            &good,
+            "no-such-user",
+            "true",
+            Code::InvalidUser,
+            "user \"no-such-user\" does not exist on this host",
+        ),
+        (&good, &me(), "a\0b", Code::ArgsInvalid, "the command contains a NUL byte"),
+    ];
+    for (setup_path, user, command, code, reason) in rows {
+        proc.spec.identity.setup_path = (*setup_path).to_owned();
+        proc.spec.identity.user = (*user).to_owned();
+        let run = proc.run(command);
+        let expected = CommandEnd::NotStarted { code: *code, reason: (*reason).to_owned() };
+        assert_eq!(proc.end_of(run).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_command_runs_as_its_user() {
+    let mut proc = Proc::new("user");
+    proc.spec.identity.user = "nobody".to_owned();
+    let nobody = nix::unistd::User::from_name("nobody").expect("passwd").expect("there is a nobody");
+    let run = proc.run("id -u; id -g; id -G; echo $HOME $USER; echo written again > /dev/stdout");
+    let end = proc.end_of(run).await;
+    if !nix::unistd::geteuid().is_root() {
+        assert!(matches!(end, CommandEnd::NotStarted { code: Code::InvalidUser, .. }), "{end:?}");
+        return;
+    }
+    let CommandEnd::Exited { exit: Exit::Code(0), output } = end else { panic!("{end:?}") };
+    let expected = format!(
+        "{}\n{}\n{}\n{} nobody\nwritten again\n",
+        nobody.uid,
+        nobody.gid,
+        nobody.gid,
+        nobody.dir.display()
+    );
+    // Opening /dev/stdout anew without O_APPEND would start from the top: dash truncates the file here.
+    assert!(expected.ends_with(&output) && output.ends_with("written again\n"), "{output}");
+
+    fs::create_dir(proc.path("closed")).expect("a folder");
+    fs::set_permissions(proc.path("closed"), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .expect("ours");
+    proc.spec.identity.setup_path = proc.path("closed").to_str().expect("a plain path").to_owned();
+    let run = proc.run("true");
+    let end = proc.end_of(run).await;
+    let CommandEnd::NotStarted { code: Code::SystemError, reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("setup_path") && reason.contains("Permission denied"), "{reason}");
+}
+
+#[tokio::test]
+async fn any_name_has_its_output_inside_the_folder() {
+    let mut proc = Proc::new("../a/b%c d\u{957f}");
+    assert_eq!(proc.output_of("echo hi").await.1, "hi\n");
+    for _ in 0..6 {
+        proc.output_of("true").await;
+    }
+    let names: Vec<String> = fs::read_dir(proc.path("output"))
+        .expect("the output folder")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("plain text"))
+        .collect();
+    assert_eq!(names.len(), 4, "only the newest stay: {names:?}");
+    assert!(names.iter().all(|name| name.starts_with("exec-test+..%2Fa%2Fb%25c%20d%E9%95%BF.")), "{names:?}");
+}
+
+#[tokio::test]
+async fn a_process_outlives_the_hands_that_started_it() {
+    let mut proc = Proc::new("outlive");
+    let run = proc.run("while :; do echo tick; sleep 0.01; done");
+    let pid = running(proc.launched(run, procfleet_core::supervise::Leader::Accept)).pid;
+    proc.forget();
+    let process = running(proc.recovered(None));
+    assert!(is_running(pid) || is_running(process.pid));
+    proc.hands.signal(process, procfleet_core::supervise::Signal::Kill);
+    until("it is reaped although nobody watched it", || {
+        proc.hands.watch(process);
+        state_of(process.pid).is_none().then_some(())
+    })
+    .await;
+}

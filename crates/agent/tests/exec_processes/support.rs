@@ -1,0 +1,265 @@
+//! A proc with a folder of its own, whose processes are all ended when the test is.
+
+use procfleet_agent::exec::{Hands, Host};
+use procfleet_core::process::Cause;
+use procfleet_core::supervise::{CommandEnd, Input, Leader, RunId, Scope};
+use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+/// Long enough for a loaded machine; nobody waits for it unless something is wrong.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Proc {
+    pub(crate) folder: TempDir,
+    pub(crate) spec: Spec,
+    pub(crate) key: ProcKey,
+    pub(crate) host: Arc<Host>,
+    pub(crate) hands: Hands,
+    inputs: mpsc::Receiver<Input>,
+    /// Inputs that came before anybody asked for them.
+    backlog: Vec<Input>,
+    runs: u64,
+}
+
+impl Proc {
+    /// A proc named `name` whose program is `web`. The name must be used by one test only: it is the mark.
+    pub(crate) fn new(name: &str) -> Proc {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our folder");
+        let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+        let key = ProcKey { namespace: "exec-test".to_owned(), name: name.to_owned() };
+        let (send, inputs) = mpsc::channel(4);
+        let hands = Hands::new(host.clone(), key.clone(), send);
+        let mut spec = Spec::default();
+        spec.identity.proc_name = "web".to_owned();
+        spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
+        spec.identity.user = me();
+        fs::copy("/bin/sleep", folder.path().join("web")).expect("a copy of sleep");
+        Proc { folder, spec, key, host, hands, inputs, backlog: Vec::new(), runs: 0 }
+    }
+
+    pub(crate) fn with_pid_file(name: &str) -> Proc {
+        let mut proc = Proc::new(name);
+        proc.spec.identity.pid_path = proc.path("web.pid").to_str().expect("a plain path").to_owned();
+        proc
+    }
+
+    /// The same proc in the hands of an agent that has just started.
+    pub(crate) fn forget(&mut self) {
+        let (send, inputs) = mpsc::channel(4);
+        self.inputs = inputs;
+        self.backlog.clear();
+        self.hands = Hands::new(self.host.clone(), self.key.clone(), send);
+    }
+
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
+    }
+
+    pub(crate) fn write(&self, file: &str, text: impl AsRef<[u8]>) {
+        fs::write(self.path(file), text).expect("our own folder can be written");
+        fs::set_permissions(self.path(file), fs::Permissions::from_mode(0o755)).expect("our own file");
+    }
+
+    pub(crate) fn run(&mut self, command: &str) -> RunId {
+        self.runs += 1;
+        self.hands.run(RunId(self.runs), command, &self.spec);
+        RunId(self.runs)
+    }
+
+    /// Runs a command to its end.
+    pub(crate) async fn output_of(&mut self, command: &str) -> (Exit, String) {
+        let run = self.run(command);
+        match self.end_of(run).await {
+            CommandEnd::Exited { exit, output } => (exit, output),
+            CommandEnd::NotStarted { reason, .. } => panic!("{command}: {reason}"),
+        }
+    }
+
+    pub(crate) async fn end_of(&mut self, run: RunId) -> CommandEnd {
+        self.input(|input| match input {
+            Input::CommandEnded { run: ended, end } if *ended == run => Some(end.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    pub(crate) async fn exit_of(&mut self, process: Process) -> Exit {
+        self.input(|input| match input {
+            Input::Exited { process: gone, exit } if gone.is(&process) => Some(*exit),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn input<T>(&mut self, wanted: impl Fn(&Input) -> Option<T>) -> T {
+        if let Some(index) = self.backlog.iter().position(|input| wanted(input).is_some()) {
+            return wanted(&self.backlog.remove(index)).expect("it was there a moment ago");
+        }
+        let search = async {
+            loop {
+                let input = self.inputs.recv().await.expect("the hands are alive");
+                if let Some(found) = wanted(&input) {
+                    return found;
+                }
+                self.backlog.push(input);
+            }
+        };
+        tokio::time::timeout(DEADLINE, search).await.expect("the input comes")
+    }
+
+    /// Nothing has been reported that nobody asked for.
+    pub(crate) fn assert_silent(&mut self) {
+        self.backlog.extend(std::iter::from_fn(|| self.inputs.try_recv().ok()));
+        assert_eq!(self.backlog, []);
+    }
+
+    pub(crate) fn settled(&mut self) -> Sighting {
+        self.hands.look(Scope::Settled, &self.spec)
+    }
+
+    pub(crate) fn launched(&mut self, run: RunId, leader: Leader) -> Sighting {
+        self.hands.look(Scope::Launch { run, leader }, &self.spec)
+    }
+
+    pub(crate) fn recovered(&mut self, last: Option<Process>) -> Sighting {
+        self.hands.look(Scope::Recovery { last }, &self.spec)
+    }
+
+    /// Looks among what the run started until it finds the process with this pid.
+    pub(crate) async fn found(&mut self, run: RunId, pid: u32) -> Process {
+        until("the process is found", || match self.launched(run, Leader::Refuse) {
+            Sighting::Running(process) if process.pid == pid => Some(process),
+            Sighting::Running(_) | Sighting::Absent(_) => None,
+        })
+        .await
+    }
+
+    /// The pid that a script writes into this file.
+    pub(crate) async fn pid_in(&self, file: &str) -> u32 {
+        let path = self.path(file);
+        until(&format!("a pid is in {file}"), || {
+            let text = fs::read_to_string(&path).ok()?;
+            text.strip_suffix('\n')?.trim().parse().ok()
+        })
+        .await
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        let mark = format!("PROCFLEET_PROC={}", self.key);
+        for _ in 0..5 {
+            for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+                let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
+                if environ.split(|byte| *byte == 0).any(|pair| pair == mark.as_bytes()) {
+                    kill(entry.file_name().to_str().and_then(|pid| pid.parse().ok()).unwrap_or(0));
+                }
+            }
+        }
+    }
+}
+
+/// A process that is none of ours, with a death of its own at the end of the test.
+pub(crate) struct Stranger(Child);
+
+impl Stranger {
+    pub(crate) fn start(program: impl AsRef<Path>, folder: &Path) -> Stranger {
+        Stranger::start_as(program, folder, &[])
+    }
+
+    pub(crate) fn start_as(
+        program: impl AsRef<Path>,
+        folder: &Path,
+        environment: &[(&str, &str)],
+    ) -> Stranger {
+        let mut command = Command::new(program.as_ref());
+        command.arg("1000").current_dir(folder).env_clear().envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Stranger(command.spawn().expect("a stranger"))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub(crate) fn assert_unharmed(&mut self) {
+        assert_eq!(self.0.try_wait().expect("our own child"), None, "the stranger was ended");
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Asks again and again until there is an answer.
+pub(crate) async fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < DEADLINE, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub(crate) async fn until_gone(pid: u32) {
+    until(&format!("{pid} is gone"), || (!is_running(pid)).then_some(())).await;
+}
+
+/// The dead who are not buried do not count.
+pub(crate) fn is_running(pid: u32) -> bool {
+    state_of(pid).is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+pub(crate) fn state_of(pid: u32) -> Option<char> {
+    fs::read_to_string(format!("/proc/{pid}/stat")).ok()?.rsplit_once(") ")?.1.chars().next()
+}
+
+/// What `exec` would call this process.
+pub(crate) fn process(pid: u32) -> Process {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is running");
+    let rest = stat.rsplit_once(") ").expect("a stat line").1;
+    let start_ticks = rest.split(' ').nth(19).expect("a start time").parse().expect("a number");
+    Process { pid, start_ticks, found: procfleet_core::process::Found::PidFile }
+}
+
+pub(crate) fn running(sighting: Sighting) -> Process {
+    match sighting {
+        Sighting::Running(process) => process,
+        Sighting::Absent(absence) => panic!("not running: {}", absence.cause),
+    }
+}
+
+pub(crate) fn cause(sighting: Sighting) -> Cause {
+    match sighting {
+        Sighting::Absent(absence) => absence.cause,
+        Sighting::Running(process) => panic!("{process:?} is running"),
+    }
+}
+
+pub(crate) fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+/// The account that the tests run as.
+pub(crate) fn me() -> String {
+    nix::unistd::User::from_uid(nix::unistd::geteuid())
+        .ok()
+        .flatten()
+        .map_or_else(String::new, |user| user.name)
+}

@@ -1,0 +1,103 @@
+//! Reports of exits, and what an inspection says.
+
+use crate::support::*;
+use procfleet_core::Exit;
+use procfleet_core::process::Found;
+use procfleet_core::supervise::{CommandEnd, Leader, Signal};
+
+#[tokio::test]
+async fn a_command_that_is_the_process_is_reported_as_both() {
+    for (command, exit) in
+        [("exec ./web 1000", Exit::Signal(9)), ("trap 'exit 7' TERM; echo; read x < fifo", Exit::Code(7))]
+    {
+        let mut proc = Proc::new(&format!("both-{exit:?}"));
+        let fifo = proc.path("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a fifo");
+        let run = proc.run(command);
+        let process = running(proc.launched(run, Leader::Accept));
+        proc.hands.watch(process);
+        proc.hands.watch(process);
+        match exit {
+            Exit::Signal(_) => proc.hands.signal(process, Signal::Kill),
+            Exit::Code(_) | Exit::Unknown => {
+                let output = proc.path("output");
+                until("the trap is set", || {
+                    let file = std::fs::read_dir(&output).ok()?.next()?.ok()?.path();
+                    (!std::fs::read(file).ok()?.is_empty()).then_some(())
+                })
+                .await;
+                proc.hands.signal(process, Signal::Term);
+            }
+        }
+        assert_eq!(proc.exit_of(process).await, exit);
+        let CommandEnd::Exited { exit: seen, .. } = proc.end_of(run).await else { panic!("it did start") };
+        assert_eq!(seen, exit);
+        assert_eq!(state_of(process.pid), None, "it was reaped");
+        proc.assert_silent();
+        // Watching what is gone reports at once.
+        proc.hands.watch(process);
+        assert_eq!(proc.exit_of(process).await, exit);
+    }
+}
+
+#[tokio::test]
+async fn the_exit_of_another_ones_child_is_reported() {
+    for (ending, expected) in [("kill -9 $$", Exit::Signal(9)), ("exit 5", Exit::Code(5))] {
+        let mut proc = Proc::with_pid_file(&format!("orphan-{expected:?}"));
+        let fifo = proc.path("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a fifo");
+        proc.write("web.sh", format!("#!/bin/sh\necho $$ > web.pid\nread x < fifo\n{ending}\n"));
+        // Its parent waits for it, so that it is reaped as soon as it is dead.
+        let (_, _) = proc.output_of("(setsid sh -c './web.sh; true' &)").await;
+        let pid = proc.pid_in("web.pid").await;
+        let process = running(proc.settled());
+        assert_eq!((process.pid, process.found), (pid, Found::PidFile));
+        proc.hands.watch(process);
+        proc.assert_silent();
+        std::fs::write(&fifo, "go\n").expect("somebody reads");
+        let exit = proc.exit_of(process).await;
+        let kernel_tells = kernel() >= (6, 15);
+        assert_eq!(exit, if kernel_tells { expected } else { Exit::Unknown });
+    }
+}
+
+#[tokio::test]
+async fn what_is_gone_or_replaced_is_reported_at_once() {
+    let mut proc = Proc::new("gone");
+    let mut stranger = Stranger::start("/bin/sleep", proc.folder.path());
+    let mut recycled = process(stranger.pid());
+    recycled.start_ticks -= 1;
+    proc.hands.watch(recycled);
+    assert_eq!(proc.exit_of(recycled).await, Exit::Unknown);
+    stranger.assert_unharmed();
+    assert_eq!(proc.hands.inspect(&recycled), None);
+}
+
+#[tokio::test]
+async fn an_inspection_describes_the_process() {
+    let mut proc = Proc::new("inspect");
+    let run = proc.run("exec ./web 1000");
+    let process = until("it is web", || {
+        let process = running(proc.launched(run, Leader::Refuse));
+        (std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok()? == "web\n").then_some(process)
+    })
+    .await;
+    let instance = proc.hands.inspect(&process).expect("it is running");
+    assert_eq!((instance.pid, instance.command_line.as_str()), (process.pid, "./web 1000"));
+    assert_eq!((instance.state.as_str(), instance.threads), ("S", 1));
+    assert!(instance.memory_kib > 0 && instance.memory_percent > 0.0 && instance.memory_percent < 100.0);
+    assert!((0.0..=100.0).contains(&instance.cpu_now) && (0.0..=100.0).contains(&instance.cpu_average));
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+    assert!(i64::try_from(now).expect("soon enough") - instance.began_at < 30, "{instance:?}");
+    proc.hands.signal(process, Signal::Kill);
+    until_gone(process.pid).await;
+    assert_eq!(proc.hands.inspect(&process), None);
+}
+
+fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel");
+    let mut numbers = release.split(|cut: char| !cut.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}

@@ -1,0 +1,213 @@
+//! The HTTP client: one request, one answer, errors in words. It knows the envelope and the login, and nothing of
+//! what the verbs ask for.
+
+use crate::connection::Login;
+use crate::error::Error;
+use crate::output::plain;
+use procfleet_core::code::Code;
+use procfleet_proto::http::native::Envelope;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fmt;
+use std::io::ErrorKind;
+use std::time::Duration;
+use ureq::http::{HeaderValue, Response};
+use ureq::{Body, Timeout};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const OVERALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// A task on 100,000 hosts is about 40 MB; this only keeps a stranger from filling our memory.
+const MAX_ANSWER: u64 = 512 * 1024 * 1024;
+
+pub(crate) struct Client {
+    agent: ureq::Agent,
+    url: String,
+    authorization: HeaderValue,
+    credentials: String,
+}
+
+/// The `data` of one reply, as it came. `--json` prints it so that nothing the server said is lost.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) data: Value,
+    url: String,
+}
+
+impl fmt::Debug for Client {
+    /// Without the header that holds the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    pub(crate) fn new(login: Login) -> Client {
+        // Neither proxies nor redirects: both would hand the secret to somebody the user did not name.
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(OVERALL_TIMEOUT))
+            .proxy(None)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("procfleet/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .new_agent();
+        let words = serde_json::json!({
+            "bk_app_code": login.app_code,
+            "bk_app_secret": login.app_secret.reveal(),
+            "bk_username": login.username,
+        });
+        let mut authorization =
+            HeaderValue::from_str(&in_ascii(&words.to_string())).expect("printable ASCII is a header value");
+        authorization.set_sensitive(true);
+        Client { agent, url: login.url, authorization, credentials: login.credentials }
+    }
+
+    pub(crate) fn get(&self, path: &str, query: &[(&str, String)]) -> Result<Answer, Error> {
+        let request = self
+            .agent
+            .get(format!("{}{path}", self.url))
+            .query_pairs(query.iter().map(|(name, value)| (*name, value.as_str())))
+            .header("X-Bkapi-Authorization", self.authorization.clone());
+        let answer = request.call().and_then(read);
+        self.judge(answer, |url, why| Error::Interrupted { url, why })
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<Answer, Error> {
+        let request = self
+            .agent
+            .post(format!("{}{path}", self.url))
+            .header("X-Bkapi-Authorization", self.authorization.clone());
+        let answer = request.send_json(body).and_then(read);
+        self.judge(answer, |url, why| Error::Undecided { url, why })
+    }
+
+    fn judge(
+        &self,
+        answer: Result<(u16, Vec<u8>), ureq::Error>,
+        after_sending: impl FnOnce(String, String) -> Error,
+    ) -> Result<Answer, Error> {
+        let url = self.url.clone();
+        let (status, body) = answer.map_err(|fault| match words_for(&fault) {
+            Phase::Connecting(why) => Error::Unreachable { url: url.clone(), why },
+            Phase::Answering(why) => after_sending(url.clone(), why),
+        })?;
+        let envelope: Envelope<Value> = serde_json::from_slice(&body).map_err(|fault| Error::Stranger {
+            url: url.clone(),
+            status,
+            why: fault.to_string(),
+        })?;
+        let (message, code) = (plain(&envelope.message), envelope.code);
+        if envelope.result {
+            let why = "a success without data".to_owned();
+            let data = envelope.data.ok_or_else(|| Error::Stranger { url: url.clone(), status, why })?;
+            return Ok(Answer { data, url });
+        }
+        let login = [Code::AppDenied, Code::UserDenied].map(Code::external);
+        Err(if login.contains(&code) {
+            Error::Denied { message, code, credentials: self.credentials.clone() }
+        } else {
+            Error::Refused { message, code }
+        })
+    }
+}
+
+impl Answer {
+    pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        T::deserialize(&self.data).map_err(|fault| Error::Stranger {
+            url: self.url.clone(),
+            status: 200,
+            why: fault.to_string(),
+        })
+    }
+}
+
+/// One part of a path: everything that has a meaning in a url is taken out of it.
+pub(crate) fn path_segment(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            other => format!("%{other:02X}"),
+        })
+        .collect()
+}
+
+/// The same JSON in the characters that a header may have: names need not be ASCII.
+fn in_ascii(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if (' '..='~').contains(&c) {
+            text.push(c);
+        } else {
+            text.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    text
+}
+
+fn read(mut response: Response<Body>) -> Result<(u16, Vec<u8>), ureq::Error> {
+    let status = response.status().as_u16();
+    let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
+    Ok((status, body))
+}
+
+/// How far a request had come when it failed. It decides whether repeating it is harmless.
+enum Phase {
+    Connecting(String),
+    Answering(String),
+}
+
+fn words_for(fault: &ureq::Error) -> Phase {
+    use ureq::Error as Fault;
+    match fault {
+        Fault::Io(io) => match io.kind() {
+            ErrorKind::ConnectionRefused => Phase::Connecting("connection refused".to_owned()),
+            ErrorKind::HostUnreachable => Phase::Connecting("there is no way to this host".to_owned()),
+            ErrorKind::NetworkUnreachable => Phase::Connecting("there is no way to its network".to_owned()),
+            // Every other error of a socket can come late, so the careful answer is given.
+            _ => Phase::Answering(lower(&io.to_string())),
+        },
+        Fault::HostNotFound => Phase::Connecting("no such host".to_owned()),
+        Fault::Timeout(Timeout::Connect | Timeout::Resolve) => {
+            Phase::Connecting(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))
+        }
+        Fault::Timeout(_) => Phase::Answering(format!("no answer within {} s", OVERALL_TIMEOUT.as_secs())),
+        Fault::ConnectionFailed | Fault::BadUri(_) | Fault::Http(_) | Fault::Tls(_) | Fault::Rustls(_) => {
+            Phase::Connecting(lower(&fault.to_string()))
+        }
+        // ureq's list of errors is open; of the rest none is known to come before sending.
+        _ => Phase::Answering(lower(&fault.to_string())),
+    }
+}
+
+/// Other people's messages in our style.
+fn lower(text: &str) -> String {
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) => first.to_lowercase().chain(chars).collect(),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_segment_cannot_leave_its_place() {
+        assert_eq!(path_segment("GSETASK:20261115000000:7"), "GSETASK%3A20261115000000%3A7");
+        assert_eq!(path_segment("../x?y#z é"), "..%2Fx%3Fy%23z%20%C3%A9");
+    }
+
+    #[test]
+    fn names_of_any_script_fit_into_the_header() {
+        let json = serde_json::json!({"bk_username": "运维\u{7f}\u{1f680}\n"}).to_string();
+        let header = in_ascii(&json);
+        assert!(HeaderValue::from_str(&header).is_ok(), "{header}");
+        let back: Value = serde_json::from_str(&header).expect("still JSON");
+        assert_eq!(back, serde_json::from_str::<Value>(&json).expect("JSON"));
+    }
+}

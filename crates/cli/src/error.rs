@@ -1,0 +1,55 @@
+//! What can keep a verb from being carried out, in words that a person can act on.
+//!
+//! An op that failed on its host is not an error here: it is an answer, and makes the exit [`Exit::Failed`].
+
+use crate::Exit;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line or a file it names must be changed.
+    #[error("{0}")]
+    Usage(String),
+    #[error(
+        "no {missing} to connect with: give --url, --app-code and --app-secret; or set PROCFLEET_URL, \
+         PROCFLEET_APP_CODE and PROCFLEET_APP_SECRET; or name the server's folder with --data, which holds \
+         admin.json (looked in {}: {found})",
+        looked_in.display()
+    )]
+    NoCredentials { missing: &'static str, looked_in: PathBuf, found: String },
+    /// Nothing was sent.
+    #[error("cannot reach {url}: {why}; is the server running? (procfleet up)")]
+    Unreachable { url: String, why: String },
+    /// The connection broke after a reading request was sent: asking again is harmless.
+    #[error("lost {url} while it was answering: {why}")]
+    Interrupted { url: String, why: String },
+    /// The connection broke after a changing request was sent: asking again may do it twice.
+    #[error(
+        "lost {url} while it was answering: {why}; the request may have been accepted, so look at \
+         `procfleet task list` before you repeat it"
+    )]
+    Undecided { url: String, why: String },
+    #[error("{url} answers (http status {status}), but not as procfleet does: {why}; is the address right?")]
+    Stranger { url: String, status: u16, why: String },
+    #[error("the server does not let us in: {message} (code {code}); the credentials are from {credentials}")]
+    Denied { message: String, code: u32, credentials: String },
+    #[error("the server refused: {message} (code {code})")]
+    Refused { message: String, code: u32 },
+    #[error("cannot write the output: {0}")]
+    Output(std::io::Error),
+}
+
+impl Error {
+    pub fn exit(&self) -> Exit {
+        match self {
+            Error::Usage(_) => Exit::Usage,
+            Error::NoCredentials { .. }
+            | Error::Unreachable { .. }
+            | Error::Interrupted { .. }
+            | Error::Undecided { .. }
+            | Error::Stranger { .. }
+            | Error::Denied { .. } => Exit::Unreachable,
+            Error::Refused { .. } | Error::Output(_) => Exit::Failed,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `procfleet audit`: who did what, and from where.
+
+use crate::output::{Format, Output, moment};
+use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_proto::http::native::AuditRow;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Audit {
+    /// How many of the newest lines to show
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+impl Audit {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let answer = self.connection.client()?.get("/api/v1/audit", &[("limit", self.limit.to_string())])?;
+        match self.output.format() {
+            Format::Json => around.json(&answer.data)?,
+            Format::Text => {
+                let rows: Vec<AuditRow> = answer.read()?;
+                around.table(
+                    ["AT", "USER", "APP", "FROM", "ACTION", "SUBJECT", "CODE", "DETAIL"],
+                    rows.into_iter().map(cells).collect(),
+                    "nothing has been done yet",
+                )?;
+            }
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn cells(row: AuditRow) -> [String; 8] {
+    [
+        moment(row.at),
+        row.bk_username,
+        row.bk_app_code,
+        row.from,
+        row.action,
+        row.subject,
+        row.code.to_string(),
+        row.detail,
+    ]
+}

@@ -1,0 +1,10 @@
+//! One file for each verb: its flags, what it asks the server, what it prints.
+
+pub(crate) mod agents;
+pub(crate) mod audit;
+pub(crate) mod operate;
+pub(crate) mod ps;
+mod request;
+mod status;
+pub(crate) mod task;
+pub(crate) mod token;

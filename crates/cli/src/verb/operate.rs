@@ -1,0 +1,185 @@
+//! `procfleet start`, `stop`, `restart`, `reload`, `kill`, `host`, `unhost` and `status`: one operation on any
+//! number of hosts, and waiting for its outcomes. What the request looks like is in `request`, what a status looks
+//! like in `status`.
+
+use super::{request, status};
+use crate::client::Client;
+use crate::output::{Format, Output, plain};
+use crate::wait::{self, Watched};
+use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_core::id::{AgentId, Host};
+use procfleet_core::op::OpKind;
+use procfleet_proto::http::native::AgentRow;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Operate {
+    /// The process's name in its namespace
+    pub name: String,
+    /// The group of processes it belongs to [default: that of the file, else "default"]
+    #[arg(long, value_name = "NS")]
+    pub namespace: Option<String>,
+    /// A host to do it on; give it again for more. With no target: the only agent there is
+    #[arg(long = "host", value_name = "CLOUD:IP", conflicts_with = "agents")]
+    pub hosts: Vec<Host>,
+    /// An agent to do it on, by its id; give it again for more
+    #[arg(long = "agent", value_name = "ID")]
+    pub agents: Vec<AgentId>,
+    /// A request body or a spec as JSON (- reads stdin); flags win over it
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// A label of the process; give it again for more
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    pub labels: Vec<(String, String)>,
+    /// Print the task id and do not wait for the outcomes
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Wait no longer than this; the task goes on all the same
+    #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
+    pub timeout: u64,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub spec: SpecFlags,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+/// A spec in flags. With none of them (and no file) no spec is sent, and agents use the one they have stored.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Spec (none of these: the one that the agent has stored)")]
+pub struct SpecFlags {
+    /// The command that starts the process
+    #[arg(long = "cmd", value_name = "COMMAND")]
+    pub start_cmd: Option<String>,
+    /// The command that stops it [none: SIGTERM]
+    #[arg(long, value_name = "COMMAND")]
+    pub stop_cmd: Option<String>,
+    /// The command that restarts it [none: stop, then start]
+    #[arg(long, value_name = "COMMAND")]
+    pub restart_cmd: Option<String>,
+    /// The command that lets it read its configuration again
+    #[arg(long, value_name = "COMMAND")]
+    pub reload_cmd: Option<String>,
+    /// The command that ends it by force [none: SIGKILL]
+    #[arg(long, value_name = "COMMAND")]
+    pub kill_cmd: Option<String>,
+    /// The file that it writes its pid to, if it does; relative to the setup path
+    #[arg(long, value_name = "PATH")]
+    pub pid_file: Option<PathBuf>,
+    /// The folder on the host that commands run in [default: this folder]
+    #[arg(long, value_name = "DIR")]
+    pub setup_path: Option<PathBuf>,
+    /// The account on the host that commands run as [default: root]
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// The file name of the program [default: NAME]
+    #[arg(long, value_name = "NAME")]
+    pub proc_name: Option<String>,
+    /// How long it must be alive to count as started
+    #[arg(long, value_name = "SECS")]
+    pub start_check_secs: Option<u64>,
+    /// How long it may take to be gone
+    #[arg(long, value_name = "SECS")]
+    pub stop_check_secs: Option<u64>,
+    /// How long one command may run
+    #[arg(long, value_name = "SECS")]
+    pub op_timeout: Option<u64>,
+    /// How often in a row it is started again before the agent gives up
+    #[arg(long, value_name = "N")]
+    pub start_retries: Option<u64>,
+    /// How long a run must be to count as stable
+    #[arg(long, value_name = "SECS")]
+    pub start_interval: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Accepted {
+    task_id: String,
+}
+
+impl Operate {
+    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        // What can be wrong with the command line is found before the server is asked anything.
+        let file = self.file.as_deref().map(|path| request::read_file(path, around.input)).transpose()?;
+        let mut body = request::body(self, kind, file)?;
+        let client = self.connection.client()?;
+        if !request::has_target(&body) {
+            let (key, value) = only_agent(&client)?;
+            body.insert(key.to_owned(), value);
+        }
+        let answer = client.post("/api/c/compapi/v2/gse/operate_proc_v2/", &body)?;
+        let Accepted { task_id } = answer.read()?;
+        if self.no_wait {
+            match self.output.format() {
+                Format::Json => around.json(&answer.data)?,
+                Format::Text => around.say(&plain(&task_id))?,
+            }
+            return Ok(Exit::Done);
+        }
+        around.note(&format!("task {}", plain(&task_id)));
+        let seen = wait::wait(&client, &task_id, Duration::from_secs(self.timeout), around)?;
+        self.report(kind, &seen, around)
+    }
+
+    fn report(&self, kind: OpKind, seen: &Watched, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let task = &seen.view.task;
+        if task.counts.open > 0 {
+            around.note(&format!("not finished after {} s; {}", self.timeout, wait::goes_on(&task.task_id)));
+        }
+        match (self.output.format(), kind) {
+            (Format::Json, _) => around.json(&seen.data)?,
+            (Format::Text, OpKind::Query) => {
+                around.table(status::HEADER, status::rows(&seen.view.ops), "the task has no ops")?;
+            }
+            (
+                Format::Text,
+                OpKind::Start
+                | OpKind::Stop
+                | OpKind::Host
+                | OpKind::Unhost
+                | OpKind::Restart
+                | OpKind::Reload
+                | OpKind::Kill,
+            ) => around.say(&seen.summary())?,
+        }
+        Ok(seen.exit())
+    }
+}
+
+/// The target of an order that names none: without a choice there is nothing to choose wrongly.
+fn only_agent(client: &Client) -> Result<(&'static str, Value), Error> {
+    const LISTED: usize = 10;
+    let agents: Vec<AgentRow> = client.get("/api/v1/agents", &[])?.read()?;
+    match agents.as_slice() {
+        [] => Err(Error::Usage(
+            "no agent has joined yet, so there is no host to do it on: procfleet token create makes a token for one"
+                .to_owned(),
+        )),
+        // An agent that never told its address can still be named by its id.
+        [agent] if agent.ip.is_empty() => Ok(("agent_id_list", json!([agent.bk_agent_id]))),
+        [agent] => Ok(("hosts", json!([{"ip": agent.ip, "bk_cloud_id": agent.bk_cloud_id}]))),
+        several => {
+            let mut text =
+                format!("there are {} agents: choose with --host CLOUD:IP or --agent ID", several.len());
+            for agent in several.iter().take(LISTED) {
+                let (cloud, ip, id) = (agent.bk_cloud_id, &agent.ip, &agent.bk_agent_id);
+                text.push_str(&format!("\n  {}", plain(&format!("--host {cloud}:{ip}  (--agent {id})"))));
+            }
+            if several.len() > LISTED {
+                text.push_str(&format!("\n  and {} more: procfleet agents", several.len() - LISTED));
+            }
+            Err(Error::Usage(text))
+        }
+    }
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        Some(_) | None => Err("expected KEY=VALUE".to_owned()),
+    }
+}

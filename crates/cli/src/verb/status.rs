@@ -1,0 +1,115 @@
+//! The table of `procfleet status`, from what the ops of a query brought back.
+//!
+//! The content is GSE's JSON text. It is read leniently, field by field: one that is missing or odd costs its cell
+//! and not the row.
+
+use crate::output::{span, yes_no};
+use crate::wait::is_open;
+use procfleet_core::code::Code;
+use procfleet_proto::http::native::OpRow;
+use serde_json::Value;
+
+pub(super) const HEADER: [&str; 10] =
+    ["HOST", "NAMESPACE", "NAME", "STATE", "HOSTED", "PID", "CPU%", "MEM%", "MEMORY", "UP"];
+
+pub(super) fn rows(ops: &[OpRow]) -> Vec<[String; 10]> {
+    ops.iter().flat_map(op_rows).collect()
+}
+
+fn op_rows(op: &OpRow) -> Vec<[String; 10]> {
+    if is_open(op) {
+        return vec![row(op, "no answer yet", &Value::Null)];
+    }
+    if op.error_code != Code::Success.number() {
+        return vec![row(op, &format!("unknown ({})", op.error_code), &Value::Null)];
+    }
+    let content: Value = serde_json::from_str(&op.content).unwrap_or(Value::Null);
+    let instances: Vec<&Value> = list(&content["process"]).flat_map(|proc| list(&proc["instance"])).collect();
+    if instances.is_empty() {
+        return vec![row(op, "unknown", &Value::Null)];
+    }
+    instances
+        .into_iter()
+        .map(|instance| {
+            let state = match instance["pid"].as_i64() {
+                Some(pid) if pid > 0 => "running",
+                Some(_) => "stopped",
+                None => "unknown",
+            };
+            row(op, state, instance)
+        })
+        .collect()
+}
+
+fn row(op: &OpRow, state: &str, instance: &Value) -> [String; 10] {
+    // A stopped process has zeros for all of these, which would look like measurements.
+    let alive = instance["pid"].as_i64().is_some_and(|pid| pid > 0);
+    let measured = |key: &str| if alive { &instance[key] } else { &Value::Null };
+    [
+        op.target.clone(),
+        op.namespace.clone(),
+        op.name.clone(),
+        state.to_owned(),
+        instance["isAuto"].as_bool().map(yes_no).unwrap_or_default(),
+        measured("pid").as_i64().map(|pid| pid.to_string()).unwrap_or_default(),
+        measured("cpuUsage").as_f64().map(|cpu| format!("{cpu:.1}")).unwrap_or_default(),
+        measured("phyMemUsage").as_f64().map(|mem| format!("{mem:.1}")).unwrap_or_default(),
+        measured("usePhyMem").as_f64().map(memory).unwrap_or_default(),
+        measured("elapsedTime").as_i64().map(span).unwrap_or_default(),
+    ]
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn memory(kib: f64) -> String {
+    const STEP: f64 = 1024.0;
+    match kib {
+        _ if kib < STEP => format!("{kib:.0} KiB"),
+        _ if kib < STEP * STEP => format!("{:.1} MiB", kib / STEP),
+        _ => format!("{:.1} GiB", kib / STEP / STEP),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error_code: u32, content: &str, wanted: &[[&str; 7]]) {
+        let op = OpRow {
+            op_id: "20261115000000-1-0".to_owned(),
+            key: String::new(),
+            kind: "query".to_owned(),
+            target: "0:127.0.0.1".to_owned(),
+            namespace: "web".to_owned(),
+            name: "nginx".to_owned(),
+            error_code,
+            error_msg: String::new(),
+            content: content.to_owned(),
+        };
+        let rows = rows(&[op]);
+        let shown: Vec<&[String]> = rows.iter().map(|row| &row[3..]).collect();
+        assert_eq!(shown, wanted.iter().map(|row| row.as_slice()).collect::<Vec<_>>(), "{content}");
+    }
+
+    #[test]
+    fn contents() {
+        check(
+            0,
+            r#"{"process":[{"procname":"nginx","instance":[{"pid":42,"isAuto":true,"cpuUsage":1.25,
+               "phyMemUsage":0.13,"usePhyMem":10412,"elapsedTime":61}]}]}"#,
+            &[["running", "yes", "42", "1.2", "0.1", "10.2 MiB", "61s"]],
+        );
+        check(
+            0,
+            r#"{"process":[{"instance":[{"pid":-1,"isAuto":false,"cpuUsage":0.0,"elapsedTime":0}]}]}"#,
+            &[["stopped", "no", "", "", "", "", ""]],
+        );
+        check(0, r#"{"process":[{"instance":[{}]}]}"#, &[["unknown", "", "", "", "", "", ""]]);
+        check(0, r#"{"process":[]}"#, &[["unknown", "", "", "", "", "", ""]]);
+        check(0, "not json", &[["unknown", "", "", "", "", "", ""]]);
+        check(117, "", &[["unknown (117)", "", "", "", "", "", ""]]);
+        check(115, "", &[["no answer yet", "", "", "", "", "", ""]]);
+    }
+}

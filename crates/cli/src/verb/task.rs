@@ -1,0 +1,155 @@
+//! `procfleet task`: what became of the calls that were accepted.
+
+use crate::output::{Format, Output, age, moment, plain};
+use crate::wait::{self, Watched, is_open};
+use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_core::code::Code;
+use procfleet_core::id::TaskId;
+use procfleet_proto::http::native::{OpRow, TaskRow};
+use std::time::Duration;
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Task {
+    /// Show a task and its ops as they are now
+    Show(Show),
+    /// Wait until a task has ended
+    Watch(Watch),
+    /// Show the newest tasks
+    List(List),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Show {
+    /// The task, as GSETASK:YYYYMMDDHHMMSS:N
+    #[arg(value_name = "ID")]
+    pub task: TaskId,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Watch {
+    /// The task, as GSETASK:YYYYMMDDHHMMSS:N
+    #[arg(value_name = "ID")]
+    pub task: TaskId,
+    /// Wait no longer than this
+    #[arg(long, value_name = "SECS", default_value_t = 600)]
+    pub timeout: u64,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct List {
+    /// How many of the newest tasks to show
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+impl Task {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        match self {
+            Task::Show(show) => show.run(around),
+            Task::Watch(watch) => watch.run(around),
+            Task::List(list) => list.run(around),
+        }
+    }
+}
+
+impl Show {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let seen = wait::show(&self.connection.client()?, &self.task.to_string())?;
+        match self.output.format() {
+            Format::Json => around.json(&seen.data)?,
+            Format::Text => describe(&seen, around)?,
+        }
+        // The question was answered; how the ops ended is what `watch` exits with.
+        Ok(Exit::Done)
+    }
+}
+
+impl Watch {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let task_id = self.task.to_string();
+        let timeout = Duration::from_secs(self.timeout);
+        let seen = wait::wait(&self.connection.client()?, &task_id, timeout, around)?;
+        if seen.view.task.counts.open > 0 {
+            around.note(&format!("not finished after {} s; {}", self.timeout, wait::goes_on(&task_id)));
+        }
+        match self.output.format() {
+            Format::Json => around.json(&seen.data)?,
+            Format::Text => around.say(&seen.summary())?,
+        }
+        Ok(seen.exit())
+    }
+}
+
+impl List {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let answer = self.connection.client()?.get("/api/v1/tasks", &[("limit", self.limit.to_string())])?;
+        match self.output.format() {
+            Format::Json => around.json(&answer.data)?,
+            Format::Text => {
+                let rows: Vec<TaskRow> = answer.read()?;
+                let now = around.now;
+                around.table(
+                    ["TASK", "AGE", "USER", "APP", "WHAT", "TOTAL", "OPEN", "OK", "FAILED"],
+                    rows.into_iter().map(|row| list_cells(row, now)).collect(),
+                    "no tasks",
+                )?;
+            }
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn describe(seen: &Watched, around: &mut Surroundings<'_>) -> Result<(), Error> {
+    let task = &seen.view.task;
+    around.say(&seen.summary())?;
+    let by = plain(&format!("by {} ({})", task.bk_username, task.bk_app_code));
+    around.note(&format!("{by} at {}", moment(task.created_at)));
+    around.table(
+        ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],
+        seen.view.ops.iter().map(op_cells).collect(),
+        "the task has no ops",
+    )
+}
+
+fn op_cells(op: &OpRow) -> [String; 7] {
+    let state = match op {
+        op if is_open(op) => "open",
+        op if op.error_code == Code::Success.number() => "ok",
+        _ => "failed",
+    };
+    [
+        op.target.clone(),
+        op.namespace.clone(),
+        op.name.clone(),
+        op.kind.clone(),
+        state.to_owned(),
+        op.error_code.to_string(),
+        op.error_msg.clone(),
+    ]
+}
+
+fn list_cells(row: TaskRow, now: i64) -> [String; 9] {
+    [
+        row.task_id,
+        age(row.created_at, now),
+        row.bk_username,
+        row.bk_app_code,
+        row.summary,
+        row.counts.total.to_string(),
+        row.counts.open.to_string(),
+        row.counts.succeeded.to_string(),
+        row.counts.failed.to_string(),
+    ]
+}

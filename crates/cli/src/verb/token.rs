@@ -1,0 +1,108 @@
+//! `procfleet token create`: a join token for new agents. Scripts read it from stdout, so nothing else goes there.
+
+use crate::output::{Format, Output, moment, plain};
+use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_proto::http::native::{CreateToken, CreatedToken};
+use std::str::FromStr;
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Token {
+    /// Make a join token and print it
+    Create(Create),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Create {
+    /// The cloud area that the agents will belong to
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub cloud_id: u32,
+    /// How long the token can be used: 30s, 10m, 1h, 7d
+    #[arg(long, default_value = "1h")]
+    pub ttl: Ttl,
+    /// How many agents may join with it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub uses: u32,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+/// A time to live: a number and one of `s`, `m`, `h`, `d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ttl {
+    pub secs: u64,
+}
+
+impl FromStr for Ttl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || "expected a number and a unit, such as 30s, 10m, 1h or 7d".to_owned();
+        let unit = text.chars().next_back().ok_or_else(bad)?;
+        let number = &text[..text.len() - unit.len_utf8()];
+        let scale: u64 = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 60 * 60,
+            'd' => 24 * 60 * 60,
+            _ => return Err(bad()),
+        };
+        // `parse` alone would take a plus sign.
+        if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(bad());
+        }
+        let secs = number.parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
+        match secs {
+            Some(0) => Err("a token that lives for no time cannot be used".to_owned()),
+            Some(secs) => Ok(Ttl { secs }),
+            None => Err("is too long".to_owned()),
+        }
+    }
+}
+
+impl Token {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        match self {
+            Token::Create(create) => create.run(around),
+        }
+    }
+}
+
+impl Create {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let wanted = CreateToken { bk_cloud_id: self.cloud_id, ttl_secs: self.ttl.secs, uses: self.uses };
+        let answer = self.connection.client()?.post("/api/v1/tokens", &wanted)?;
+        match self.output.format() {
+            Format::Json => around.json(&answer.data)?,
+            Format::Text => {
+                let made: CreatedToken = answer.read()?;
+                around.say(&plain(&made.token))?;
+                let agents =
+                    if made.uses == 1 { "1 agent".to_owned() } else { format!("{} agents", made.uses) };
+                around.note(&format!(
+                    "for {agents} of cloud area {}, until {}; it is shown only this once",
+                    made.bk_cloud_id,
+                    moment(made.expires_at)
+                ));
+                around.note("on the new host: procfleet agent --server https://SERVER:48668 --token TOKEN");
+            }
+        }
+        Ok(Exit::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_to_live() {
+        for (text, secs) in [("30s", 30), ("10m", 600), ("1h", 3_600), ("7d", 604_800)] {
+            assert_eq!(text.parse::<Ttl>(), Ok(Ttl { secs }), "{text}");
+        }
+        for bad in ["", "s", "30", "1w", "-1h", "+1h", "1.5h", "0s", "1h30m", "1µ", "99999999999999999999d"]
+        {
+            assert!(bad.parse::<Ttl>().is_err(), "{bad}");
+        }
+    }
+}

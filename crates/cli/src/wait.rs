@@ -1,0 +1,192 @@
+//! Waiting for a task: asks until no op is open, and tells of each op as it ends.
+//!
+//! Ending the client ends only the waiting. The task goes on, and `procfleet task watch` takes the waiting up again.
+
+use crate::Exit;
+use crate::client::{Answer, Client, path_segment};
+use crate::error::Error;
+use crate::output::{Progress, Surroundings, plain, plain_lines};
+use indicatif::{ProgressBar, ProgressStyle};
+use procfleet_core::code::Code;
+use procfleet_core::op::OpKind;
+use procfleet_proto::http::native::{OpRow, TaskView};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// How long the server may hold one question back while nothing happens.
+const LONG_POLL: Duration = Duration::from_secs(1);
+/// How many failures a person watching a bar is shown; `task show` has them all.
+const FAILURES_BESIDE_BAR: usize = 20;
+
+/// A task as it was seen last.
+pub(crate) struct Watched {
+    pub(crate) data: Value,
+    pub(crate) view: TaskView,
+}
+
+impl Watched {
+    pub(crate) fn exit(&self) -> Exit {
+        let all_well = self.view.task.counts.open == 0
+            && self.view.task.counts.failed == 0
+            && self.view.ops.iter().all(|op| op.error_code == Code::Success.number());
+        if all_well { Exit::Done } else { Exit::Failed }
+    }
+
+    /// `start web:nginx: 3 ok, 1 failed`.
+    pub(crate) fn summary(&self) -> String {
+        let counts = self.view.task.counts;
+        let parts = [(counts.succeeded, "ok"), (counts.failed, "failed"), (counts.open, "open")];
+        let told: Vec<String> = parts
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, word)| format!("{count} {word}"))
+            .collect();
+        let told = if told.is_empty() { "nothing to do".to_owned() } else { told.join(", ") };
+        format!("{}: {told}", plain(&self.view.task.summary))
+    }
+}
+
+pub(crate) fn show(client: &Client, task_id: &str) -> Result<Watched, Error> {
+    watched(client.get(&path(task_id), &[])?)
+}
+
+/// Waits until no op is open or `timeout` is over. Either way the answer is what was seen last.
+pub(crate) fn wait(
+    client: &Client,
+    task_id: &str,
+    timeout: Duration,
+    around: &mut Surroundings<'_>,
+) -> Result<Watched, Error> {
+    let began = Instant::now();
+    let mut teller = Teller::new(around.progress);
+    let mut failed_tries = 0;
+    loop {
+        let asked = Instant::now();
+        let left = timeout.saturating_sub(began.elapsed());
+        let hold = left.min(LONG_POLL);
+        match client.get(&path(task_id), &[("wait_ms", hold.as_millis().to_string())]) {
+            Ok(answer) => {
+                failed_tries = 0;
+                let seen = watched(answer)?;
+                teller.tell(&seen.view, around);
+                if seen.view.task.counts.open == 0 || left.is_zero() {
+                    teller.finish(&seen.view, around);
+                    return Ok(seen);
+                }
+                std::thread::sleep(around.pace.between.saturating_sub(asked.elapsed()));
+            }
+            // The task is safe in the store: a server that restarts is worth waiting for.
+            Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
+                if failed_tries >= around.pace.tries || left.is_zero() {
+                    teller.clear();
+                    around.note(&goes_on(task_id));
+                    return Err(fault);
+                }
+                if failed_tries == 0 {
+                    teller.beside(&format!("{fault}; trying again"), around);
+                }
+                failed_tries += 1;
+                std::thread::sleep(around.pace.pause);
+            }
+            Err(fault) => {
+                teller.clear();
+                return Err(fault);
+            }
+        }
+    }
+}
+
+/// What to tell somebody who stops waiting.
+pub(crate) fn goes_on(task_id: &str) -> String {
+    format!("the task goes on; to wait for it again: procfleet task watch {}", plain(task_id))
+}
+
+fn path(task_id: &str) -> String {
+    format!("/api/v1/tasks/{}", path_segment(task_id))
+}
+
+fn watched(answer: Answer) -> Result<Watched, Error> {
+    Ok(Watched { view: answer.read()?, data: answer.data })
+}
+
+pub(crate) fn is_open(op: &OpRow) -> bool {
+    op.error_code == Code::Handling.number()
+}
+
+/// Remembers which ops were told of, so that each is told once.
+struct Teller {
+    bar: Option<ProgressBar>,
+    told: HashSet<String>,
+    failures: usize,
+}
+
+impl Teller {
+    fn new(progress: Progress) -> Teller {
+        let bar = match progress {
+            Progress::Bar => Some(
+                ProgressBar::new(0).with_style(
+                    ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}")
+                        .expect("a good template"),
+                ),
+            ),
+            Progress::Lines => None,
+        };
+        Teller { bar, told: HashSet::new(), failures: 0 }
+    }
+
+    fn tell(&mut self, view: &TaskView, around: &mut Surroundings<'_>) {
+        if let Some(bar) = &self.bar {
+            let counts = view.task.counts;
+            bar.set_message(plain(&view.task.summary));
+            bar.set_length(counts.total);
+            bar.set_position(counts.total.saturating_sub(counts.open));
+        }
+        for op in view.ops.iter().filter(|op| !is_open(op)) {
+            if !self.told.insert(op.op_id.clone()) {
+                continue;
+            }
+            let failed = op.error_code != Code::Success.number();
+            self.failures += usize::from(failed);
+            let shown = match self.bar {
+                Some(_) => failed && self.failures <= FAILURES_BESIDE_BAR,
+                // What a query that went well found is in the table that follows.
+                None => failed || op.kind != OpKind::Query.verb(),
+            };
+            if shown {
+                self.beside(&line(op), around);
+            }
+        }
+    }
+
+    fn beside(&self, text: &str, around: &mut Surroundings<'_>) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| around.note(text)),
+            None => around.note(text),
+        }
+    }
+
+    fn finish(&self, view: &TaskView, around: &mut Surroundings<'_>) {
+        self.clear();
+        if self.bar.is_some() && self.failures > FAILURES_BESIDE_BAR {
+            let more = self.failures - FAILURES_BESIDE_BAR;
+            around.note(&format!("and {more} more: procfleet task show {}", plain(&view.task.task_id)));
+        }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// `0:127.0.0.1 web:nginx start: ok`.
+fn line(op: &OpRow) -> String {
+    let head = plain(&format!("{} {}:{} {}", op.target, op.namespace, op.name, op.kind));
+    if op.error_code == Code::Success.number() {
+        format!("{head}: ok")
+    } else {
+        format!("{head}: failed ({}): {}", op.error_code, plain_lines(&op.error_msg))
+    }
+}

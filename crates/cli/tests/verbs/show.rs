@@ -1,0 +1,109 @@
+//! The verbs that only ask, and `token create`.
+
+use crate::server::{Server, ok};
+use crate::{NOW, run};
+use procfleet_cli::Exit;
+use serde_json::{Value, json};
+
+#[test]
+fn ps_is_a_table_and_says_what_is_stale() {
+    let row = |name: &str, state: &str, pid: Value, fresh: bool, note: &str| {
+        json!({
+            "bk_agent_id": "a", "bk_cloud_id": 0, "ip": "10.0.0.1", "namespace": "web", "name": name,
+            "labels": {}, "state": state, "hosted": true, "pid": pid, "note": note,
+            "started_at": NOW - 300, "reported_at": NOW - 90, "fresh": fresh,
+        })
+    };
+    let data = json!([
+        row("nginx", "running", json!(42), true, ""),
+        row("redis", "gave_up", Value::Null, true, "exit 1, 4 times"),
+        row("cron", "running", json!(43), false, "over limit"),
+    ]);
+    let server = Server::start([("GET /api/v1/procs", vec![ok(data.clone())])]);
+    let ran = run(&server, "ps --namespace web --host 0:10.0.0.1");
+    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(
+        ran.out,
+        "HOST        NAMESPACE  NAME   STATE     HOSTED  PID  SINCE  NOTE\n\
+         0:10.0.0.1  web        nginx  running   yes     42   5m     -\n\
+         0:10.0.0.1  web        redis  gave up   yes     -    -      exit 1, 4 times\n\
+         0:10.0.0.1  web        cron   running?  yes     43   5m     agent away, last heard 90s ago; over limit\n"
+    );
+    assert_eq!(server.lines(), ["GET /api/v1/procs?namespace=web&host=0%3A10.0.0.1"]);
+
+    let json = run(&server, "ps --json --name a&b");
+    assert_eq!(serde_json::from_str::<Value>(&json.out).expect("one document"), data);
+    assert_eq!(server.lines()[1], "GET /api/v1/procs?name=a%26b");
+}
+
+#[test]
+fn no_rows_are_no_lines() {
+    let routes = ["GET /api/v1/procs", "GET /api/v1/agents", "GET /api/v1/audit", "GET /api/v1/tasks"];
+    let server = Server::start(routes.map(|route| (route, vec![ok(json!([]))])));
+    for line in ["ps", "agents", "audit", "task list"] {
+        let ran = run(&server, line);
+        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, ""), "{line}");
+        assert!(!ran.err.is_empty(), "{line}");
+        assert_eq!(run(&server, &format!("{line} --json")).out, "[]\n");
+    }
+}
+
+#[test]
+fn agents() {
+    let row = |id: &str, connected: bool| {
+        json!({"bk_agent_id": id, "bk_cloud_id": 2, "ip": "10.0.0.1", "version": "0.1.0", "connected": connected,
+               "since": NOW - 7200, "enrolled_at": 1})
+    };
+    let server =
+        Server::start([("GET /api/v1/agents", vec![ok(json!([row("a1", true), row("a2", false)]))])]);
+    assert_eq!(
+        run(&server, "agents").out,
+        "AGENT  HOST        VERSION  STATE      SINCE\n\
+         a1     2:10.0.0.1  0.1.0    connected  2h\n\
+         a2     2:10.0.0.1  0.1.0    away       2h\n"
+    );
+}
+
+#[test]
+fn task_list() {
+    let row = json!({
+        "task_id": "GSETASK:20261115205400:7", "created_at": NOW - 10, "bk_app_code": "ops", "bk_username": "ann",
+        "summary": "start web:nginx", "counts": {"total": 4, "open": 1, "succeeded": 2, "failed": 1},
+    });
+    let server = Server::start([("GET /api/v1/tasks", vec![ok(json!([row]))])]);
+    assert_eq!(
+        run(&server, "task list").out,
+        "TASK                      AGE  USER  APP  WHAT             TOTAL  OPEN  OK  FAILED\n\
+         GSETASK:20261115205400:7  10s  ann   ops  start web:nginx  4      1     2   1\n"
+    );
+    assert_eq!(server.lines(), ["GET /api/v1/tasks?limit=20"]);
+}
+
+#[test]
+fn audit() {
+    let row = json!({"at": NOW, "bk_app_code": "ops", "bk_username": "ann", "from": "127.0.0.1", "action":
+        "token_create", "subject": "t1", "code": 0, "detail": ""});
+    let server = Server::start([("GET /api/v1/audit", vec![ok(json!([row]))])]);
+    assert_eq!(
+        run(&server, "audit --limit 3").out,
+        "AT                    USER  APP  FROM       ACTION        SUBJECT  CODE  DETAIL\n\
+         1970-01-12T13:46:40Z  ann   ops  127.0.0.1  token_create  t1       0     -\n"
+    );
+    assert_eq!(server.lines(), ["GET /api/v1/audit?limit=3"]);
+}
+
+#[test]
+fn token_create_prints_only_the_token_on_stdout() {
+    let made = json!({"token": "join-abc", "bk_cloud_id": 3, "uses": 2, "expires_at": NOW + 600});
+    let server = Server::start([("POST /api/v1/tokens", vec![ok(made.clone())])]);
+    let ran = run(&server, "token create --cloud-id 3 --ttl 10m --uses 2");
+    assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "join-abc\n"));
+    assert!(ran.err.contains("for 2 agents of cloud area 3, until 1970-01-12T13:56:40Z"), "{}", ran.err);
+    assert!(ran.err.contains("procfleet agent --server https://SERVER:48668 --token TOKEN"), "{}", ran.err);
+    assert!(!ran.err.contains("join-abc"), "{}", ran.err);
+    assert_eq!(server.seen()[0].body, json!({"bk_cloud_id": 3, "ttl_secs": 600, "uses": 2}));
+
+    let json = run(&server, "token create --json");
+    assert_eq!(serde_json::from_str::<Value>(&json.out).expect("one document"), made);
+    assert_eq!(server.seen()[1].body, json!({"bk_cloud_id": 0, "ttl_secs": 3600, "uses": 1}));
+}

@@ -1,0 +1,44 @@
+//! procfleet: one program, and here only the choice of which part of it to be.
+
+mod server;
+mod up;
+
+use clap::{Parser, Subcommand};
+use procfleet_agent::program;
+use std::process::ExitCode;
+
+/// Runs processes on a fleet of hosts, and keeps them alive.
+#[derive(Parser)]
+#[command(name = "procfleet", version, about, propagate_version = true)]
+struct Main {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything on this machine: a server, and an agent for this host
+    Up(up::Args),
+    /// The server: API, and the link for agents
+    Server(server::Args),
+    /// The agent: carries out operations on this host and keeps hosted processes alive
+    Agent(program::Args),
+    #[command(flatten)]
+    Client(procfleet_cli::Verb),
+}
+
+fn main() -> ExitCode {
+    let done = match Main::parse().command {
+        Command::Up(args) => up::run(args),
+        Command::Server(args) => server::run(args),
+        Command::Agent(args) => return program::main(args),
+        Command::Client(verb) => return procfleet_cli::run(verb).into(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

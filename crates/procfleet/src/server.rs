@@ -1,0 +1,45 @@
+//! `procfleet server`.
+
+use anyhow::{Context, Result};
+use procfleet_agent::program;
+use procfleet_server::Server;
+use procfleet_server::config::Config;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+#[group(skip)]
+pub(crate) struct Args {
+    /// Where the server keeps everything
+    #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
+    pub(crate) data: PathBuf,
+    /// The address of the API (port 0 picks a free one)
+    #[arg(long, env = "PROCFLEET_LISTEN", default_value = "127.0.0.1:52030")]
+    pub(crate) listen: SocketAddr,
+    /// The address of the agents' link (port 0 picks a free one)
+    #[arg(long, env = "PROCFLEET_LINK", default_value = "127.0.0.1:48668")]
+    pub(crate) link: SocketAddr,
+}
+
+impl From<Args> for Config {
+    fn from(args: Args) -> Config {
+        Config { data: args.data, listen: args.listen, link: args.link }
+    }
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    program::log();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    runtime.block_on(async {
+        let mut server = Server::start(args.into()).await?;
+        println!("procfleet server is ready: http://{} (agents: https://{})", server.api, server.link);
+        tokio::select! {
+            // A part that fails ends the program, so that whoever supervises it can act.
+            () = server.failed() => anyhow::bail!("the server could not go on; its log says why"),
+            () = program::told_to_stop() => {}
+        }
+        server.stop().await;
+        Ok(())
+    })
+}

@@ -1,0 +1,150 @@
+//! `procfleet up`: a server in this process, and an agent in a process of its own, started again whenever it dies.
+//!
+//! The agent is apart so that its end and its upgrade are what they are on any other host. It holds the read end of a
+//! pipe as its standard input: when this process is gone, however it went, the agent notices and ends too. The
+//! processes that it looks after go on in either case.
+
+use anyhow::{Context, Result};
+use procfleet_agent::program;
+use procfleet_core::id::{CloudId, Host};
+use procfleet_proto::http::native::CreateToken;
+use procfleet_server::app::{Caller, tokens};
+use procfleet_server::{Server, reachable};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+/// How long the first words wait for the agent. Without it the server is of little use, but it is up.
+const AGENT_PATIENCE: Duration = Duration::from_secs(15);
+const AGENT_PAUSE: Duration = Duration::from_millis(300);
+/// How long the agent may take to end when asked.
+const AGENT_END: Duration = Duration::from_secs(2);
+
+/// The pipe is held apart from the child, whose `wait` would close it.
+struct LocalAgent {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+#[derive(clap::Args)]
+#[group(skip)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    server: crate::server::Args,
+    /// The address that this host is known by: it is host 0:IP
+    #[arg(long, env = "PROCFLEET_IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    ip: IpAddr,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    program::log();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    runtime.block_on(up(args))
+}
+
+async fn up(args: Args) -> Result<()> {
+    let data = args.server.data.clone();
+    let mut server = Server::start(args.server.into()).await?;
+    let agent_data = data.join("agent");
+    let host = Host { cloud: CloudId(0), ip: args.ip };
+    let mut agent = start_agent(&server, &agent_data, host).await?;
+    announce(&server, host, &data).await;
+
+    let stop = program::told_to_stop();
+    tokio::pin!(stop);
+    let failed = loop {
+        tokio::select! {
+            biased;
+            () = &mut stop => break None,
+            () = server.failed() => break Some("the server could not go on; its log says why"),
+            ended = agent.child.wait() => {
+                warn!(status = ?ended.ok(), "the agent has ended; starting it again");
+                sleep(AGENT_PAUSE).await;
+                agent = start_agent(&server, &agent_data, host).await?;
+            }
+        }
+    };
+    // Closing its standard input asks the agent to end.
+    drop(agent.stdin);
+    let (_, ended) = tokio::join!(server.stop(), timeout(AGENT_END, agent.child.wait()));
+    if ended.is_err() {
+        warn!("the agent did not end in time and was killed; its processes go on");
+        let _ = agent.child.kill().await;
+    }
+    match failed {
+        None => Ok(()),
+        Some(reason) => anyhow::bail!(reason),
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the agent is our own program, and not one that it looks after"
+)]
+async fn start_agent(server: &Server, data: &Path, host: Host) -> Result<LocalAgent> {
+    let token = token_if_needed(server, data, host).await?;
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut command = Command::new(program);
+    command
+        .args(["agent", "--until-stdin-closes", "--server"])
+        .arg(format!("https://{}", reachable(server.link)))
+        .arg("--data")
+        .arg(data)
+        .arg("--ip")
+        .arg(host.ip.to_string())
+        .stdin(Stdio::piped())
+        // Ctrl-C is for this process alone; it tells the agent itself.
+        .process_group(0);
+    match token {
+        // Not as an argument: those can be read by anybody on the host.
+        Some(token) => command.env("PROCFLEET_TOKEN", token),
+        None => command.env_remove("PROCFLEET_TOKEN"),
+    };
+    let mut child = command.spawn().context("starting the agent")?;
+    info!(pid = child.id(), "agent started");
+    Ok(LocalAgent { stdin: child.stdin.take(), child })
+}
+
+/// A token, unless the agent has joined this very server as this very host.
+async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Option<String>> {
+    let id = data.join("agent.id");
+    let mine = std::fs::read_to_string(&id).unwrap_or_default();
+    let known = server.app.store.agent_at(host).await?;
+    if known.is_some_and(|known| known.agent.as_str() == mine.trim()) {
+        return Ok(None);
+    }
+    if id.exists() {
+        warn!("the agent in {} belongs to another server or host and joins anew", data.display());
+        std::fs::remove_file(&id).context("letting the agent join anew")?;
+    }
+    let caller = Caller { app: "procfleet-up".to_owned(), username: String::new(), from: host.ip };
+    let wanted = CreateToken { bk_cloud_id: host.cloud.0, ttl_secs: 600, uses: 1 };
+    Ok(Some(tokens::create(&server.app, &caller, wanted).await?.token))
+}
+
+/// Says that all is well, when it is.
+async fn announce(server: &Server, host: Host, data: &Path) {
+    let connected = async {
+        loop {
+            if let Ok(Some(agent)) = server.app.store.agent_at(host).await
+                && server.app.presences.contains(&agent.agent)
+            {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if timeout(AGENT_PATIENCE, connected).await.is_err() {
+        warn!("the agent has not connected yet; the log above may say why");
+    }
+    let url = format!("http://{}", reachable(server.api));
+    let data = data.display();
+    println!("procfleet is ready: {url} (this host is {host})");
+    println!("  procfleet start hello --cmd 'exec sleep 1000' --proc-name sleep --data {data}");
+    println!("  procfleet ps --data {data}");
+}

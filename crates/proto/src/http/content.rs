@@ -1,0 +1,95 @@
+//! The `content` text of a result, in GSE 2's shape.
+//!
+//! Callers parse it even on failure and count its elements, so there is always exactly one `value`, or one
+//! `process` with one `instance`.
+
+use super::result::About;
+use jiff::Timestamp;
+use jiff::tz::{Offset, TimeZone};
+use procfleet_core::op::{Content, Instance, Outcome, ProcStatus};
+use procfleet_core::task::Target;
+use serde_json::{Value, json};
+
+pub fn render(about: About<'_>, outcome: &Outcome) -> String {
+    match &outcome.content {
+        Content::Control { hosted, proc_name, setup_path } => {
+            // What the caller sent is what it expects to see; without it, what the agent used.
+            let sent =
+                about.spec.map(|spec| (spec.identity.proc_name.as_str(), spec.identity.setup_path.as_str()));
+            control(sent.unwrap_or((proc_name, setup_path)), outcome, *hosted)
+        }
+        Content::Status(status) => self::status(about, status),
+    }
+    .to_string()
+}
+
+fn control((proc_name, setup_path): (&str, &str), outcome: &Outcome, hosted: bool) -> Value {
+    json!({"value": [{
+        "procName": proc_name,
+        "setupPath": setup_path,
+        "funcID": "",
+        "instanceID": "",
+        "result": outcome.message,
+        "isAuto": hosted,
+    }]})
+}
+
+fn status(about: About<'_>, status: &ProcStatus) -> Value {
+    let zone = Offset::from_seconds(status.utc_offset_secs).unwrap_or(Offset::UTC);
+    let ip = match about.target {
+        Target::Host(host) => host.ip.to_string(),
+        Target::Agent(_) => String::new(),
+    };
+    json!({
+        "ip": ip,
+        "bk_agent_id": about.agent.map_or("", |agent| agent.as_str()),
+        "utctime": clock(status.reported_at, zone, "%Y-%m-%d %H:%M:%S"),
+        "utctime2": clock(status.reported_at, Offset::UTC, "%Y-%m-%d %H:%M:%S"),
+        "timezone": status.utc_offset_secs / 3600,
+        "process": [{
+            "procname": about.proc.name,
+            "instance": [instance(about, status, zone)],
+        }],
+    })
+}
+
+fn instance(about: About<'_>, status: &ProcStatus, zone: Offset) -> Value {
+    let stopped = Instance::default();
+    let seen = status.instance.as_ref();
+    let i = seen.unwrap_or(&stopped);
+    json!({
+        "cmdline": i.command_line,
+        "processName": about.proc.name,
+        "version": "",
+        "health": "",
+        "isAuto": status.hosted,
+        "cpuUsage": rounded(i.cpu_now),
+        "cpuUsageAve": rounded(i.cpu_average),
+        "phyMemUsage": rounded(i.memory_percent),
+        "usePhyMem": i.memory_kib,
+        "diskSize": -1,
+        // 0 is running to one caller and stopped to another; -1 is stopped to all.
+        "pid": seen.map_or(-1, |i| i64::from(i.pid)),
+        "startTime": seen.map_or_else(String::new, |i| clock(i.began_at, zone, "%a %b %e %H:%M:%S %Y")),
+        "stat": i.state,
+        "utime": i.user_ticks.to_string(),
+        "stime": i.system_ticks.to_string(),
+        "threadCount": i.threads,
+        "elapsedTime": i.elapsed_secs,
+        "register_time": status.registered_at,
+        "last_start_time": status.started_at,
+        "report_time": status.reported_at,
+    })
+}
+
+/// Empty for a time that never was.
+fn clock(seconds: i64, zone: Offset, format: &str) -> String {
+    match Timestamp::from_second(seconds) {
+        Ok(at) if seconds != 0 => at.to_zoned(TimeZone::fixed(zone)).strftime(format).to_string(),
+        Ok(_) | Err(_) => String::new(),
+    }
+}
+
+fn rounded(number: f64) -> f64 {
+    (number * 100.0).round() / 100.0
+}

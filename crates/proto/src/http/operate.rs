@@ -1,0 +1,272 @@
+//! `operate_proc_v2` and `operate_proc_multi`.
+
+use super::fault::Faults;
+use super::read::Reader;
+use procfleet_core::id::{CloudId, Host, ProcKey};
+use procfleet_core::op::OpKind;
+use procfleet_core::spec::{ConfigFile, Control, Identity, Kind, Policy, Resource, Spec};
+use procfleet_core::task::{Request, Target};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::time::Duration;
+
+const LONGEST_NAME: usize = 256;
+const LONGEST_PATH: usize = 4_096;
+const LONGEST_COMMAND: usize = 32_768;
+/// A day: nothing that this API starts should be waited for any longer.
+const LONGEST_WAIT: i64 = 86_400;
+/// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
+const LARGEST_SPEC: usize = 48 * 1024;
+/// How many ops one call may make.
+pub const MOST_OPS: usize = 100_000;
+
+/// `operate_proc_v2`: one process on many hosts.
+pub fn operate_proc_v2(body: &Value) -> Result<Vec<Request>, Faults> {
+    let mut faults = Faults::default();
+    let request = Reader::root(body, &mut faults).map(|reader| read_request(&reader, &mut faults));
+    finish(request.into_iter().collect(), faults, |_| String::new())
+}
+
+/// `operate_proc_multi`: many such requests in one task.
+pub fn operate_proc_multi(body: &Value) -> Result<Vec<Request>, Faults> {
+    let mut faults = Faults::default();
+    let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
+    let elements = reader.objects("proc_operate_req", &mut faults);
+    if elements.is_empty() && faults.is_empty() {
+        faults.add("proc_operate_req", "is required and must not be empty");
+    }
+    let requests = elements.iter().map(|element| read_request(element, &mut faults)).collect();
+    finish(requests, faults, |place| format!("proc_operate_req[{place}]"))
+}
+
+/// What only shows when all elements are read: too many ops, or two for one key.
+fn finish(
+    mut requests: Vec<Request>,
+    mut faults: Faults,
+    path: impl Fn(usize) -> String,
+) -> Result<Vec<Request>, Faults> {
+    let mut owners: HashMap<String, usize> = HashMap::new();
+    let mut total = 0;
+    for (place, request) in requests.iter_mut().enumerate() {
+        let mut clash = None;
+        request.targets.retain(|target| {
+            // A host that is named twice in one element is meant once; in two elements the answers would have the
+            // same key, and nobody could tell them apart.
+            let owner = *owners.entry(target.result_key(&request.proc)).or_insert(place);
+            let fresh = owner == place && owners.len() > total;
+            total = owners.len();
+            if owner != place {
+                clash.get_or_insert((owner, target.result_key(&request.proc)));
+            }
+            fresh
+        });
+        if let Some((owner, key)) = clash {
+            faults.add(path(place), format!("asks for {key}, which {} asks for already", path(owner)));
+        }
+    }
+    if total > MOST_OPS {
+        faults.add("", format!("asks for {total} operations, at most {MOST_OPS} are allowed in one call"));
+    }
+    if faults.is_empty() { Ok(requests) } else { Err(faults) }
+}
+
+fn read_request(reader: &Reader<'_>, faults: &mut Faults) -> Request {
+    let (proc, labels) = read_meta(reader, faults);
+    let kind = read_op_type(reader, faults);
+    let targets = read_targets(reader, faults);
+    // Without a spec the agent uses the one it has stored; several callers rely on it.
+    let spec = reader.optional_object("spec", faults).map(|spec| {
+        let mut spec = read_spec(&spec, kind, faults);
+        spec.labels = labels.into_iter().collect();
+        let size = serde_json::to_vec(&spec).map_or(usize::MAX, |json| json.len());
+        if size > LARGEST_SPEC {
+            faults.add(reader.path("spec"), format!("has {size} bytes, at most {LARGEST_SPEC} are allowed"));
+        }
+        spec
+    });
+    Request { proc, kind, spec, targets }
+}
+
+fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, Vec<(String, String)>) {
+    let Some(meta) = reader.object("meta", faults) else {
+        return (ProcKey { namespace: String::new(), name: String::new() }, Vec::new());
+    };
+    let proc = ProcKey {
+        namespace: meta.required_text("namespace", LONGEST_NAME, faults),
+        name: meta.required_text("name", LONGEST_NAME, faults),
+    };
+    for (field, text) in [("namespace", &proc.namespace), ("name", &proc.name)] {
+        if text.chars().any(char::is_control) {
+            faults.add(meta.path(field), "contains a control character");
+        }
+    }
+    (proc, meta.labels("labels", faults))
+}
+
+fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
+    // Absent is 0: callers that leave out zero values mean start.
+    let Some(number) = reader.integer("op_type", i64::MIN..=i64::MAX, faults) else { return OpKind::Start };
+    u64::try_from(number).ok().and_then(OpKind::from_number).unwrap_or_else(|| {
+        let reason = format!(
+            "{number} is no operation; there are 0 start, 1 stop, 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"
+        );
+        faults.add_unknown_op(reader.path("op_type"), reason);
+        OpKind::Start
+    })
+}
+
+/// `agent_id_list`, which wins, or `hosts`.
+fn read_targets(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Target> {
+    let agents = reader.texts("agent_id_list", faults);
+    if !agents.is_empty() {
+        return agents
+            .into_iter()
+            .filter_map(|(path, text)| match text.parse() {
+                Ok(agent) => Some(Target::Agent(agent)),
+                Err(reason) => {
+                    faults.add(path, format!("{reason}"));
+                    None
+                }
+            })
+            .collect();
+    }
+    read_hosts(reader, faults).into_iter().map(Target::Host).collect()
+}
+
+/// `hosts: [{ip, bk_cloud_id}]`, which must name at least one.
+pub(super) fn read_hosts(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
+    let hosts = reader.objects("hosts", faults);
+    if !reader.has("hosts") {
+        faults.add(reader.path("hosts"), "is required (or agent_id_list)");
+    } else if hosts.is_empty() {
+        faults.add(reader.path("hosts"), "must not be empty");
+    }
+    hosts.iter().filter_map(|host| read_host(host, faults)).collect()
+}
+
+fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
+    let ip = host.required_text("ip", 45, faults);
+    if !host.has("bk_cloud_id") {
+        host.missing("bk_cloud_id", faults);
+    }
+    let cloud = host.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
+    let parsed = ip.parse();
+    if parsed.is_err() && !ip.is_empty() {
+        faults.add(host.path("ip"), format!("{ip:?} is not an IP address"));
+    }
+    Some(Host { cloud: CloudId(u32::try_from(cloud?).ok()?), ip: parsed.ok()? })
+}
+
+fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
+    // A query may name just enough to find the process; callers send empty texts for the rest.
+    let lenient = kind == OpKind::Query;
+    let section = |field: &str, faults: &mut Faults| match lenient {
+        true => spec.optional_object(field, faults),
+        false => spec.object(field, faults),
+    };
+    let identity =
+        section("identity", faults).map(|r| read_identity(&r, lenient, faults)).unwrap_or_default();
+    let control = section("control", faults).map(|r| read_control(&r, faults)).unwrap_or_default();
+    let resource =
+        spec.optional_object("resource", faults).map(|r| read_resource(&r, faults)).unwrap_or_default();
+    // The gateway's name for it is `monitor_policy`; the older one is accepted everywhere too.
+    let policy_name = match spec.has("monitor_policy") && !spec.has("alive_monitor_policy") {
+        true => "monitor_policy",
+        false => "alive_monitor_policy",
+    };
+    let policy = section(policy_name, faults).map(|r| read_policy(&r, lenient, faults)).unwrap_or_default();
+    let warn = spec.optional_object("warn_report_policy", faults);
+    let report_id = warn.and_then(|r| r.integer("report_id", i64::MIN..=i64::MAX, faults));
+    let configmap = spec
+        .objects("configmap", faults)
+        .iter()
+        .map(|r| ConfigFile { path: r.text("path", LONGEST_PATH, faults), md5: r.text("md5", 64, faults) })
+        .filter(|file| !file.path.is_empty())
+        .collect();
+    Spec { identity, control, resource, policy, labels: Default::default(), report_id, configmap }
+}
+
+fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity {
+    let needed = |field: &str, longest: usize, faults: &mut Faults| match lenient {
+        true => r.text(field, longest, faults),
+        false => r.required_text(field, longest, faults),
+    };
+    // A pid file must be thought of, but a process without one is fine: then the text is empty.
+    if !lenient && !r.has("pid_path") {
+        r.missing("pid_path", faults);
+    }
+    Identity {
+        proc_name: needed("proc_name", LONGEST_NAME, faults),
+        setup_path: needed("setup_path", LONGEST_PATH, faults),
+        pid_path: r.text("pid_path", LONGEST_PATH, faults),
+        config_path: r.text("config_path", LONGEST_PATH, faults),
+        log_path: r.text("log_path", LONGEST_PATH, faults),
+        user: needed("user", LONGEST_NAME, faults),
+        index_key: r.text("index_key", LONGEST_PATH, faults),
+    }
+}
+
+fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
+    let mut command = |field: &str| {
+        let text = r.text(field, LONGEST_COMMAND, faults);
+        if text.trim().is_empty() { String::new() } else { text }
+    };
+    Control {
+        start_cmd: command("start_cmd"),
+        stop_cmd: command("stop_cmd"),
+        restart_cmd: command("restart_cmd"),
+        reload_cmd: command("reload_cmd"),
+        kill_cmd: command("kill_cmd"),
+        version_cmd: command("version_cmd"),
+        health_cmd: command("health_cmd"),
+    }
+}
+
+fn read_resource(r: &Reader<'_>, faults: &mut Faults) -> Resource {
+    let mut per_cent = |field: &str| r.number(field, 0.0..=100.0, faults).filter(|limit| *limit > 0.0);
+    let (cpu, mem) = (per_cent("cpu"), per_cent("mem"));
+    let fd = r.integer("fd", 0..=i64::MAX, faults).and_then(|fd| u64::try_from(fd).ok()).filter(|fd| *fd > 0);
+    for reserved in ["disk", "net"] {
+        r.integer(reserved, 0..=i64::MAX, faults);
+    }
+    Resource { cpu, mem, fd }
+}
+
+fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
+    if !lenient && !r.has("auto_type") {
+        r.missing("auto_type", faults);
+    }
+    let kind = match r.integer("auto_type", 0..=2, faults) {
+        Some(0) if !lenient => {
+            faults.add(
+                r.path("auto_type"),
+                "0 (periodic) cannot be run by this version; 1 (resident) and 2 (once) can",
+            );
+            Kind::Resident
+        }
+        Some(2) => Kind::Once,
+        _ => Kind::Resident,
+    };
+    // Its meaning is tied to auto_type 0; both spellings are in use.
+    for rule in ["crontab_rule", "crotab_rule"] {
+        r.text(rule, LONGEST_NAME, faults);
+    }
+    let default = Policy::default();
+    // 0 is what callers send for "not set"; a check or limit of no seconds would only ever fail.
+    let mut secs = |field: &str, default: Duration| {
+        let given = r.integer(field, 0..=LONGEST_WAIT, faults).and_then(|secs| u64::try_from(secs).ok());
+        given.filter(|secs| *secs > 0).map_or(default, Duration::from_secs)
+    };
+    Policy {
+        kind,
+        start_check: secs("start_check_secs", default.start_check),
+        stop_check: secs("stop_check_secs", default.stop_check),
+        start_interval: secs("start_interval", default.start_interval),
+        op_timeout: secs("op_timeout", default.op_timeout),
+        start_retries: r
+            .integer("start_retries", 0..=1_000_000, faults)
+            .and_then(|n| u32::try_from(n).ok())
+            .filter(|n| *n > 0)
+            .unwrap_or(default.start_retries),
+    }
+}

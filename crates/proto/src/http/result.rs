@@ -1,0 +1,63 @@
+//! `get_proc_operate_result_v2`.
+
+use super::content;
+use super::fault::Faults;
+use super::read::Reader;
+use procfleet_core::code::Code;
+use procfleet_core::id::{AgentId, ProcKey};
+use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::spec::Spec;
+use procfleet_core::task::Target;
+use serde::Serialize;
+use serde_json::Value;
+
+/// The task id as text: whether anybody issued it is not known here.
+pub fn get_proc_operate_result(body: &Value) -> Result<String, Faults> {
+    let mut faults = Faults::default();
+    let task = Reader::root(body, &mut faults).map(|r| r.required_text("task_id", 128, &mut faults));
+    match task {
+        Some(task) if faults.is_empty() => Ok(task),
+        _ => Err(faults),
+    }
+}
+
+/// One value of the answer's `data`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OpResult {
+    pub error_code: u32,
+    pub error_msg: String,
+    /// A JSON text inside JSON; empty while the op is open.
+    pub content: String,
+}
+
+/// What is known of an op beside its outcome.
+#[derive(Clone, Copy, Debug)]
+pub struct About<'a> {
+    pub proc: &'a ProcKey,
+    pub kind: OpKind,
+    pub spec: Option<&'a Spec>,
+    pub target: &'a Target,
+    pub agent: Option<&'a AgentId>,
+}
+
+impl OpResult {
+    /// Callers wait for exactly this code and this word.
+    pub fn handling() -> OpResult {
+        OpResult {
+            error_code: Code::Handling.number(),
+            error_msg: "handling".to_owned(),
+            content: String::new(),
+        }
+    }
+
+    pub fn new(about: About<'_>, outcome: Option<&Outcome>) -> OpResult {
+        match outcome {
+            None => OpResult::handling(),
+            Some(outcome) => OpResult {
+                error_code: outcome.code.number(),
+                error_msg: outcome.message.clone(),
+                content: content::render(about, outcome),
+            },
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Between the messages and `core`'s types.
+
+use super::{
+    AgentMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage, agent_message, server_message,
+};
+use crate::state::ProcReport;
+use procfleet_core::code::Code;
+use procfleet_core::id::{BadId, Epoch, OpId, ProcKey};
+use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::spec::Spec;
+use prost::Message;
+use std::time::Duration;
+
+/// What a peer sent cannot be used. The text names the field and never repeats the bytes.
+#[derive(Debug, thiserror::Error)]
+pub enum BadMessage {
+    #[error("not a message of this protocol")]
+    Frame(#[from] prost::DecodeError),
+    #[error("a message without a body")]
+    Empty,
+    #[error("a bad op id")]
+    OpId(#[from] BadId),
+    #[error("an unknown operation {0}")]
+    Kind(u32),
+    #[error("an unknown code {0}")]
+    Code(u32),
+    #[error("a bad {field}")]
+    Json {
+        field: &'static str,
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+pub fn decode_agent(bytes: &[u8]) -> Result<agent_message::Body, BadMessage> {
+    AgentMessage::decode(bytes)?.body.ok_or(BadMessage::Empty)
+}
+
+pub fn decode_server(bytes: &[u8]) -> Result<server_message::Body, BadMessage> {
+    ServerMessage::decode(bytes)?.body.ok_or(BadMessage::Empty)
+}
+
+impl agent_message::Body {
+    pub fn into_bytes(self) -> Vec<u8> {
+        AgentMessage { body: Some(self) }.encode_to_vec()
+    }
+}
+
+impl server_message::Body {
+    pub fn into_bytes(self) -> Vec<u8> {
+        ServerMessage { body: Some(self) }.encode_to_vec()
+    }
+}
+
+/// An [`Op`] in `core`'s types.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpOrder {
+    pub op: OpId,
+    pub epoch: Epoch,
+    pub proc: ProcKey,
+    pub kind: OpKind,
+    pub start_within: Duration,
+    pub spec: Option<Spec>,
+}
+
+impl Op {
+    /// `spec` is the JSON text of a [`Spec`], made once for all targets of a request.
+    pub fn new(
+        op: OpId,
+        epoch: Epoch,
+        proc: &ProcKey,
+        kind: OpKind,
+        start_within: Duration,
+        spec: Option<&[u8]>,
+    ) -> Op {
+        Op {
+            id: op.to_string(),
+            epoch: epoch.0,
+            namespace: proc.namespace.clone(),
+            name: proc.name.clone(),
+            kind: kind.number(),
+            start_within_ms: u64::try_from(start_within.as_millis()).unwrap_or(u64::MAX),
+            spec: spec.unwrap_or_default().to_vec(),
+        }
+    }
+}
+
+impl TryFrom<Op> for OpOrder {
+    type Error = BadMessage;
+    fn try_from(op: Op) -> Result<OpOrder, BadMessage> {
+        let spec = match op.spec.as_slice() {
+            [] => None,
+            json => Some(from_json("spec", json)?),
+        };
+        Ok(OpOrder {
+            op: op.id.parse()?,
+            epoch: Epoch(op.epoch),
+            proc: ProcKey { namespace: op.namespace, name: op.name },
+            kind: OpKind::from_number(u64::from(op.kind)).ok_or(BadMessage::Kind(op.kind))?,
+            start_within: Duration::from_millis(op.start_within_ms),
+            spec,
+        })
+    }
+}
+
+/// A [`Report`] in `core`'s types; `None` is "taken, not done".
+pub type Done = (OpId, Option<Outcome>);
+
+impl Report {
+    pub fn taken(op: OpId) -> Report {
+        Report { op: op.to_string(), done: None }
+    }
+
+    pub fn done(op: OpId, outcome: &Outcome) -> Report {
+        let done = OutcomeMessage {
+            code: outcome.code.number(),
+            message: outcome.message.clone(),
+            content: to_json(&outcome.content),
+        };
+        Report { op: op.to_string(), done: Some(done) }
+    }
+}
+
+impl TryFrom<Report> for (OpId, Option<Outcome>) {
+    type Error = BadMessage;
+    fn try_from(report: Report) -> Result<Done, BadMessage> {
+        let outcome = report
+            .done
+            .map(|done| {
+                Ok::<_, BadMessage>(Outcome {
+                    code: Code::from_number(done.code).ok_or(BadMessage::Code(done.code))?,
+                    message: done.message,
+                    content: from_json("content", &done.content)?,
+                })
+            })
+            .transpose()?;
+        Ok((report.op.parse()?, outcome))
+    }
+}
+
+impl ProcStateMessage {
+    pub fn new(proc: &ProcKey, revision: u64, report: &ProcReport) -> ProcStateMessage {
+        ProcStateMessage {
+            namespace: proc.namespace.clone(),
+            name: proc.name.clone(),
+            revision,
+            report: to_json(report),
+        }
+    }
+
+    /// Checks that the report can be read; what is stored is its text.
+    pub fn report(&self) -> Result<ProcReport, BadMessage> {
+        from_json("state", &self.report)
+    }
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(field: &'static str, json: &[u8]) -> Result<T, BadMessage> {
+    serde_json::from_slice(json).map_err(|source| BadMessage::Json { field, source })
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).expect("our own types have only text keys, so they are always JSON")
+}

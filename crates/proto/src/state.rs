@@ -1,0 +1,23 @@
+//! A proc's state as its agent pushes it and the server stores it.
+
+use crate::http::native::ProcState;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcReport {
+    pub state: ProcState,
+    pub hosted: bool,
+    pub pid: Option<u32>,
+    #[serde(default)]
+    pub note: String,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Seconds since 1970, UTC, by the host's clock; 0 where it never happened.
+    #[serde(default)]
+    pub registered_at: i64,
+    #[serde(default)]
+    pub started_at: i64,
+    #[serde(default)]
+    pub reported_at: i64,
+}

@@ -1,0 +1,54 @@
+//! Procs, as their agents last described them.
+
+use super::{App, AppError};
+use crate::store::ProcFilter;
+use procfleet_core::id::{AgentId, Host};
+use procfleet_core::task::Target;
+use procfleet_proto::http::native::ProcRow;
+use procfleet_proto::state::ProcReport;
+use std::collections::HashMap;
+use tracing::warn;
+
+pub async fn list(
+    app: &App,
+    namespace: Option<String>,
+    name: Option<String>,
+    host: Option<Host>,
+) -> Result<Vec<ProcRow>, AppError> {
+    let agent = match host {
+        None => None,
+        Some(host) => match app.store.resolve(&[Target::Host(host)]).await?.pop().flatten() {
+            Some(agent) => Some(agent),
+            None => return Ok(Vec::new()),
+        },
+    };
+    let hosts: HashMap<AgentId, Host> =
+        app.store.agents().await?.into_iter().map(|a| (a.agent, a.host)).collect();
+    let mut rows = Vec::new();
+    for (agent, record) in app.store.procs(ProcFilter { namespace, name, agent }).await? {
+        let Some(host) = hosts.get(&agent) else { continue };
+        let report: ProcReport = match serde_json::from_str(&record.status) {
+            Ok(report) => report,
+            Err(error) => {
+                warn!(%agent, proc = %record.proc, %error, "a stored state cannot be read");
+                continue;
+            }
+        };
+        rows.push(ProcRow {
+            bk_cloud_id: host.cloud.0,
+            ip: host.ip.to_string(),
+            fresh: app.presences.contains(&agent),
+            bk_agent_id: agent.to_string(),
+            namespace: record.proc.namespace,
+            name: record.proc.name,
+            labels: report.labels,
+            state: report.state,
+            hosted: report.hosted,
+            pid: report.pid,
+            note: report.note,
+            started_at: report.started_at,
+            reported_at: report.reported_at,
+        });
+    }
+    Ok(rows)
+}

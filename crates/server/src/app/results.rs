@@ -1,0 +1,38 @@
+//! How the ops of a task stand: exactly the requested keys, from the first moment on.
+
+use super::{App, AppError};
+use crate::store::{OpRecord, TaskRecord};
+use procfleet_core::id::TaskId;
+use procfleet_proto::http::result::{About, OpResult};
+use serde_json::{Map, Value, json};
+
+/// The data of `get_proc_operate_result_v2`.
+pub async fn by_key(app: &App, task_text: &str) -> Result<Value, AppError> {
+    let (task, ops) = find(app, task_text).await?;
+    let rendered = tokio::task::spawn_blocking(move || {
+        let results = ops.iter().filter_map(|op| {
+            let head = task.requests.get(op.request as usize)?;
+            Some((op.target.result_key(&head.proc), json!(result(&task, op)?)))
+        });
+        Value::Object(results.collect::<Map<_, _>>())
+    });
+    rendered.await.map_err(|_| AppError::Ending)
+}
+
+pub(super) async fn find(app: &App, task_text: &str) -> Result<(TaskRecord, Vec<OpRecord>), AppError> {
+    let no_task = || AppError::NoTask(task_text.to_owned());
+    let task: TaskId = task_text.parse().map_err(|_| no_task())?;
+    app.store.task_results(task).await?.ok_or_else(no_task)
+}
+
+pub(super) fn result(task: &TaskRecord, op: &OpRecord) -> Option<OpResult> {
+    let head = task.requests.get(op.request as usize)?;
+    let about = About {
+        proc: &head.proc,
+        kind: head.kind,
+        spec: head.spec.as_deref(),
+        target: &op.target,
+        agent: op.agent.as_ref(),
+    };
+    Some(OpResult::new(about, op.outcome.as_ref()))
+}

@@ -1,0 +1,56 @@
+//! What a first start makes: the administrator's app, and the file that holds its secret.
+
+use crate::pki::{PkiError, write_private};
+use crate::secret;
+use crate::store::{Store, StoreError};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use subtle::ConstantTimeEq;
+
+/// The app that `admin.json` names.
+pub const ADMIN: &str = "procfleet-admin";
+
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    File(#[from] PkiError),
+    #[error(
+        "{0} does not fit this store: its secret opens nothing. Put the right file back, or remove it together with the \
+         store to begin anew"
+    )]
+    Mismatch(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct AdminFile {
+    url: String,
+    bk_app_code: String,
+    bk_app_secret: String,
+}
+
+/// Makes the administrator on the first start, and keeps the address in `admin.json` true on every start.
+///
+/// The file is written before the app: after a crash in between, the next start finds a secret that belongs to nobody yet
+/// and gives it to the administrator.
+pub async fn administrator(store: &Store, file: &Path, url: &str, at: i64) -> Result<(), SetupError> {
+    let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
+    let known = store.app(ADMIN).await?;
+    let secret = match (&old, &known) {
+        (Some(old), _) => old.bk_app_secret.clone(),
+        (None, None) => secret::random_text(),
+        // An operator who keeps the secret elsewhere has removed the file on purpose.
+        (None, Some(_)) => return Ok(()),
+    };
+    let hash = secret::hash(secret.as_bytes());
+    if known.as_ref().is_some_and(|app| !bool::from(app.secret_hash.ct_eq(&hash))) {
+        return Err(SetupError::Mismatch(file.display().to_string()));
+    }
+    let new = AdminFile { url: url.to_owned(), bk_app_code: ADMIN.to_owned(), bk_app_secret: secret };
+    write_private(file, &serde_json::to_vec_pretty(&new).expect("three texts are JSON"))?;
+    if known.is_none() {
+        store.create_app(ADMIN, hash, at).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Tasks as people look at them.
+
+use super::results::{find, result};
+use super::{App, AppError};
+use crate::store::TaskRecord;
+use procfleet_proto::http::native::{Counts, OpRow, TaskRow, TaskView};
+use std::time::Duration;
+use tokio::time::Instant;
+
+pub async fn list(app: &App, limit: u32) -> Result<Vec<TaskRow>, AppError> {
+    Ok(app.store.tasks(limit).await?.iter().map(row).collect())
+}
+
+/// With `wait`, answers as soon as the task has moved on, or after so long.
+pub async fn show(app: &App, task_text: &str, wait: Duration) -> Result<TaskView, AppError> {
+    let until = Instant::now() + wait;
+    let mut changed = app.keeper.changed();
+    changed.mark_unchanged();
+    let mut before: Option<Counts> = None;
+    loop {
+        let (task, ops) = find(app, task_text).await?;
+        let counts = row(&task).counts;
+        let moved = before.is_some_and(|before| before != counts);
+        before.get_or_insert(counts);
+        let over = Instant::now() >= until;
+        if counts.open == 0 || moved || over {
+            let view = ops.iter().filter_map(|op| {
+                let head = task.requests.get(op.request as usize)?;
+                let result = result(&task, op)?;
+                Some(OpRow {
+                    op_id: op.op.to_string(),
+                    key: op.target.result_key(&head.proc),
+                    kind: head.kind.verb().to_owned(),
+                    target: op.target.to_string(),
+                    namespace: head.proc.namespace.clone(),
+                    name: head.proc.name.clone(),
+                    error_code: result.error_code,
+                    error_msg: result.error_msg,
+                    content: result.content,
+                })
+            });
+            return Ok(TaskView { ops: view.collect(), task: row(&task) });
+        }
+        // Whether an op ended or the time is up: the store is read again.
+        let _ = tokio::time::timeout_at(until, changed.changed()).await;
+    }
+}
+
+fn row(task: &TaskRecord) -> TaskRow {
+    TaskRow {
+        task_id: task.id.to_string(),
+        created_at: task.created_at / 1000,
+        bk_app_code: task.app.clone(),
+        bk_username: task.username.clone(),
+        summary: task.summary.clone(),
+        counts: Counts {
+            total: task.counts.total,
+            open: task.counts.open,
+            succeeded: task.counts.succeeded,
+            failed: task.counts.failed,
+        },
+    }
+}

@@ -1,0 +1,64 @@
+//! Join tokens.
+
+use super::{App, Caller};
+use crate::secret;
+use crate::store::{NewAudit, NewToken, StoreError};
+use procfleet_core::id::CloudId;
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::native::{CreateToken, CreatedToken};
+use procfleet_proto::link::token::JoinToken;
+
+const LONGEST_TTL_SECS: u64 = 366 * 86_400;
+const MOST_USES: u32 = 100_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    #[error(transparent)]
+    Faults(#[from] Faults),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+pub async fn create(app: &App, caller: &Caller, wanted: CreateToken) -> Result<CreatedToken, TokenError> {
+    let mut faults = Faults::default();
+    if !(1..=LONGEST_TTL_SECS).contains(&wanted.ttl_secs) {
+        faults.add("ttl_secs", format!("is {}, must be from 1 to {LONGEST_TTL_SECS}", wanted.ttl_secs));
+    }
+    if !(1..=MOST_USES).contains(&wanted.uses) {
+        faults.add("uses", format!("is {}, must be from 1 to {MOST_USES}", wanted.uses));
+    }
+    if !faults.is_empty() {
+        return Err(faults.into());
+    }
+    let token = JoinToken { id: secret::random(), secret: secret::random(), ca_pin: app.ca.pin() };
+    let now = app.clock.wall();
+    let expires_at = now + i64::try_from(wanted.ttl_secs).unwrap_or(i64::MAX / 1_000_000) * 1000;
+    app.store
+        .create_token(NewToken {
+            id: token.public_id(),
+            secret_hash: secret::hash(&token.secret),
+            cloud: CloudId(wanted.bk_cloud_id),
+            created_at: now,
+            expires_at,
+            uses: wanted.uses,
+        })
+        .await?;
+    app.store
+        .audit(NewAudit {
+            at: now,
+            app: caller.app.clone(),
+            username: caller.username.clone(),
+            origin: caller.from.to_string(),
+            action: "token_create".to_owned(),
+            subject: token.public_id(),
+            code: 0,
+            detail: format!("cloud area {}, {} uses", wanted.bk_cloud_id, wanted.uses),
+        })
+        .await?;
+    Ok(CreatedToken {
+        token: token.to_string(),
+        bk_cloud_id: wanted.bk_cloud_id,
+        uses: wanted.uses,
+        expires_at: expires_at / 1000,
+    })
+}

@@ -1,0 +1,13 @@
+//! What a server is told at its start. Plain data, checked once.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub data: PathBuf,
+    /// The API and the console.
+    pub listen: SocketAddr,
+    /// The agents' link.
+    pub link: SocketAddr,
+}

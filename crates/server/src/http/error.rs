@@ -1,0 +1,83 @@
+//! What a call can end in beside success, and the one translation of it to codes and HTTP statuses.
+//!
+//! GSE's callers expect HTTP 200 with `result: false` for everything that the API itself refuses; other statuses make
+//! some of their clients raise before they read the message.
+
+use crate::app::AppError;
+use axum::http::StatusCode;
+use procfleet_core::code::Code;
+use procfleet_proto::http::fault::Faults;
+use tracing::error;
+
+#[derive(Debug)]
+pub(super) enum CallError {
+    /// The body is not JSON; the text says where.
+    Json(String),
+    TooLarge {
+        limit: usize,
+    },
+    Faults(Faults),
+    /// The app or its secret is wrong.
+    AppDenied(String),
+    /// The user that the app names is wrong.
+    UserDenied(String),
+    NoSuchApi(String),
+    App(AppError),
+    Internal,
+}
+
+impl From<Faults> for CallError {
+    fn from(faults: Faults) -> Self {
+        CallError::Faults(faults)
+    }
+}
+
+impl From<AppError> for CallError {
+    fn from(error: AppError) -> Self {
+        CallError::App(error)
+    }
+}
+
+impl CallError {
+    /// The status, the code and the message for the caller. What only the operator should see goes to the log here.
+    pub(super) fn answer(&self) -> (StatusCode, u32, String) {
+        let (status, code, message) = match self {
+            CallError::Json(place) => {
+                (StatusCode::OK, Code::JsonInvalid, format!("the body is not usable JSON: {place}"))
+            }
+            CallError::TooLarge { limit } => (
+                StatusCode::OK,
+                Code::BeyondLimit,
+                format!("the body is too large: at most {limit} bytes are read"),
+            ),
+            CallError::Faults(faults) if faults.only_unknown_op() => {
+                (StatusCode::OK, Code::UnknownOp, faults.to_string())
+            }
+            CallError::Faults(faults) => (StatusCode::OK, Code::BadRequest, faults.to_string()),
+            CallError::AppDenied(reason) => (StatusCode::OK, Code::AppDenied, reason.clone()),
+            CallError::UserDenied(reason) => (StatusCode::OK, Code::UserDenied, reason.clone()),
+            CallError::NoSuchApi(path) => {
+                (StatusCode::NOT_FOUND, Code::NoSuchApi, format!("no such API: {path}"))
+            }
+            CallError::App(AppError::NoTask(task)) => {
+                (StatusCode::OK, Code::NoTask, format!("no such task: nobody issued the task id {task:?}"))
+            }
+            CallError::App(AppError::Store(source)) => {
+                error!(error = source as &dyn std::error::Error, "a call failed in the store");
+                let reason = "the store does not take or give data now; nothing was changed".to_owned();
+                (StatusCode::OK, Code::SystemError, reason)
+            }
+            CallError::App(AppError::Ending) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Code::SystemError,
+                "the server is ending; try again".to_owned(),
+            ),
+            CallError::Internal => (
+                StatusCode::OK,
+                Code::SystemError,
+                "something inside procfleet failed; its log says what".to_owned(),
+            ),
+        };
+        (status, code.external(), message)
+    }
+}

@@ -1,0 +1,60 @@
+//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and an audit record.
+
+use super::error::CallError;
+use crate::app::{App, Caller};
+use crate::secret;
+use crate::store::NewAudit;
+use axum::http::HeaderMap;
+use procfleet_core::code::Code;
+use procfleet_proto::http::login::{HEADER, Login};
+use serde_json::Value;
+use std::net::IpAddr;
+use subtle::ConstantTimeEq;
+use tracing::warn;
+
+pub(super) async fn check(
+    app: &App,
+    api: &'static str,
+    headers: &HeaderMap,
+    body: &Value,
+    from: IpAddr,
+) -> Result<Caller, CallError> {
+    let header = headers.get(HEADER).map(|value| value.as_bytes());
+    let login = Login::read(header, body).map_err(|bad| CallError::AppDenied(bad.to_string()))?;
+    if login.app_code.is_empty() || login.app_secret.is_empty() {
+        let reason =
+            "bk_app_code and bk_app_secret are required, in the body or in the X-Bkapi-Authorization header";
+        return Err(CallError::AppDenied(reason.to_owned()));
+    }
+    let record = app.store.app(&login.app_code).await.map_err(|error| CallError::App(error.into()))?;
+    let given = secret::hash(login.app_secret.as_bytes());
+    let known = record
+        .is_some_and(|record| record.disabled_at.is_none() && bool::from(record.secret_hash.ct_eq(&given)));
+    if !known {
+        refuse(app, api, &login, from).await;
+        return Err(CallError::AppDenied("bk_app_code or bk_app_secret is wrong".to_owned()));
+    }
+    if login.username.is_empty() && !login.token.is_empty() {
+        let reason =
+            "bk_token cannot be checked: no login service is configured; name the user in bk_username";
+        return Err(CallError::UserDenied(reason.to_owned()));
+    }
+    Ok(Caller { app: login.app_code, username: login.username, from })
+}
+
+async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr) {
+    warn!(app = %login.app_code, %from, api, "a login was refused");
+    let record = NewAudit {
+        at: app.clock.wall(),
+        app: login.app_code.chars().take(64).collect(),
+        username: login.username.chars().take(64).collect(),
+        origin: from.to_string(),
+        action: api.to_owned(),
+        subject: String::new(),
+        code: Code::AppDenied.external(),
+        detail: "wrong bk_app_code or bk_app_secret".to_owned(),
+    };
+    if let Err(error) = app.store.audit(record).await {
+        warn!(error = &error as &dyn std::error::Error, "an audit record could not be written");
+    }
+}

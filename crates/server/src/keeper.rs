@@ -1,0 +1,443 @@
+//! The one writer of ops.
+//!
+//! The keeper knows every op without an outcome and every connected agent. Whatever happens (a new task, a connect, a
+//! report, a deadline), it asks [`dispatch::decide`] about the ops concerned and does what it says: give the op to a
+//! session, wait, or write the outcome. It loads its ops from the store, so a start after a crash is no special case.
+//!
+//! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the store
+//! refuses, the batch is kept and tried again: agents repeat what was not acknowledged, and nothing is lost.
+
+use crate::clock::Clock;
+use crate::metrics::Metrics;
+use crate::sessions::{Outbox, Presences};
+use crate::store::{Applied, Finished, OpenOpRow, Store, StoreError};
+use procfleet_core::dispatch::{self, Decision, OpenOp, Presence, Progress, RESTART_GRACE, WINDOW};
+use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
+use procfleet_core::moment::Moment;
+use procfleet_core::op::Outcome;
+use procfleet_core::spec::Spec;
+use procfleet_proto::link::{Ack, Drain, Op, server_message::Body};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+/// How many notes may wait. Reports come in batches, so this is far more than one round of a large fleet; a session that
+/// finds it full waits, and so does its agent.
+const NOTES: usize = 4_096;
+/// How many outcomes are written in one transaction.
+const BATCH: usize = 2_000;
+/// How soon a write that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Something happened.
+#[derive(Debug)]
+pub enum Note {
+    /// Durable already; the keeper reads it from the store.
+    TaskCreated(TaskId),
+    Connected {
+        agent: AgentId,
+        epoch: Epoch,
+        outbox: Outbox,
+        /// What the agent has in its journal already.
+        taken: Vec<OpId>,
+    },
+    Gone {
+        agent: AgentId,
+        epoch: Epoch,
+    },
+    Reports {
+        agent: AgentId,
+        epoch: Epoch,
+        reports: Vec<(OpId, Option<Outcome>)>,
+    },
+    Stop(oneshot::Sender<()>),
+}
+
+/// How the rest of the server speaks to the keeper.
+#[derive(Clone, Debug)]
+pub struct Keeper {
+    notes: mpsc::Sender<Note>,
+    changed: watch::Receiver<u64>,
+}
+
+impl Keeper {
+    /// Loads the open ops and starts to work on them.
+    pub async fn start(
+        store: Store,
+        clock: Clock,
+        presences: Presences,
+        metrics: Arc<Metrics>,
+    ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
+        let (notes, inbox) = mpsc::channel(NOTES);
+        let (changes, changed) = watch::channel(0);
+        let mut work = Work {
+            store,
+            clock,
+            presences,
+            metrics,
+            changes,
+            ops: HashMap::new(),
+            by_agent: HashMap::new(),
+            sessions: HashMap::new(),
+            back_by: HashMap::new(),
+            timers: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            finished: Vec::new(),
+            retry_at: None,
+        };
+        work.load().await?;
+        let task = tokio::spawn(work.run(inbox));
+        Ok((Keeper { notes, changed }, task))
+    }
+
+    /// Waits while too much is waiting already. False: the keeper has ended.
+    pub async fn tell(&self, note: Note) -> bool {
+        self.notes.send(note).await.is_ok()
+    }
+
+    /// Changes whenever an op got an outcome.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.clone()
+    }
+
+    /// Tells all agents to leave and ends.
+    pub async fn stop(&self) {
+        let (done, ended) = oneshot::channel();
+        if self.tell(Note::Stop(done)).await {
+            let _ = ended.await;
+        }
+    }
+}
+
+struct Work {
+    store: Store,
+    clock: Clock,
+    presences: Presences,
+    metrics: Arc<Metrics>,
+    changes: watch::Sender<u64>,
+    ops: HashMap<OpId, Entry>,
+    by_agent: HashMap<AgentId, BTreeSet<OpId>>,
+    sessions: HashMap<AgentId, Session>,
+    /// Until when an agent that is away may come back.
+    back_by: HashMap<AgentId, Moment>,
+    timers: BTreeSet<(Moment, OpId)>,
+    /// Ops to decide about.
+    dirty: BTreeSet<OpId>,
+    finished: Vec<Finished>,
+    retry_at: Option<Moment>,
+}
+
+struct Entry {
+    open: OpenOp,
+    proc: ProcKey,
+    spec: Option<Arc<[u8]>>,
+    target: String,
+    agent: Option<AgentId>,
+    wake: Option<Moment>,
+}
+
+struct Session {
+    epoch: Epoch,
+    outbox: Outbox,
+    /// Sent and not confirmed.
+    unconfirmed: usize,
+    /// To be sent when there is room again.
+    backlog: VecDeque<OpId>,
+}
+
+impl Work {
+    async fn load(&mut self) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        for agent in self.store.agents().await? {
+            // Who was connected when the last server ended is probably on its way back.
+            if agent.connected {
+                self.back_by.insert(agent.agent, now + RESTART_GRACE);
+            }
+        }
+        let open = self.store.open_ops().await?;
+        if !open.is_empty() {
+            info!(ops = open.len(), "open ops taken up again");
+        }
+        self.add(open);
+        Ok(())
+    }
+
+    async fn run(mut self, mut inbox: mpsc::Receiver<Note>) {
+        let mut notes = Vec::new();
+        loop {
+            let wake = self.wake_at().map(|moment| self.clock.instant_of(moment));
+            tokio::select! {
+                // Notes first: an outcome that has arrived must win over the deadline that it just met.
+                biased;
+                count = inbox.recv_many(&mut notes, BATCH) => if count == 0 { return },
+                () = sleep_until(wake) => {}
+            }
+            let mut stop = None;
+            for note in notes.drain(..) {
+                match note {
+                    Note::Stop(done) => stop = Some(done),
+                    note => self.take(note).await,
+                }
+            }
+            self.decide_due();
+            self.commit().await;
+            self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
+            if let Some(done) = stop {
+                self.leave();
+                let _ = done.send(());
+                return;
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Option<Moment> {
+        let timer = self.timers.first().map(|(moment, _)| *moment);
+        timer.into_iter().chain(self.retry_at).min()
+    }
+
+    async fn take(&mut self, note: Note) {
+        match note {
+            Note::TaskCreated(task) => match self.store.task_ops(task).await {
+                Ok(rows) => self.add(rows),
+                Err(error) => {
+                    error!(%task, error = &error as &dyn std::error::Error, "reading a new task failed")
+                }
+            },
+            Note::Connected { agent, epoch, outbox, taken } => self.connected(agent, epoch, outbox, taken),
+            Note::Gone { agent, epoch } => {
+                if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
+                    self.sessions.remove(&agent);
+                    self.presences.remove(&agent);
+                    self.back_by.insert(agent.clone(), self.clock.now() + dispatch::RECONNECT_GRACE);
+                    self.reconsider(&agent);
+                }
+            }
+            Note::Reports { agent, epoch, reports } => {
+                for (op, outcome) in reports {
+                    self.reported(&agent, epoch, op, outcome);
+                }
+            }
+            Note::Stop(_) => unreachable!("the loop keeps it back"),
+        }
+    }
+
+    fn add(&mut self, rows: Vec<OpenOpRow>) {
+        // One text per request, however many targets it has.
+        let mut texts: HashMap<*const Spec, Arc<[u8]>> = HashMap::new();
+        for row in rows {
+            let spec = row.spec.as_ref().map(|spec| {
+                texts
+                    .entry(Arc::as_ptr(spec))
+                    .or_insert_with(|| serde_json::to_vec(&**spec).expect("a spec is always JSON").into())
+                    .clone()
+            });
+            if let Some(agent) = &row.agent {
+                self.by_agent.entry(agent.clone()).or_default().insert(row.op);
+            }
+            let open = OpenOp {
+                kind: row.kind,
+                accepted: self.clock.moment_of(row.accepted_at),
+                start_by: self.clock.moment_of(row.start_by),
+                deadline: self.clock.moment_of(row.deadline),
+                progress: Progress::Waiting,
+            };
+            let target = row.target.to_string();
+            self.ops
+                .insert(row.op, Entry { open, proc: row.proc, spec, target, agent: row.agent, wake: None });
+            self.dirty.insert(row.op);
+        }
+    }
+
+    fn connected(&mut self, agent: AgentId, epoch: Epoch, outbox: Outbox, taken: Vec<OpId>) {
+        if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
+            return;
+        }
+        // Dropping an older session's outbox ends its connection: the newer one wins.
+        let session = Session { epoch, outbox, unconfirmed: 0, backlog: VecDeque::new() };
+        self.sessions.insert(agent.clone(), session);
+        self.back_by.remove(&agent);
+        self.presences.insert(agent.clone());
+        for op in taken {
+            if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(&agent)) {
+                entry.open.progress = Progress::Taken(epoch);
+            }
+        }
+        self.reconsider(&agent);
+    }
+
+    fn reconsider(&mut self, agent: &AgentId) {
+        self.dirty.extend(self.by_agent.get(agent).into_iter().flatten());
+    }
+
+    fn reported(&mut self, agent: &AgentId, epoch: Epoch, op: OpId, outcome: Option<Outcome>) {
+        if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(agent)) {
+            let unconfirmed = entry.open.progress == Progress::Sent(epoch);
+            entry.open.progress = Progress::Taken(epoch);
+            if unconfirmed && let Some(session) = self.sessions.get_mut(agent).filter(|s| s.epoch == epoch) {
+                session.unconfirmed = session.unconfirmed.saturating_sub(1);
+                self.dirty.extend(session.backlog.pop_front());
+            }
+        }
+        if let Some(outcome) = outcome {
+            self.finished.push(Finished { op, agent: Some(agent.clone()), outcome, at: self.clock.wall() });
+        }
+    }
+
+    fn decide_due(&mut self) {
+        let now = self.clock.now();
+        while let Some((moment, op)) = self.timers.first().copied().filter(|(moment, _)| *moment <= now) {
+            self.timers.remove(&(moment, op));
+            if self.ops.get(&op).is_some_and(|entry| entry.wake == Some(moment)) {
+                self.dirty.insert(op);
+            }
+        }
+        for op in std::mem::take(&mut self.dirty) {
+            self.decide(now, op);
+        }
+    }
+
+    fn decide(&mut self, now: Moment, op: OpId) {
+        let Some(entry) = self.ops.get(&op) else { return };
+        let presence = match &entry.agent {
+            None => Presence::Unknown,
+            Some(agent) => match self.sessions.get(agent) {
+                Some(session) => Presence::Connected(session.epoch),
+                None => Presence::Away { back_by: self.back_by.get(agent).copied().unwrap_or(now) },
+            },
+        };
+        match dispatch::decide(now, &entry.open, presence, &entry.target) {
+            Decision::Send => self.send(now, op),
+            Decision::Wait { until } => self.wake(op, until),
+            Decision::End(outcome) => {
+                self.finished.push(Finished { op, agent: None, outcome, at: self.clock.wall() });
+                // Until it is written, do not decide again.
+                self.wake(op, now + RETRY);
+            }
+        }
+    }
+
+    fn send(&mut self, now: Moment, op: OpId) {
+        let Some(entry) = self.ops.get_mut(&op) else { return };
+        let Some(session) = entry.agent.as_ref().and_then(|agent| self.sessions.get_mut(agent)) else {
+            return;
+        };
+        let until = match entry.open.progress {
+            Progress::Waiting => entry.open.start_by,
+            Progress::Sent(_) | Progress::Taken(_) => entry.open.deadline,
+        };
+        if session.unconfirmed >= WINDOW {
+            session.backlog.push_back(op);
+            return self.wake(op, until);
+        }
+        let within = entry.open.start_by.since(now);
+        let order = Op::new(op, session.epoch, &entry.proc, entry.open.kind, within, entry.spec.as_deref());
+        if session.outbox.try_send(Body::Op(order)).is_err() {
+            session.backlog.push_back(op);
+            return self.wake(op, until);
+        }
+        session.unconfirmed += 1;
+        entry.open.progress = Progress::Sent(session.epoch);
+        self.metrics.sent.inc();
+        let deadline = entry.open.deadline;
+        self.wake(op, deadline);
+    }
+
+    fn wake(&mut self, op: OpId, at: Moment) {
+        if let Some(entry) = self.ops.get_mut(&op) {
+            if let Some(old) = entry.wake.replace(at) {
+                self.timers.remove(&(old, op));
+            }
+            self.timers.insert((at, op));
+        }
+    }
+
+    /// Writes the outcomes and acknowledges them.
+    async fn commit(&mut self) {
+        let now = self.clock.now();
+        if self.retry_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.retry_at = None;
+        while !self.finished.is_empty() {
+            let batch: Vec<Finished> = self.finished.iter().take(BATCH).cloned().collect();
+            let applied = match self.store.finish_ops(batch.clone()).await {
+                Ok(applied) => applied,
+                Err(error) => {
+                    error!(
+                        error = &error as &dyn std::error::Error,
+                        "writing outcomes failed; they are kept and tried again"
+                    );
+                    self.retry_at = Some(now + RETRY);
+                    return;
+                }
+            };
+            self.finished.drain(..batch.len());
+            self.acknowledge(batch, applied);
+            self.changes.send_modify(|generation| *generation += 1);
+        }
+    }
+
+    fn acknowledge(&mut self, batch: Vec<Finished>, applied: Vec<Applied>) {
+        let mut acks: HashMap<AgentId, Vec<String>> = HashMap::new();
+        for (finished, applied) in batch.into_iter().zip(applied) {
+            let op = finished.op;
+            match applied {
+                Applied::Now => {
+                    self.metrics.outcome(finished.outcome.code);
+                    info!(%op, code = finished.outcome.code.number(), "op ended");
+                }
+                Applied::Already => {}
+                // Acknowledged all the same: repeating it would not help anybody.
+                Applied::Unknown => warn!(%op, "a report for an op that nobody gave out"),
+                Applied::NotYours => {
+                    warn!(%op, agent = ?finished.agent, "a report for another agent's op was refused");
+                    continue;
+                }
+            }
+            self.forget(op);
+            if let Some(agent) = finished.agent {
+                acks.entry(agent).or_default().push(op.to_string());
+            }
+        }
+        for (agent, ops) in acks {
+            // A lost acknowledgement is repaired by the agent's next report.
+            if let Some(session) = self.sessions.get(&agent) {
+                for ops in ops.chunks(500) {
+                    let _ = session.outbox.try_send(Body::Ack(Ack { ops: ops.to_vec() }));
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, op: OpId) {
+        let Some(entry) = self.ops.remove(&op) else { return };
+        if let Some(wake) = entry.wake {
+            self.timers.remove(&(wake, op));
+        }
+        if let Some(agent) = entry.agent
+            && let Some(ops) = self.by_agent.get_mut(&agent)
+        {
+            ops.remove(&op);
+            if ops.is_empty() {
+                self.by_agent.remove(&agent);
+            }
+        }
+    }
+
+    fn leave(&mut self) {
+        for session in self.sessions.values() {
+            let _ = session.outbox.try_send(Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 }));
+        }
+        self.sessions.clear();
+    }
+}
+
+async fn sleep_until(instant: Option<tokio::time::Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,71 @@
+//! What `/metrics` shows, in Prometheus' text format.
+
+use procfleet_core::code::Code;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CodeLabel {
+    code: u32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CallLabels {
+    api: &'static str,
+    code: u32,
+}
+
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    pub open_ops: Gauge,
+    pub agents: Gauge,
+    pub sent: Counter,
+    pub refused_sessions: Counter,
+    outcomes: Family<CodeLabel, Counter>,
+    calls: Family<CallLabels, Counter>,
+}
+
+impl Metrics {
+    pub fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("procfleet");
+        let (open_ops, agents, sent, refused_sessions) =
+            (Gauge::default(), Gauge::default(), Counter::default(), Counter::default());
+        let (outcomes, calls) = (Family::default(), Family::default());
+        registry.register("open_ops", "Ops without an outcome", open_ops.clone());
+        registry.register("agents_connected", "Agents with a session on this server", agents.clone());
+        registry.register("ops_sent", "Ops given to agents, repeats included", sent.clone());
+        registry.register(
+            "sessions_refused",
+            "Agent connections that were refused",
+            refused_sessions.clone(),
+        );
+        registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
+        registry.register("api_calls", "API calls answered, by API and code", calls.clone());
+        Metrics { registry, open_ops, agents, sent, refused_sessions, outcomes, calls }
+    }
+
+    pub fn outcome(&self, code: Code) {
+        self.outcomes.get_or_create(&CodeLabel { code: code.number() }).inc();
+    }
+
+    pub fn call(&self, api: &'static str, code: u32) {
+        self.calls.get_or_create(&CallLabels { api, code }).inc();
+    }
+
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("writing to a String does not fail");
+        text
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics::new()
+    }
+}

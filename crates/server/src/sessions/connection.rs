@@ -1,0 +1,232 @@
+//! One agent's session: hello, welcome, then reports in and ops out until either side ends it.
+
+use super::listener::Link;
+use crate::keeper::Note;
+use crate::pki;
+use crate::secret;
+use crate::store::ProcRecord;
+use axum::extract::ws::{Message, WebSocket};
+use futures_util::{SinkExt, StreamExt};
+use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey};
+use procfleet_proto::link::{
+    BadMessage, Hello, Refused, Report, States, Welcome, agent_message, decode_agent, server_message::Body,
+};
+use std::net::IpAddr;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tracing::{Instrument, info, info_span, warn};
+
+/// How many messages may wait for a slow agent. The keeper sends at most 64 ops ahead, so more than this means that the
+/// agent does not read.
+const OUTBOX: usize = 256;
+const HELLO: Duration = Duration::from_secs(10);
+/// A peer that has been silent for two of these is gone.
+const HEARTBEAT: Duration = Duration::from_secs(30);
+
+/// Why a session ended or never was. The text goes to both logs.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("{0}")]
+    Refused(String),
+    #[error("it sent something that is not of this protocol")]
+    Protocol(#[from] BadMessage),
+    #[error("the connection broke")]
+    Broken(#[source] axum::Error),
+    #[error("it has been silent for {0:?}")]
+    Silent(Duration),
+    #[error("the agent closed it")]
+    Closed,
+    #[error("it was replaced by a newer connection, or the server is ending")]
+    Replaced,
+}
+
+pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: IpAddr, mut socket: WebSocket) {
+    let (agent, hello) = match greet(&link, &certificate, &mut socket).await {
+        Ok(greeting) => greeting,
+        Err(end) => {
+            link.metrics.refused_sessions.inc();
+            warn!(from = %ip, reason = %end, "an agent's session was refused");
+            let refused = Body::Refused(Refused { reason: end.to_string() });
+            let _ = socket.send(Message::Binary(refused.into_bytes().into())).await;
+            let _ = socket.send(Message::Close(None)).await;
+            return;
+        }
+    };
+    let span = info_span!("session", %agent);
+    async {
+        let epoch = match link.store.agent_connected(&agent, &hello.version, link.clock.wall()).await {
+            Ok(epoch) => epoch,
+            Err(error) => {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a session could not be written down and was ended"
+                );
+                return;
+            }
+        };
+        info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
+        let end = talk(&link, &agent, epoch, hello, &mut socket).await;
+        link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
+        if let Err(error) = link.store.agent_disconnected(&agent, epoch, link.clock.wall()).await {
+            warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
+        }
+        info!(reason = %end, epoch = epoch.0, "agent disconnected");
+        let _ = socket.send(Message::Close(None)).await;
+    }
+    .instrument(span)
+    .await;
+}
+
+/// Reads the hello and checks that the peer is who it says it is.
+async fn greet(
+    link: &Link,
+    certificate: &CertificateDer<'static>,
+    socket: &mut WebSocket,
+) -> Result<(AgentId, Hello), End> {
+    let first = timeout(HELLO, next(socket)).await.map_err(|_| End::Silent(HELLO))??;
+    let agent_message::Body::Hello(hello) = first else {
+        return Err(End::Refused("the first message must be a hello".to_owned()));
+    };
+    let named = pki::agent_of(certificate)
+        .ok_or_else(|| End::Refused("the certificate names no agent".to_owned()))?;
+    if hello.agent != named.as_str() {
+        return Err(End::Refused(format!(
+            "the certificate is for agent {named}, not for the one that says hello"
+        )));
+    }
+    let record = link.store.agent(&named).await.map_err(|error| {
+        warn!(error = &error as &dyn std::error::Error, "reading an agent failed");
+        End::Refused("the server cannot check the certificate now".to_owned())
+    })?;
+    match record {
+        None => Err(End::Refused(format!("agent {named} is not known here"))),
+        Some(record) if record.retired_at.is_some() => {
+            Err(End::Refused(format!("agent {named} was retired: another agent has joined for its host")))
+        }
+        Some(record) if record.certificate_sha256 != secret::hash(certificate) => {
+            Err(End::Refused(format!("this is not the present certificate of agent {named}")))
+        }
+        Some(_) => Ok((named, hello)),
+    }
+}
+
+async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: &mut WebSocket) -> End {
+    let welcome = Welcome {
+        epoch: epoch.0,
+        server_time: link.clock.wall(),
+        heartbeat_ms: u64::try_from(HEARTBEAT.as_millis()).unwrap_or(u64::MAX),
+    };
+    if let Err(error) = send(socket, Body::Welcome(welcome)).await {
+        return End::Broken(error);
+    }
+    let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
+    let (outbox, mut orders) = mpsc::channel(OUTBOX);
+    link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken }).await;
+
+    let mut heard = Instant::now();
+    let mut beat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+    loop {
+        tokio::select! {
+            // Orders first: they are few, and a flood of reports must not keep a stop waiting.
+            biased;
+            order = orders.recv() => match order {
+                None => return End::Replaced,
+                Some(order) => {
+                    if let Err(error) = send_all(socket, order, &mut orders).await {
+                        return End::Broken(error);
+                    }
+                }
+            },
+            _ = beat.tick() => {
+                if heard.elapsed() > HEARTBEAT * 2 {
+                    return End::Silent(heard.elapsed());
+                }
+                if let Err(error) = socket.send(Message::Ping(bytes::Bytes::new())).await {
+                    return End::Broken(error);
+                }
+            }
+            message = socket.next() => {
+                heard = Instant::now();
+                let body = match message {
+                    None | Some(Ok(Message::Close(_))) => return End::Closed,
+                    Some(Err(error)) => return End::Broken(error),
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+                    Some(Ok(Message::Text(_))) => return End::Protocol(BadMessage::Empty),
+                    Some(Ok(Message::Binary(bytes))) => match decode_agent(&bytes) {
+                        Ok(body) => body,
+                        Err(error) => return End::Protocol(error),
+                    },
+                };
+                if let Err(end) = heed(link, agent, epoch, body).await {
+                    return end;
+                }
+            }
+        }
+    }
+}
+
+/// Acts on one message of a welcome agent.
+async fn heed(link: &Link, agent: &AgentId, epoch: Epoch, body: agent_message::Body) -> Result<(), End> {
+    match body {
+        agent_message::Body::Reports(reports) => {
+            let reports =
+                reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<_>, BadMessage>>()?;
+            link.keeper.tell(Note::Reports { agent: agent.clone(), epoch, reports }).await;
+            Ok(())
+        }
+        agent_message::Body::States(states) => store_states(link, agent, states).await,
+        agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
+            Err(End::Refused("a session has one hello and no enrolment".to_owned()))
+        }
+    }
+}
+
+async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), End> {
+    let mut records = Vec::with_capacity(states.procs.len());
+    for state in states.procs {
+        state.report()?;
+        let status = String::from_utf8_lossy(&state.report).into_owned();
+        let proc = ProcKey { namespace: state.namespace, name: state.name };
+        records.push(ProcRecord { proc, revision: state.revision, status });
+    }
+    let stored = match states.all {
+        true => link.store.replace_procs(agent, records).await,
+        false => link.store.put_procs(agent, records).await,
+    };
+    // A status that could not be written is sent again in full after the next connect.
+    stored.map_err(|error| {
+        warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
+        End::Refused("the server cannot store states now".to_owned())
+    })
+}
+
+async fn next(socket: &mut WebSocket) -> Result<agent_message::Body, End> {
+    loop {
+        match socket.next().await {
+            None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+            Some(Err(error)) => return Err(End::Broken(error)),
+            Some(Ok(Message::Binary(bytes))) => return Ok(decode_agent(&bytes)?),
+            Some(Ok(Message::Text(_))) => return Err(End::Protocol(BadMessage::Empty)),
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+        }
+    }
+}
+
+async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
+    socket.send(Message::Binary(body.into_bytes().into())).await
+}
+
+/// Writes everything that waits, then flushes once.
+async fn send_all(
+    socket: &mut WebSocket,
+    first: Body,
+    orders: &mut mpsc::Receiver<Body>,
+) -> Result<(), axum::Error> {
+    socket.feed(Message::Binary(first.into_bytes().into())).await?;
+    while let Ok(order) = orders.try_recv() {
+        socket.feed(Message::Binary(order.into_bytes().into())).await?;
+    }
+    socket.flush().await
+}

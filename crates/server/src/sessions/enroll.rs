@@ -1,0 +1,81 @@
+//! A new host becomes an agent: token and signing request in, certificate out.
+
+use super::listener::Link;
+use crate::secret;
+use crate::store::{JoiningAgent, TokenRefusal, TokenUse};
+use axum::extract::ws::{Message, WebSocket};
+use futures_util::StreamExt;
+use procfleet_core::id::AgentId;
+use procfleet_proto::link::token::{JoinToken, hex};
+use procfleet_proto::link::{Enroll, Enrolled, Refused, agent_message, decode_agent, server_message::Body};
+use std::net::IpAddr;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) async fn run(link: Link, from: IpAddr, mut socket: WebSocket) {
+    let answer = match timeout(PATIENCE, socket.next()).await {
+        Ok(Some(Ok(Message::Binary(bytes)))) => match decode_agent(&bytes) {
+            Ok(agent_message::Body::Enroll(request)) => enroll(&link, from, request).await,
+            Ok(_) | Err(_) => Err("the first message must be an enrolment".to_owned()),
+        },
+        Ok(_) | Err(_) => return,
+    };
+    let body = match answer {
+        Ok(enrolled) => Body::Enrolled(enrolled),
+        Err(reason) => {
+            link.metrics.refused_sessions.inc();
+            warn!(%from, %reason, "an enrolment was refused");
+            Body::Refused(Refused { reason })
+        }
+    };
+    let _ = socket.send(Message::Binary(body.into_bytes().into())).await;
+    let _ = socket.send(Message::Close(None)).await;
+}
+
+async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, String> {
+    let token: JoinToken = request.token.parse().map_err(|error| format!("{error}"))?;
+    let ip = match request.ip.as_str() {
+        "" => from,
+        text => text.parse().map_err(|_| "the host's ip is not an IP address".to_owned())?,
+    };
+    let agent = new_agent_id(link.clock.wall());
+    let certificate = link
+        .ca
+        .sign_agent(&request.csr, &agent)
+        .map_err(|_| "the certificate request cannot be used".to_owned())?;
+    let shown = TokenUse { id: token.public_id(), secret_hash: secret::hash(&token.secret) };
+    let joining = JoiningAgent {
+        agent: agent.clone(),
+        ip,
+        certificate_sha256: secret::hash(&certificate),
+        version: request.version,
+    };
+    let joined = link.store.join(shown, joining, link.clock.wall()).await.map_err(|error| {
+        warn!(error = &error as &dyn std::error::Error, "an enrolment could not be written down");
+        "the server cannot enrol agents now".to_owned()
+    })?;
+    match joined {
+        Ok(joined) => {
+            info!(%agent, host = %joined.host, token = token.public_id(), retired = ?joined.retired, "agent enrolled");
+            Ok(Enrolled {
+                agent: agent.to_string(),
+                certificate: certificate.to_vec(),
+                ca: link.ca.certificate().to_vec(),
+            })
+        }
+        Err(TokenRefusal::Unknown) => Err("the token is not known here".to_owned()),
+        Err(TokenRefusal::Expired) => Err("the token has expired".to_owned()),
+        Err(TokenRefusal::UsedUp) => Err("the token has been used as often as it may".to_owned()),
+    }
+}
+
+/// In the pattern of GSE's own: `02`, 20 hexadecimal digits, the time in milliseconds, one more digit.
+fn new_agent_id(wall: i64) -> AgentId {
+    let random = hex(&secret::random::<11>());
+    format!("02{}{:013}{}", &random[..20], wall.max(0), &random[20..21])
+        .parse()
+        .expect("hexadecimal digits are an id")
+}

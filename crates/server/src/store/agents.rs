@@ -1,0 +1,233 @@
+//! The inventory: which agent is on which host, and which connection of it is the last.
+
+use super::apps::spend;
+use super::columns::{agent, host, integer, natural};
+use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
+use procfleet_core::task::Target;
+use procfleet_core::{AgentId, Epoch, Host};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::net::IpAddr;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentRecord {
+    pub agent: AgentId,
+    pub host: Host,
+    pub certificate_sha256: [u8; 32],
+    pub version: String,
+    pub enrolled_at: i64,
+    /// `Some`: another agent took its host over.
+    pub retired_at: Option<i64>,
+    pub connected: bool,
+    /// When it last connected or disconnected.
+    pub changed_at: i64,
+    pub epoch: Epoch,
+}
+
+/// An agent that shows a join token. The token says which cloud area it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoiningAgent {
+    pub agent: AgentId,
+    pub ip: IpAddr,
+    pub certificate_sha256: [u8; 32],
+    pub version: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    pub host: Host,
+    /// The agents that were on this host before; they may not come back.
+    pub retired: Vec<AgentId>,
+}
+
+const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
+                       changed_at, epoch";
+
+impl Store {
+    /// Spends one use of the token and enrolls the agent, or does neither.
+    pub async fn join(
+        &self,
+        token: TokenUse,
+        joining: JoiningAgent,
+        now: i64,
+    ) -> Result<Result<Joined, TokenRefusal>, StoreError> {
+        self.write("enrolling an agent", move |db| {
+            let cloud = match spend(db, &token, now)? {
+                Ok(cloud) => cloud,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            let host = Host { cloud, ip: joining.ip };
+            let retired = retire(db, host, now)?;
+            insert(db, &joining, host, now)?;
+            Ok(Ok(Joined { host, retired }))
+        })
+        .await
+    }
+
+    /// A retired one is found too.
+    pub async fn agent(&self, wanted: &AgentId) -> Result<Option<AgentRecord>, StoreError> {
+        let wanted = wanted.clone();
+        self.read("reading an agent", move |db| {
+            let sql = format!("SELECT {COLUMNS} FROM agents WHERE agent_id = ?");
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query([wanted.as_str()])?;
+            rows.next()?.map(record).transpose()
+        })
+        .await
+    }
+
+    pub async fn agent_at(&self, host: Host) -> Result<Option<AgentRecord>, StoreError> {
+        self.read("reading the agent of a host", move |db| {
+            let sql =
+                format!("SELECT {COLUMNS} FROM agents WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL");
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query(params![host.cloud.0, host.ip.to_string()])?;
+            rows.next()?.map(record).transpose()
+        })
+        .await
+    }
+
+    /// All that are not retired, by id.
+    pub async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
+        self.read("reading the agents", |db| {
+            let sql = format!("SELECT {COLUMNS} FROM agents WHERE retired_at IS NULL ORDER BY agent_id");
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query([])?;
+            let mut records = Vec::new();
+            while let Some(row) = rows.next()? {
+                records.push(record(row)?);
+            }
+            Ok(records)
+        })
+        .await
+    }
+
+    /// Begins the agent's next session. The epoch it returns is durable: no other session ever gets it.
+    pub async fn agent_connected(
+        &self,
+        agent: &AgentId,
+        version: &str,
+        at: i64,
+    ) -> Result<Epoch, StoreError> {
+        let (agent, version) = (agent.clone(), version.to_owned());
+        self.write("noting that an agent connected", move |db| {
+            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?, changed_at = ? \
+                       WHERE agent_id = ? AND retired_at IS NULL RETURNING epoch";
+            let epoch = db
+                .prepare_cached(sql)?
+                .query_row(params![version, at, agent.as_str()], |row| row.get(0))
+                .optional()?
+                .ok_or(StoreError::NoSuchAgent(agent))?;
+            Ok(Epoch(natural(epoch)))
+        })
+        .await
+    }
+
+    /// Does nothing when a later session has begun.
+    pub async fn agent_disconnected(&self, agent: &AgentId, epoch: Epoch, at: i64) -> Result<(), StoreError> {
+        let agent = agent.clone();
+        self.write("noting that an agent disconnected", move |db| {
+            let sql = "UPDATE agents SET connected = 0, changed_at = ? \
+                       WHERE agent_id = ? AND epoch = ? AND connected = 1";
+            db.prepare_cached(sql)?.execute(params![at, agent.as_str(), integer(epoch.0)])?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The agent of each target, in the order of the targets. An agent id that nobody has, but which reads as
+    /// `cloud:ip`, means that host.
+    pub async fn resolve(&self, targets: &[Target]) -> Result<Vec<Option<AgentId>>, StoreError> {
+        let targets = targets.to_vec();
+        self.read("resolving targets", move |db| {
+            let mut resolver = Resolver::new(db)?;
+            targets.into_iter().map(|target| resolver.resolve(target)).collect()
+        })
+        .await
+    }
+}
+
+struct Resolver<'db> {
+    by_host: rusqlite::CachedStatement<'db>,
+    by_id: rusqlite::CachedStatement<'db>,
+}
+
+impl<'db> Resolver<'db> {
+    fn new(db: &'db Connection) -> Result<Self, Fault> {
+        Ok(Resolver {
+            by_host: db.prepare_cached(
+                "SELECT agent_id FROM agents WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL",
+            )?,
+            by_id: db.prepare_cached("SELECT 1 FROM agents WHERE agent_id = ? AND retired_at IS NULL")?,
+        })
+    }
+
+    fn resolve(&mut self, target: Target) -> Result<Option<AgentId>, Fault> {
+        match target {
+            Target::Host(host) => self.host(host),
+            Target::Agent(id) if self.by_id.exists([id.as_str()])? => Ok(Some(id)),
+            Target::Agent(id) => id.as_str().parse().map_or(Ok(None), |host| self.host(host)),
+        }
+    }
+
+    fn host(&mut self, host: Host) -> Result<Option<AgentId>, Fault> {
+        let mut rows = self.by_host.query(params![host.cloud.0, host.ip.to_string()])?;
+        rows.next()?.map(|row| agent(row, 0)).transpose()
+    }
+}
+
+/// That the agent is enrolled, and was not replaced since.
+pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), Fault> {
+    let sql = "SELECT 1 FROM agents WHERE agent_id = ? AND retired_at IS NULL";
+    match db.prepare_cached(sql)?.exists([agent.as_str()])? {
+        true => Ok(()),
+        false => Err(StoreError::NoSuchAgent(agent.clone()).into()),
+    }
+}
+
+/// Retires the agents of a host. What they said about their procs goes with them: nobody would correct it.
+fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> {
+    let sql = "UPDATE agents SET retired_at = ?1, changed_at = iif(connected, ?1, changed_at), connected = 0 \
+               WHERE cloud_id = ?2 AND ip = ?3 AND retired_at IS NULL RETURNING agent_id";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(params![now, host.cloud.0, host.ip.to_string()])?;
+    let mut retired = Vec::new();
+    while let Some(row) = rows.next()? {
+        retired.push(agent(row, 0)?);
+    }
+    for agent in &retired {
+        db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
+    }
+    Ok(retired)
+}
+
+fn insert(db: &Connection, joining: &JoiningAgent, host: Host, now: i64) -> Result<(), Fault> {
+    let sql = "INSERT INTO agents (agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, \
+               connected, changed_at, epoch) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0) \
+               ON CONFLICT (agent_id) DO NOTHING";
+    let inserted = db.prepare_cached(sql)?.execute(params![
+        joining.agent.as_str(),
+        host.cloud.0,
+        host.ip.to_string(),
+        joining.certificate_sha256,
+        joining.version,
+        now
+    ])?;
+    match inserted {
+        0 => Err(StoreError::Exists { what: "an agent", key: joining.agent.to_string() }.into()),
+        _ => Ok(()),
+    }
+}
+
+fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
+    Ok(AgentRecord {
+        agent: agent(row, 0)?,
+        host: host(row, 1)?,
+        certificate_sha256: row.get(3)?,
+        version: row.get(4)?,
+        enrolled_at: row.get(5)?,
+        retired_at: row.get(6)?,
+        connected: row.get(7)?,
+        changed_at: row.get(8)?,
+        epoch: Epoch(natural(row.get(9)?)),
+    })
+}

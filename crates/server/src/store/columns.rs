@@ -1,0 +1,76 @@
+//! How our types stand in columns, and back.
+
+use super::Fault;
+use procfleet_core::task::Target;
+use procfleet_core::{AgentId, CloudId, Host};
+use rusqlite::Row;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// SQLite knows no number above `i64::MAX`. None of ours comes near it; one that a peer made up becomes the
+/// greatest, which keeps the order and equals nothing that was ever given out.
+pub(super) fn integer(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+pub(super) fn natural(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+pub(super) fn small(what: &'static str, number: i64) -> Result<u32, Fault> {
+    u32::try_from(number).map_err(|error| unreadable(what, &error))
+}
+
+pub(super) fn parsed<T>(what: &'static str, text: &str) -> Result<T, Fault>
+where
+    T: FromStr,
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|error: T::Err| unreadable(what, &error))
+}
+
+pub(super) fn to_json<T: Serialize>(what: &'static str, value: &T) -> Result<String, Fault> {
+    serde_json::to_string(value).map_err(|error| Fault::Unwritable { what, reason: error.to_string() })
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Fault> {
+    serde_json::from_str(text).map_err(|error| unreadable(what, &error))
+}
+
+pub(super) fn agent(row: &Row<'_>, column: usize) -> Result<AgentId, Fault> {
+    parsed("an agent id", text(row, column)?)
+}
+
+pub(super) fn agent_if_any(row: &Row<'_>, column: usize) -> Result<Option<AgentId>, Fault> {
+    optional_text(row, column)?.map(|text| parsed("an agent id", text)).transpose()
+}
+
+/// A host in two columns: cloud id, ip.
+pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, Fault> {
+    let cloud = CloudId(small("a cloud id", row.get(column)?)?);
+    Ok(Host { cloud, ip: parsed::<IpAddr>("an ip", text(row, column + 1)?)? })
+}
+
+/// A target in three columns: cloud id, ip, agent.
+pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, Fault> {
+    match agent_if_any(row, column + 2)? {
+        Some(named) => Ok(Target::Agent(named)),
+        None => host(row, column).map(Target::Host),
+    }
+}
+
+/// Text that is looked at in place, without a copy.
+pub(super) fn text<'row>(row: &'row Row<'_>, column: usize) -> Result<&'row str, Fault> {
+    optional_text(row, column)?
+        .ok_or_else(|| Fault::Unreadable { what: "a text", reason: format!("column {column} is empty") })
+}
+
+pub(super) fn optional_text<'row>(row: &'row Row<'_>, column: usize) -> Result<Option<&'row str>, Fault> {
+    row.get_ref(column)?.as_str_or_null().map_err(|error| unreadable("a text", &error))
+}
+
+pub(super) fn unreadable(what: &'static str, reason: &dyn std::fmt::Display) -> Fault {
+    Fault::Unreadable { what, reason: reason.to_string() }
+}

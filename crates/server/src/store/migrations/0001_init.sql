@@ -1,0 +1,101 @@
+-- Times are milliseconds since 1970, UTC. A migration that was released is never edited: add the next one.
+
+CREATE TABLE apps (
+    code        TEXT PRIMARY KEY,
+    secret_hash BLOB NOT NULL,
+    created_at  INTEGER NOT NULL,
+    disabled_at INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tokens (
+    id          TEXT PRIMARY KEY,
+    secret_hash BLOB NOT NULL,
+    cloud_id    INTEGER NOT NULL,
+    created_at  INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    uses_left   INTEGER NOT NULL CHECK (uses_left >= 0)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE agents (
+    agent_id           TEXT PRIMARY KEY,
+    cloud_id           INTEGER NOT NULL,
+    ip                 TEXT NOT NULL,
+    certificate_sha256 BLOB NOT NULL,
+    version            TEXT NOT NULL,
+    enrolled_at        INTEGER NOT NULL,
+    retired_at         INTEGER,
+    connected          INTEGER NOT NULL,
+    -- When it last connected or disconnected.
+    changed_at         INTEGER NOT NULL,
+    epoch              INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- A host has one agent at a time. Without rowids the index holds the agent id too, so resolving a host reads
+-- nothing else.
+CREATE UNIQUE INDEX agents_by_host ON agents (cloud_id, ip) WHERE retired_at IS NULL;
+
+CREATE TABLE tasks (
+    -- AUTOINCREMENT: a number is never given out again, not even after the newest task was deleted.
+    number        INTEGER PRIMARY KEY AUTOINCREMENT,
+    stamp         INTEGER NOT NULL,
+    created_at    INTEGER NOT NULL,
+    app           TEXT NOT NULL,
+    username      TEXT NOT NULL,
+    summary       TEXT NOT NULL,
+    requests_json TEXT NOT NULL,
+    total         INTEGER NOT NULL,
+    open          INTEGER NOT NULL CHECK (open >= 0),
+    succeeded     INTEGER NOT NULL,
+    failed        INTEGER NOT NULL
+) STRICT;
+
+-- Open ops are found through their tasks. An index on the open ops themselves would cost one more entry for
+-- every op that comes and goes; this one costs an entry for a task.
+CREATE INDEX tasks_open ON tasks (number) WHERE open > 0;
+
+CREATE TABLE ops (
+    task        INTEGER NOT NULL REFERENCES tasks (number) ON DELETE CASCADE,
+    idx         INTEGER NOT NULL,
+    -- The place of its request in the task's requests_json.
+    request     INTEGER NOT NULL,
+    -- The target as the caller named it: a host (cloud_id, ip), or else an agent.
+    cloud_id    INTEGER,
+    ip          TEXT,
+    agent_named TEXT,
+    -- The agent that it was resolved to; NULL where there is none.
+    agent       TEXT,
+    start_by    INTEGER NOT NULL,
+    deadline    INTEGER NOT NULL,
+    -- NULL, as all below it, while the op is open.
+    code        INTEGER,
+    message     TEXT,
+    content     TEXT,
+    ended_at    INTEGER,
+    PRIMARY KEY (task, idx)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE procs (
+    agent       TEXT NOT NULL REFERENCES agents (agent_id) ON DELETE CASCADE,
+    namespace   TEXT NOT NULL,
+    name        TEXT NOT NULL,
+    revision    INTEGER NOT NULL,
+    status_json TEXT NOT NULL,
+    PRIMARY KEY (agent, namespace, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit (
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    at       INTEGER NOT NULL,
+    app      TEXT NOT NULL,
+    username TEXT NOT NULL,
+    origin   TEXT NOT NULL,
+    action   TEXT NOT NULL,
+    subject  TEXT NOT NULL,
+    code     INTEGER NOT NULL,
+    detail   TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE settings (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;

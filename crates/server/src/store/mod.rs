@@ -1,0 +1,178 @@
+//! The embedded store: what the server must still know after a crash.
+//!
+//! Theory of operation. One SQLite file in WAL mode, with one writer and a few readers:
+//!
+//! ```text
+//! many tasks --jobs--> bounded channel --> writer thread: BEGIN, each job in a savepoint, COMMIT, answer all
+//! many tasks --------> a permit -------> spawn_blocking: one read transaction on one of the read-only connections
+//! ```
+//!
+//! - A method that changes something returns after the commit that holds its change was synced to disk. Jobs
+//!   that wait at the same moment share one commit, so that thousands of small changes cost one sync.
+//! - A job that fails undoes its own changes only.
+//! - A read sees one moment, and every change that was answered before the read began.
+//! - A future that is dropped takes nothing back: a job that was handed over is carried out.
+//!
+//! The store decides nothing about ops and knows no clock: wall times come from the caller, in milliseconds
+//! since 1970, UTC. No other room knows that there is a database.
+
+mod agents;
+mod apps;
+mod columns;
+mod ops;
+mod procs;
+mod reader;
+mod schema;
+mod tasks;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use agents::{AgentRecord, Joined, JoiningAgent};
+pub use apps::{AppRow, AuditRecord, NewAudit, NewToken, TokenRefusal, TokenUse};
+pub use ops::{Applied, Finished, OpenOpRow};
+pub use procs::{ProcFilter, ProcRecord};
+pub use tasks::{Counts, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
+
+use procfleet_core::AgentId;
+use reader::Readers;
+use rusqlite::Connection;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use writer::Writer;
+
+/// The handle. Clones share one open store; it ends with [`Store::close`], or when the last clone is dropped,
+/// which waits for the jobs that were handed over.
+#[derive(Clone, Debug)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// First, because fields are dropped in order and the last connection to close tidies the file up.
+    readers: Readers,
+    writer: Writer,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("{} is in use by another server", path.display())]
+    InUse { path: PathBuf },
+    #[error(
+        "{} was written by a newer procfleet: its schema is {found}, the newest known here is {known}",
+        path.display()
+    )]
+    Newer { path: PathBuf, found: i64, known: i64 },
+    #[error("{doing} {}", path.display())]
+    File {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{doing}")]
+    Database {
+        doing: &'static str,
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// The change and all that shared its commit were undone.
+    #[error("{doing}: committing it")]
+    Commit {
+        doing: &'static str,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
+    /// A stored value has no meaning for this program.
+    #[error("{doing}: the store holds {what} that cannot be read: {reason}")]
+    Unreadable { doing: &'static str, what: &'static str, reason: String },
+    /// The caller gave what could not be read back.
+    #[error("{doing}: {what} cannot be stored: {reason}")]
+    Unwritable { doing: &'static str, what: &'static str, reason: String },
+    #[error("there is already {what} {key}")]
+    Exists { what: &'static str, key: String },
+    #[error("agent {0} is not enrolled, or was retired")]
+    NoSuchAgent(AgentId),
+    #[error("the store is closed")]
+    Closed,
+    /// A bug in this program; its place is in the log.
+    #[error("{doing}: the work panicked")]
+    Panicked { doing: &'static str },
+}
+
+impl Store {
+    /// Opens the store, and makes or upgrades the file where needed.
+    pub async fn open(path: &Path) -> Result<Store, StoreError> {
+        let path = path.to_owned();
+        let open = move || {
+            let opened = schema::open(&path)?;
+            let readers = Readers::open(&path)?;
+            let writer = Writer::start(opened.connection, opened.lock)
+                .map_err(|source| StoreError::File { doing: "starting the writer of", path, source })?;
+            Ok(Store { inner: Arc::new(Inner { readers, writer }) })
+        };
+        tokio::task::spawn_blocking(open)
+            .await
+            .unwrap_or(Err(StoreError::Panicked { doing: "opening the store" }))
+    }
+
+    /// Stops taking jobs, carries out those that were taken, and leaves one tidy file. Other clones of the
+    /// handle get [`StoreError::Closed`] from then on.
+    pub async fn close(self) -> Result<(), StoreError> {
+        self.inner.readers.close().await;
+        self.inner.writer.close().await
+    }
+
+    /// Runs `change` on the writer; returns when it is durable.
+    async fn write<T, F>(&self, doing: &'static str, change: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        self.inner.writer.run(doing, change).await
+    }
+
+    /// Runs `look` in one read transaction.
+    async fn read<T, F>(&self, doing: &'static str, look: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        self.inner.readers.run(doing, look).await
+    }
+}
+
+/// What goes wrong inside a job, before it is said what the job was doing.
+#[derive(Debug)]
+enum Fault {
+    Sql(rusqlite::Error),
+    Unreadable { what: &'static str, reason: String },
+    Unwritable { what: &'static str, reason: String },
+    Known(StoreError),
+}
+
+impl Fault {
+    fn during(self, doing: &'static str) -> StoreError {
+        match self {
+            Fault::Sql(source) => StoreError::Database { doing, source },
+            Fault::Unreadable { what, reason } => StoreError::Unreadable { doing, what, reason },
+            Fault::Unwritable { what, reason } => StoreError::Unwritable { doing, what, reason },
+            Fault::Known(error) => error,
+        }
+    }
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Fault::Sql(error)
+    }
+}
+
+impl From<StoreError> for Fault {
+    fn from(error: StoreError) -> Self {
+        Fault::Known(error)
+    }
+}

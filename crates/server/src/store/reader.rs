@@ -1,0 +1,89 @@
+//! Reading: a few read-only connections, lent out one at a time.
+
+use super::{Fault, StoreError, schema};
+use rusqlite::{Connection, TransactionBehavior};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Semaphore;
+
+/// As many reads as can run at once. They are short and mostly CPU, so more than the cores of a small server
+/// would only take turns.
+const CONNECTIONS: u32 = 3;
+
+#[derive(Debug)]
+pub(super) struct Readers {
+    idle: Arc<Mutex<Vec<Connection>>>,
+    /// One for each connection; a permit says that one is idle.
+    permits: Arc<Semaphore>,
+}
+
+impl Readers {
+    pub(super) fn open(path: &Path) -> Result<Readers, StoreError> {
+        let idle = (0..CONNECTIONS).map(|_| schema::open_reader(path)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Readers { permits: Arc::new(Semaphore::new(idle.len())), idle: Arc::new(Mutex::new(idle)) })
+    }
+
+    pub(super) async fn run<T, F>(&self, doing: &'static str, look: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| StoreError::Closed)?;
+        let idle = Arc::clone(&self.idle);
+        let work = move || {
+            // The connection goes back before the permit does, whether the work returns or panics.
+            let _permit = permit;
+            let mut loan = Loan::take(&idle).ok_or(StoreError::Closed)?;
+            in_one_moment(loan.connection(), look).map_err(|fault| fault.during(doing))
+        };
+        tokio::task::spawn_blocking(work).await.unwrap_or(Err(StoreError::Panicked { doing }))
+    }
+
+    /// Waits for the reads under way, then closes the connections.
+    pub(super) async fn close(&self) {
+        // An error says that somebody else closed it.
+        if let Ok(all) = self.permits.acquire_many(CONNECTIONS).await {
+            self.permits.close();
+            drop(all);
+        }
+        lock(&self.idle).clear();
+    }
+}
+
+fn in_one_moment<T>(
+    connection: &mut Connection,
+    look: impl FnOnce(&Connection) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let moment = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
+    let seen = look(&moment)?;
+    moment.finish()?;
+    Ok(seen)
+}
+
+/// A connection that is given back when dropped.
+struct Loan<'pool> {
+    idle: &'pool Mutex<Vec<Connection>>,
+    connection: Option<Connection>,
+}
+
+impl<'pool> Loan<'pool> {
+    fn take(idle: &'pool Mutex<Vec<Connection>>) -> Option<Self> {
+        let connection = lock(idle).pop()?;
+        Some(Loan { idle, connection: Some(connection) })
+    }
+
+    fn connection(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("it is taken out only by drop")
+    }
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        lock(self.idle).extend(self.connection.take());
+    }
+}
+
+fn lock(idle: &Mutex<Vec<Connection>>) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+    // Nothing panics while it is held, and a list of connections has no half-changed state.
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
+}

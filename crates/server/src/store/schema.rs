@@ -1,0 +1,111 @@
+//! Opening the file: the lock, the pragmas, the migrations.
+
+use super::{Fault, StoreError};
+use rusqlite::{Connection, OpenFlags};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// In order; the schema's version is how many of them were applied.
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_init.sql")];
+
+/// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// More than there are different statements, so that none is prepared twice.
+const STATEMENTS: usize = 64;
+
+/// The writing connection, and what keeps other servers out while it lives.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) connection: Connection,
+    pub(super) lock: StoreLock,
+}
+
+/// Held for as long as the store may be written. The kernel lets go of it when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct StoreLock {
+    _file: File,
+}
+
+pub(super) fn open(path: &Path) -> Result<Opened, StoreError> {
+    // The lock comes before anything else touches the file: closing any descriptor of a SQLite file drops the
+    // locks that SQLite holds on it in this process.
+    let lock = lock(path)?;
+    create(path).map_err(|source| StoreError::File { doing: "creating", path: path.to_owned(), source })?;
+    let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
+        .map_err(|source| StoreError::Database { doing: "opening the store", source })?;
+    upgrade(&mut connection, path)?;
+    tracing::info!(path = %path.display(), schema = MIGRATIONS.len(), "store opened");
+    Ok(Opened { connection, lock })
+}
+
+pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
+    connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
+        .map_err(|source| StoreError::Database { doing: "opening the store for reading", source })
+}
+
+fn lock(path: &Path) -> Result<StoreLock, StoreError> {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(".lock");
+    let path_of_lock = PathBuf::from(name);
+    let failed = |source| StoreError::File { doing: "locking", path: path_of_lock.clone(), source };
+    let file = create(&path_of_lock).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(StoreLock { _file: file }),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+/// Only the owner may read it: it holds hashes of secrets. SQLite gives the files beside it the same mode.
+fn create(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connection> {
+    // Each connection is used by one thread at a time, so SQLite need not lock it too.
+    let connection = Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    connection.pragma_update(None, "foreign_keys", true)?;
+    // Savepoints keep what they may have to undo in memory, not in files below /tmp.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    if access.contains(OpenFlags::SQLITE_OPEN_READ_WRITE) {
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        // In KiB where negative: a task of 100,000 ops fits.
+        connection.pragma_update(None, "cache_size", -32_768)?;
+        // After a burst the log shrinks back to this.
+        connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
+    }
+    Ok(connection)
+}
+
+fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+    const DOING: &str = "upgrading the store's schema";
+    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    let found = version(connection).map_err(|fault| fault.during(DOING))?;
+    if found > known {
+        return Err(StoreError::Newer { path: path.to_owned(), found, known });
+    }
+    for (applied, migration) in (1_i64..).zip(MIGRATIONS).filter(|(applied, _)| *applied > found) {
+        migrate(connection, applied, migration).map_err(|fault| fault.during(DOING))?;
+    }
+    Ok(())
+}
+
+fn version(connection: &Connection) -> Result<i64, Fault> {
+    Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
+}
+
+fn migrate(connection: &mut Connection, applied: i64, migration: &str) -> Result<(), Fault> {
+    let transaction = connection.transaction()?;
+    transaction.execute_batch(migration)?;
+    transaction.pragma_update(None, "user_version", applied)?;
+    Ok(transaction.commit()?)
+}

@@ -1,0 +1,235 @@
+//! Tasks: made once together with their ops, and read back.
+
+use super::apps::insert_audit;
+use super::columns::{
+    agent_if_any, from_json, integer, natural, optional_text, small, target, text, to_json, unreadable,
+};
+use super::{Fault, NewAudit, Store, StoreError};
+use procfleet_core::task::Target;
+use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
+use rusqlite::{Connection, Row, params};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What one request of a task asks for; its targets are ops.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RequestHead {
+    pub proc: ProcKey,
+    pub kind: OpKind,
+    /// `None`: use what the agent has stored.
+    pub spec: Option<Arc<Spec>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewTask {
+    pub stamp: u64,
+    pub created_at: i64,
+    pub app: String,
+    pub username: String,
+    pub summary: String,
+    pub requests: Vec<RequestHead>,
+    /// An op's index is its place here.
+    pub ops: Vec<NewOp>,
+    /// Written together with the task; an empty subject becomes the task's id.
+    pub audit: Option<NewAudit>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewOp {
+    /// The place of its request in `requests`.
+    pub request: u32,
+    pub target: Target,
+    pub agent: Option<AgentId>,
+    pub start_by: i64,
+    pub deadline: i64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskRecord {
+    pub id: TaskId,
+    pub created_at: i64,
+    pub app: String,
+    pub username: String,
+    pub summary: String,
+    pub requests: Vec<RequestHead>,
+    pub counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub total: u64,
+    pub open: u64,
+    pub succeeded: u64,
+    pub failed: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpRecord {
+    pub op: OpId,
+    pub request: u32,
+    pub target: Target,
+    pub agent: Option<AgentId>,
+    pub outcome: Option<Outcome>,
+    pub ended_at: Option<i64>,
+}
+
+const COLUMNS: &str =
+    "number, stamp, created_at, app, username, summary, total, open, succeeded, failed, requests_json";
+
+impl Store {
+    /// Gives the task its number. It is durable when this returns.
+    pub async fn create_task(&self, task: NewTask) -> Result<TaskId, StoreError> {
+        const DOING: &str = "creating a task";
+        // Before the writer's turn: it is the one thing that everybody waits for.
+        let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
+        self.write(DOING, move |db| {
+            let id = insert_task(db, &task, &requests)?;
+            insert_ops(db, id, &task.ops)?;
+            if let Some(mut entry) = task.audit {
+                if entry.subject.is_empty() {
+                    entry.subject = id.to_string();
+                }
+                insert_audit(db, &entry)?;
+            }
+            Ok(id)
+        })
+        .await
+    }
+
+    pub async fn task(&self, id: TaskId) -> Result<Option<TaskRecord>, StoreError> {
+        self.read("reading a task", move |db| task(db, id)).await
+    }
+
+    /// A task with all of its ops in order, seen at one moment.
+    pub async fn task_results(&self, id: TaskId) -> Result<Option<(TaskRecord, Vec<OpRecord>)>, StoreError> {
+        self.read("reading a task's results", move |db| {
+            let Some(record) = task(db, id)? else { return Ok(None) };
+            let sql = "SELECT idx, request, cloud_id, ip, agent_named, agent, ended_at, code, message, content \
+                       FROM ops WHERE task = ? ORDER BY idx";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut rows = statement.query([integer(id.number)])?;
+            let mut ops = Vec::with_capacity(usize::try_from(record.counts.total).unwrap_or(0));
+            while let Some(row) = rows.next()? {
+                ops.push(op_record(record.id, row)?);
+            }
+            Ok(Some((record, ops)))
+        })
+        .await
+    }
+
+    /// Newest first, and without their requests.
+    pub async fn tasks(&self, limit: u32) -> Result<Vec<TaskRecord>, StoreError> {
+        self.read("reading the newest tasks", move |db| {
+            let sql = format!("SELECT {COLUMNS} FROM tasks ORDER BY number DESC LIMIT ?");
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query([limit])?;
+            let mut records = Vec::new();
+            while let Some(row) = rows.next()? {
+                records.push(task_record(row, Vec::new())?);
+            }
+            Ok(records)
+        })
+        .await
+    }
+}
+
+fn requests_json(task: &NewTask) -> Result<String, Fault> {
+    // An op without its request could never be carried out, nor read again.
+    if let Some(op) =
+        task.ops.iter().find(|op| usize::try_from(op.request).unwrap_or(usize::MAX) >= task.requests.len())
+    {
+        let reason = format!("request {} of {}", op.request, task.requests.len());
+        return Err(Fault::Unwritable { what: "an op", reason });
+    }
+    to_json("requests", &task.requests)
+}
+
+fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
+    let sql = "INSERT INTO tasks (stamp, created_at, app, username, summary, requests_json, total, open, \
+               succeeded, failed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, 0, 0)";
+    let total = i64::try_from(task.ops.len()).unwrap_or(i64::MAX);
+    db.prepare_cached(sql)?.execute(params![
+        integer(task.stamp),
+        task.created_at,
+        task.app,
+        task.username,
+        task.summary,
+        requests,
+        total
+    ])?;
+    Ok(TaskId { stamp: task.stamp, number: natural(db.last_insert_rowid()) })
+}
+
+fn insert_ops(db: &Connection, id: TaskId, ops: &[NewOp]) -> Result<(), Fault> {
+    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, agent_named, agent, start_by, deadline) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let mut statement = db.prepare_cached(sql)?;
+    let number = integer(id.number);
+    for (index, op) in (0_u32..).zip(ops) {
+        let (cloud, ip, named) = match &op.target {
+            Target::Host(host) => (Some(host.cloud.0), Some(host.ip.to_string()), None),
+            Target::Agent(agent) => (None, None, Some(agent.as_str())),
+        };
+        let agent = op.agent.as_ref().map(AgentId::as_str);
+        statement.execute(params![
+            number,
+            index,
+            op.request,
+            cloud,
+            ip,
+            named,
+            agent,
+            op.start_by,
+            op.deadline
+        ])?;
+    }
+    Ok(())
+}
+
+/// Only if the stamp is right too: the number alone may be another store's.
+fn task(db: &Connection, id: TaskId) -> Result<Option<TaskRecord>, Fault> {
+    let sql = format!("SELECT {COLUMNS} FROM tasks WHERE number = ? AND stamp = ?");
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query([integer(id.number), integer(id.stamp)])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let requests = from_json("a task's requests", text(row, 10)?)?;
+    task_record(row, requests).map(Some)
+}
+
+fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, Fault> {
+    Ok(TaskRecord {
+        id: TaskId { number: natural(row.get(0)?), stamp: natural(row.get(1)?) },
+        created_at: row.get(2)?,
+        app: row.get(3)?,
+        username: row.get(4)?,
+        summary: row.get(5)?,
+        requests,
+        counts: Counts {
+            total: natural(row.get(6)?),
+            open: natural(row.get(7)?),
+            succeeded: natural(row.get(8)?),
+            failed: natural(row.get(9)?),
+        },
+    })
+}
+
+fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, Fault> {
+    Ok(OpRecord {
+        op: OpId { task, index: small("an op's index", row.get(0)?)? },
+        request: small("a request's place", row.get(1)?)?,
+        target: target(row, 2)?,
+        agent: agent_if_any(row, 5)?,
+        ended_at: row.get(6)?,
+        outcome: outcome(row, 7)?,
+    })
+}
+
+/// An outcome in three columns: code, message, content.
+fn outcome(row: &Row<'_>, column: usize) -> Result<Option<Outcome>, Fault> {
+    let Some(number) = row.get::<_, Option<i64>>(column)? else { return Ok(None) };
+    let code = u32::try_from(number).ok().and_then(Code::from_number);
+    let code = code.ok_or_else(|| unreadable("an error code", &format_args!("{number} is not known")))?;
+    let message = optional_text(row, column + 1)?.unwrap_or_default().to_owned();
+    let content = from_json("an outcome's content", text(row, column + 2)?)?;
+    Ok(Some(Outcome { code, message, content }))
+}

@@ -1,0 +1,114 @@
+//! Joining, sessions, resolving.
+
+use super::*;
+
+#[tokio::test]
+async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    store.create_token(token(10)).await.expect("a token");
+    let mut joins = tokio::task::JoinSet::new();
+    for last in 0..64 {
+        let store = store.clone();
+        let joining = joining(&format!("agent-{last}"), last);
+        joins.spawn(async move { store.join(shown(), joining, 1_500).await.expect("no error") });
+    }
+    let results = joins.join_all().await;
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10);
+    assert!(results.into_iter().filter_map(Result::err).all(|refusal| refusal == TokenRefusal::UsedUp));
+    assert_eq!(store.agents().await.expect("no error").len(), 10);
+}
+
+#[tokio::test]
+async fn a_token_is_refused_for_a_reason() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    store.create_token(token(1)).await.expect("a token");
+    let check = async |id: &str, secret: u8, now: i64, expected: Option<TokenRefusal>| {
+        let shown = TokenUse { id: id.to_owned(), secret_hash: [secret; 32] };
+        let joined = store.join(shown, joining("a", 1), now).await.expect("no error");
+        assert_eq!(joined.err(), expected, "{id} {secret} {now}");
+    };
+    check("other", 7, 1_500, Some(TokenRefusal::Unknown)).await;
+    check("t1", 8, 1_500, Some(TokenRefusal::Unknown)).await;
+    check("t1", 8, 2_000, Some(TokenRefusal::Unknown)).await;
+    check("t1", 7, 2_000, Some(TokenRefusal::Expired)).await;
+    check("t1", 7, 1_999, None).await;
+    check("t1", 7, 1_999, Some(TokenRefusal::UsedUp)).await;
+}
+
+#[tokio::test]
+async fn a_join_that_fails_does_not_burn_a_use() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    store.create_token(token(2)).await.expect("a token");
+    store.join(shown(), joining("a", 1), 1_500).await.expect("no error").expect("joined");
+    let exists = store.join(shown(), joining("a", 2), 1_500).await.expect_err("the id is taken");
+    assert!(matches!(exists, StoreError::Exists { .. }), "{exists:?}");
+    store.join(shown(), joining("b", 2), 1_500).await.expect("no error").expect("one use was left");
+}
+
+#[tokio::test]
+async fn a_new_agent_takes_its_host_over() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["old", "bystander"]).await;
+    store.agent_connected(&agent("old"), "0.1.0", 1_600).await.expect("connected");
+    let status = ProcRecord { proc: proc("nginx"), revision: 1, status: "{}".to_owned() };
+    store.put_procs(&agent("old"), vec![status.clone()]).await.expect("stored");
+
+    let joined = store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
+    assert_eq!(joined, Joined { host: host(1), retired: vec![agent("old")] });
+    let old = store.agent(&agent("old")).await.expect("no error").expect("still known");
+    assert_eq!((old.retired_at, old.connected, old.changed_at), (Some(1_700), false, 1_700));
+    let current = store.agents().await.expect("no error");
+    assert_eq!(current.iter().map(|a| a.agent.as_str()).collect::<Vec<_>>(), ["bystander", "new"]);
+    let at = store.agent_at(host(1)).await.expect("no error").map(|record| record.agent);
+    assert_eq!(at, Some(agent("new")));
+
+    assert!(store.procs(ProcFilter::default()).await.expect("no error").is_empty());
+    let late = store.put_procs(&agent("old"), vec![status]).await;
+    assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
+    let back = store.agent_connected(&agent("old"), "0.1.0", 1_800).await;
+    assert!(matches!(back, Err(StoreError::NoSuchAgent(_))), "{back:?}");
+}
+
+#[tokio::test]
+async fn every_session_has_an_epoch_of_its_own() {
+    let Fixture { folder, store } = fixture_with_agents(&["a"]).await;
+    let a = agent("a");
+    let seen = async |store: &Store| {
+        let record = store.agent(&a).await.expect("no error").expect("an agent");
+        (record.connected, record.changed_at, record.epoch.0, record.version)
+    };
+    assert_eq!(seen(&store).await, (false, 1_500, 0, "0.1.0".to_owned()));
+    let first = store.agent_connected(&a, "0.2.0", 1_600).await.expect("connected");
+    assert_eq!(seen(&store).await, (true, 1_600, 1, "0.2.0".to_owned()));
+    drop(store);
+
+    let store = Store::open(&path(&folder)).await.expect("it opens again");
+    let second = store.agent_connected(&a, "0.2.0", 1_700).await.expect("connected");
+    assert!(second > first);
+    store.agent_disconnected(&a, first, 1_800).await.expect("ignored");
+    assert_eq!(seen(&store).await, (true, 1_700, 2, "0.2.0".to_owned()));
+    store.agent_disconnected(&a, second, 1_900).await.expect("noted");
+    assert_eq!(seen(&store).await, (false, 1_900, 2, "0.2.0".to_owned()));
+}
+
+#[tokio::test]
+async fn targets_are_resolved_by_host_and_by_agent() {
+    // The second agent's id looks like another host's name: ids come first.
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "3:10.0.0.1", "gone"]).await;
+    store.join(shown(), joining("c", 3), 1_700).await.expect("no error").expect("joined");
+    let v6 = Target::Host("3:::1".parse().expect("a host"));
+    let rows = [
+        (Target::Host(host(1)), Some("a")),
+        (Target::Host(host(9)), None),
+        (Target::Host(Host { cloud: CloudId(0), ..host(1) }), None),
+        (v6, None),
+        (Target::Agent(agent("a")), Some("a")),
+        (Target::Agent(agent("3:10.0.0.1")), Some("3:10.0.0.1")),
+        (Target::Agent(agent("3:10.0.0.2")), Some("3:10.0.0.1")),
+        (Target::Agent(agent("3:10.0.0.3")), Some("c")),
+        (Target::Agent(agent("gone")), None),
+        (Target::Agent(agent("nobody")), None),
+    ];
+    let (targets, expected): (Vec<Target>, Vec<Option<AgentId>>) =
+        rows.into_iter().map(|(target, found)| (target, found.map(agent))).unzip();
+    assert_eq!(store.resolve(&targets).await.expect("no error"), expected);
+}

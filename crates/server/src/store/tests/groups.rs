@@ -1,0 +1,128 @@
+//! Jobs that share a commit.
+
+use super::*;
+use std::sync::mpsc::{Sender, channel};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+fn put(db: &Connection, key: &str) -> Result<(), Fault> {
+    db.execute("INSERT INTO settings (key, value) VALUES (?, '')", [key])?;
+    Ok(())
+}
+
+/// Keeps the writer busy until the returned sender is used, so that what comes meanwhile gathers in one group.
+async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>) {
+    let (release, until) = channel();
+    let (entered, entrance) = oneshot::channel();
+    let store = store.clone();
+    let holding = tokio::spawn(async move {
+        let wait = move |_: &Connection| {
+            entered.send(()).expect("somebody waits for it");
+            until.recv().expect("released");
+            Ok(())
+        };
+        store.write("holding", wait).await
+    });
+    entrance.await.expect("the writer is held");
+    (release, holding)
+}
+
+/// Runs `spoiler` in one group between two good jobs; says which of the three failed.
+async fn check(store: &Store, spoiler: fn(&Connection) -> Result<(), Fault>, expected: [bool; 3]) {
+    let (release, holding) = hold(store).await;
+    // Each job is in the channel after the first poll of its future; the last one opens the gate.
+    let (before, spoiled, after, ()) = tokio::join!(
+        biased;
+        store.write("before", |db| put(db, "before")),
+        store.write("spoiling", spoiler),
+        store.write("after", |db| put(db, "after")),
+        async { release.send(()).expect("the writer waits") }
+    );
+    holding.await.expect("no panic").expect("its own group");
+    let failed = [before.is_err(), spoiled.is_err(), after.is_err()];
+    assert_eq!(failed, expected, "{before:?} {spoiled:?} {after:?}");
+    let stored =
+        [store.setting("before").await, store.setting("spoiler").await, store.setting("after").await];
+    let absent = stored.map(|value| value.expect("no error").is_none());
+    assert_eq!(absent, expected, "an answer is a promise");
+}
+
+#[tokio::test]
+async fn a_good_group() {
+    let fixture = fixture().await;
+    check(&fixture.store, |db| put(db, "spoiler"), [false; 3]).await;
+}
+
+#[tokio::test]
+async fn a_job_that_fails_spoils_nothing_else() {
+    let fails = |db: &Connection| {
+        put(db, "spoiler")?;
+        put(db, "spoiler")
+    };
+    let fixture = fixture().await;
+    check(&fixture.store, fails, [false, true, false]).await;
+}
+
+#[tokio::test]
+async fn a_job_that_panics_spoils_nothing_else() {
+    let panics = |db: &Connection| {
+        put(db, "spoiler")?;
+        panic!("on purpose")
+    };
+    let fixture = fixture().await;
+    check(&fixture.store, panics, [false, true, false]).await;
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_given_up_fails_what_came_before() {
+    let gives_up = |db: &Connection| {
+        put(db, "spoiler")?;
+        Ok(db.execute_batch("ROLLBACK")?)
+    };
+    let fixture = fixture().await;
+    check(&fixture.store, gives_up, [true, true, false]).await;
+}
+
+#[tokio::test]
+async fn a_commit_that_fails_fails_all() {
+    let breaks_the_commit = |db: &Connection| {
+        put(db, "spoiler")?;
+        db.execute_batch(
+            "PRAGMA defer_foreign_keys = ON;
+             INSERT INTO procs (agent, namespace, name, revision, status_json) VALUES ('nobody', '', '', 1, '')",
+        )?;
+        Ok(())
+    };
+    let fixture = fixture().await;
+    check(&fixture.store, breaks_the_commit, [true; 3]).await;
+    fixture.store.create_app("app", SECRET, 1).await.expect("the store goes on");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_an_error_and_not_the_end() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let limit = |pages: i64| {
+        store.write("limiting", move |db| {
+            let page_count: i64 = db.pragma_query_value(None, "page_count", |row| row.get(0))?;
+            Ok(db.query_row(&format!("PRAGMA max_page_count = {}", page_count + pages), [], |_| Ok(()))?)
+        })
+    };
+    limit(2).await.expect("limited");
+    let agents = vec!["agent"; 5_000];
+    let failed = store.create_task(new_task(&agents)).await.expect_err("full");
+    assert!(matches!(failed, StoreError::Database { .. }), "{failed:?}");
+    assert!(store.tasks(10).await.expect("no error").is_empty());
+
+    limit(100_000).await.expect("room again");
+    store.create_task(new_task(&agents)).await.expect("a task");
+}
+
+#[tokio::test]
+async fn a_read_that_panics_gives_its_connection_back() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    for _ in 0..10 {
+        let panicked = store.read("panicking", |_| -> Result<(), Fault> { panic!("on purpose") }).await;
+        assert!(matches!(panicked, Err(StoreError::Panicked { .. })), "{panicked:?}");
+    }
+    assert_eq!(store.setting("any").await.expect("no error"), None);
+}

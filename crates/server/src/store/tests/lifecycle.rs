@@ -1,0 +1,107 @@
+//! Opening, closing, crashing.
+
+use super::*;
+
+#[tokio::test]
+async fn what_was_acknowledged_is_there_after_a_drop_without_close() {
+    let Fixture { folder, store } = fixture().await;
+    let id = store.create_task(new_task(&["a", "b"])).await.expect("a task");
+    store.finish_ops(vec![finished(op(id, 0), Some("a"), Code::Success)]).await.expect("applied");
+    drop(store);
+
+    let store = Store::open(&path(&folder)).await.expect("it opens again");
+    let record = store.task(id).await.expect("no error").expect("the task");
+    assert_eq!(record.counts, Counts { total: 2, open: 1, succeeded: 1, failed: 0 });
+}
+
+/// A kill -9 leaves the files as they are at that moment: so does a copy of them.
+#[tokio::test]
+async fn what_was_acknowledged_is_there_after_a_crash() {
+    let Fixture { folder, store } = fixture().await;
+    let id = store.create_task(new_task(&["a"])).await.expect("a task");
+    let elsewhere = tempfile::tempdir().expect("a temp folder");
+    for name in ["store.db", "store.db-wal"] {
+        std::fs::copy(folder.path().join(name), elsewhere.path().join(name)).expect("a copy");
+    }
+
+    let revived = Store::open(&path(&elsewhere)).await.expect("it opens");
+    assert!(revived.task(id).await.expect("no error").is_some());
+    drop(store);
+}
+
+#[tokio::test]
+async fn a_second_server_is_refused_until_the_first_has_ended() {
+    let Fixture { folder, store } = fixture().await;
+    let refused = Store::open(&path(&folder)).await.expect_err("in use");
+    assert!(matches!(refused, StoreError::InUse { .. }), "{refused:?}");
+    assert!(refused.to_string().ends_with("is in use by another server"));
+
+    store.create_app("app", SECRET, 1).await.expect("the first one still works");
+    store.close().await.expect("closed");
+    Store::open(&path(&folder)).await.expect("free again");
+}
+
+#[tokio::test]
+async fn closing_leaves_one_file_and_refuses_other_clones() {
+    let Fixture { folder, store } = fixture().await;
+    let clone = store.clone();
+    let id = store.create_task(new_task(&["a"])).await.expect("a task");
+    store.close().await.expect("closed");
+
+    assert!(matches!(clone.create_task(new_task(&["a"])).await, Err(StoreError::Closed)));
+    assert!(matches!(clone.task(id).await, Err(StoreError::Closed)));
+    clone.close().await.expect("closing twice is fine");
+    assert!(!folder.path().join("store.db-wal").exists());
+}
+
+#[tokio::test]
+async fn jobs_that_were_taken_before_the_close_are_carried_out() {
+    let Fixture { folder, store } = fixture().await;
+    let clone = store.clone();
+    let (created, closed) = tokio::join!(biased; clone.create_task(new_task(&["a"])), store.close());
+    closed.expect("closed");
+    let id = created.expect("it was taken");
+    let store = Store::open(&path(&folder)).await.expect("it opens again");
+    assert!(store.task(id).await.expect("no error").is_some());
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused() {
+    let Fixture { folder, store } = fixture().await;
+    store.close().await.expect("closed");
+    let file = Connection::open(path(&folder)).expect("a database");
+    file.pragma_update(None, "user_version", 99).expect("written");
+    drop(file);
+
+    let refused = Store::open(&path(&folder)).await.expect_err("newer");
+    assert!(matches!(refused, StoreError::Newer { found: 99, known: 1, .. }), "{refused:?}");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn only_the_owner_can_read_the_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let Fixture { folder, store } = fixture().await;
+    store.create_app("app", SECRET, 1).await.expect("an app");
+    for entry in std::fs::read_dir(folder.path()).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let mode = entry.metadata().expect("metadata").permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", entry.file_name());
+    }
+}
+
+/// The promises rest on these; a pragma that SQLite does not take is no error of its own.
+#[tokio::test]
+async fn the_pragmas_hold() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let look = |db: &Connection| -> Result<(String, i64, i64), Fault> {
+        Ok((
+            db.pragma_query_value(None, "journal_mode", |row| row.get(0))?,
+            db.pragma_query_value(None, "synchronous", |row| row.get(0))?,
+            db.pragma_query_value(None, "foreign_keys", |row| row.get(0))?,
+        ))
+    };
+    assert_eq!(store.write("looking", look).await.expect("no error"), ("wal".to_owned(), 2, 1));
+    let refused = store.read("writing", |db| Ok(db.execute("DELETE FROM settings", [])?)).await;
+    assert!(matches!(refused, Err(StoreError::Database { .. })), "{refused:?}");
+}

@@ -1,0 +1,230 @@
+//! Writing: one thread, one transaction at a time, many jobs in each.
+//!
+//! ```text
+//! take what waits -> BEGIN -> (SAVEPOINT, job, RELEASE | ROLLBACK TO)* -> COMMIT (synced) -> answer all
+//! ```
+//!
+//! No job is answered before the commit, so no caller believes in a change that a crash could undo. Some
+//! errors (disk full, I/O) make SQLite give up the whole transaction in the middle of a group: the jobs
+//! before it are then answered with that error, and the rest begins anew.
+
+use super::schema::StoreLock;
+use super::{Fault, StoreError};
+use rusqlite::Connection;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// The most jobs in one commit; beyond that a larger group gains nothing and makes the first one wait.
+const GROUP: usize = 1_000;
+/// The next group gathers while the last one is being committed. Who comes later waits for a place.
+const WAITING: usize = GROUP;
+
+#[derive(Debug)]
+pub(super) struct Writer {
+    jobs: mpsc::Sender<Message>,
+    thread: Mutex<Option<JoinHandle<Result<(), StoreError>>>>,
+}
+
+enum Message {
+    Job(Box<dyn Job>),
+    Close,
+}
+
+trait Job: Send {
+    /// Makes the change, inside a savepoint.
+    fn run(&mut self, connection: &Connection) -> Verdict;
+    /// Tells the caller, once it is known what became of the commit.
+    fn answer(self: Box<Self>, lost: Option<Arc<rusqlite::Error>>);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Keep,
+    Undo,
+}
+
+/// A change with a caller who waits for it.
+struct Work<T, F> {
+    doing: &'static str,
+    progress: Progress<T, F>,
+    caller: oneshot::Sender<Result<T, StoreError>>,
+}
+
+enum Progress<T, F> {
+    Waiting(F),
+    Running,
+    Done(Result<T, StoreError>),
+}
+
+impl<T, F> Job for Work<T, F>
+where
+    T: Send,
+    F: FnOnce(&Connection) -> Result<T, Fault> + Send,
+{
+    fn run(&mut self, connection: &Connection) -> Verdict {
+        let doing = self.doing;
+        let Progress::Waiting(change) = std::mem::replace(&mut self.progress, Progress::Running) else {
+            return Verdict::Undo;
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| change(connection)))
+            .unwrap_or(Err(Fault::Known(StoreError::Panicked { doing })))
+            .map_err(|fault| fault.during(doing));
+        let verdict = if result.is_ok() { Verdict::Keep } else { Verdict::Undo };
+        self.progress = Progress::Done(result);
+        verdict
+    }
+
+    fn answer(self: Box<Self>, lost: Option<Arc<rusqlite::Error>>) {
+        let doing = self.doing;
+        let result = match (self.progress, lost) {
+            // Its own error says more than that of the group.
+            (Progress::Done(Err(error)), _) => Err(error),
+            (Progress::Done(Ok(made)), None) => Ok(made),
+            (Progress::Done(Ok(_)) | Progress::Waiting(_) | Progress::Running, Some(source)) => {
+                Err(StoreError::Commit { doing, source })
+            }
+            (Progress::Waiting(_) | Progress::Running, None) => Err(StoreError::Closed),
+        };
+        // A caller that went away needs no answer.
+        let _ = self.caller.send(result);
+    }
+}
+
+impl Writer {
+    pub(super) fn start(connection: Connection, lock: StoreLock) -> std::io::Result<Writer> {
+        let (jobs, inbox) = mpsc::channel(WAITING);
+        let thread = std::thread::Builder::new()
+            .name("procfleet-store".to_owned())
+            .spawn(move || serve(connection, lock, inbox))?;
+        Ok(Writer { jobs, thread: Mutex::new(Some(thread)) })
+    }
+
+    pub(super) async fn run<T, F>(&self, doing: &'static str, change: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        let (caller, answer) = oneshot::channel();
+        let job = Box::new(Work { doing, progress: Progress::Waiting(change), caller });
+        self.jobs.send(Message::Job(job)).await.map_err(|_| StoreError::Closed)?;
+        answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    pub(super) async fn close(&self) -> Result<(), StoreError> {
+        const DOING: &str = "closing the store";
+        // An error says that the thread has ended already.
+        let _ = self.jobs.send(Message::Close).await;
+        let Some(thread) = self.take_thread() else { return Ok(()) };
+        let joined = tokio::task::spawn_blocking(|| thread.join()).await;
+        joined.ok().and_then(Result::ok).unwrap_or(Err(StoreError::Panicked { doing: DOING }))
+    }
+
+    fn take_thread(&self) -> Option<JoinHandle<Result<(), StoreError>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Whoever drops the last handle waits for what was handed over, and leaves the file free for the next opener.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let (unconnected, _) = mpsc::channel(1);
+        self.jobs = unconnected;
+        if let Some(thread) = self.take_thread() {
+            // It logged its own troubles.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread. The lock is dropped after the connection: until then the file is ours.
+fn serve(
+    connection: Connection,
+    lock: StoreLock,
+    mut inbox: mpsc::Receiver<Message>,
+) -> Result<(), StoreError> {
+    let mut group = Vec::new();
+    while let Some(first) = inbox.blocking_recv() {
+        let mut next = Some(first);
+        while let Some(message) = next {
+            match message {
+                Message::Job(job) => group.push(job),
+                // What waits in the channel is still served; then `blocking_recv` says that it was all.
+                Message::Close => inbox.close(),
+            }
+            next = if group.len() < GROUP { inbox.try_recv().ok() } else { None };
+        }
+        run_group(&connection, &mut group);
+    }
+    let tidied =
+        tidy(&connection).map_err(|source| StoreError::Database { doing: "closing the store", source });
+    if let Err(error) = &tidied {
+        tracing::warn!(error = error as &dyn std::error::Error, "store closed without a checkpoint");
+    }
+    drop(connection);
+    drop(lock);
+    tidied
+}
+
+fn tidy(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+}
+
+fn run_group(connection: &Connection, group: &mut Vec<Box<dyn Job>>) {
+    let mut ran = Vec::with_capacity(group.len());
+    for mut job in group.drain(..) {
+        let ended = run_job(connection, job.as_mut());
+        ran.push(job);
+        if let Err(error) = ended {
+            abandon(connection, error, &mut ran);
+        }
+    }
+    if !connection.is_autocommit()
+        && let Err(error) = run(connection, "COMMIT")
+    {
+        abandon(connection, error, &mut ran);
+    }
+    for job in ran {
+        job.answer(None);
+    }
+}
+
+/// Errors are those of the transaction, after which nothing of the group so far can be kept. A job's own
+/// failure is none.
+fn run_job(connection: &Connection, job: &mut dyn Job) -> rusqlite::Result<()> {
+    // No transaction is open at the start, nor after the one before was given up.
+    if connection.is_autocommit() {
+        run(connection, "BEGIN IMMEDIATE")?;
+    }
+    run(connection, "SAVEPOINT job")?;
+    let verdict = job.run(connection);
+    if connection.is_autocommit() {
+        return Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK),
+            Some("a change in the same group made SQLite undo all of it".to_owned()),
+        ));
+    }
+    if verdict == Verdict::Undo {
+        run(connection, "ROLLBACK TO job")?;
+    }
+    run(connection, "RELEASE job")
+}
+
+/// Ends the transaction, and tells everyone in it that nothing of it happened.
+fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dyn Job>>) {
+    tracing::error!(error = &error as &dyn std::error::Error, jobs = ran.len(), "changes lost");
+    if !connection.is_autocommit()
+        && let Err(error) = run(connection, "ROLLBACK")
+    {
+        tracing::error!(error = &error as &dyn std::error::Error, "rolling back failed");
+    }
+    let error = Arc::new(error);
+    for job in ran.drain(..) {
+        job.answer(Some(Arc::clone(&error)));
+    }
+}
+
+fn run(connection: &Connection, statement: &str) -> rusqlite::Result<()> {
+    connection.prepare_cached(statement)?.execute([]).map(|_| ())
+}
