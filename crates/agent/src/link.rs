@@ -14,6 +14,7 @@ use procfleet_proto::link::{
     BadMessage, Hello, LINK_PATH, OpOrder, ProcStateMessage, Reports, States as StatesMessage, agent_message,
     decode_server, server_message::Body,
 };
+use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::{debug, info, warn};
@@ -87,7 +88,7 @@ fn back_off(failures: u32) -> Duration {
 fn random_part(whole: Duration) -> Duration {
     let mut bytes = [0; 4];
     // Without randomness the pause is simply the whole.
-    match getrandom::fill(&mut bytes) {
+    match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => whole.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
         Err(_) => whole,
     }

@@ -7,14 +7,14 @@
 use crate::config::ServerAddress;
 use crate::identity::Identity;
 use procfleet_proto::link::{BUFFER, MAX_FRAME, MAX_MESSAGE};
-use sha2::{Digest, Sha256};
+use ring::digest::{SHA256, digest};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring as ring_provider, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
@@ -63,7 +63,7 @@ pub(crate) fn with_identity(identity: &Identity) -> Result<ClientConfig, Connect
 
 /// TLS for an agent that knows only the CA's hash.
 pub(crate) fn with_pin(pin: [u8; 32]) -> Result<ClientConfig, ConnectError> {
-    let verifier = Arc::new(PinnedCa { pin, provider: Arc::new(ring::default_provider()) });
+    let verifier = Arc::new(PinnedCa { pin, provider: Arc::new(ring_provider::default_provider()) });
     Ok(builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
@@ -71,7 +71,7 @@ fn builder() -> Result<
     tokio_rustls::rustls::ConfigBuilder<ClientConfig, tokio_rustls::rustls::WantsVerifier>,
     ConnectError,
 > {
-    ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    ClientConfig::builder_with_provider(Arc::new(ring_provider::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(ConnectError::Prepare)
 }
@@ -132,9 +132,8 @@ impl ServerCertVerifier for PinnedCa {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
-        let pinned = intermediates
-            .iter()
-            .find(|certificate| <[u8; 32]>::from(Sha256::digest(certificate)) == self.pin);
+        let pinned =
+            intermediates.iter().find(|certificate| digest(&SHA256, certificate).as_ref() == self.pin);
         let ca = pinned.ok_or(TlsError::InvalidCertificate(CertificateError::UnknownIssuer))?;
         let mut roots = RootCertStore::empty();
         roots.add(ca.clone().into_owned())?;

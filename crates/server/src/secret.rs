@@ -2,11 +2,12 @@
 //! more.
 
 use procfleet_proto::link::token::hex;
-use sha2::{Digest, Sha256};
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
 
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+    SystemRandom::new().fill(&mut bytes).expect("the kernel gives random bytes");
     bytes
 }
 
@@ -15,5 +16,5 @@ pub(crate) fn random_text() -> String {
 }
 
 pub(crate) fn hash(secret: &[u8]) -> [u8; 32] {
-    Sha256::digest(secret).into()
+    digest(&SHA256, secret).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }

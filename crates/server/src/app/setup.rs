@@ -30,6 +30,8 @@ struct AdminFile {
     bk_app_secret: String,
 }
 
+/// The file is one line: it can be sent as the `X-Bkapi-Authorization` header as it stands.
+///
 /// Makes the administrator on the first start, and keeps the address in `admin.json` true on every start.
 ///
 /// The file is written before the app: after a crash in between, the next start finds a secret that belongs to nobody yet
@@ -48,7 +50,7 @@ pub async fn administrator(store: &Store, file: &Path, url: &str, at: i64) -> Re
         return Err(SetupError::Mismatch(file.display().to_string()));
     }
     let new = AdminFile { url: url.to_owned(), bk_app_code: ADMIN.to_owned(), bk_app_secret: secret };
-    write_private(file, &serde_json::to_vec_pretty(&new).expect("three texts are JSON"))?;
+    write_private(file, &serde_json::to_vec(&new).expect("three texts are JSON"))?;
     if known.is_none() {
         store.create_app(ADMIN, hash, at).await?;
     }

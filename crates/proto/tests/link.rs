@@ -1,0 +1,125 @@
+//! Every message of the link, as bytes that stay the same for ever.
+//!
+//! `golden/NAME.hex` is what this protocol's first version sent. A peer of that version must always be understood, so
+//! a file is never changed; a new message or field gets a new file.
+
+use procfleet_core::code::Code;
+use procfleet_core::id::{Epoch, OpId, ProcKey};
+use procfleet_core::op::{Content, OpKind, Outcome};
+use procfleet_core::spec::{Identity, Spec};
+use procfleet_proto::http::native::ProcState;
+use procfleet_proto::link::token::hex;
+use procfleet_proto::link::{
+    Ack, Drain, Enroll, Enrolled, Hello, Op, OpOrder, ProcStateMessage, Refused, Report, Reports, States, Welcome,
+    agent_message, decode_agent, decode_server, server_message,
+};
+use procfleet_proto::state::ProcReport;
+use std::path::PathBuf;
+use std::time::Duration;
+
+fn op_id() -> OpId {
+    "20190813145456-8-0".parse().expect("an op id")
+}
+
+fn proc() -> ProcKey {
+    ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() }
+}
+
+fn spec() -> Spec {
+    let identity = Identity { proc_name: "nginx".to_owned(), user: "root".to_owned(), ..Identity::default() };
+    Spec { identity, ..Spec::default() }
+}
+
+fn outcome() -> Outcome {
+    let content = Content::Control { hosted: true, proc_name: "nginx".to_owned(), setup_path: "/usr/sbin".to_owned() };
+    Outcome::new(Code::PostCheck, "start process (nginx) failed", content)
+}
+
+fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.hex"));
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(_) => panic!("{name} has no golden file; if the message is new, add {} with:\n{}", path.display(), hex(bytes)),
+    };
+    assert_eq!(text.trim(), hex(bytes), "{name}: what we send has changed");
+    let digits = text.trim().as_bytes();
+    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex")).collect()
+}
+
+#[test]
+fn what_agents_say() {
+    use agent_message::Body;
+    let report = ProcReport {
+        state: ProcState::Running,
+        hosted: true,
+        pid: Some(7),
+        note: String::new(),
+        labels: Default::default(),
+        registered_at: 1,
+        started_at: 2,
+        reported_at: 3,
+    };
+    let rows = [
+        ("hello", Body::Hello(Hello {
+            agent: "a1".to_owned(),
+            boot_id: "b1".to_owned(),
+            version: "0.1.0".to_owned(),
+            taken: vec![op_id().to_string()],
+        })),
+        ("reports", Body::Reports(Reports { reports: vec![Report::taken(op_id()), Report::done(op_id(), &outcome())] })),
+        ("states", Body::States(States { all: true, procs: vec![ProcStateMessage::new(&proc(), 9, &report)] })),
+        ("enroll", Body::Enroll(Enroll {
+            token: "t".to_owned(),
+            csr: vec![1, 2],
+            ip: "10.0.0.1".to_owned(),
+            version: "0.1.0".to_owned(),
+        })),
+    ];
+    for (name, body) in rows {
+        let bytes = golden(name, &body.clone().into_bytes());
+        assert_eq!(decode_agent(&bytes).expect("readable"), body);
+    }
+}
+
+#[test]
+fn what_servers_say() {
+    use server_message::Body;
+    let spec = serde_json::to_vec(&spec()).expect("JSON");
+    let rows = [
+        ("welcome", Body::Welcome(Welcome { epoch: 3, server_time: 1_700_000_000_000, heartbeat_ms: 30_000 })),
+        ("op", Body::Op(Op::new(op_id(), Epoch(3), &proc(), OpKind::Restart, Duration::from_secs(60), Some(&spec)))),
+        ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
+        ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 })),
+        ("refused", Body::Refused(Refused { reason: "no".to_owned() })),
+        ("enrolled", Body::Enrolled(Enrolled { agent: "a1".to_owned(), certificate: vec![1], ca: vec![2] })),
+    ];
+    for (name, body) in rows {
+        let bytes = golden(name, &body.clone().into_bytes());
+        assert_eq!(decode_server(&bytes).expect("readable"), body);
+    }
+}
+
+#[test]
+fn orders_and_outcomes_come_through_whole() {
+    let json = serde_json::to_vec(&spec()).expect("JSON");
+    let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::from_secs(60), Some(&json));
+    let order = OpOrder::try_from(op).expect("an order");
+    assert_eq!((order.op, order.epoch, order.kind, order.spec), (op_id(), Epoch(3), OpKind::Kill, Some(spec())));
+    let (op, done): (OpId, Option<Outcome>) = Report::done(op_id(), &outcome()).try_into().expect("a report");
+    assert_eq!((op, done), (op_id(), Some(outcome())));
+}
+
+#[test]
+fn nonsense_is_an_error_and_never_a_panic() {
+    for bytes in [&b""[..], b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"hello world", &[0x08; 40]] {
+        assert!(decode_agent(bytes).is_err());
+        assert!(decode_server(bytes).is_err());
+    }
+    let mut op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None);
+    op.kind = 5;
+    assert!(OpOrder::try_from(op.clone()).is_err());
+    (op.kind, op.spec) = (0, b"{".to_vec());
+    assert!(OpOrder::try_from(op.clone()).is_err());
+    (op.spec, op.id) = (Vec::new(), "x".to_owned());
+    assert!(OpOrder::try_from(op).is_err());
+}

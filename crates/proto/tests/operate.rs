@@ -1,0 +1,196 @@
+//! Reading `operate_proc_v2` and `operate_proc_multi`: what is accepted, and every fault at once.
+
+use procfleet_core::op::OpKind;
+use procfleet_core::spec::Kind;
+use procfleet_core::task::Target;
+use procfleet_proto::http::operate::{operate_proc_multi, operate_proc_v2};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The example request of the API's own document.
+fn seed() -> Value {
+    json!({
+        "meta": {"namespace": "gse", "name": "proc-test", "labels": {"proc_name": "proc-test"}},
+        "op_type": 0,
+        "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 1}],
+        "spec": {
+            "identity": {
+                "index_key": "", "proc_name": "proc-test", "setup_path": "/data/gsetest/",
+                "pid_path": "/data/gsetest/proc-test.pid", "config_path": "/data/gsetest/proc-test.conf",
+                "log_path": "/data/gsetest/logs/", "user": "root"
+            },
+            "control": {
+                "start_cmd": "./start.sh", "stop_cmd": "./stop.sh", "restart_cmd": "./restart.sh",
+                "reload_cmd": "./reload.sh", "kill_cmd": "./kill.sh", "version_cmd": "./version.sh",
+                "health_cmd": "./health.sh"
+            },
+            "alive_monitor_policy": {
+                "auto_type": 1, "start_check_secs": 5, "stop_check_secs": 5, "start_retries": 3,
+                "start_interval": 20, "crotab_rule": ""
+            },
+            "warn_report_policy": {"report_id": 0},
+            "configmap": [{"path": "", "md5": ""}]
+        }
+    })
+}
+
+/// The seed's request with one place changed; `Value::Null` is the same as absent.
+fn seed_with(pointer: &str, value: Value) -> Value {
+    let mut body = seed();
+    let (parent, field) = pointer.rsplit_once('/').expect("a pointer has a slash");
+    body.pointer_mut(parent).and_then(Value::as_object_mut).expect("an object").insert(field.to_owned(), value);
+    body
+}
+
+#[test]
+fn the_documents_own_example_is_read_whole() {
+    let requests = operate_proc_v2(&seed()).expect("the example is good");
+    let [request] = &requests[..] else { panic!("one request") };
+    assert_eq!(request.kind, OpKind::Start);
+    assert_eq!(request.proc.to_string(), "gse:proc-test");
+    assert_eq!(request.targets[0].result_key(&request.proc), "1:10.0.0.1:gse:proc-test");
+    let spec = request.spec.as_ref().expect("a spec");
+    assert_eq!(spec.control.kill_cmd, "./kill.sh");
+    assert_eq!(spec.identity.config_path, "/data/gsetest/proc-test.conf");
+    assert_eq!(spec.policy.start_retries, 3);
+    assert_eq!(spec.policy.start_interval, Duration::from_secs(20));
+    assert_eq!(spec.policy.op_timeout, Duration::from_secs(60), "the default");
+    assert_eq!(spec.labels["proc_name"], "proc-test");
+    assert!(spec.configmap.is_empty(), "an empty entry is no file");
+}
+
+#[test]
+fn what_real_callers_send_is_accepted() {
+    let spec = |body: &Value| operate_proc_v2(body).expect("accepted").remove(0).spec.expect("a spec");
+    let labels = seed_with("/meta/labels", json!({"bk_process_id": 12, "on": true, "none": null}));
+    assert_eq!(spec(&labels).labels["bk_process_id"], "12");
+
+    for (field, value) in [("start_check_secs", json!(0)), ("op_timeout", Value::Null), ("stop_check_secs", json!(0))] {
+        let policy = spec(&seed_with(&format!("/spec/alive_monitor_policy/{field}"), value)).policy;
+        assert_eq!((policy.start_check.as_secs(), policy.op_timeout.as_secs(), policy.stop_check.as_secs()), (5, 60, 5));
+    }
+
+    let mut renamed = seed();
+    let policy = renamed["spec"].as_object_mut().expect("an object").remove("alive_monitor_policy").expect("there");
+    renamed["spec"]["monitor_policy"] = policy;
+    assert_eq!(spec(&renamed).policy.start_retries, 3);
+
+    let unknown = seed_with("/nodeman_spec", json!({"anything": [1, 2]}));
+    assert_eq!(spec(&unknown).policy.kind, Kind::Resident);
+    assert_eq!(spec(&seed_with("/spec/alive_monitor_policy/auto_type", json!(2))).policy.kind, Kind::Once);
+
+    let no_op = seed_with("/op_type", Value::Null);
+    assert_eq!(operate_proc_v2(&no_op).expect("accepted")[0].kind, OpKind::Start);
+    let no_spec = seed_with("/spec", Value::Null);
+    assert_eq!(operate_proc_v2(&no_spec).expect("accepted")[0].spec, None);
+
+    let agents = seed_with("/agent_id_list", json!(["0200000007525400f355781710390005465c", "0:10.0.0.9"]));
+    let targets = &operate_proc_v2(&agents).expect("accepted")[0].targets;
+    assert!(matches!(&targets[..], [Target::Agent(_), Target::Agent(_)]), "hosts are ignored then: {targets:?}");
+
+    let mut query = seed_with("/op_type", json!(2));
+    query["spec"] = json!({"identity": {"proc_name": "nginx", "setup_path": "", "pid_path": "", "user": ""}});
+    assert_eq!(spec(&query).identity.proc_name, "nginx");
+}
+
+#[test]
+fn every_fault_has_its_place_and_reason() {
+    let rows: &[(&str, Value, &str)] = &[
+        ("/meta", json!(null), "meta: is required"),
+        ("/meta", json!("x"), "meta: must be an object, not a string"),
+        ("/meta/namespace", json!(null), "meta.namespace: is required"),
+        ("/meta/namespace", json!(" "), "meta.namespace: must not be empty"),
+        ("/meta/name", json!(7), "meta.name: must be a string, not a number"),
+        ("/meta/name", json!("a\nb"), "meta.name: contains a control character"),
+        ("/meta/labels", json!([]), "meta.labels: must be an object, not an array"),
+        ("/meta/labels", json!({"a": {}}), "meta.labels.a: must be a string, not an object"),
+        ("/hosts", json!(null), "hosts: is required (or agent_id_list)"),
+        ("/hosts", json!([]), "hosts: must not be empty"),
+        ("/hosts", json!({}), "hosts: must be an array, not an object"),
+        ("/hosts", json!([{"ip": "10.0.0.300", "bk_cloud_id": 0}]), "hosts[0].ip: \"10.0.0.300\" is not an IP address"),
+        ("/hosts", json!([{"ip": "10.0.0.3"}]), "hosts[0].bk_cloud_id: is required"),
+        ("/hosts", json!([{"ip": "10.0.0.3", "bk_cloud_id": "0"}]), "hosts[0].bk_cloud_id: must be an integer, not a string"),
+        ("/hosts", json!([{"ip": "10.0.0.3", "bk_cloud_id": -1}]), "hosts[0].bk_cloud_id: is -1, must be from 0 to 4294967295"),
+        ("/agent_id_list", json!(["a b"]), "agent_id_list[0]: contains ' '; letters, digits and -_.: are allowed"),
+        ("/agent_id_list", json!([7]), "agent_id_list[0]: must be a string, not a number"),
+        ("/op_type", json!("0"), "op_type: must be an integer, not a string"),
+        ("/op_type", json!(1.5), "op_type: must be an integer, not 1.5"),
+        ("/spec", json!([]), "spec: must be an object, not an array"),
+        ("/spec/identity", json!(null), "spec.identity: is required"),
+        ("/spec/identity/user", json!(""), "spec.identity.user: must not be empty"),
+        ("/spec/identity/pid_path", json!(null), "spec.identity.pid_path: is required"),
+        ("/spec/control", json!(null), "spec.control: is required"),
+        ("/spec/control/start_cmd", json!(["x"]), "spec.control.start_cmd: must be a string, not an array"),
+        ("/spec/alive_monitor_policy", json!(null), "spec.alive_monitor_policy: is required"),
+        ("/spec/alive_monitor_policy/auto_type", json!(null), "spec.alive_monitor_policy.auto_type: is required"),
+        ("/spec/alive_monitor_policy/auto_type", json!(3), "spec.alive_monitor_policy.auto_type: is 3, must be from 0 to 2"),
+        ("/spec/alive_monitor_policy/op_timeout", json!(-1), "spec.alive_monitor_policy.op_timeout: is -1, must be from 0 to 86400"),
+        ("/spec/resource", json!({"cpu": 101.0}), "spec.resource.cpu: is 101, must be from 0 to 100"),
+        ("/spec/resource", json!({"mem": "10"}), "spec.resource.mem: must be a number, not a string"),
+        ("/spec/configmap", json!([{"path": 1}]), "spec.configmap[0].path: must be a string, not a number"),
+    ];
+    for (pointer, value, expected) in rows {
+        let faults = operate_proc_v2(&seed_with(pointer, value.clone())).expect_err(expected);
+        assert!(faults.to_string().contains(expected), "{pointer}: {faults}");
+        assert!(!faults.only_unknown_op());
+    }
+}
+
+#[test]
+fn all_faults_come_at_once() {
+    let body = json!({"meta": {"name": ""}, "op_type": 5, "hosts": [{}, {"ip": "x", "bk_cloud_id": 0}], "spec": {}});
+    let faults = operate_proc_v2(&body).expect_err("it is all wrong");
+    let text = faults.to_string();
+    for place in [
+        "meta.namespace:",
+        "meta.name:",
+        "op_type:",
+        "hosts[0].ip:",
+        "hosts[0].bk_cloud_id:",
+        "hosts[1].ip:",
+        "spec.identity:",
+        "spec.control:",
+        "spec.alive_monitor_policy:",
+    ] {
+        assert!(text.contains(place), "{place} in {text}");
+    }
+}
+
+#[test]
+fn an_unknown_operation_alone_is_told_apart() {
+    for number in [5, 6, 10, -1] {
+        let faults = operate_proc_v2(&seed_with("/op_type", json!(number))).expect_err("no such operation");
+        assert!(faults.only_unknown_op(), "{faults}");
+    }
+}
+
+#[test]
+fn many_faults_are_cut_short() {
+    let hosts: Vec<Value> = (0..200).map(|_| json!({"ip": "x", "bk_cloud_id": 0})).collect();
+    let text = operate_proc_v2(&seed_with("/hosts", json!(hosts))).expect_err("bad hosts").to_string();
+    assert!(text.ends_with("; and 150 more faults"), "{text}");
+}
+
+#[test]
+fn one_key_means_one_op() {
+    let twice = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1}, {"ip": "10.0.0.1", "bk_cloud_id": 1}]);
+    assert_eq!(operate_proc_v2(&seed_with("/hosts", twice)).expect("accepted")[0].targets.len(), 1);
+
+    let multi = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/meta/name", json!("other"))]}));
+    assert_eq!(multi.expect("accepted").len(), 2);
+    let clash = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/op_type", json!(1))]}));
+    let text = clash.expect_err("the same key").to_string();
+    assert_eq!(text, "proc_operate_req[1]: asks for 1:10.0.0.1:gse:proc-test, which proc_operate_req[0] asks for already");
+    for empty in [json!({}), json!({"proc_operate_req": []}), json!({"proc_operate_req": 1}), json!([])] {
+        operate_proc_multi(&empty).expect_err("nothing to do");
+    }
+}
+
+#[test]
+fn a_spec_that_fits_no_frame_is_refused() {
+    let long = "x".repeat(32_000);
+    let mut body = seed_with("/spec/control/start_cmd", json!(long));
+    body["spec"]["control"]["stop_cmd"] = json!(long);
+    let text = operate_proc_v2(&body).expect_err("too large").to_string();
+    assert!(text.starts_with("spec: has "), "{text}");
+}
