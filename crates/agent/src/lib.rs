@@ -27,7 +27,11 @@ use crate::exec::Host;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::info;
+
+/// How often the agent looks after itself.
+const HOUSEKEEPING: Duration = Duration::from_secs(10);
 
 /// The version that the server is told.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -69,7 +73,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
     let states = states::States::default();
     let supervisor =
-        supervisor::Supervisor::start(host, journal.clone(), outbox.clone(), states.clone(), past);
+        supervisor::Supervisor::start(host.clone(), journal.clone(), outbox.clone(), states.clone(), past);
 
     tokio::pin!(stop);
     tokio::select! {
@@ -77,11 +81,20 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         biased;
         () = &mut stop => {}
         ended = talk(&config, &journal, &supervisor, &outbox, &states) => ended?,
+        never = keep_house(&host) => match never {},
     }
     info!("agent is ending; its processes go on");
     supervisor.stop().await;
     journal.close().await;
     Ok(())
+}
+
+/// What has to be done now and then.
+async fn keep_house(host: &Host) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(HOUSEKEEPING).await;
+        host.trim_output();
+    }
 }
 
 /// Joins if that has not happened yet, and then stays connected.

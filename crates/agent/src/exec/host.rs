@@ -1,11 +1,11 @@
 //! What all procs on this host share.
 
 use super::pidfd;
-use procfleet_core::{BootId, Moment};
+use procfleet_core::{BootId, Moment, ProcKey};
 use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -24,6 +24,8 @@ pub enum ExecError {
 pub struct Host {
     output_folder: PathBuf,
     boot_id: BootId,
+    /// Tells this agent's processes from those of another agent on the same host.
+    instance: String,
     pub(super) ticks_per_second: u64,
     pub(super) page_bytes: u64,
     pub(super) cpus: u64,
@@ -43,10 +45,13 @@ impl Host {
         let read =
             |file: &'static str| fs::read_to_string(file).map_err(|source| ExecError::Proc { file, source });
         let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let instance = instance(&output_folder)
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         let memory = rustix::system::sysinfo();
         Ok(Host {
             output_folder,
             boot_id: BootId(boot_id),
+            instance,
             ticks_per_second: rustix::param::clock_ticks_per_second().max(1),
             page_bytes: rustix::param::page_size() as u64,
             cpus: count_cpus(&read("/proc/stat")?),
@@ -59,9 +64,20 @@ impl Host {
         &self.boot_id
     }
 
+    /// What everything that is started for this proc bears in its environment. The colon in the middle is the only one
+    /// that is not escaped, so no two procs share a mark.
+    pub fn mark(&self, key: &ProcKey) -> String {
+        format!("{}/{}:{}", self.instance, key.namespace.replace('%', "%25").replace(':', "%3A"), key.name)
+    }
+
     /// Time since the host's boot, time asleep included.
     pub fn now(&self) -> Moment {
         Moment(millis(ClockId::Boottime))
+    }
+
+    /// Keeps the output of processes within bounds; to be called now and then.
+    pub fn trim_output(&self) {
+        super::output::trim(&self.output_folder);
     }
 
     pub(super) fn wall_millis(&self) -> u64 {
@@ -80,6 +96,23 @@ impl Host {
     pub(super) fn reap_strays(&self) {
         let mut strays = self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         strays.retain(|child| matches!(pidfd::reap(child), Ok(None)));
+    }
+}
+
+/// The name of this agent among those on the host: random, and the same for as long as its folder lives.
+fn instance(folder: &Path) -> io::Result<String> {
+    let path = folder.join(".instance");
+    match fs::read_to_string(&path) {
+        Ok(known) if !known.trim().is_empty() => Ok(known.trim().to_owned()),
+        Ok(_) | Err(_) => {
+            let new = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned();
+            let draft = folder.join(".instance.new");
+            let mut file = fs::File::create(&draft)?;
+            file.write_all(new.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(draft, path)?;
+            Ok(new)
+        }
     }
 }
 

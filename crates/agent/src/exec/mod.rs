@@ -71,7 +71,7 @@ impl Hands {
     pub fn new(host: Arc<Host>, key: ProcKey, inputs: mpsc::Sender<Input>) -> Hands {
         let outputs = Outputs::new(host.output_folder().to_owned(), &key);
         Hands {
-            mark: key.to_string(),
+            mark: host.mark(&key),
             host,
             key,
             inputs,
@@ -86,7 +86,7 @@ impl Hands {
     /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
-        let launch = Launch::prepare(&self.key, command, spec);
+        let launch = Launch::prepare(&self.mark, command, spec);
         match launch.and_then(|launch| Run::start(launch, self.new_output(run))) {
             Ok((started, end)) => {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
@@ -142,14 +142,16 @@ impl Hands {
             return;
         }
         let inputs = self.inputs.clone();
-        let led = self.runs.values().find(|run| run.leader == id).map(Run::exit);
-        let task = self.tasks.spawn(async move {
-            let exit = match led {
-                Some(exit) => exit.await,
-                None => pidfd::watch(id).await,
-            };
+        let tell = async move |exit| {
             let _ = inputs.send(Input::Exited { process, exit }).await;
-        });
+        };
+        let task = match self.runs.values().find(|run| run.leader == id).map(Run::exit) {
+            Some(exit) => self.tasks.spawn(async move { tell(exit.await).await }),
+            None => {
+                let exit = pidfd::watch(id);
+                self.tasks.spawn(async move { tell(exit.await).await })
+            }
+        };
         self.watches.insert(id, task);
     }
 

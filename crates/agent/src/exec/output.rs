@@ -7,9 +7,10 @@
 
 use procfleet_core::ProcKey;
 use procfleet_core::supervise::RunId;
+use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// As much of a command's output as its outcome carries.
@@ -18,6 +19,10 @@ const TAIL: u64 = 4096;
 const KEPT: usize = 4;
 /// A longer name is cut, and a hash of the whole keeps it unique.
 const NAME_LIMIT: usize = 100;
+
+/// A file that takes more room than this is trimmed, to this much of its end.
+const TRIMMED_ABOVE: u64 = 16 * 1024 * 1024;
+const TRIMMED_TO: u64 = 1024 * 1024;
 
 /// The output files of one proc.
 #[derive(Debug)]
@@ -79,6 +84,36 @@ pub(super) fn tail(path: &Path) -> String {
         Ok(bytes)
     };
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+/// Gives the room of what is long past back to the disk, in every file of the folder that has grown too large: a process
+/// that prints for ever must not fill the host. The file keeps its length and its end, and its writer notices nothing.
+pub(super) fn trim(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let Ok(data) = entry.metadata() else { continue };
+        // The kernel counts what is really used in blocks of 512 bytes.
+        if !data.is_file() || data.blocks() * 512 <= TRIMMED_ABOVE {
+            continue;
+        }
+        let path = entry.path();
+        let trimmed = OpenOptions::new().write(true).open(&path).and_then(|file| {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(&file, hole, 0, data.len().saturating_sub(TRIMMED_TO)) {
+                Ok(()) => Ok(()),
+                // A filesystem without holes: all of it goes. Writers append, so they go on at the new end.
+                Err(_) => file.set_len(0),
+            }
+        });
+        match trimmed {
+            Ok(()) => {
+                tracing::info!(file = %path.display(), bytes = data.len(), "an output file was trimmed")
+            }
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "an output file could not be trimmed")
+            }
+        }
+    }
 }
 
 /// The files that earlier lives of the agent left, oldest first.
@@ -149,6 +184,20 @@ mod tests {
         fs::write(&path, [0x80_u8; 10]).expect("writable");
         assert_eq!(tail(&path), "\u{fffd}".repeat(10));
         assert_eq!(tail(&folder.path().join("none")), "");
+    }
+
+    #[test]
+    fn a_file_that_grew_too_large_keeps_only_its_end() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let (large, small) = (folder.path().join("large.out"), folder.path().join("small.out"));
+        fs::write(&large, vec![b'x'; 20 * 1024 * 1024]).expect("writable");
+        fs::write(&small, "short").expect("writable");
+        let mut writer = OpenOptions::new().append(true).open(&large).expect("writable");
+        trim(folder.path());
+        writer.write_all(b"the end").expect("a writer notices nothing");
+        assert!(tail(&large).ends_with("the end"));
+        assert!(fs::metadata(&large).expect("there").blocks() * 512 <= 2 * TRIMMED_TO);
+        assert_eq!(tail(&small), "short");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, geteuid, pidfd_open, pidfd_send_signal, waitid,
 };
 use std::time::Duration;
 use tokio::io::Interest;
@@ -41,24 +41,29 @@ pub(super) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
     pidfd_send_signal(open_exactly(id)?, signal)
 }
 
-/// Waits until exactly this process is gone, and says how it ended.
+/// Begins to watch exactly this process. The future ends when it is gone, and says how it ended.
 ///
-/// When the process cannot be watched because something ran out (descriptors, memory), it is polled: a false report
-/// of an exit would start a second process beside the first.
-pub(super) async fn watch(id: Id) -> Exit {
-    loop {
-        match open_exactly(id) {
-            Ok(pidfd) => {
-                gone(&pidfd).await;
-                return exit(&pidfd).await;
-            }
-            Err(Errno::SRCH) => return Exit::Unknown,
-            Err(error) => {
-                tracing::warn!(pid = id.pid, %error, "a process cannot be watched and is polled instead");
-                if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
-                    return Exit::Unknown;
+/// The pidfd is opened here and not in the future, for what is reaped before it is opened cannot be asked any more. When
+/// it cannot be opened because something ran out (descriptors, memory), the process is polled: a false report of an exit
+/// would start a second process beside the first.
+pub(super) fn watch(id: Id) -> impl Future<Output = Exit> + use<> {
+    let mut opened = open_exactly(id);
+    async move {
+        loop {
+            match opened {
+                Ok(pidfd) => {
+                    gone(&pidfd).await;
+                    return exit(&pidfd, id).await;
                 }
-                tokio::time::sleep(POLL_EVERY).await;
+                Err(Errno::SRCH) => return Exit::Unknown,
+                Err(error) => {
+                    tracing::warn!(pid = id.pid, %error, "a process cannot be watched and is polled instead");
+                    if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
+                        return Exit::Unknown;
+                    }
+                    tokio::time::sleep(POLL_EVERY).await;
+                    opened = open_exactly(id);
+                }
             }
         }
     }
@@ -82,9 +87,9 @@ pub(super) async fn gone(pidfd: &OwnedFd) {
 
 /// How a process that is gone ended. Reaps it if it is our child.
 ///
-/// For others the kernel knows only after their own parent has reaped them, which comes a moment after the death. It is
-/// waited for very shortly, for the report of the exit is urgent and its status is not.
-pub(super) async fn exit(pidfd: &OwnedFd) -> Exit {
+/// For others there are two places to ask: `/proc` until their parent has reaped them, and the kernel afterwards, if it is
+/// new enough. Neither is waited for longer than a moment, for the report of the exit is urgent and its status is not.
+pub(super) async fn exit(pidfd: &OwnedFd, id: Id) -> Exit {
     match reap(pidfd) {
         Ok(Some(exit)) => return exit,
         Ok(None) => return Exit::Unknown,
@@ -92,13 +97,16 @@ pub(super) async fn exit(pidfd: &OwnedFd) -> Exit {
         Err(_) => {}
     }
     for pause in [1, 4] {
-        match exit_from_kernel(pidfd) {
+        if let Some(exit) = exit_of_unreaped(id) {
+            return exit;
+        }
+        match exit_of_reaped(pidfd) {
             Ok(Some(exit)) => return exit,
             Ok(None) => tokio::time::sleep(Duration::from_millis(pause)).await,
             Err(_) => return Exit::Unknown,
         }
     }
-    exit_from_kernel(pidfd).ok().flatten().unwrap_or(Exit::Unknown)
+    exit_of_reaped(pidfd).ok().flatten().unwrap_or(Exit::Unknown)
 }
 
 /// Takes the exit status of a dead child, once. `None`: it is still running.
@@ -142,9 +150,16 @@ const PIDFD_INFO_EXIT: u64 = 1 << 3;
 const PIDFD_GET_INFO: rustix::ioctl::Opcode = opcode::read_write::<PidfdInfo>(0xFF, 11);
 const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
-/// The exit status of a process that is not our child. `None`: nobody has reaped it yet. An error: the kernel is older
-/// than 6.13, or says no.
-fn exit_from_kernel(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
+/// The exit status of a dead process that waits to be reaped. `/proc` says 0 to those who may not know, so only root may
+/// take a 0 for what it is.
+fn exit_of_unreaped(id: Id) -> Option<Exit> {
+    let stat = Stat::read(id.pid).filter(|stat| stat.id == id && !stat.is_running())?;
+    (stat.exit_status != 0 || geteuid().is_root()).then(|| exit_from_status(stat.exit_status))
+}
+
+/// The exit status of a process that was reaped while the pidfd was open. `None`: it has not been reaped yet. An error:
+/// the kernel is older than this question, or says no.
+fn exit_of_reaped(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
     let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the opcode carries the size of `PidfdInfo`, so the kernel reads and writes at most that many bytes of
     // `info`, which outlives the call; every bit pattern is a valid `PidfdInfo`.
@@ -152,8 +167,12 @@ fn exit_from_kernel(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
     if info.mask & PIDFD_INFO_EXIT == 0 {
         return Ok(None);
     }
-    Ok(Some(match info.exit_code & 0x7f {
-        0 => Exit::Code((info.exit_code >> 8) & 0xff),
+    Ok(Some(exit_from_status(info.exit_code)))
+}
+
+fn exit_from_status(status: i32) -> Exit {
+    match status & 0x7f {
+        0 => Exit::Code((status >> 8) & 0xff),
         signal => Exit::Signal(signal),
-    }))
+    }
 }

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The environment variable by which the processes of a proc are known again.
 pub(super) const MARK: &str = "PROCFLEET_PROC";
@@ -17,6 +18,10 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 const ENVIRON_LIMIT: u64 = 1 << 20;
 /// As much of a command line as is read: enough for every argument that identifies a program.
 const CMDLINE_LIMIT: u64 = 64 << 10;
+
+/// How long the middle of an exec is waited for: it takes a fraction of a millisecond, and more on a busy host.
+const EXEC_PATIENCE: usize = 40;
+const EXEC_PAUSE: Duration = Duration::from_micros(250);
 
 /// A process that is told from a later one with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +51,8 @@ pub(super) struct Stat {
     pub(super) system_ticks: u64,
     pub(super) threads: u64,
     pub(super) rss_pages: u64,
+    /// As `wait` gives it, of one that is dead; 0 also where it is none of our business.
+    pub(super) exit_status: i32,
 }
 
 impl Stat {
@@ -78,6 +85,7 @@ impl Stat {
             threads: number(17)?,
             // The kernel prints it signed.
             rss_pages: fields.get(21)?.parse::<i64>().ok()?.max(0).unsigned_abs(),
+            exit_status: fields.get(49).and_then(|status| status.parse().ok()).unwrap_or(0),
         })
     }
 
@@ -131,8 +139,24 @@ pub(super) fn cwd(pid: u32) -> Option<PathBuf> {
 }
 
 /// The value of the mark, if the process has one and we may see it.
+///
+/// A process in the middle of an exec has neither arguments nor an environment for a moment. It must not be taken for one
+/// without a mark (it could escape a kill, or pass for a stranger), so that moment is waited for.
 pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
-    let text = read_at_most(Path::new(&format!("/proc/{pid}/environ")), ENVIRON_LIMIT).ok()?;
+    let environ = Path::new("/proc").join(pid.to_string()).join("environ");
+    let mut text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
+    for _ in 0..EXEC_PATIENCE {
+        if !text.is_empty() || !argv(pid).is_empty() || Stat::read(pid).is_none_or(|stat| !stat.is_running())
+        {
+            break;
+        }
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "nothing tells when an exec is done, and looks are synchronous"
+        )]
+        std::thread::sleep(EXEC_PAUSE);
+        text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
+    }
     split_nul(&text)
         .find_map(|pair| pair.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
 }

@@ -42,23 +42,16 @@ impl Run {
         let pid = child.id();
         // Until it is reaped the pid is the child's own, so this cannot get hold of another process.
         let pidfd = pidfd::open(pid).ok();
-        let start_ticks = Stat::read(pid).map_or(0, |stat| stat.id.start_ticks);
+        let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
         let (tell, exit) = watch::channel(None);
         let path = output.clone();
         let end = async move {
-            let exit = leader_end(pid, pidfd).await;
+            let exit = leader_end(leader, pidfd).await;
             tell.send_replace(Some(exit));
             CommandEnd::Exited { exit, output: path.as_deref().map(output::tail).unwrap_or_default() }
         };
-        let run = Run {
-            leader: Id { pid, start_ticks },
-            command,
-            output,
-            exit,
-            main: None,
-            session: Session::Open,
-            known: HashSet::new(),
-        };
+        let run =
+            Run { leader, command, output, exit, main: None, session: Session::Open, known: HashSet::new() };
         Ok((run, end))
     }
 
@@ -111,14 +104,14 @@ impl Run {
 }
 
 /// Waits for the shell and reaps it.
-async fn leader_end(pid: u32, pidfd: Option<OwnedFd>) -> Exit {
+async fn leader_end(leader: Id, pidfd: Option<OwnedFd>) -> Exit {
     if let Some(pidfd) = pidfd {
         pidfd::gone(&pidfd).await;
-        return pidfd::exit(&pidfd).await;
+        return pidfd::exit(&pidfd, leader).await;
     }
-    tracing::warn!(pid, "no pidfd for a command: it is polled instead");
+    tracing::warn!(pid = leader.pid, "no pidfd for a command: it is polled instead");
     loop {
-        match pidfd::reap_child(pid) {
+        match pidfd::reap_child(leader.pid) {
             Ok(None) | Err(Errno::INTR) => tokio::time::sleep(Duration::from_millis(50)).await,
             Ok(Some(exit)) => return exit,
             Err(_) => return Exit::Unknown,

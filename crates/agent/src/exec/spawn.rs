@@ -4,7 +4,7 @@
 
 use super::procfs::MARK;
 use super::user::Account;
-use procfleet_core::{Code, ProcKey, Spec};
+use procfleet_core::{Code, Spec};
 use rustix::fs::Mode;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -39,18 +39,17 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    pub(super) fn prepare(key: &ProcKey, command: &str, spec: &Spec) -> Result<Launch, NotStarted> {
+    pub(super) fn prepare(mark: &str, command: &str, spec: &Spec) -> Result<Launch, NotStarted> {
         let refuse = |reason: &str| Err(NotStarted::new(Code::ArgsInvalid, reason));
         if command.contains('\0') {
             return refuse("the command contains a NUL byte");
         }
-        let mark = key.to_string();
         if mark.contains('\0') {
             return refuse("the name of the process contains a NUL byte");
         }
         let folder = folder(&spec.identity.setup_path)?;
         let account = Account::of(&spec.identity.user)?;
-        Ok(Launch { mark, command: command.to_owned(), folder, account })
+        Ok(Launch { mark: mark.to_owned(), command: command.to_owned(), folder, account })
     }
 
     pub(super) fn command(&self) -> &str {
@@ -75,6 +74,7 @@ impl Launch {
             }
             None => (Stdio::null(), Stdio::null()),
         };
+        #[expect(clippy::disallowed_methods, reason = "this is the one place that makes processes")]
         let mut shell = Command::new(SHELL);
         shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(out).stderr(err);
         shell.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").env(MARK, mark);

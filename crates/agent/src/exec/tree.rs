@@ -11,8 +11,11 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
 
-/// How often those that are to be killed are looked for again. Each round finds what was forked during the one before.
-const ROUNDS: usize = 5;
+/// How often those that are to be killed are looked for again, at most. Each round finds what was forked during the one
+/// before; a process that does nothing but fork into new sessions may win many of them.
+const ROUNDS: usize = 50;
+/// How often in a row nothing new must have been found.
+const QUIET_ROUNDS: usize = 2;
 
 /// Every running process that is not the kernel's, at one moment.
 #[derive(Debug)]
@@ -165,16 +168,21 @@ pub(super) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item = Id>, sig
     }
 }
 
-/// Kills what `targets` finds, and looks again until it finds nothing new, so that a process that forks does not get
-/// away.
+/// Kills what `targets` finds, oldest first so that parents do not see their children die, and looks again until nothing
+/// new is found, so that a process that forks does not get away. One look that finds nothing is not enough: a scan takes
+/// its time, and a child may be born behind its back.
 pub(super) fn kill_all(mut targets: impl FnMut(&Scan) -> Vec<Id>) {
     let mut killed = HashSet::new();
+    let mut quiet = 0;
     for _ in 0..ROUNDS {
         let scan = Scan::take();
-        let new: Vec<Id> = targets(&scan).into_iter().filter(|id| killed.insert(*id)).collect();
-        if new.is_empty() {
+        let mut new: Vec<Id> = targets(&scan).into_iter().filter(|id| killed.insert(*id)).collect();
+        quiet = if new.is_empty() { quiet + 1 } else { 0 };
+        if quiet == QUIET_ROUNDS {
             return;
         }
+        new.sort_by_key(|id| (id.start_ticks, id.pid));
         signal_all(&scan, new, Signal::KILL);
     }
+    tracing::warn!("processes that were to be killed kept appearing");
 }

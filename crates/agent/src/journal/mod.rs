@@ -6,7 +6,6 @@
 mod thread;
 
 use procfleet_core::id::{BootId, OpId, ProcKey};
-use procfleet_core::moment::Moment;
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::supervise::{Record, Write};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -28,6 +27,8 @@ pub enum JournalError {
     TooNew { path: PathBuf, found: i64, known: i64 },
     #[error("the journal")]
     Sqlite(#[from] rusqlite::Error),
+    #[error("a commit failed, and all that was in it is undone")]
+    NotCommitted,
     #[error("the journal has ended")]
     Ended,
 }
@@ -228,7 +229,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
     while let Some(row) = rows.next()? {
         let (op, state): (String, i64) = (row.get(0)?, row.get(3)?);
         let request: String = row.get(4)?;
-        let (Ok(op), Ok(mut order)) = (op.parse::<OpId>(), serde_json::from_str::<Order>(&request)) else {
+        let (Ok(op), Ok(order)) = (op.parse::<OpId>(), serde_json::from_str::<Order>(&request)) else {
             error!(op, "an op in the journal cannot be read");
             continue;
         };
@@ -249,10 +250,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         // An order from before a reboot has a deadline on a clock that no longer exists.
         match state == 0 && same_boot {
             true => past.procs[place].waiting.push(order),
-            false => {
-                order.start_by = Moment(0);
-                past.procs[place].interrupted.push((op, order.kind));
-            }
+            false => past.procs[place].interrupted.push((op, order.kind)),
         }
     }
     Ok(past)
@@ -264,4 +262,136 @@ fn json<T: serde::Serialize>(value: &T) -> String {
 
 fn now_secs() -> i64 {
     jiff::Timestamp::now().as_second()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::code::Code;
+    use procfleet_core::moment::Moment;
+    use procfleet_core::op::Content;
+    use procfleet_core::process::{Found, Process};
+    use procfleet_core::spec::Spec;
+    use procfleet_core::supervise::{Hosting, Rest};
+
+    fn key(name: &str) -> ProcKey {
+        ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
+    }
+
+    fn order(number: u32, kind: OpKind) -> Order {
+        let op = format!("20190813145456-8-{number}").parse().expect("an op id");
+        Order { op, kind, spec: Some(Spec::default()), start_by: Moment(5_000) }
+    }
+
+    fn outcome() -> Outcome {
+        let content =
+            Content::Control { hosted: true, proc_name: "nginx".to_owned(), setup_path: "/srv".to_owned() };
+        Outcome::new(Code::Success, "success", content)
+    }
+
+    fn record() -> Record {
+        let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile };
+        let rest = Rest::Retry { at: Moment(9) };
+        Record {
+            spec: Spec::default(),
+            hosting: Hosting::Hosted,
+            process: Some(process),
+            streak: Default::default(),
+            rest,
+        }
+    }
+
+    async fn reopened(path: &Path, boot: &str) -> (Journal, Past) {
+        Journal::open(path, &BootId(boot.to_owned())).await.expect("a journal")
+    }
+
+    #[tokio::test]
+    async fn an_op_is_new_once_and_its_outcome_is_kept() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let (journal, past) = reopened(&path, "one").await;
+        assert!(past.procs.is_empty() && past.unacknowledged.is_empty());
+        let start = order(0, OpKind::Start);
+        let accept =
+            || async { journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0) };
+        assert_eq!(accept().await, Acceptance::New);
+        assert_eq!(accept().await, Acceptance::Known);
+        journal.write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())]).await;
+        assert_eq!(accept().await, Acceptance::Done(outcome()));
+        let second = Outcome { message: "another".to_owned(), ..outcome() };
+        journal.write(&key("a"), &[Write::Done(start.op, second)]).await;
+        assert_eq!(accept().await, Acceptance::Done(outcome()), "the first outcome stands");
+
+        drop(journal);
+        let (journal, past) = reopened(&path, "one").await;
+        assert_eq!(past.unacknowledged, [(start.op, outcome())]);
+        journal.confirm(vec![start.op]).await;
+        drop(journal);
+        let (journal, past) = reopened(&path, "one").await;
+        assert!(past.unacknowledged.is_empty(), "confirmed ops are not reported again");
+        assert_eq!(
+            journal.accept(vec![(key("a"), start.clone())]).await.expect("writable"),
+            [Acceptance::Done(outcome())]
+        );
+    }
+
+    #[tokio::test]
+    async fn the_past_tells_begun_from_waiting_and_one_boot_from_another() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let (journal, _) = reopened(&path, "one").await;
+        let (begun, waiting, lone) =
+            (order(0, OpKind::Stop), order(1, OpKind::Start), order(2, OpKind::Reload));
+        let orders = vec![(key("a"), begun.clone()), (key("a"), waiting.clone()), (key("b"), lone.clone())];
+        journal.accept(orders).await.expect("writable");
+        journal.write(&key("a"), &[Write::Record(Box::new(record())), Write::Begun(begun.op)]).await;
+        journal.write(&key("b"), &[Write::Begun(lone.op)]).await;
+        drop(journal);
+
+        let (journal, past) = reopened(&path, "one").await;
+        let [a, b] = &past.procs[..] else { panic!("two procs: {past:?}") };
+        assert_eq!(
+            (&a.record, &a.interrupted, &a.waiting),
+            (&Some(record()), &vec![(begun.op, OpKind::Stop)], &vec![waiting.clone()])
+        );
+        assert_eq!((&b.record, &b.interrupted), (&None, &vec![(lone.op, OpKind::Reload)]));
+        drop(journal);
+
+        let (_journal, past) = reopened(&path, "two").await;
+        let a = &past.procs[0];
+        assert_eq!(a.record, Some(record().after_reboot()));
+        assert_eq!(
+            a.interrupted,
+            [(begun.op, OpKind::Stop), (waiting.op, OpKind::Start)],
+            "no deadline outlives a boot"
+        );
+        assert!(a.waiting.is_empty());
+    }
+
+    /// A journal as the first version wrote it. It must be readable for ever.
+    #[tokio::test]
+    async fn a_journal_of_the_first_format_is_understood() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let old = Connection::open(&path).expect("a database");
+        old.execute_batch(include_str!("golden/format-1.sql")).expect("the old journal");
+        drop(old);
+        let (_journal, past) = reopened(&path, "one").await;
+        let [a] = &past.procs[..] else { panic!("one proc: {past:?}") };
+        let record = a.record.as_ref().expect("a record");
+        assert_eq!((record.hosting, record.process.map(|process| process.pid)), (Hosting::Hosted, Some(7)));
+        assert_eq!((a.interrupted.len(), a.waiting.len(), past.unacknowledged.len()), (1, 1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_newer_journal_is_refused() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        Connection::open(&path)
+            .expect("a database")
+            .pragma_update(None, "user_version", 99)
+            .expect("writable");
+        let refused = Journal::open(&path, &BootId("one".to_owned())).await.expect_err("too new");
+        assert!(matches!(refused, JournalError::TooNew { found: 99, .. }), "{refused}");
+    }
 }

@@ -54,7 +54,7 @@ impl Thread {
             Box::new(move |committed| {
                 let said = match (done, committed) {
                     (Ok(value), true) => Ok(value),
-                    (Ok(_), false) => Err(JournalError::Sqlite(rusqlite::Error::InvalidQuery)),
+                    (Ok(_), false) => Err(JournalError::NotCommitted),
                     (Err(error), _) => Err(JournalError::Sqlite(error)),
                 };
                 let _ = tell.send(said);

@@ -14,7 +14,7 @@ async fn a_foreground_command_is_found_behind_its_shell() {
         ["exec ./web 1000", "./web 1000", "./web 1000; true", "./start.sh", "true; ./start.sh; true"]
     {
         let mut proc = Proc::new(&format!("foreground-{command}"));
-        proc.write("start.sh", "#!/bin/sh\n./web 1000\n");
+        proc.script("start.sh", "./web 1000\n");
         let run = proc.run(command);
         let process = until(command, || match proc.launched(run, Leader::Refuse) {
             Sighting::Running(process) if comm(process.pid) == "web" => Some(process),
@@ -176,10 +176,7 @@ async fn one_that_was_started_by_hand_is_ours_by_its_program() {
 #[tokio::test]
 async fn the_master_is_found_and_not_its_worker() {
     let mut proc = Proc::new("master");
-    proc.write(
-        "web.sh",
-        "#!/bin/sh\n[ \"$1\" = worker ] || { ./web.sh worker & echo $$ > master; }\nsleep 1000\n",
-    );
+    proc.script("web.sh", "[ \"$1\" = worker ] || { ./web.sh worker & echo $$ > master; }\nsleep 1000\n");
     let run = proc.run("(setsid ./web.sh &)");
     proc.end_of(run).await;
     let master = proc.pid_in("master").await;
@@ -192,6 +189,7 @@ async fn a_restarted_agent_finds_its_processes_again() {
     let mut proc = Proc::with_pid_file("recovery");
     let run = proc.run(DAEMON);
     let pid = proc.pid_in("web.pid").await;
+    until_called(pid, "web").await;
     let process = running(proc.launched(run, Leader::Refuse));
     proc.forget();
     std::fs::remove_file(proc.path("web.pid")).expect("it is there");
@@ -207,9 +205,5 @@ async fn a_restarted_agent_finds_its_processes_again() {
     proc.run("exec sleep 1000");
     proc.forget();
     let by_mark_alone = running(proc.recovered(None)).pid;
-    until("the mark alone is enough", || (comm(by_mark_alone) == "sleep").then_some(())).await;
-}
-
-fn comm(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+    until_called(by_mark_alone, "sleep").await;
 }

@@ -8,7 +8,7 @@ use procfleet_core::supervise::{CommandEnd, Leader, Signal};
 #[tokio::test]
 async fn a_term_reaches_the_process_and_its_descendants() {
     let mut proc = Proc::with_pid_file("term");
-    proc.write("web.sh", "#!/bin/sh\nsleep 1000 & echo $! > child\necho $$ > web.pid\nwait\n");
+    proc.script("web.sh", "sleep 1000 & echo $! > child\necho $$ > web.pid\nwait\n");
     let run = proc.run("(setsid ./web.sh &)");
     proc.end_of(run).await;
     proc.pid_in("web.pid").await;
@@ -25,7 +25,7 @@ async fn a_foreground_process_goes_with_its_shell() {
     let run = proc.run("./web 1000; sleep 1000");
     let process = until("web runs", || {
         let process = running(proc.launched(run, Leader::Refuse));
-        (std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok()? == "web\n").then_some(process)
+        (comm(process.pid) == "web").then_some(process)
     })
     .await;
     assert_eq!(process.found, Found::Foreground);
@@ -53,9 +53,9 @@ async fn a_kill_reaches_those_that_left_the_session() {
 async fn the_end_of_a_run_is_the_end_of_all_that_it_started() {
     let mut proc = Proc::new("end-run");
     // One that ignores what it can, and goes on forking.
-    proc.write(
+    proc.script(
         "fork.sh",
-        "#!/bin/sh\ntrap '' TERM HUP INT\n[ $1 = 0 ] || setsid ./fork.sh $(($1 - 1)) &\nsleep 1000\n",
+        "trap '' TERM HUP INT\n[ $1 = 0 ] || setsid ./fork.sh $(($1 - 1)) &\nsleep 1000\n",
     );
     let run = proc.run(&format!("{ESCAPE}./fork.sh 20 & wait"));
     let escaped = proc.pid_in("escaped").await;
@@ -63,7 +63,7 @@ async fn the_end_of_a_run_is_the_end_of_all_that_it_started() {
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(9));
     until_gone(escaped).await;
-    let mark = format!("PROCFLEET_PROC={}", proc.key);
+    let mark = format!("PROCFLEET_PROC={}", proc.host.mark(&proc.key));
     until("nobody bears the mark", || {
         let marked = std::fs::read_dir("/proc").expect("proc").flatten().any(|entry| {
             let environ = std::fs::read(entry.path().join("environ")).unwrap_or_default();
@@ -77,12 +77,8 @@ async fn the_end_of_a_run_is_the_end_of_all_that_it_started() {
 #[tokio::test]
 async fn ending_a_stop_command_spares_the_process_and_its_new_worker() {
     let mut proc = Proc::with_pid_file("stop-command");
-    let fifo = proc.path("fifo");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a fifo");
-    proc.write(
-        "web.sh",
-        "#!/bin/sh\necho $$ > web.pid\nread x < fifo\nsleep 1000 & echo $! > worker\nwait\n",
-    );
+    proc.fifo("fifo");
+    proc.script("web.sh", "echo $$ > web.pid\nread x < fifo\nsleep 1000 & echo $! > worker\nwait\n");
     let start = proc.run("(setsid ./web.sh &)");
     proc.end_of(start).await;
     let main = proc.pid_in("web.pid").await;
@@ -122,7 +118,7 @@ async fn a_shell_whose_process_died_is_swept_too() {
     let run = proc.run("./web 1000; sleep 1000");
     let process = until("web runs", || {
         let process = running(proc.launched(run, Leader::Refuse));
-        (std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok()? == "web\n").then_some(process)
+        (comm(process.pid) == "web").then_some(process)
     })
     .await;
     proc.hands.watch(process);

@@ -1,5 +1,7 @@
 //! A proc with a folder of its own, whose processes are all ended when the test is.
 
+#![expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
+
 use procfleet_agent::exec::{Hands, Host};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{CommandEnd, Input, Leader, RunId, Scope};
@@ -41,7 +43,7 @@ impl Proc {
         spec.identity.proc_name = "web".to_owned();
         spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
         spec.identity.user = me();
-        fs::copy("/bin/sleep", folder.path().join("web")).expect("a copy of sleep");
+        install("/bin/sleep", &folder.path().join("web"));
         Proc { folder, spec, key, host, hands, inputs, backlog: Vec::new(), runs: 0 }
     }
 
@@ -65,7 +67,19 @@ impl Proc {
 
     pub(crate) fn write(&self, file: &str, text: impl AsRef<[u8]>) {
         fs::write(self.path(file), text).expect("our own folder can be written");
-        fs::set_permissions(self.path(file), fs::Permissions::from_mode(0o755)).expect("our own file");
+    }
+
+    pub(crate) fn script(&self, file: &str, text: &str) {
+        let draft = format!("{file}.draft");
+        self.write(&draft, format!("#!/bin/sh\n{text}"));
+        install(self.path(&draft), &self.path(file));
+    }
+
+    pub(crate) fn fifo(&self, file: &str) -> PathBuf {
+        let path = self.path(file);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a fifo");
+        path
     }
 
     pub(crate) fn run(&mut self, command: &str) -> RunId {
@@ -155,7 +169,7 @@ impl Proc {
 
 impl Drop for Proc {
     fn drop(&mut self) {
-        let mark = format!("PROCFLEET_PROC={}", self.key);
+        let mark = format!("PROCFLEET_PROC={}", self.host.mark(&self.key));
         for _ in 0..5 {
             for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
                 let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
@@ -202,6 +216,13 @@ impl Drop for Stranger {
     }
 }
 
+/// Copies a program in a process of its own. Written by us, it would be open in whatever another test forks at that
+/// moment, and a file that is open for writing cannot be executed.
+fn install(program: impl AsRef<Path>, to: &Path) {
+    let install = Command::new("install").args(["-m", "755"]).arg(program.as_ref()).arg(to).status();
+    assert!(install.expect("install runs").success());
+}
+
 /// Asks again and again until there is an answer.
 pub(crate) async fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -221,6 +242,14 @@ pub(crate) async fn until_gone(pid: u32) {
 /// The dead who are not buried do not count.
 pub(crate) fn is_running(pid: u32) -> bool {
     state_of(pid).is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+pub(crate) async fn until_called(pid: u32, name: &str) {
+    until(&format!("{pid} is {name}"), || (comm(pid) == name).then_some(())).await;
+}
+
+pub(crate) fn comm(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
 pub(crate) fn state_of(pid: u32) -> Option<char> {

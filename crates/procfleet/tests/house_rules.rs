@@ -1,0 +1,107 @@
+//! House rules that a compiler does not check.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+        if entry.is_dir() {
+            files.extend(rust_files(&entry));
+        } else if entry.extension().is_some_and(|ending| ending == "rs") {
+            files.push(entry);
+        }
+    }
+    files
+}
+
+fn crates() -> Vec<String> {
+    let entries = std::fs::read_dir(root().join("crates")).expect("the crates");
+    entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name")).collect()
+}
+
+/// The rooms that a room's own code may know. Tests may know the testkit too.
+fn allowed(room: &str) -> &'static [&'static str] {
+    match room {
+        "core" => &[],
+        "proto" => &["core"],
+        "server" | "agent" | "cli" => &["core", "proto"],
+        "procfleet" => &["agent", "cli", "core", "proto", "server"],
+        "testkit" => &["core", "proto"],
+        other => panic!("{other} has no place on the map yet: ARCHITECTURE.md, and here"),
+    }
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    for room in crates() {
+        let manifest = std::fs::read_to_string(root().join("crates").join(&room).join("Cargo.toml"))
+            .expect("a manifest");
+        let own = manifest.split("[dev-dependencies]").next().expect("a first part");
+        let known: BTreeSet<&str> = own
+            .lines()
+            .filter_map(|line| line.strip_prefix("procfleet-"))
+            .filter_map(|rest| rest.split(['.', ' ', '=']).next())
+            .collect();
+        for other in known {
+            assert!(allowed(&room).contains(&other), "{room} must not know {other}");
+        }
+    }
+}
+
+#[test]
+fn core_needs_next_to_nothing() {
+    let manifest = std::fs::read_to_string(root().join("crates/core/Cargo.toml")).expect("a manifest");
+    let dependencies =
+        manifest.split("[dependencies]").nth(1).and_then(|rest| rest.split('[').next()).expect("a table");
+    let names: Vec<&str> =
+        dependencies.lines().filter_map(|line| line.split('.').next()).filter(|n| !n.is_empty()).collect();
+    assert_eq!(names, ["serde", "thiserror"]);
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    for room in crates() {
+        for file in rust_files(&root().join("crates").join(room).join("src")) {
+            let text = std::fs::read_to_string(&file).expect("a file");
+            let first = text.lines().find(|line| !line.is_empty() && !line.starts_with("#!["));
+            assert!(
+                first.is_some_and(|line| line.starts_with("//!")),
+                "{} opens without a sentence",
+                file.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn unsafe_stays_in_exec() {
+    for room in crates() {
+        for file in rust_files(&root().join("crates").join(room).join("src")) {
+            let text = std::fs::read_to_string(&file).expect("a file");
+            let dangerous = text.lines().any(|line| line.contains("unsafe {") || line.contains("unsafe fn"));
+            assert!(!dangerous || file.to_string_lossy().contains("agent/src/exec/"), "{}", file.display());
+        }
+    }
+}
+
+#[test]
+fn error_numbers_stand_in_one_file() {
+    for file in rust_files(&root().join("crates/server/src"))
+        .into_iter()
+        .chain(rust_files(&root().join("crates/agent/src")))
+    {
+        let text = std::fs::read_to_string(&file).expect("a file");
+        for number in ["65535", "65_535", "1306", "1_306", "1000811", "829", "836"] {
+            let code = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"))
+                .any(|line| line.contains(number));
+            assert!(!code, "{} spells out {number}", file.display());
+        }
+    }
+}
