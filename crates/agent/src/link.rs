@@ -141,10 +141,12 @@ impl Session<'_> {
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
         loop {
-            let batch = self.outbox.next_batch(Instant::now());
-            if !batch.is_empty() {
-                send(&mut socket, agent_message::Body::Reports(Reports { reports: batch })).await?;
-                // There may be more: go round without waiting for news, but look at the socket first.
+            loop {
+                let reports = self.outbox.next_batch(Instant::now());
+                if reports.is_empty() {
+                    break;
+                }
+                send(&mut socket, agent_message::Body::Reports(Reports { reports })).await?;
             }
             tokio::select! {
                 // What the server says comes first: an acknowledgement saves a repeat, a stop must not wait.

@@ -11,8 +11,10 @@ use tokio::sync::Notify;
 
 /// An outcome that was sent and is not confirmed after this long is sent again.
 const REPEAT: Duration = Duration::from_secs(10);
-/// A batch stays well below the largest frame: one report may have some 8 KiB.
-const BATCH: usize = 6;
+/// A batch stays below this, so that it fits a frame of the link; one report never has more than half of it.
+const BATCH_BYTES: usize = 40 * 1024;
+/// Confirmations are small, but there may be many.
+const BATCH_TAKEN: usize = 256;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox {
@@ -70,21 +72,88 @@ impl Outbox {
     /// The next batch to send; empty when there is nothing to say now.
     pub(crate) fn next_batch(&self, now: Instant) -> Vec<Report> {
         let mut inner = self.lock();
-        let mut batch: Vec<Report> =
-            std::mem::take(&mut inner.taken).into_iter().map(Report::taken).collect();
+        let mut batch = Vec::new();
+        while batch.len() < BATCH_TAKEN
+            && let Some(op) = inner.taken.pop_first()
+        {
+            batch.push(Report::taken(op));
+        }
+        let mut bytes = batch.len() * 64;
         let due = inner
             .done
             .iter_mut()
             .filter(|(_, (_, sent))| sent.is_none_or(|at| now.duration_since(at) >= REPEAT));
-        for (op, (outcome, sent)) in due.take(BATCH) {
+        for (op, (outcome, sent)) in due {
+            let report = Report::done(*op, outcome);
+            bytes += report.size() + 8;
+            if bytes > BATCH_BYTES && !batch.is_empty() {
+                break;
+            }
             *sent = Some(now);
-            batch.push(Report::done(*op, outcome));
+            batch.push(report);
         }
         batch
     }
 
-    /// Returns when there may be something to send.
+    /// Returns when there may be something to send, or to send again.
     pub(crate) async fn news(&self) {
         let _ = tokio::time::timeout(REPEAT, self.news.notified()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::code::Code;
+    use procfleet_core::op::OpKind;
+
+    fn op(number: u32) -> OpId {
+        format!("20190813145456-8-{number}").parse().expect("an op id")
+    }
+
+    fn outcome(length: usize) -> Outcome {
+        Outcome::without_agent(Code::PostCheck, "x".repeat(length), OpKind::Start)
+    }
+
+    fn ops(batch: &[Report]) -> Vec<OpId> {
+        batch.iter().map(|report| report.op.parse().expect("an op id")).collect()
+    }
+
+    #[test]
+    fn an_outcome_is_repeated_until_it_is_confirmed() {
+        let outbox = Outbox::new(vec![(op(1), outcome(3))]);
+        let now = Instant::now();
+        assert_eq!(ops(&outbox.next_batch(now)), [op(1)]);
+        assert!(outbox.next_batch(now).is_empty(), "not at once");
+        assert_eq!(ops(&outbox.next_batch(now + REPEAT)), [op(1)]);
+        outbox.rewind();
+        assert_eq!(ops(&outbox.next_batch(now)), [op(1)], "a new session hears everything");
+        outbox.confirmed(&[op(1)]);
+        outbox.rewind();
+        assert!(outbox.next_batch(now + REPEAT).is_empty());
+    }
+
+    #[test]
+    fn what_is_done_is_no_longer_merely_taken() {
+        let outbox = Outbox::default();
+        outbox.taken(op(1));
+        outbox.done(op(1), outcome(3));
+        let batch = outbox.next_batch(Instant::now());
+        assert!(matches!(&batch[..], [report] if report.done.is_some()), "{batch:?}");
+    }
+
+    #[test]
+    fn many_outcomes_go_in_several_batches() {
+        let outbox = Outbox::new((0..100).map(|number| (op(number), outcome(12_000))).collect());
+        let mut sent = 0;
+        loop {
+            let batch = outbox.next_batch(Instant::now());
+            if batch.is_empty() {
+                break;
+            }
+            assert!(batch.iter().map(Report::size).sum::<usize>() < 60 * 1024);
+            sent += batch.len();
+        }
+        assert_eq!(sent, 100);
     }
 }

@@ -23,9 +23,11 @@ fn an_open_op_says_handling_and_nothing_else() {
 
 #[test]
 fn a_control_op_has_exactly_one_value_also_on_failure() {
-    let identity = Identity { proc_name: "nginx".to_owned(), setup_path: "/usr/sbin".to_owned(), ..Identity::default() };
+    let identity =
+        Identity { proc_name: "nginx".to_owned(), setup_path: "/usr/sbin".to_owned(), ..Identity::default() };
     let spec = Spec { identity, ..Spec::default() };
-    let content = Content::Control { hosted: true, proc_name: "stored".to_owned(), setup_path: "/stored".to_owned() };
+    let content =
+        Content::Control { hosted: true, proc_name: "stored".to_owned(), setup_path: "/stored".to_owned() };
     let message = "no need to stop the process(nginx) that is not running";
     let outcome = Outcome::new(Code::NotRunning, message, content);
     let said = result(OpKind::Stop, Some(&outcome), Some(&spec));
@@ -34,13 +36,20 @@ fn a_control_op_has_exactly_one_value_also_on_failure() {
         r#"{{"value":[{{"procName":"nginx","setupPath":"/usr/sbin","funcID":"","instanceID":"","result":"{message}","isAuto":true}}]}}"#
     );
     assert_eq!(said.content, expected, "to the letter, order included");
-    let without: Value = serde_json::from_str(&result(OpKind::Stop, Some(&outcome), None).content).expect("JSON");
+    let without: Value =
+        serde_json::from_str(&result(OpKind::Stop, Some(&outcome), None).content).expect("JSON");
     assert_eq!(without["value"][0]["procName"], "stored");
 }
 
 #[test]
 fn a_query_has_exactly_one_instance_running_or_not() {
-    let instance = Instance { pid: 5868, state: "S".to_owned(), began_at: 1_495_610_748, memory_kib: 10_412, ..Instance::default() };
+    let instance = Instance {
+        pid: 5868,
+        state: "S".to_owned(),
+        began_at: 1_495_610_748,
+        memory_kib: 10_412,
+        ..Instance::default()
+    };
     let status = ProcStatus {
         hosted: true,
         instance: Some(instance),
@@ -49,7 +58,8 @@ fn a_query_has_exactly_one_instance_running_or_not() {
         ..ProcStatus::default()
     };
     let running = Outcome::new(Code::Success, "success", Content::Status(Box::new(status)));
-    let content: Value = serde_json::from_str(&result(OpKind::Query, Some(&running), None).content).expect("JSON");
+    let content: Value =
+        serde_json::from_str(&result(OpKind::Query, Some(&running), None).content).expect("JSON");
     assert_eq!(content["utctime"], "2018-04-04 09:56:20");
     assert_eq!(content["utctime2"], "2018-04-04 01:56:20");
     assert_eq!(content["timezone"], 8);
@@ -57,11 +67,15 @@ fn a_query_has_exactly_one_instance_running_or_not() {
     assert_eq!(content["process"].as_array().map(Vec::len), Some(1));
     assert_eq!(content["process"][0]["procname"], "nginx_1");
     let seen = &content["process"][0]["instance"][0];
-    assert_eq!((&seen["pid"], &seen["isAuto"], &seen["processName"]), (&json!(5868), &json!(true), &json!("nginx_1")));
+    assert_eq!(
+        (&seen["pid"], &seen["isAuto"], &seen["processName"]),
+        (&json!(5868), &json!(true), &json!("nginx_1"))
+    );
     assert_eq!(seen["startTime"], "Wed May 24 15:25:48 2017");
 
     let stopped = Outcome::without_agent(Code::NoAgent, "away", OpKind::Query);
-    let content: Value = serde_json::from_str(&result(OpKind::Query, Some(&stopped), None).content).expect("JSON");
+    let content: Value =
+        serde_json::from_str(&result(OpKind::Query, Some(&stopped), None).content).expect("JSON");
     let gone = &content["process"][0]["instance"][0];
     assert_eq!((&gone["pid"], &gone["stat"], &gone["startTime"]), (&json!(-1), &json!(""), &json!("")));
 }

@@ -10,8 +10,8 @@ use procfleet_core::spec::{Identity, Spec};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    Ack, Drain, Enroll, Enrolled, Hello, Op, OpOrder, ProcStateMessage, Refused, Report, Reports, States, Welcome,
-    agent_message, decode_agent, decode_server, server_message,
+    Ack, Drain, Enroll, Enrolled, Hello, Op, OpOrder, ProcStateMessage, Refused, Report, Reports, States,
+    Welcome, agent_message, decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -31,7 +31,8 @@ fn spec() -> Spec {
 }
 
 fn outcome() -> Outcome {
-    let content = Content::Control { hosted: true, proc_name: "nginx".to_owned(), setup_path: "/usr/sbin".to_owned() };
+    let content =
+        Content::Control { hosted: true, proc_name: "nginx".to_owned(), setup_path: "/usr/sbin".to_owned() };
     Outcome::new(Code::PostCheck, "start process (nginx) failed", content)
 }
 
@@ -39,11 +40,18 @@ fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.hex"));
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(_) => panic!("{name} has no golden file; if the message is new, add {} with:\n{}", path.display(), hex(bytes)),
+        Err(_) => panic!(
+            "{name} has no golden file; if the message is new, add {} with:\n{}",
+            path.display(),
+            hex(bytes)
+        ),
     };
     assert_eq!(text.trim(), hex(bytes), "{name}: what we send has changed");
     let digits = text.trim().as_bytes();
-    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex")).collect()
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex"))
+        .collect()
 }
 
 #[test]
@@ -60,20 +68,34 @@ fn what_agents_say() {
         reported_at: 3,
     };
     let rows = [
-        ("hello", Body::Hello(Hello {
-            agent: "a1".to_owned(),
-            boot_id: "b1".to_owned(),
-            version: "0.1.0".to_owned(),
-            taken: vec![op_id().to_string()],
-        })),
-        ("reports", Body::Reports(Reports { reports: vec![Report::taken(op_id()), Report::done(op_id(), &outcome())] })),
-        ("states", Body::States(States { all: true, procs: vec![ProcStateMessage::new(&proc(), 9, &report)] })),
-        ("enroll", Body::Enroll(Enroll {
-            token: "t".to_owned(),
-            csr: vec![1, 2],
-            ip: "10.0.0.1".to_owned(),
-            version: "0.1.0".to_owned(),
-        })),
+        (
+            "hello",
+            Body::Hello(Hello {
+                agent: "a1".to_owned(),
+                boot_id: "b1".to_owned(),
+                version: "0.1.0".to_owned(),
+                taken: vec![op_id().to_string()],
+            }),
+        ),
+        (
+            "reports",
+            Body::Reports(Reports {
+                reports: vec![Report::taken(op_id()), Report::done(op_id(), &outcome())],
+            }),
+        ),
+        (
+            "states",
+            Body::States(States { all: true, procs: vec![ProcStateMessage::new(&proc(), 9, &report)] }),
+        ),
+        (
+            "enroll",
+            Body::Enroll(Enroll {
+                token: "t".to_owned(),
+                csr: vec![1, 2],
+                ip: "10.0.0.1".to_owned(),
+                version: "0.1.0".to_owned(),
+            }),
+        ),
     ];
     for (name, body) in rows {
         let bytes = golden(name, &body.clone().into_bytes());
@@ -86,8 +108,21 @@ fn what_servers_say() {
     use server_message::Body;
     let spec = serde_json::to_vec(&spec()).expect("JSON");
     let rows = [
-        ("welcome", Body::Welcome(Welcome { epoch: 3, server_time: 1_700_000_000_000, heartbeat_ms: 30_000 })),
-        ("op", Body::Op(Op::new(op_id(), Epoch(3), &proc(), OpKind::Restart, Duration::from_secs(60), Some(&spec)))),
+        (
+            "welcome",
+            Body::Welcome(Welcome { epoch: 3, server_time: 1_700_000_000_000, heartbeat_ms: 30_000 }),
+        ),
+        (
+            "op",
+            Body::Op(Op::new(
+                op_id(),
+                Epoch(3),
+                &proc(),
+                OpKind::Restart,
+                Duration::from_secs(60),
+                Some(&spec),
+            )),
+        ),
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
         ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 })),
         ("refused", Body::Refused(Refused { reason: "no".to_owned() })),
@@ -104,7 +139,10 @@ fn orders_and_outcomes_come_through_whole() {
     let json = serde_json::to_vec(&spec()).expect("JSON");
     let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::from_secs(60), Some(&json));
     let order = OpOrder::try_from(op).expect("an order");
-    assert_eq!((order.op, order.epoch, order.kind, order.spec), (op_id(), Epoch(3), OpKind::Kill, Some(spec())));
+    assert_eq!(
+        (order.op, order.epoch, order.kind, order.spec),
+        (op_id(), Epoch(3), OpKind::Kill, Some(spec()))
+    );
     let (op, done): (OpId, Option<Outcome>) = Report::done(op_id(), &outcome()).try_into().expect("a report");
     assert_eq!((op, done), (op_id(), Some(outcome())));
 }

@@ -38,7 +38,10 @@ fn seed() -> Value {
 fn seed_with(pointer: &str, value: Value) -> Value {
     let mut body = seed();
     let (parent, field) = pointer.rsplit_once('/').expect("a pointer has a slash");
-    body.pointer_mut(parent).and_then(Value::as_object_mut).expect("an object").insert(field.to_owned(), value);
+    body.pointer_mut(parent)
+        .and_then(Value::as_object_mut)
+        .expect("an object")
+        .insert(field.to_owned(), value);
     body
 }
 
@@ -65,13 +68,19 @@ fn what_real_callers_send_is_accepted() {
     let labels = seed_with("/meta/labels", json!({"bk_process_id": 12, "on": true, "none": null}));
     assert_eq!(spec(&labels).labels["bk_process_id"], "12");
 
-    for (field, value) in [("start_check_secs", json!(0)), ("op_timeout", Value::Null), ("stop_check_secs", json!(0))] {
+    for (field, value) in
+        [("start_check_secs", json!(0)), ("op_timeout", Value::Null), ("stop_check_secs", json!(0))]
+    {
         let policy = spec(&seed_with(&format!("/spec/alive_monitor_policy/{field}"), value)).policy;
-        assert_eq!((policy.start_check.as_secs(), policy.op_timeout.as_secs(), policy.stop_check.as_secs()), (5, 60, 5));
+        assert_eq!(
+            (policy.start_check.as_secs(), policy.op_timeout.as_secs(), policy.stop_check.as_secs()),
+            (5, 60, 5)
+        );
     }
 
     let mut renamed = seed();
-    let policy = renamed["spec"].as_object_mut().expect("an object").remove("alive_monitor_policy").expect("there");
+    let policy =
+        renamed["spec"].as_object_mut().expect("an object").remove("alive_monitor_policy").expect("there");
     renamed["spec"]["monitor_policy"] = policy;
     assert_eq!(spec(&renamed).policy.start_retries, 3);
 
@@ -86,7 +95,10 @@ fn what_real_callers_send_is_accepted() {
 
     let agents = seed_with("/agent_id_list", json!(["0200000007525400f355781710390005465c", "0:10.0.0.9"]));
     let targets = &operate_proc_v2(&agents).expect("accepted")[0].targets;
-    assert!(matches!(&targets[..], [Target::Agent(_), Target::Agent(_)]), "hosts are ignored then: {targets:?}");
+    assert!(
+        matches!(&targets[..], [Target::Agent(_), Target::Agent(_)]),
+        "hosts are ignored then: {targets:?}"
+    );
 
     let mut query = seed_with("/op_type", json!(2));
     query["spec"] = json!({"identity": {"proc_name": "nginx", "setup_path": "", "pid_path": "", "user": ""}});
@@ -107,11 +119,27 @@ fn every_fault_has_its_place_and_reason() {
         ("/hosts", json!(null), "hosts: is required (or agent_id_list)"),
         ("/hosts", json!([]), "hosts: must not be empty"),
         ("/hosts", json!({}), "hosts: must be an array, not an object"),
-        ("/hosts", json!([{"ip": "10.0.0.300", "bk_cloud_id": 0}]), "hosts[0].ip: \"10.0.0.300\" is not an IP address"),
+        (
+            "/hosts",
+            json!([{"ip": "10.0.0.300", "bk_cloud_id": 0}]),
+            "hosts[0].ip: \"10.0.0.300\" is not an IP address",
+        ),
         ("/hosts", json!([{"ip": "10.0.0.3"}]), "hosts[0].bk_cloud_id: is required"),
-        ("/hosts", json!([{"ip": "10.0.0.3", "bk_cloud_id": "0"}]), "hosts[0].bk_cloud_id: must be an integer, not a string"),
-        ("/hosts", json!([{"ip": "10.0.0.3", "bk_cloud_id": -1}]), "hosts[0].bk_cloud_id: is -1, must be from 0 to 4294967295"),
-        ("/agent_id_list", json!(["a b"]), "agent_id_list[0]: contains ' '; letters, digits and -_.: are allowed"),
+        (
+            "/hosts",
+            json!([{"ip": "10.0.0.3", "bk_cloud_id": "0"}]),
+            "hosts[0].bk_cloud_id: must be an integer, not a string",
+        ),
+        (
+            "/hosts",
+            json!([{"ip": "10.0.0.3", "bk_cloud_id": -1}]),
+            "hosts[0].bk_cloud_id: is -1, must be from 0 to 4294967295",
+        ),
+        (
+            "/agent_id_list",
+            json!(["a b"]),
+            "agent_id_list[0]: contains ' '; letters, digits and -_.: are allowed",
+        ),
         ("/agent_id_list", json!([7]), "agent_id_list[0]: must be a string, not a number"),
         ("/op_type", json!("0"), "op_type: must be an integer, not a string"),
         ("/op_type", json!(1.5), "op_type: must be an integer, not 1.5"),
@@ -122,9 +150,21 @@ fn every_fault_has_its_place_and_reason() {
         ("/spec/control", json!(null), "spec.control: is required"),
         ("/spec/control/start_cmd", json!(["x"]), "spec.control.start_cmd: must be a string, not an array"),
         ("/spec/alive_monitor_policy", json!(null), "spec.alive_monitor_policy: is required"),
-        ("/spec/alive_monitor_policy/auto_type", json!(null), "spec.alive_monitor_policy.auto_type: is required"),
-        ("/spec/alive_monitor_policy/auto_type", json!(3), "spec.alive_monitor_policy.auto_type: is 3, must be from 0 to 2"),
-        ("/spec/alive_monitor_policy/op_timeout", json!(-1), "spec.alive_monitor_policy.op_timeout: is -1, must be from 0 to 86400"),
+        (
+            "/spec/alive_monitor_policy/auto_type",
+            json!(null),
+            "spec.alive_monitor_policy.auto_type: is required",
+        ),
+        (
+            "/spec/alive_monitor_policy/auto_type",
+            json!(3),
+            "spec.alive_monitor_policy.auto_type: is 3, must be from 0 to 2",
+        ),
+        (
+            "/spec/alive_monitor_policy/op_timeout",
+            json!(-1),
+            "spec.alive_monitor_policy.op_timeout: is -1, must be from 0 to 86400",
+        ),
         ("/spec/resource", json!({"cpu": 101.0}), "spec.resource.cpu: is 101, must be from 0 to 100"),
         ("/spec/resource", json!({"mem": "10"}), "spec.resource.mem: must be a number, not a string"),
         ("/spec/configmap", json!([{"path": 1}]), "spec.configmap[0].path: must be a string, not a number"),
@@ -138,7 +178,8 @@ fn every_fault_has_its_place_and_reason() {
 
 #[test]
 fn all_faults_come_at_once() {
-    let body = json!({"meta": {"name": ""}, "op_type": 5, "hosts": [{}, {"ip": "x", "bk_cloud_id": 0}], "spec": {}});
+    let body =
+        json!({"meta": {"name": ""}, "op_type": 5, "hosts": [{}, {"ip": "x", "bk_cloud_id": 0}], "spec": {}});
     let faults = operate_proc_v2(&body).expect_err("it is all wrong");
     let text = faults.to_string();
     for place in [
@@ -176,11 +217,15 @@ fn one_key_means_one_op() {
     let twice = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1}, {"ip": "10.0.0.1", "bk_cloud_id": 1}]);
     assert_eq!(operate_proc_v2(&seed_with("/hosts", twice)).expect("accepted")[0].targets.len(), 1);
 
-    let multi = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/meta/name", json!("other"))]}));
+    let multi =
+        operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/meta/name", json!("other"))]}));
     assert_eq!(multi.expect("accepted").len(), 2);
     let clash = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/op_type", json!(1))]}));
     let text = clash.expect_err("the same key").to_string();
-    assert_eq!(text, "proc_operate_req[1]: asks for 1:10.0.0.1:gse:proc-test, which proc_operate_req[0] asks for already");
+    assert_eq!(
+        text,
+        "proc_operate_req[1]: asks for 1:10.0.0.1:gse:proc-test, which proc_operate_req[0] asks for already"
+    );
     for empty in [json!({}), json!({"proc_operate_req": []}), json!({"proc_operate_req": 1}), json!([])] {
         operate_proc_multi(&empty).expect_err("nothing to do");
     }

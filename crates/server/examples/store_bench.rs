@@ -169,7 +169,11 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
 }
 
 fn report(task: TaskId, index: u32, number: u32) -> Finished {
-    let outcome = Outcome::new(Code::Success, "success", Content::Control { hosted: true, proc_name: String::new(), setup_path: String::new() });
+    let outcome = Outcome::new(
+        Code::Success,
+        "success",
+        Content::Control { hosted: true, proc_name: String::new(), setup_path: String::new() },
+    );
     Finished { op: OpId { task, index }, agent: Some(agent(number)), outcome, at: 1_763_240_001_000 }
 }
 

@@ -107,6 +107,11 @@ impl TryFrom<Op> for OpOrder {
 pub type Done = (OpId, Option<Outcome>);
 
 impl Report {
+    /// How many bytes it takes in a message.
+    pub fn size(&self) -> usize {
+        self.encoded_len()
+    }
+
     pub fn taken(op: OpId) -> Report {
         Report { op: op.to_string(), done: None }
     }

@@ -126,7 +126,9 @@ async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: 
     link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken }).await;
 
     let mut heard = Instant::now();
-    let mut beat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+    // Each session has its own rhythm, so that ten thousand do not ping at once.
+    let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
+    let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
     loop {
         tokio::select! {
             // Orders first: they are few, and a flood of reports must not keep a stop waiting.
