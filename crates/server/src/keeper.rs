@@ -86,6 +86,7 @@ impl Keeper {
             timers: BTreeSet::new(),
             dirty: BTreeSet::new(),
             finished: Vec::new(),
+            unread: Vec::new(),
             retry_at: None,
         };
         work.load().await?;
@@ -127,6 +128,8 @@ struct Work {
     /// Ops to decide about.
     dirty: BTreeSet<OpId>,
     finished: Vec<Finished>,
+    /// Tasks that the store would not show; they are asked for again.
+    unread: Vec<TaskId>,
     retry_at: Option<Moment>,
 }
 
@@ -182,6 +185,12 @@ impl Work {
                     note => self.take(note).await,
                 }
             }
+            if self.retry_at.is_none_or(|at| self.clock.now() >= at) {
+                self.retry_at = None;
+                for task in std::mem::take(&mut self.unread) {
+                    self.read_task(task).await;
+                }
+            }
             self.decide_due();
             self.commit().await;
             self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
@@ -200,12 +209,7 @@ impl Work {
 
     async fn take(&mut self, note: Note) {
         match note {
-            Note::TaskCreated(task) => match self.store.task_ops(task).await {
-                Ok(rows) => self.add(rows),
-                Err(error) => {
-                    error!(%task, error = &error as &dyn std::error::Error, "reading a new task failed")
-                }
-            },
+            Note::TaskCreated(task) => self.read_task(task).await,
             Note::Connected { agent, epoch, outbox, taken } => self.connected(agent, epoch, outbox, taken),
             Note::Gone { agent, epoch } => {
                 if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
@@ -221,6 +225,17 @@ impl Work {
                 }
             }
             Note::Stop(_) => unreachable!("the loop keeps it back"),
+        }
+    }
+
+    async fn read_task(&mut self, task: TaskId) {
+        match self.store.task_ops(task).await {
+            Ok(rows) => self.add(rows),
+            Err(error) => {
+                error!(%task, error = &error as &dyn std::error::Error, "reading a new task failed; it is tried again");
+                self.unread.push(task);
+                self.retry_at = Some(self.clock.now() + RETRY);
+            }
         }
     }
 
@@ -356,12 +371,7 @@ impl Work {
 
     /// Writes the outcomes and acknowledges them.
     async fn commit(&mut self) {
-        let now = self.clock.now();
-        if self.retry_at.is_some_and(|at| now < at) {
-            return;
-        }
-        self.retry_at = None;
-        while !self.finished.is_empty() {
+        while self.retry_at.is_none() && !self.finished.is_empty() {
             let batch: Vec<Finished> = self.finished.iter().take(BATCH).cloned().collect();
             let applied = match self.store.finish_ops(batch.clone()).await {
                 Ok(applied) => applied,
@@ -370,7 +380,7 @@ impl Work {
                         error = &error as &dyn std::error::Error,
                         "writing outcomes failed; they are kept and tried again"
                     );
-                    self.retry_at = Some(now + RETRY);
+                    self.retry_at = Some(self.clock.now() + RETRY);
                     return;
                 }
             };

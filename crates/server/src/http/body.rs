@@ -20,8 +20,9 @@ pub(super) async fn read(parts: &Parts, body: Body) -> Result<Value, CallError> 
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(from_query(parts.uri.query().unwrap_or_default()));
     }
+    let small = bytes.len() <= PARSED_HERE;
     let parse = move || serde_json::from_slice(&bytes).map_err(|error| CallError::Json(error.to_string()));
-    match parts.headers.get(header::CONTENT_LENGTH).is_some_and(|n| n.len() <= 4) {
+    match small {
         true => parse(),
         false => tokio::task::spawn_blocking(parse).await.map_err(|_| CallError::Internal)?,
     }
