@@ -42,16 +42,21 @@ const SCRIPTS: usize = 3;
 pub(super) enum Mark {
     Ours,
     AnotherProcs,
-    /// There is none, or it may not be read.
+    /// There is none, or it may not be read, or an agent that is no more left it: what the process runs must tell.
     Missing,
 }
 
 impl Mark {
     pub(super) fn of(pid: u32, mark: &str) -> Mark {
-        match procfs::mark(pid) {
-            Some(value) if value == mark.as_bytes() => Mark::Ours,
-            Some(_) => Mark::AnotherProcs,
-            None => Mark::Missing,
+        let Some(value) = procfs::mark(pid) else { return Mark::Missing };
+        // INSTANCE/KEY. The same key under another instance is this very proc, started by an agent whose folder was
+        // lost or who sits beside us.
+        let key =
+            |mark: &[u8]| mark.iter().position(|byte| *byte == b'/').map(|slash| mark[slash..].to_vec());
+        match value {
+            value if value == mark.as_bytes() => Mark::Ours,
+            value if key(&value) == key(mark.as_bytes()) => Mark::Missing,
+            _ => Mark::AnotherProcs,
         }
     }
 }

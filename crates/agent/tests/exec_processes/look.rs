@@ -158,6 +158,23 @@ async fn another_procs_process_is_a_stranger_whatever_its_name() {
 }
 
 #[tokio::test]
+async fn a_process_of_a_lost_agent_is_known_by_its_program_and_never_by_its_mark() {
+    let mut proc = Proc::with_pid_file("orphan");
+    let mark = proc.host.mark(&proc.key);
+    let key = mark.split_once('/').expect("an instance and a key").1;
+    let lost = format!("another-instance/{key}");
+    let mut left = Stranger::start_as(proc.path("web"), proc.folder.path(), &[("PROCFLEET_PROC", &lost)]);
+    proc.write("web.pid", left.pid().to_string());
+    assert_eq!(running(proc.settled()).pid, left.pid());
+    proc.hands.sweep();
+    left.assert_unharmed();
+    let mut stranger = Stranger::start_as("/bin/sleep", proc.folder.path(), &[("PROCFLEET_PROC", &lost)]);
+    proc.write("web.pid", stranger.pid().to_string());
+    assert!(matches!(cause(proc.settled()), Cause::Stranger { .. }));
+    stranger.assert_unharmed();
+}
+
+#[tokio::test]
 async fn one_that_was_started_by_hand_is_ours_by_its_program() {
     let mut proc = Proc::with_pid_file("by-hand");
     let by_hand = Stranger::start(proc.path("web"), std::path::Path::new("/"));
