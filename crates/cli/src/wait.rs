@@ -74,7 +74,7 @@ pub(crate) fn wait(
                     teller.finish(&seen.view, around);
                     return Ok(seen);
                 }
-                std::thread::sleep(around.pace.between.saturating_sub(asked.elapsed()));
+                pause(around.pace.between.saturating_sub(asked.elapsed()));
             }
             // The task is safe in the store: a server that restarts is worth waiting for.
             Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
@@ -87,7 +87,7 @@ pub(crate) fn wait(
                     teller.beside(&format!("{fault}; trying again"), around);
                 }
                 failed_tries += 1;
-                std::thread::sleep(around.pace.pause);
+                pause(around.pace.pause);
             }
             Err(fault) => {
                 teller.clear();
@@ -189,4 +189,10 @@ fn line(op: &OpRow) -> String {
     } else {
         format!("{head}: failed ({}): {}", op.error_code, plain_lines(&op.error_msg))
     }
+}
+
+/// The server answers when something has changed; this only keeps a client from asking too often.
+#[expect(clippy::disallowed_methods, reason = "a client has nothing to do between two questions")]
+fn pause(duration: Duration) {
+    std::thread::sleep(duration);
 }

@@ -38,13 +38,13 @@ fn outcome() -> Outcome {
 
 fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.hex"));
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(_) => panic!(
-            "{name} has no golden file; if the message is new, add {} with:\n{}",
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        panic!(
+            "{name} has no golden file; if the message is new, add {} with:
+{}",
             path.display(),
             hex(bytes)
-        ),
+        );
     };
     assert_eq!(text.trim(), hex(bytes), "{name}: what we send has changed");
     let digits = text.trim().as_bytes();

@@ -34,7 +34,7 @@ pub(crate) struct Supervisor {
 }
 
 enum Intake {
-    Order(OpOrder),
+    Order(Box<OpOrder>),
     Stop(oneshot::Sender<()>),
 }
 
@@ -68,7 +68,7 @@ impl Supervisor {
 
     pub(crate) async fn order(&self, order: OpOrder) {
         // A supervisor that has ended leaves the order to the next session.
-        let _ = self.intake.send(Intake::Order(order)).await;
+        let _ = self.intake.send(Intake::Order(Box::new(order))).await;
     }
 
     /// Ends the actors. Their processes go on.
@@ -115,7 +115,7 @@ impl Work {
                     let mut orders = Vec::new();
                     for message in batch.drain(..) {
                         match message {
-                            Intake::Order(order) => orders.push(order),
+                            Intake::Order(order) => orders.push(*order),
                             Intake::Stop(done) => {
                                 self.running.shutdown().await;
                                 let _ = done.send(());
