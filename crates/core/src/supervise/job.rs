@@ -1,11 +1,11 @@
 //! What a machine is in the middle of: a purpose, and a stage with its deadlines.
 
-use super::{Hosting, LookId, RunId};
+use super::{Hosting, LookId, Rest, RunId};
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Process};
-use crate::spec::Spec;
+use crate::spec::{Kind, Spec};
 use std::time::Duration;
 
 /// How often a process that should appear is looked for. Each look reads one small file.
@@ -22,12 +22,19 @@ pub(super) struct Job {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Purpose {
-    /// An order; `hosting_before` is what a stop that fails goes back to.
-    Op { op: OpId, kind: OpKind, hosting_before: Hosting },
+    /// An order.
+    Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
     /// The agent has just started.
     Recover { interrupted: Vec<(OpId, OpKind)> },
+}
+
+/// How things stood before an order. A stop that fails goes back to `hosting`; an order that changes nothing, to `rest`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Before {
+    pub(super) hosting: Hosting,
+    pub(super) rest: Rest,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -44,11 +51,8 @@ pub(super) enum Stage {
         process: Process,
         gone: bool,
     },
-    /// After a reload: is it still there?
-    Reviewing {
-        look: LookId,
-        output: String,
-    },
+    /// After a reload whose process is gone: has another taken its place?
+    Reviewing(Review),
 }
 
 /// A command under way.
@@ -65,6 +69,7 @@ pub(super) struct Running {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Launch {
     pub(super) command: Running,
+    /// When the command began; with a restart_cmd, when it had ended the old process.
     pub(super) began: Moment,
     /// `None`: the command is still running; perhaps it is the process.
     pub(super) ended: Option<Ended>,
@@ -76,6 +81,15 @@ pub(super) struct Launch {
     pub(super) missing: Option<Absence>,
     pub(super) looking: Option<LookId>,
     pub(super) next_look: Moment,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Review {
+    pub(super) looking: Option<LookId>,
+    pub(super) next_look: Moment,
+    /// When a successor must have appeared.
+    pub(super) until: Moment,
+    pub(super) output: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -121,10 +135,29 @@ pub(super) enum Overdue {
     Abandon,
 }
 
+impl Job {
+    /// Whether an order of this kind does not wait for the job's end. A stop or kill overtakes what would launch; a
+    /// kill also overtakes a stop that waits for a stubborn process, and a reload.
+    pub(super) fn yields_to(&self, order: OpKind) -> bool {
+        let ends = matches!(order, OpKind::Stop | OpKind::Kill);
+        match &self.purpose {
+            Purpose::Op { kind: OpKind::Start | OpKind::Host | OpKind::Restart, .. }
+            | Purpose::Upkeep { .. } => ends,
+            Purpose::Op { kind: OpKind::Stop | OpKind::Reload, .. } => {
+                // A look is answered at once.
+                order == OpKind::Kill && !matches!(self.stage, Stage::Looking { .. })
+            }
+            Purpose::Op { kind: OpKind::Kill | OpKind::Query | OpKind::Unhost, .. }
+            | Purpose::Recover { .. } => false,
+        }
+    }
+}
+
 impl Stage {
     pub(super) fn wake_at(&self, spec: &Spec) -> Option<Moment> {
         match self {
-            Stage::Looking { .. } | Stage::Reviewing { .. } => None,
+            Stage::Looking { .. } => None,
+            Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
             | Stage::Reloading { command, .. } => Some(command.deadline),
@@ -135,7 +168,7 @@ impl Stage {
     /// The process that this stage knows of, for status and the record.
     pub(super) fn process(&self) -> Option<Process> {
         match self {
-            Stage::Looking { .. } | Stage::Reviewing { .. } => None,
+            Stage::Looking { .. } | Stage::Reviewing(_) => None,
             Stage::Launching(launch) => launch.seen.or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
@@ -149,15 +182,32 @@ impl Launch {
         self.ended.as_ref().map_or(self.began, |ended| ended.at) + spec.policy.start_check
     }
 
+    /// From now on the command may be the process: if it is still running when the check is over, it is looked at.
+    pub(super) fn await_foreground(&mut self, now: Moment, spec: &Spec) {
+        self.began = now;
+        self.next_look = self.command.deadline.min(now + spec.policy.start_check);
+    }
+
+    /// When to look for the process next; `None` while it is known or a look is under way, and where nobody looks.
+    pub(super) fn look_at(&self, spec: &Spec) -> Option<Moment> {
+        let known = self.seen.is_some() || self.looking.is_some() || self.command.timed_out;
+        // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be followed by a
+        // second launch beside the one under way.
+        let too_early = self.ended.is_none() && self.old.is_some();
+        (!known && !too_early && spec.policy.kind == Kind::Resident).then_some(self.next_look)
+    }
+
     fn wake_at(&self, spec: &Spec) -> Option<Moment> {
         let check = self.check_until(spec);
-        let look = (self.looking.is_none() && self.seen.is_none()).then_some(self.next_look);
-        match (&self.ended, self.seen) {
-            (None, None) => Some(self.command.deadline.min(look.unwrap_or(self.command.deadline))),
-            // A foreground process has been recognised: the command's own limit no longer counts.
-            (None, Some(_)) => Some(check),
-            (Some(_), None) => Some(check.min(look.unwrap_or(check))),
-            (Some(_), Some(_)) => Some(check),
+        match (&self.ended, self.seen, self.looking) {
+            // A process has been recognised: the command's own limit no longer counts.
+            (_, Some(_), _) => Some(check),
+            (None, None, None) => {
+                Some(self.look_at(spec).map_or(self.command.deadline, |look| look.min(self.command.deadline)))
+            }
+            (Some(_), None, None) => Some(self.look_at(spec).map_or(check, |look| look.min(check))),
+            // The verdict waits for the answer.
+            (_, None, Some(_)) => None,
         }
     }
 }

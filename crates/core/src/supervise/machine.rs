@@ -1,7 +1,9 @@
 //! One match on (state, input); the picture stands in the module above.
 
-use super::job::{EndPhase, Ended, Ending, Job, LOOK_EVERY, Launch, Overdue, Purpose, Running, Stage};
-use super::policy::{Streak, Verdict};
+use super::job::{
+    Before, EndPhase, Ended, Ending, Job, LOOK_EVERY, Launch, Overdue, Purpose, Review, Running, Stage,
+};
+use super::policy::{Fall, Streak, Verdict};
 use super::record::{Record, Rest};
 use super::{
     CommandEnd, Effect, Event, Hosting, Input, Leader, LookId, RunId, Scope, Signal, Step, View, Write, words,
@@ -29,6 +31,8 @@ pub struct Machine {
     queue: VecDeque<Order>,
     streak: Streak,
     saved: Option<Record>,
+    /// It ended without being stopped, or was never recognised: something of it may be left.
+    untidy: bool,
     serial: u64,
 }
 
@@ -53,6 +57,7 @@ impl Machine {
             queue: VecDeque::new(),
             streak: Streak::default(),
             saved: None,
+            untidy: false,
             serial: 0,
         }
     }
@@ -64,6 +69,8 @@ impl Machine {
             hosting: record.hosting,
             streak: record.streak,
             saved: Some(record.clone()),
+            // Nobody knows what was under way when the agent ended.
+            untidy: true,
             ..Machine::new(key)
         };
         let mut out = Step::default();
@@ -179,22 +186,17 @@ impl Machine {
         }
     }
 
-    /// Takes up what waits: the next order when there is no job, or a stop that overtakes a launch.
+    /// Takes up what waits: the next order when there is no job, or one that does not wait for the job's end.
     fn proceed(&mut self, now: Moment, out: &mut Step) {
         loop {
             match self.take() {
-                State::Busy(job) => {
-                    let stop = self.queue.iter().position(|o| matches!(o.kind, OpKind::Stop | OpKind::Kill));
-                    match (*job, stop) {
-                        (Job { purpose, spec, stage: Stage::Launching(launch) }, Some(place)) => {
-                            self.state = self.overtake(now, purpose, spec, launch, place, out);
-                        }
-                        (job, _) => {
-                            self.state = State::Busy(Box::new(job));
-                            return;
-                        }
+                State::Busy(job) => match self.queue.iter().position(|o| job.yields_to(o.kind)) {
+                    Some(place) => self.state = self.overtake(now, *job, place, out),
+                    None => {
+                        self.state = State::Busy(job);
+                        return;
                     }
-                }
+                },
                 state => match self.queue.pop_front() {
                     Some(order) => self.state = self.begin(now, state, order, out),
                     None => {
@@ -225,44 +227,92 @@ impl Machine {
             return state;
         }
         out.writes.push(Write::Begun(op));
-        let purpose = Purpose::Op { op, kind, hosting_before: self.hosting };
+        let rest = match &state {
+            State::Down(rest) => rest.clone(),
+            State::Up(_) | State::Busy(_) => Rest::Idle,
+        };
+        let purpose = Purpose::Op { op, kind, before: Before { hosting: self.hosting, rest } };
         match state {
             State::Up(process) => self.found(now, purpose, spec, process, None, out),
-            State::Down(_) | State::Busy(_) => {
-                let look = self.look(Scope::Settled, &spec, out);
-                busy(purpose, spec, Stage::Looking { look, launch: None })
+            State::Down(_) | State::Busy(_) => self.look_first(Scope::Settled, purpose, spec, None, out),
+        }
+    }
+
+    /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was launched
+    /// so far is ended.
+    fn overtake(&mut self, now: Moment, job: Job, place: usize, out: &mut Step) -> State {
+        let order = self.queue.remove(place).expect("place is a position in the queue");
+        let ahead: Vec<Order> = self.queue.drain(..place).collect();
+        let hosting = match &job.purpose {
+            // It has ended hosting already.
+            Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
+            Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. } => self.hosting,
+        };
+        self.answer_op(
+            &job.purpose,
+            Code::Cancelled,
+            words::overtaken(op_kind(&job.purpose), order.kind),
+            out,
+        );
+        for passed in ahead {
+            self.answer(passed.op, Code::Cancelled, words::overtaken(passed.kind, order.kind), out);
+        }
+        out.writes.push(Write::Begun(order.op));
+        let rest = self.saved.as_ref().map_or(Rest::Idle, |record| record.rest.clone());
+        let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
+        let spec = order.spec.unwrap_or_else(|| job.spec.clone());
+        match job.stage {
+            Stage::Looking { .. } | Stage::Reviewing(_) => {
+                self.look_first(Scope::Settled, purpose, spec, None, out)
+            }
+            Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
+            Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
+                // What the restart began is just what the stop would do, so it goes on; only its time begins anew.
+                self.hosting = Hosting::Unhosted;
+                if let EndPhase::Vanish { until } = &mut ending.phase {
+                    *until = now + job.spec.policy.stop_check;
+                }
+                busy(purpose, job.spec, Stage::Ending(ending))
+            }
+            Stage::Ending(Ending { process, phase, gone, launch, .. }) => {
+                if let EndPhase::Command(command) = phase {
+                    out.effects.push(Effect::EndRun(command.run));
+                }
+                match gone {
+                    true => self.look_first(Scope::Settled, purpose, spec, launch, out),
+                    false => self.found(now, purpose, spec, process, launch, out),
+                }
+            }
+            Stage::Reloading { command, process, gone } => {
+                out.effects.push(Effect::EndRun(command.run));
+                match gone {
+                    true => self.look_first(Scope::Settled, purpose, spec, None, out),
+                    false => self.found(now, purpose, spec, process, None, out),
+                }
             }
         }
     }
 
-    /// A stop does not wait for a launch. What it overtakes is answered, and what was launched so far is ended.
-    fn overtake(
+    fn overtake_launch(
         &mut self,
         now: Moment,
         purpose: Purpose,
-        launched: Spec,
+        spec: Spec,
         launch: Launch,
-        place: usize,
         out: &mut Step,
     ) -> State {
-        let stop = self.queue.remove(place).expect("place is a position in the queue");
-        let ahead: Vec<Order> = self.queue.drain(..place).collect();
-        if let Purpose::Op { op, kind, .. } = purpose {
-            self.answer(op, Code::Cancelled, words::overtaken(kind, stop.kind), out);
-        }
-        for order in ahead {
-            self.answer(order.op, Code::Cancelled, words::overtaken(order.kind, stop.kind), out);
-        }
-        out.writes.push(Write::Begun(stop.op));
-        let spec = stop.spec.unwrap_or(launched);
-        let purpose = Purpose::Op { op: stop.op, kind: stop.kind, hosting_before: self.hosting };
         let run = launch.command.run;
         let leftover = launch.ended.is_none().then_some(run);
-        match launch.seen {
-            Some(process) => self.found(now, purpose, spec, process, leftover, out),
-            None => {
-                let look = self.look(Scope::Launch { run, leader: Leader::Accept }, &spec, out);
-                busy(purpose, spec, Stage::Looking { look, launch: leftover })
+        match (launch.seen, launch.old) {
+            (Some(process), _) => self.found(now, purpose, spec, process, leftover, out),
+            // The process is not the run's, so the run can end at once, before it brings a second one.
+            (None, Some(old)) => {
+                out.effects.push(Effect::EndRun(run));
+                self.found(now, purpose, spec, old, None, out)
+            }
+            (None, None) => {
+                let scope = Scope::Launch { run, leader: Leader::Accept };
+                self.look_first(scope, purpose, spec, leftover, out)
             }
         }
     }
@@ -288,13 +338,9 @@ impl Machine {
             (Stage::Reloading { command, process, gone }, input) => {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
             }
-            (Stage::Reviewing { look, output }, Input::Sighted { look: answered, sighting })
-                if look == answered =>
-            {
-                self.reviewed(now, purpose, spec, sighting, &output, out)
-            }
+            (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
             (
-                stage @ (Stage::Looking { .. } | Stage::Reviewing { .. }),
+                stage @ Stage::Looking { .. },
                 Input::Tick
                 | Input::Exited { .. }
                 | Input::Sighted { .. }
@@ -316,10 +362,10 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match purpose {
-            Purpose::Op { op, kind, hosting_before } => match kind {
+            Purpose::Op { op, kind, before } => match kind {
                 OpKind::Start => {
                     // Nothing is run and nothing replaced; but a proc that was unknown is known from now on.
-                    let message = words::already_running(&spec, &self.key.name, process.pid);
+                    let message = words::already_running(&spec, &self.key.name);
                     self.spec.get_or_insert(spec);
                     self.answer(op, Code::AlreadyRunning, message, out);
                     State::Up(process)
@@ -333,7 +379,7 @@ impl Machine {
                 }
                 OpKind::Restart => {
                     self.spec = Some(spec.clone());
-                    let purpose = Purpose::Op { op, kind, hosting_before };
+                    let purpose = Purpose::Op { op, kind, before };
                     if spec.control.restart_cmd.is_empty() {
                         self.end(now, purpose, spec, process, launch, out)
                     } else {
@@ -343,12 +389,12 @@ impl Machine {
                 OpKind::Stop | OpKind::Kill => {
                     // Hosting ends first, and durably: whatever happens from here on, nobody starts it again.
                     self.hosting = Hosting::Unhosted;
-                    self.end(now, Purpose::Op { op, kind, hosting_before }, spec, process, launch, out)
+                    self.end(now, Purpose::Op { op, kind, before }, spec, process, launch, out)
                 }
                 OpKind::Reload => {
                     let command = self.run("reload_cmd", &spec.control.reload_cmd, &spec, now, out);
                     busy(
-                        Purpose::Op { op, kind, hosting_before },
+                        Purpose::Op { op, kind, before },
                         spec,
                         Stage::Reloading { command, process, gone: false },
                     )
@@ -374,16 +420,25 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match purpose {
-            Purpose::Op { op, kind, hosting_before } => match kind {
+            Purpose::Op { op, kind, before } => match kind {
+                OpKind::Host if spec.control.start_cmd.is_empty() => {
+                    self.answer(op, Code::NoCommand, words::no_command(kind, "start_cmd"), out);
+                    State::Down(before.rest)
+                }
                 OpKind::Start | OpKind::Host | OpKind::Restart => {
                     if kind == OpKind::Host {
                         self.hosting = Hosting::Hosted;
                     }
                     self.streak.forgive();
-                    self.launch(now, Purpose::Op { op, kind, hosting_before }, spec, None, out)
+                    self.tidy(&spec, out);
+                    self.launch(now, Purpose::Op { op, kind, before }, spec, None, out)
                 }
                 OpKind::Stop | OpKind::Kill => {
                     self.hosting = Hosting::Unhosted;
+                    if kind == OpKind::Kill && spec.control.kill_cmd.is_empty() {
+                        // What was never recognised as the process is part of its tree too.
+                        self.sweep(out);
+                    }
                     match launch {
                         Some(run) => {
                             out.effects.push(Effect::EndRun(run));
@@ -399,7 +454,7 @@ impl Machine {
                 OpKind::Reload => {
                     let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
                     self.answer(op, Code::NotRunning, message, out);
-                    self.rest(now, &absence.cause.to_string(), out)
+                    State::Down(before.rest)
                 }
                 OpKind::Query | OpKind::Unhost => unreachable_kind(kind),
             },
@@ -410,7 +465,7 @@ impl Machine {
                     Some(rest @ Rest::GaveUp { .. }) => State::Down(rest),
                     Some(rest @ Rest::Retry { .. }) if self.hosting == Hosting::Hosted => State::Down(rest),
                     Some(Rest::Idle | Rest::Retry { .. }) | None => {
-                        self.rest(now, "it ended while the agent was away", out)
+                        self.rest(now, Fall::Died, "it ended while the agent was away", out)
                     }
                 }
             }
@@ -443,10 +498,8 @@ impl Machine {
         };
         self.spec = Some(spec.clone());
         self.streak.last_start = Some(now);
-        let command = self.run(field, &command, &spec, now, out);
-        let next_look = command.deadline.min(now + spec.policy.start_check);
-        let launch = Launch {
-            command,
+        let mut launch = Launch {
+            command: self.run(field, &command, &spec, now, out),
             began: now,
             ended: None,
             old,
@@ -454,8 +507,9 @@ impl Machine {
             died: None,
             missing: None,
             looking: None,
-            next_look,
+            next_look: now,
         };
+        launch.await_foreground(now, &spec);
         busy(purpose, spec, Stage::Launching(launch))
     }
 
@@ -497,6 +551,9 @@ impl Machine {
                 }
                 if launch.old.is_some_and(|old| old.is(&process)) {
                     launch.old = None;
+                    if launch.ended.is_none() {
+                        launch.await_foreground(now, &spec);
+                    }
                 }
             }
             Input::Tick
@@ -530,7 +587,7 @@ impl Machine {
             }
             CommandEnd::Exited { exit: Exit::Code(0), output } => {
                 if spec.policy.kind == Kind::Once {
-                    return self.ran_once(purpose, out);
+                    return self.ran_once(purpose, launch.old, out);
                 }
                 launch.ended = Some(Ended { at: now, output });
                 launch.next_look = now;
@@ -559,16 +616,20 @@ impl Machine {
             (_, Some(process)) if now >= check_until => return self.launch_succeeded(purpose, process, out),
             (_, Some(_)) => {}
             (Some(ended), None) => {
-                // It is given up when the window is over; or at once when it is certain that nothing will come.
-                let settled = launch.missing.as_ref().is_some_and(|m| m.hopeless || launch.died.is_some());
-                if (settled || now >= check_until) && launch.looking.is_none() {
+                // It is given up when the window is over; or at once when it is certain that nothing will come;
+                // but never without a look.
+                let settled = launch
+                    .missing
+                    .as_ref()
+                    .is_some_and(|m| m.hopeless || launch.died.is_some() || now >= check_until);
+                if settled && launch.looking.is_none() {
                     let output = ended.output.clone();
                     return self.not_alive(now, purpose, spec, launch, &output, out);
                 }
             }
             (None, None) => {
-                let looked = launch.missing.is_some() || !resident;
-                if now >= launch.command.deadline && looked {
+                let looked = launch.missing.is_some() || launch.old.is_some() || !resident;
+                if now >= launch.command.deadline && (looked || launch.command.timed_out) {
                     match launch.command.overdue(now) {
                         Overdue::No => {}
                         Overdue::End => out.effects.push(Effect::EndRun(launch.command.run)),
@@ -588,8 +649,7 @@ impl Machine {
                 }
             }
         }
-        let look_now = launch.seen.is_none() && launch.looking.is_none() && now >= launch.next_look;
-        if resident && look_now && !launch.command.timed_out {
+        if launch.look_at(&spec).is_some_and(|at| now >= at) {
             let scope = Scope::Launch { run: launch.command.run, leader: Leader::Refuse };
             launch.looking = Some(self.look(scope, &spec, out));
         }
@@ -612,11 +672,12 @@ impl Machine {
         State::Up(process)
     }
 
-    fn ran_once(&mut self, purpose: Purpose, out: &mut Step) -> State {
+    fn ran_once(&mut self, purpose: Purpose, old: Option<Process>, out: &mut Step) -> State {
         if let Purpose::Op { op, .. } = purpose {
             self.answer(op, Code::Success, words::SUCCESS, out);
         }
-        State::Down(Rest::Idle)
+        // A restart_cmd may have left alone what was running.
+        old.map_or(State::Down(Rest::Idle), State::Up)
     }
 
     fn not_alive(
@@ -659,7 +720,7 @@ impl Machine {
         // A restart_cmd that failed may have left the old process alone.
         match launch.seen.or(launch.old) {
             Some(process) => State::Up(process),
-            None => self.rest(now, &message, out),
+            None => self.rest(now, Fall::NotStarted, &message, out),
         }
     }
 
@@ -706,9 +767,13 @@ impl Machine {
             (_, Input::Exited { process, .. }) if ending.process.is(&process) => ending.gone = true,
             (EndPhase::Command(command), Input::CommandEnded { run, end }) if command.run == run => {
                 let field = command.field;
-                if let CommandEnd::NotStarted { code, reason } = end {
-                    let message = format!("{field} could not be run: {reason}");
-                    return self.end_failed(purpose, ending, code, message, out);
+                match end {
+                    // Without the command, the process that is gone is still as it was asked to be.
+                    CommandEnd::NotStarted { code, reason } if !ending.gone => {
+                        let message = format!("{field} could not be run: {reason}");
+                        return self.end_failed(purpose, ending, code, message, out);
+                    }
+                    CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
                 }
                 ending.note = words::command_note(field, (!command.timed_out).then_some(&end));
                 ending.phase = EndPhase::Vanish { until: now + spec.policy.stop_check };
@@ -750,16 +815,21 @@ impl Machine {
         if let Some(run) = ending.launch {
             out.effects.push(Effect::EndRun(run));
         }
+        // A command that was taken for the process may have left the real one behind.
+        self.untidy |= ending.process.found == Found::Foreground;
         match purpose {
             Purpose::Op { kind: OpKind::Restart, .. } => {
                 self.streak.forgive();
+                self.tidy(&spec, out);
                 self.launch(now, purpose, spec, None, out)
             }
             Purpose::Op { op, .. } => {
                 self.answer(op, Code::Success, words::SUCCESS, out);
                 State::Down(Rest::Idle)
             }
-            Purpose::Upkeep { .. } | Purpose::Recover { .. } => self.rest(now, "it was ended", out),
+            Purpose::Upkeep { .. } | Purpose::Recover { .. } => {
+                self.rest(now, Fall::Died, "it was ended", out)
+            }
         }
     }
 
@@ -771,12 +841,11 @@ impl Machine {
         message: String,
         out: &mut Step,
     ) -> State {
-        if let Purpose::Op { op, hosting_before, .. } = purpose {
-            self.hosting = hosting_before;
+        if let Purpose::Op { op, before, .. } = purpose {
+            self.hosting = before.hosting;
             self.answer(op, code, message, out);
         }
-        // The exit may have come together with the failure; a watch that fired does not fire again.
-        if ending.gone { State::Down(Rest::Idle) } else { State::Up(ending.process) }
+        State::Up(ending.process)
     }
 
     // ---- reloading ----
@@ -827,8 +896,9 @@ impl Machine {
                     self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
                     return State::Up(process);
                 }
-                let look = self.look(Scope::Settled, &spec, out);
-                return busy(purpose, spec, Stage::Reviewing { look, output });
+                let until = command.deadline.min(now + spec.policy.start_check);
+                let review = Review { looking: None, next_look: now, until, output };
+                return self.reviewing(now, purpose, spec, review, Input::Tick, out);
             }
             Some(CommandEnd::Exited { exit, output }) => {
                 (Code::CommandFailed, words::command_failed("reload_cmd", exit, &output))
@@ -838,28 +908,45 @@ impl Machine {
         if gone { self.upkeep(message, out) } else { State::Up(process) }
     }
 
-    fn reviewed(
+    fn reviewing(
         &mut self,
         now: Moment,
         purpose: Purpose,
         spec: Spec,
-        sighting: Sighting,
-        output: &str,
+        mut review: Review,
+        input: Input,
         out: &mut Step,
     ) -> State {
-        match sighting {
-            Sighting::Running(process) => {
-                out.effects.push(Effect::Watch(process));
-                self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
-                State::Up(process)
-            }
-            Sighting::Absent(absence) => {
-                let why = absence.cause.to_string();
-                let message = words::post_check(op_kind(&purpose), &spec, &self.key.name, &why, output);
-                self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
-                self.rest(now, &message, out)
-            }
+        match input {
+            Input::Sighted { look, sighting } if review.looking == Some(look) => match sighting {
+                Sighting::Running(process) => {
+                    out.effects.push(Effect::Watch(process));
+                    self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
+                    return State::Up(process);
+                }
+                Sighting::Absent(absence) if now >= review.until => {
+                    let why = absence.cause.to_string();
+                    let kind = op_kind(&purpose);
+                    let message = words::post_check(kind, &spec, &self.key.name, &why, &review.output);
+                    self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
+                    return self.rest(now, Fall::Died, &message, out);
+                }
+                Sighting::Absent(_) => {
+                    review.looking = None;
+                    review.next_look = now + LOOK_EVERY;
+                }
+            },
+            Input::Tick
+            | Input::Exited { .. }
+            | Input::Sighted { .. }
+            | Input::CommandEnded { .. }
+            | Input::Order(_)
+            | Input::Inspected { .. } => {}
         }
+        if review.looking.is_none() && now >= review.next_look {
+            review.looking = Some(self.look(Scope::Settled, &spec, out));
+        }
+        busy(purpose, spec, Stage::Reviewing(review))
     }
 
     // ---- keeping it alive ----
@@ -867,12 +954,12 @@ impl Machine {
     fn exited(&mut self, now: Moment, process: Process, exit: Exit, out: &mut Step) -> State {
         out.writes.push(Write::Event(Event::Exited { pid: process.pid, exit }));
         let last = format!("pid {} {exit}", process.pid);
-        match (process.found, self.spec.is_some()) {
+        match (process.found, exit) {
             // The command itself was the process: there is nobody else to look for.
-            (Found::Foreground, _) => self.revive(now, &last, out),
-            // It may have been replaced by itself: a new process under the same pid file.
-            (Found::PidFile | Found::Name, true) => self.upkeep(last, out),
-            (Found::PidFile | Found::Name, false) => State::Down(Rest::Idle),
+            (Found::Foreground, exit) if exit != Exit::Code(0) => self.revive(now, &last, out),
+            // It may have been replaced by itself: a new process under the same pid file; or it was a slow start
+            // command that left the real one behind and ended well.
+            (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(last, out),
         }
     }
 
@@ -889,12 +976,13 @@ impl Machine {
             Some(Rest::Retry { at }) if now >= *at && self.hosting == Hosting::Hosted => {
                 self.relaunch(now, last.to_owned(), out)
             }
-            _ => self.rest(now, last, out),
+            _ => self.rest(now, Fall::Died, last, out),
         }
     }
 
     /// Where a proc that is not running goes from here.
-    fn rest(&mut self, now: Moment, last: &str, out: &mut Step) -> State {
+    fn rest(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
+        self.untidy = true;
         let Some(spec) = self.spec.clone().filter(|_| self.hosting == Hosting::Hosted) else {
             return State::Down(Rest::Idle);
         };
@@ -904,7 +992,7 @@ impl Machine {
         if spec.control.start_cmd.is_empty() {
             return self.give_up(format!("{last}; the spec has no start_cmd to start it again"), out);
         }
-        match self.streak.died(now, &spec.policy) {
+        match self.streak.fell(now, fall, &spec.policy) {
             Verdict::Now => self.relaunch(now, last.to_owned(), out),
             Verdict::At(at) => State::Down(Rest::Retry { at }),
             Verdict::GiveUp => {
@@ -916,7 +1004,12 @@ impl Machine {
 
     fn relaunch(&mut self, now: Moment, last: String, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
-        out.effects.push(Effect::Sweep);
+        let ends = |order: &Order| matches!(order.kind, OpKind::Stop | OpKind::Kill) && now < order.start_by;
+        if self.queue.iter().any(ends) {
+            // Somebody who wants it ended waits already. The retry is for the case that it comes to nothing.
+            return State::Down(Rest::Retry { at: now });
+        }
+        self.sweep(out);
         self.launch(now, Purpose::Upkeep { last }, spec, None, out)
     }
 
@@ -996,6 +1089,31 @@ impl Machine {
         self.serial
     }
 
+    /// Makes sure that a launch by order does not meet what an earlier one left. Running once may be meant to leave
+    /// something.
+    fn tidy(&mut self, spec: &Spec, out: &mut Step) {
+        if self.untidy && spec.policy.kind == Kind::Resident {
+            self.sweep(out);
+        }
+    }
+
+    fn sweep(&mut self, out: &mut Step) {
+        self.untidy = false;
+        out.effects.push(Effect::Sweep);
+    }
+
+    fn look_first(
+        &mut self,
+        scope: Scope,
+        purpose: Purpose,
+        spec: Spec,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        let look = self.look(scope, &spec, out);
+        busy(purpose, spec, Stage::Looking { look, launch })
+    }
+
     fn look(&mut self, scope: Scope, spec: &Spec, out: &mut Step) -> LookId {
         let look = LookId(self.serial());
         out.effects.push(Effect::Look { look, scope, spec: spec.clone() });
@@ -1042,10 +1160,12 @@ impl Machine {
         let rest = match &self.state {
             State::Down(rest) => rest.clone(),
             State::Up(_) => Rest::Idle,
-            // A retry stays due until its launch has an end: a crash in between must not forget it.
-            State::Busy(job) => match (&job.purpose, &self.saved) {
-                (Purpose::Upkeep { .. } | Purpose::Recover { .. }, Some(saved)) => saved.rest.clone(),
-                (Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. }, _) => Rest::Idle,
+            // A retry stays due until its launch has an end: a crash in between must not forget it. Nor does an
+            // order that has only looked so far change what the proc waits for.
+            State::Busy(job) => match (&job.purpose, &job.stage, &self.saved) {
+                (Purpose::Upkeep { .. } | Purpose::Recover { .. }, _, Some(saved)) => saved.rest.clone(),
+                (Purpose::Op { before, .. }, Stage::Looking { .. }, _) => before.rest.clone(),
+                (Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. }, _, _) => Rest::Idle,
             },
         };
         let process = match (&self.state, &self.saved) {

@@ -23,10 +23,11 @@
 //!      +--> GaveUp: ends with start or host
 //! ```
 //!
-//! - `Looking`, `Launching`, `Ending` and `Reloading` are stages of a job; while a job runs, further orders wait in
-//!   a queue. A stop or kill does not wait for a launch: it overtakes it, and what was overtaken is told so.
+//! - `Looking`, `Launching`, `Ending`, `Reloading` and `Reviewing` are stages of a job; while a job runs, further
+//!   orders wait in a queue. A stop or kill does not wait for what launches: it overtakes it. A kill does not wait for
+//!   a stop or a reload either. What was overtaken is told so.
 //! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
-//!   there are never two.
+//!   there are never two. What may be left of one that was not stopped is swept away first.
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or

@@ -19,11 +19,19 @@ pub(super) enum Verdict {
     GiveUp,
 }
 
+/// Why it is not running. A launch that fails may take long without there having been a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fall {
+    Died,
+    NotStarted,
+}
+
 impl Streak {
     /// The process is dead, or could not be started. A run longer than `start_interval` was stable and clears the
     /// count; after `start_retries` restarts without one, there are no more.
-    pub(super) fn died(&mut self, now: Moment, policy: &Policy) -> Verdict {
-        let stable = self.last_start.is_none_or(|start| now.since(start) > policy.start_interval);
+    pub(super) fn fell(&mut self, now: Moment, fall: Fall, policy: &Policy) -> Verdict {
+        let long_ago = self.last_start.is_none_or(|start| now.since(start) > policy.start_interval);
+        let stable = fall == Fall::Died && long_ago;
         if stable {
             self.restarts = 0;
         }
@@ -55,17 +63,24 @@ mod tests {
     #[test]
     fn a_long_life_is_followed_at_once_and_clears_the_count() {
         let mut streak = Streak { restarts: 2, last_start: Some(Moment(0)) };
-        assert_eq!(streak.died(Moment(10_001), &policy()), Verdict::Now);
+        assert_eq!(streak.fell(Moment(10_001), Fall::Died, &policy()), Verdict::Now);
         assert_eq!(streak.restarts, 1);
     }
 
     #[test]
     fn short_lives_wait_and_then_end() {
         let mut streak = Streak { restarts: 0, last_start: Some(Moment(1_000)) };
-        assert_eq!(streak.died(Moment(2_000), &policy()), Verdict::At(Moment(11_000)));
+        assert_eq!(streak.fell(Moment(2_000), Fall::Died, &policy()), Verdict::At(Moment(11_000)));
         streak.last_start = Some(Moment(11_000));
-        assert_eq!(streak.died(Moment(11_500), &policy()), Verdict::At(Moment(21_000)));
+        assert_eq!(streak.fell(Moment(11_500), Fall::Died, &policy()), Verdict::At(Moment(21_000)));
         streak.last_start = Some(Moment(21_000));
-        assert_eq!(streak.died(Moment(21_001), &policy()), Verdict::GiveUp);
+        assert_eq!(streak.fell(Moment(21_001), Fall::Died, &policy()), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn a_launch_that_takes_long_to_fail_is_no_stable_run() {
+        let mut streak = Streak { restarts: 1, last_start: Some(Moment(0)) };
+        assert_eq!(streak.fell(Moment(60_000), Fall::NotStarted, &policy()), Verdict::At(Moment(10_000)));
+        assert_eq!(streak.fell(Moment(60_000), Fall::NotStarted, &policy()), Verdict::GiveUp);
     }
 }

@@ -8,19 +8,16 @@ use std::time::Duration;
 
 pub(super) const SUCCESS: &str = "success";
 
-pub(super) fn already_running(spec: &Spec, name: &str, pid: u32) -> String {
-    format!(
-        "no need to start the process {}({name}) repeatedly that is already running (pid {pid})",
-        spec.identity.proc_name
-    )
+pub(super) fn already_running(spec: &Spec, name: &str) -> String {
+    format!("no need to start the process {}({name}) repeatedly that is already running", subject(spec, name))
 }
 
 pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) -> String {
     let base = format!("no need to {} the process({}) that is not running", kind.verb(), subject(spec, name));
     match cause {
-        // A pid file that is simply not there is the normal sight of a stopped process.
-        Cause::NoPidFile { .. } | Cause::NoSuchName { .. } => base,
-        Cause::BadPidFile { .. } | Cause::DeadPid { .. } | Cause::Stranger { .. } | Cause::NoIdentity => {
+        // A pid file that is not there, or that a dead process left, is the normal sight of a stopped process.
+        Cause::NoPidFile { .. } | Cause::DeadPid { .. } | Cause::NoSuchName { .. } => base,
+        Cause::BadPidFile { .. } | Cause::Stranger { .. } | Cause::NoIdentity => {
             format!("{base}: {cause}")
         }
     }

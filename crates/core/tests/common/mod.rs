@@ -1,0 +1,726 @@
+//! A simulated host for one machine: fake processes, a fake clock, a journal that survives crashes.
+//!
+//! What each command does is data ([`Does`]). Everything is deterministic: the clock moves only to the machine's
+//! `wake_at` or to the next thing that happens in the world, and what happened in the world is told first.
+
+#![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test file uses its own part")]
+
+use procfleet_core::op::Order;
+use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
+use procfleet_core::spec::{Kind, Policy, Spec};
+use procfleet_core::supervise::{
+    CommandEnd, Effect, Event, Hosting, Input, Leader, LookId, Machine, Record, RunId, Scope, Signal, Step,
+    View, Write,
+};
+use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+pub const PID_PATH: &str = "/run/it.pid";
+
+/// What a command does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Does {
+    /// Nothing, and ends.
+    Exit { after: u64, code: i32 },
+    /// Leaves a daemon behind and ends well. `file`: how long after that the pid file is written.
+    Daemon { after: u64, file: Option<u64>, lives: Option<u64> },
+    /// Is the process.
+    Foreground { lives: Option<u64>, code: i32 },
+    /// Never ends by itself.
+    Hang,
+    /// Not even EndRun ends it.
+    Unkillable,
+    /// Ends the main process, in the way of SIGTERM.
+    EndMain { after: u64, code: i32 },
+    /// Kills the main process and all that goes with it, and starts another in its place.
+    Replace { after: u64, file: Option<u64>, code: i32 },
+    /// Never begins.
+    NotStarted,
+}
+
+/// What the main process does when it is told to end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Term {
+    Dies { after: u64 },
+    Ignores,
+}
+
+#[derive(Clone, Debug)]
+struct Live {
+    process: Process,
+    role: Role,
+    run: Serial,
+    watched: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Main,
+    Shell,
+    /// The command is the process.
+    Both,
+}
+
+/// A run across all lives of the agent.
+type Serial = u64;
+
+#[derive(Clone, Debug)]
+enum Happening {
+    ShellDone { run: Serial, shell: u32, does: Does },
+    WriteFile { pid: u32 },
+    Dies { pid: u32, exit: Exit },
+    Tell { life: u32, input: Input },
+    Answer { life: u32, look: LookId, scope: Scope, spec: Box<Spec> },
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub machine: Machine,
+    pub now: Moment,
+    pub scripts: HashMap<String, Does>,
+    pub term: Term,
+    /// How long an answer to a look takes.
+    pub look_delay: u64,
+    pub fail_next_effects: bool,
+    /// Commands do not take longer than their spec can bear.
+    pub only_fair: bool,
+    pub max_mains: usize,
+    pub done: Vec<(OpId, Outcome)>,
+    pub events: Vec<Event>,
+    /// Every start or restart command, and when it was run.
+    pub starts: Vec<(Moment, String)>,
+    pub signals: Vec<Signal>,
+    pub record: Option<Record>,
+    pub accepted: BTreeMap<OpId, Order>,
+    begun: Vec<OpId>,
+    live: Vec<Live>,
+    pid_file: Option<u32>,
+    agenda: BTreeMap<(Moment, u64), Happening>,
+    answers: VecDeque<Input>,
+    runs: HashMap<RunId, Serial>,
+    /// The last thing that was completed was a stop or kill.
+    stopped: bool,
+    /// How many ticks in a row were followed by the same wake-up.
+    idle_ticks: u32,
+    life: u32,
+    serial: u64,
+    next_pid: u32,
+    next_op: u32,
+}
+
+pub fn spec() -> Spec {
+    let mut spec = Spec {
+        policy: Policy {
+            start_check: Duration::from_secs(2),
+            stop_check: Duration::from_secs(3),
+            start_retries: 2,
+            start_interval: Duration::from_secs(10),
+            op_timeout: Duration::from_secs(20),
+            ..Policy::default()
+        },
+        ..Spec::default()
+    };
+    spec.identity.proc_name = "it".to_owned();
+    spec.identity.setup_path = "/srv/it".to_owned();
+    spec.identity.pid_path = PID_PATH.to_owned();
+    spec.control.start_cmd = "start".to_owned();
+    spec.control.reload_cmd = "reload".to_owned();
+    spec
+}
+
+pub fn daemon() -> Does {
+    Does::Daemon { after: 100, file: Some(0), lives: None }
+}
+
+pub fn op(index: u32) -> OpId {
+    OpId { task: TaskId { stamp: 20_260_101_000_000, number: 1 }, index }
+}
+
+fn key() -> ProcKey {
+    ProcKey { namespace: "test".to_owned(), name: "it".to_owned() }
+}
+
+impl World {
+    pub fn new() -> World {
+        let scripts = [
+            ("start", daemon()),
+            ("stop", Does::EndMain { after: 50, code: 0 }),
+            ("kill", Does::EndMain { after: 50, code: 0 }),
+            ("restart", Does::Replace { after: 100, file: Some(0), code: 0 }),
+            ("reload", Does::Exit { after: 50, code: 0 }),
+        ];
+        World {
+            machine: Machine::new(key()),
+            now: Moment(1_000_000),
+            scripts: scripts.into_iter().map(|(name, does)| (name.to_owned(), does)).collect(),
+            term: Term::Dies { after: 10 },
+            look_delay: 0,
+            fail_next_effects: false,
+            only_fair: false,
+            max_mains: 0,
+            done: Vec::new(),
+            events: Vec::new(),
+            starts: Vec::new(),
+            signals: Vec::new(),
+            record: None,
+            accepted: BTreeMap::new(),
+            begun: Vec::new(),
+            live: Vec::new(),
+            pid_file: None,
+            agenda: BTreeMap::new(),
+            answers: VecDeque::new(),
+            runs: HashMap::new(),
+            stopped: false,
+            idle_ticks: 0,
+            life: 0,
+            serial: 0,
+            next_pid: 100,
+            next_op: 0,
+        }
+    }
+
+    pub fn script(mut self, command: &str, does: Does) -> World {
+        self.scripts.insert(command.to_owned(), does);
+        self
+    }
+
+    pub fn set(&mut self, command: &str, does: Does) {
+        self.scripts.insert(command.to_owned(), does);
+    }
+
+    // ---- what a test does ----
+
+    /// Gives an order and returns at once.
+    pub fn send(&mut self, kind: OpKind, spec: Option<Spec>) -> OpId {
+        self.send_by(kind, spec, Moment(self.now.0 + 3_600_000))
+    }
+
+    pub fn send_by(&mut self, kind: OpKind, spec: Option<Spec>, start_by: Moment) -> OpId {
+        self.next_op += 1;
+        let order = Order { op: op(self.next_op), kind, spec, start_by };
+        self.accepted.insert(order.op, order.clone());
+        let id = order.op;
+        self.feed(Input::Order(Box::new(order)));
+        id
+    }
+
+    /// Gives an order and waits for its outcome.
+    pub fn order(&mut self, kind: OpKind, spec: &Spec) -> Outcome {
+        let op = self.send(kind, Some(spec.clone()));
+        self.outcome(op)
+    }
+
+    /// Waits for an outcome.
+    pub fn outcome(&mut self, op: OpId) -> Outcome {
+        let limit = self.now + Duration::from_secs(600);
+        while self.now < limit {
+            if let Some((_, outcome)) = self.done.iter().find(|(id, _)| *id == op) {
+                return outcome.clone();
+            }
+            if !self.advance(limit) {
+                break;
+            }
+        }
+        panic!("{op} has no outcome: {:#?}", self.machine)
+    }
+
+    pub fn code(&self, op: OpId) -> Option<u32> {
+        self.done.iter().find(|(id, _)| *id == op).map(|(_, outcome)| outcome.code.number())
+    }
+
+    pub fn run_for(&mut self, millis: u64) {
+        let limit = self.now + Duration::from_millis(millis);
+        while self.advance(limit) {}
+        self.now = limit;
+    }
+
+    /// The main process ends by itself.
+    pub fn die(&mut self, exit: Exit) {
+        if let Some(pid) = self.main_pid() {
+            self.end(pid, exit);
+            self.settle();
+        }
+    }
+
+    /// The main process ends, and the agent will not live to hear of it.
+    pub fn kill_behind_the_agents_back(&mut self) {
+        self.live.retain(|live| live.role == Role::Shell);
+    }
+
+    /// The agent dies and comes back.
+    pub fn crash(&mut self) {
+        self.crash_for(0);
+    }
+
+    pub fn crash_for(&mut self, millis: u64) {
+        self.life += 1;
+        self.answers.clear();
+        self.runs.clear();
+        self.live.iter_mut().for_each(|live| live.watched = false);
+        self.fail_next_effects = false;
+        let limit = self.now + Duration::from_millis(millis);
+        while let Some((at, happening)) = self.next_happening(limit) {
+            self.now = self.now.max(at);
+            self.happen(happening);
+        }
+        self.now = limit;
+        let open = |world: &World, op: &OpId| !world.done.iter().any(|(id, _)| id == op);
+        let interrupted: Vec<(OpId, OpKind)> =
+            self.begun.iter().filter(|op| open(self, op)).map(|op| (*op, self.accepted[op].kind)).collect();
+        let waiting: Vec<Order> = self
+            .accepted
+            .values()
+            .filter(|order| open(self, &order.op) && !self.begun.contains(&order.op))
+            .cloned()
+            .collect();
+        match self.record.clone() {
+            Some(record) => {
+                let (machine, step) = Machine::recover(key(), record, interrupted);
+                self.machine = machine;
+                self.carry_out(step);
+            }
+            None => {
+                self.machine = Machine::new(key());
+                for (op, kind) in interrupted {
+                    self.finish(op, Outcome::without_agent(Code::Interrupted, "lost", kind));
+                }
+            }
+        }
+        self.settle();
+        for order in waiting {
+            self.feed(Input::Order(Box::new(order)));
+        }
+    }
+
+    /// The host is started anew: every process is gone and the clock begins again.
+    pub fn reboot(&mut self) {
+        self.live.clear();
+        self.agenda.clear();
+        self.pid_file = None;
+        self.now = Moment(5_000);
+        self.record = self.record.take().map(Record::after_reboot);
+        self.crash();
+    }
+
+    pub fn feed(&mut self, input: Input) {
+        self.step(input);
+        self.settle();
+    }
+
+    // ---- what a test asks ----
+
+    pub fn main_pid(&self) -> Option<u32> {
+        self.live.iter().find(|live| live.role != Role::Shell).map(|live| live.process.pid)
+    }
+
+    pub fn mains(&self) -> usize {
+        self.live.iter().filter(|live| live.role != Role::Shell).count()
+    }
+
+    pub fn hosted(&self) -> bool {
+        self.machine.hosting() == Hosting::Hosted
+    }
+
+    pub fn open_ops(&self) -> Vec<OpId> {
+        self.accepted.keys().filter(|op| !self.done.iter().any(|(id, _)| id == *op)).copied().collect()
+    }
+
+    // ---- time ----
+
+    /// Moves to the next thing that happens, not beyond `limit`. False: nothing does until then.
+    pub fn advance(&mut self, limit: Moment) -> bool {
+        let wake = self.machine.wake_at().map(|at| at.max(self.now));
+        let first = self.agenda.keys().next().map(|(at, _)| *at);
+        match (first, wake) {
+            // Inputs first: an exit that has happened must win over the deadline that it just met.
+            (Some(at), wake) if at <= limit && wake.is_none_or(|wake| at <= wake) => {
+                let (_, happening) = self.agenda.pop_first().expect("it was there");
+                self.now = self.now.max(at);
+                self.happen(happening);
+            }
+            (_, Some(wake)) if wake <= limit => {
+                self.now = wake;
+                let before = (self.life, self.machine.wake_at());
+                self.step(Input::Tick);
+                let after = (self.life, self.machine.wake_at());
+                // One stage's deadline may by chance be the next one's beginning; but not again and again.
+                self.idle_ticks = if after == before { self.idle_ticks + 1 } else { 0 };
+                assert!(self.idle_ticks < 3, "busy loop: {:#?}", self.machine);
+            }
+            (_, _) => return false,
+        }
+        self.settle();
+        true
+    }
+
+    fn next_happening(&mut self, limit: Moment) -> Option<(Moment, Happening)> {
+        let first = self.agenda.first_entry().filter(|entry| entry.key().0 <= limit)?;
+        Some((first.key().0, first.remove()))
+    }
+
+    fn settle(&mut self) {
+        while let Some(answer) = self.answers.pop_front() {
+            self.step(answer);
+        }
+    }
+
+    fn later(&mut self, millis: u64, happening: Happening) {
+        self.serial += 1;
+        self.agenda.insert((Moment(self.now.0 + millis), self.serial), happening);
+    }
+
+    // ---- the machine's side ----
+
+    fn step(&mut self, input: Input) {
+        let step = self.machine.step(self.now, input);
+        self.carry_out(step);
+    }
+
+    fn carry_out(&mut self, step: Step) {
+        for write in step.writes {
+            match write {
+                Write::Record(record) => self.record = Some(*record),
+                Write::Begun(op) => {
+                    assert!(!self.begun.contains(&op), "{op} begun twice");
+                    self.begun.push(op);
+                    if matches!(self.accepted[&op].kind, OpKind::Start | OpKind::Host | OpKind::Restart) {
+                        self.stopped = false;
+                    }
+                }
+                Write::Done(op, outcome) => self.finish(op, outcome),
+                Write::Event(event) => self.events.push(event),
+            }
+        }
+        if self.fail_next_effects && !step.effects.is_empty() {
+            return self.crash();
+        }
+        for effect in step.effects {
+            self.act(effect);
+        }
+    }
+
+    fn finish(&mut self, op: OpId, outcome: Outcome) {
+        assert!(!self.done.iter().any(|(id, _)| *id == op), "{op} done twice");
+        let order = self.accepted.get(&op).expect("an op that was accepted");
+        if matches!(order.kind, OpKind::Stop | OpKind::Kill)
+            && matches!(outcome.code, Code::Success | Code::NotRunning)
+        {
+            self.stopped = true;
+            if let Content::Control { hosted, .. } = outcome.content {
+                assert!(!hosted, "hosted after a {}", order.kind.verb());
+            }
+        }
+        self.done.push((op, outcome));
+    }
+
+    fn act(&mut self, effect: Effect) {
+        match effect {
+            Effect::Look { look, scope, spec } if self.look_delay == 0 => {
+                let sighting = self.look(scope, &spec);
+                self.answers.push_back(Input::Sighted { look, sighting });
+            }
+            Effect::Look { look, scope, spec } => {
+                let life = self.life;
+                self.later(self.look_delay, Happening::Answer { life, look, scope, spec: Box::new(spec) });
+            }
+            Effect::Watch(process) => match self.live.iter_mut().find(|live| live.process.is(&process)) {
+                Some(live) => live.watched = true,
+                None => {
+                    let input = Input::Exited { process, exit: Exit::Unknown };
+                    self.later(0, Happening::Tell { life: self.life, input });
+                }
+            },
+            Effect::Run { run, command, spec } => self.run(run, command, &spec),
+            Effect::EndRun(run) => {
+                let Some(serial) = self.runs.get(&run).copied() else { return };
+                let pids: Vec<u32> =
+                    self.live.iter().filter(|live| live.run == serial).map(|live| live.process.pid).collect();
+                if !self.is_unkillable(serial) {
+                    pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+                }
+            }
+            Effect::Signal { process, signal } => {
+                self.signals.push(signal);
+                match signal {
+                    Signal::Term => self.terminate(process.pid),
+                    Signal::Kill => {
+                        let pids: Vec<u32> = self.live.iter().map(|live| live.process.pid).collect();
+                        pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+                    }
+                }
+            }
+            Effect::Sweep => {
+                let kept: Vec<Serial> = self
+                    .live
+                    .iter()
+                    .filter(|live| live.role != Role::Main && self.runs.values().any(|run| *run == live.run))
+                    .map(|live| live.run)
+                    .collect();
+                let left: Vec<u32> = self
+                    .live
+                    .iter()
+                    .filter(|live| !live.watched && !kept.contains(&live.run))
+                    .map(|live| live.process.pid)
+                    .collect();
+                left.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+            }
+            Effect::Inspect { op, process, spec } => {
+                let known = process.filter(|process| self.live.iter().any(|live| live.process.is(process)));
+                let sighting = match known {
+                    Some(process) => Sighting::Running(process),
+                    None => self.look(Scope::Settled, &spec),
+                };
+                let view = View {
+                    sighting,
+                    instance: None,
+                    registered_at: 0,
+                    started_at: 0,
+                    reported_at: 0,
+                    utc_offset_secs: 0,
+                };
+                self.answers.push_back(Input::Inspected { op, view });
+            }
+        }
+    }
+
+    fn run(&mut self, run: RunId, command: String, spec: &Spec) {
+        assert!(!command.is_empty(), "an empty command was run");
+        let quick = u64::try_from(spec.policy.start_check.as_millis() / 2).unwrap_or(u64::MAX);
+        let does = match (self.scripts[&command].clone(), spec.policy.kind) {
+            // What something that runs once leaves behind is not the process.
+            (Does::Daemon { after, .. }, Kind::Once) => Does::Exit { after, code: 0 },
+            (Does::Replace { after, code, .. }, Kind::Once) => Does::Exit { after, code },
+            // Without a pid file, a start command that is slower than the check looks like a foreground process, and
+            // a stop or restart command would find nothing to end. That is the spec's fault.
+            (Does::Daemon { after, file, lives }, Kind::Resident)
+                if self.only_fair && spec.identity.pid_path.is_empty() =>
+            {
+                Does::Daemon { after: after.min(quick), file, lives }
+            }
+            (Does::Replace { after, file, code }, Kind::Resident)
+                if self.only_fair && spec.identity.pid_path.is_empty() =>
+            {
+                Does::Replace { after: after.min(quick), file, code }
+            }
+            (does, Kind::Once | Kind::Resident) => does,
+        };
+        if command.starts_with("start") || command.starts_with("restart") {
+            assert!(!self.stopped, "{command} was run although the proc was stopped: {:#?}", self.machine);
+            self.starts.push((self.now, command));
+        }
+        let life = self.life;
+        if does == Does::NotStarted {
+            let end = CommandEnd::NotStarted { code: Code::InvalidUser, reason: "no such user".to_owned() };
+            return self.later(0, Happening::Tell { life, input: Input::CommandEnded { run, end } });
+        }
+        self.serial += 1;
+        let serial = self.serial;
+        self.runs.insert(run, serial);
+        let role = if matches!(does, Does::Foreground { .. }) { Role::Both } else { Role::Shell };
+        let shell = self.spawn(role, serial);
+        match does {
+            Does::Exit { after, .. }
+            | Does::Daemon { after, .. }
+            | Does::EndMain { after, .. }
+            | Does::Replace { after, .. } => {
+                self.later(after, Happening::ShellDone { run: serial, shell, does });
+            }
+            Does::Foreground { lives: Some(lives), code } => {
+                self.later(lives, Happening::Dies { pid: shell, exit: Exit::Code(code) });
+            }
+            Does::Foreground { lives: None, .. } | Does::Hang | Does::NotStarted => {}
+            Does::Unkillable => {
+                self.live.iter_mut().filter(|live| live.process.pid == shell).for_each(|live| {
+                    live.process.start_ticks = UNKILLABLE;
+                });
+            }
+        }
+    }
+
+    // ---- the processes' side ----
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Tell { life, input } if life == self.life => self.step(input),
+            Happening::Answer { life, look, scope, spec } if life == self.life => {
+                let sighting = self.look(scope, &spec);
+                self.step(Input::Sighted { look, sighting });
+            }
+            Happening::Tell { .. } | Happening::Answer { .. } => {}
+            Happening::WriteFile { pid } if self.is_live(pid) => self.pid_file = Some(pid),
+            Happening::Dies { pid, exit } if self.is_live(pid) => self.end(pid, exit),
+            Happening::ShellDone { run, shell, does } if self.is_live(shell) => {
+                self.work(run, &does);
+                let code = match does {
+                    Does::Exit { code, .. } | Does::EndMain { code, .. } | Does::Replace { code, .. } => code,
+                    Does::Daemon { .. }
+                    | Does::Foreground { .. }
+                    | Does::Hang
+                    | Does::Unkillable
+                    | Does::NotStarted => 0,
+                };
+                self.end(shell, Exit::Code(code));
+            }
+            Happening::WriteFile { .. } | Happening::Dies { .. } | Happening::ShellDone { .. } => {}
+        }
+    }
+
+    fn work(&mut self, run: Serial, does: &Does) {
+        match *does {
+            Does::Daemon { file, lives, .. } => self.daemonise(run, file, lives),
+            Does::EndMain { .. } => {
+                if let Some(pid) = self.main_pid() {
+                    self.terminate(pid);
+                }
+            }
+            Does::Replace { code: 0, file, .. } => {
+                // Such a script finds a start command of the agent's last life, too.
+                let others: Vec<u32> =
+                    self.live.iter().filter(|live| live.run != run).map(|live| live.process.pid).collect();
+                others.into_iter().for_each(|pid| self.end(pid, Exit::Signal(15)));
+                self.daemonise(run, file, None);
+            }
+            Does::Exit { .. }
+            | Does::Foreground { .. }
+            | Does::Hang
+            | Does::Unkillable
+            | Does::Replace { .. }
+            | Does::NotStarted => {}
+        }
+    }
+
+    fn daemonise(&mut self, run: Serial, file: Option<u64>, lives: Option<u64>) {
+        let pid = self.spawn(Role::Main, run);
+        match file {
+            Some(0) => self.pid_file = Some(pid),
+            Some(wait) => self.later(wait, Happening::WriteFile { pid }),
+            None => {}
+        }
+        if let Some(lives) = lives {
+            self.later(lives, Happening::Dies { pid, exit: Exit::Code(3) });
+        }
+    }
+
+    fn spawn(&mut self, role: Role, run: Serial) -> u32 {
+        self.next_pid += 1;
+        let process = Process { pid: self.next_pid, start_ticks: self.now.0 / 10, found: Found::Name };
+        self.live.push(Live { process, role, run, watched: false });
+        self.max_mains = self.max_mains.max(self.mains());
+        process.pid
+    }
+
+    fn is_live(&self, pid: u32) -> bool {
+        self.live.iter().any(|live| live.process.pid == pid)
+    }
+
+    fn is_unkillable(&self, run: Serial) -> bool {
+        self.live.iter().any(|live| live.run == run && live.process.start_ticks == UNKILLABLE)
+    }
+
+    fn terminate(&mut self, pid: u32) {
+        match self.term {
+            Term::Dies { after } => self.later(after, Happening::Dies { pid, exit: Exit::Signal(15) }),
+            Term::Ignores => {}
+        }
+    }
+
+    /// A process ends; whoever watches it, or waits for its command, hears of it.
+    fn end(&mut self, pid: u32, exit: Exit) {
+        let Some(place) = self.live.iter().position(|live| live.process.pid == pid) else { return };
+        if self.live[place].process.start_ticks == UNKILLABLE {
+            return;
+        }
+        let Live { process, role, run, watched } = self.live.remove(place);
+        let life = self.life;
+        if watched {
+            self.later(0, Happening::Tell { life, input: Input::Exited { process, exit } });
+        }
+        let known = self.runs.iter().find(|(_, serial)| **serial == run).map(|(id, _)| *id);
+        if let (Some(run), true) = (known, role != Role::Main) {
+            let end = CommandEnd::Exited { exit, output: "its last words".to_owned() };
+            self.later(0, Happening::Tell { life, input: Input::CommandEnded { run, end } });
+        }
+    }
+
+    fn look(&self, scope: Scope, spec: &Spec) -> Sighting {
+        match scope {
+            Scope::Settled => self.settled(spec),
+            Scope::Launch { run, leader } => self.launched(run, leader, spec),
+            Scope::Recovery { last } => {
+                let seen = |process: &Process| self.live.iter().any(|live| live.process.is(process));
+                if let Some(last) = last.filter(seen) {
+                    return Sighting::Running(last);
+                }
+                let by_file = self.settled(spec);
+                let marked = self.main_pid().or_else(|| self.live.first().map(|live| live.process.pid));
+                match (by_file, marked) {
+                    (Sighting::Running(process), _) => Sighting::Running(process),
+                    (_, Some(pid)) => self.running(pid, Found::Name),
+                    (absent, None) => absent,
+                }
+            }
+        }
+    }
+
+    fn settled(&self, spec: &Spec) -> Sighting {
+        match self.by_file(spec) {
+            Some(Ok(pid)) => self.running(pid, Found::PidFile),
+            Some(Err(cause)) => Sighting::Absent(Absence { cause, hopeless: true }),
+            None => match self.main_pid() {
+                Some(pid) => self.running(pid, Found::Name),
+                None => Sighting::Absent(Absence { cause: no_such_name(), hopeless: true }),
+            },
+        }
+    }
+
+    /// Here nothing has a name by which to find it among a run's members: the pid file counts, or the command itself.
+    fn launched(&self, run: RunId, leader: Leader, spec: &Spec) -> Sighting {
+        let cause = match self.by_file(spec) {
+            Some(Ok(pid)) => return self.running(pid, Found::PidFile),
+            Some(Err(cause)) => Some(cause),
+            None => None,
+        };
+        let serial = self.runs.get(&run);
+        let members: Vec<&Live> = self.live.iter().filter(|live| Some(&live.run) == serial).collect();
+        let shell = members.iter().find(|live| live.role != Role::Main);
+        let any = match leader {
+            Leader::Accept => members.first(),
+            Leader::Refuse => None,
+        };
+        match (shell.filter(|_| cause.is_none() || leader == Leader::Accept), any) {
+            (Some(shell), _) => self.running(shell.process.pid, Found::Foreground),
+            (None, Some(member)) => self.running(member.process.pid, Found::Name),
+            (None, None) => {
+                let named = members.iter().find(|live| live.role == Role::Main && cause.is_none());
+                match named {
+                    Some(main) => self.running(main.process.pid, Found::Name),
+                    None => Sighting::Absent(Absence {
+                        cause: cause.unwrap_or_else(no_such_name),
+                        hopeless: members.is_empty(),
+                    }),
+                }
+            }
+        }
+    }
+
+    fn by_file(&self, spec: &Spec) -> Option<Result<u32, Cause>> {
+        let path = spec.identity.pid_path.clone();
+        (!path.is_empty()).then(|| match self.pid_file {
+            None => Err(Cause::NoPidFile { path }),
+            Some(pid) if self.is_live(pid) => Ok(pid),
+            Some(pid) => Err(Cause::DeadPid { path, pid }),
+        })
+    }
+
+    fn running(&self, pid: u32, found: Found) -> Sighting {
+        let live = self.live.iter().find(|live| live.process.pid == pid).expect("a live process");
+        Sighting::Running(Process { found, ..live.process })
+    }
+}
+
+const UNKILLABLE: u64 = u64::MAX;
+
+fn no_such_name() -> Cause {
+    Cause::NoSuchName { proc_name: "it".to_owned(), setup_path: "/srv/it".to_owned() }
+}

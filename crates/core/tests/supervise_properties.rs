@@ -1,0 +1,383 @@
+//! What holds for the supervision machine whatever happens, in whatever order.
+//!
+//! The world itself checks on every step that no op is begun or answered twice, that nothing that was stopped is
+//! started without an order, and that a tick is never followed by the same wake-up.
+
+mod common;
+
+use common::{Does, Term, World, op, spec};
+use procfleet_core::op::Outcome;
+use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
+use procfleet_core::spec::{Kind, Spec};
+use procfleet_core::supervise::{CommandEnd, Input, LookId, Machine, Record, RunId, Step, View, Write};
+use procfleet_core::{Moment, OpId, OpKind, ProcKey};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Order {
+        kind: OpKind,
+        shape: Shape,
+        patience: u64,
+    },
+    OrderWithoutSpec(OpKind),
+    Wait(u64),
+    Die(Exit),
+    Script(&'static str, Does),
+    Term(Term),
+    LookDelay(u64),
+    Crash {
+        away: u64,
+    },
+    /// The next step's writes are durable and its effects never happen.
+    CrashBeforeEffects,
+    /// What nobody asked for.
+    Garbage(Input),
+}
+
+fn arb_exit() -> impl Strategy<Value = Exit> {
+    prop_oneof![(0..3).prop_map(Exit::Code), Just(Exit::Signal(9)), Just(Exit::Unknown)]
+}
+
+fn arb_kind() -> impl Strategy<Value = OpKind> {
+    proptest::sample::select(OpKind::ALL.to_vec())
+}
+
+/// A spec in short, so that a failing case can be read.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    pid_file: bool,
+    /// Whether there is a command for stop, restart and kill.
+    commands: [bool; 3],
+    kind: Kind,
+    retries: u32,
+    interval: u64,
+    check: u64,
+}
+
+impl Shape {
+    fn spec(self) -> Spec {
+        let mut spec = spec();
+        if !self.pid_file {
+            spec.identity.pid_path.clear();
+        }
+        let control = &mut spec.control;
+        let fields = [
+            (&mut control.stop_cmd, "stop"),
+            (&mut control.restart_cmd, "restart"),
+            (&mut control.kill_cmd, "kill"),
+        ];
+        for ((field, name), _) in fields.into_iter().zip(self.commands).filter(|(_, has)| *has) {
+            name.clone_into(field);
+        }
+        spec.policy.kind = self.kind;
+        spec.policy.start_retries = self.retries;
+        spec.policy.start_interval = Duration::from_secs(self.interval);
+        spec.policy.start_check = Duration::from_secs(self.check);
+        spec.policy.op_timeout = Duration::from_secs(4);
+        spec
+    }
+}
+
+fn arb_shape() -> impl Strategy<Value = Shape> {
+    let kind = prop_oneof![7 => Just(Kind::Resident), 1 => Just(Kind::Once)];
+    (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64).prop_map(
+        |(pid_file, commands, kind, retries, interval, check)| Shape {
+            pid_file,
+            commands,
+            kind,
+            retries,
+            interval,
+            check,
+        },
+    )
+}
+
+fn arb_start() -> impl Strategy<Value = Does> {
+    let file = option::weighted(0.8, 0..4_000u64);
+    let life = || option::weighted(0.5, 1..30_000u64);
+    prop_oneof![
+        4 => (1..6_000u64, file, life()).prop_map(|(after, file, lives)| Does::Daemon { after, file, lives }),
+        2 => (life(), 0..2i32).prop_map(|(lives, code)| Does::Foreground { lives, code }),
+        1 => (1..6_000u64, 0..2i32).prop_map(|(after, code)| Does::Exit { after, code }),
+        1 => Just(Does::Hang),
+        1 => Just(Does::NotStarted),
+    ]
+}
+
+fn arb_end_script() -> impl Strategy<Value = Does> {
+    prop_oneof![
+        4 => (1..6_000u64, 0..2i32).prop_map(|(after, code)| Does::EndMain { after, code }),
+        1 => (1..6_000u64, 0..2i32).prop_map(|(after, code)| Does::Exit { after, code }),
+        1 => Just(Does::Hang),
+        1 => Just(Does::Unkillable),
+        1 => Just(Does::NotStarted),
+    ]
+}
+
+fn arb_replace_script() -> impl Strategy<Value = Does> {
+    let replace = (1..6_000u64, option::of(0..3_000u64), 0..2i32)
+        .prop_map(|(after, file, code)| Does::Replace { after, file, code });
+    prop_oneof![1 => replace, 1 => arb_end_script()]
+}
+
+fn arb_script() -> impl Strategy<Value = Act> {
+    let named = |names: [&'static str; 2]| proptest::sample::select(names.to_vec());
+    prop_oneof![
+        arb_start().prop_map(|does| Act::Script("start", does)),
+        (named(["stop", "kill"]), arb_end_script()).prop_map(|(name, does)| Act::Script(name, does)),
+        (named(["restart", "reload"]), arb_replace_script()).prop_map(|(name, does)| Act::Script(name, does)),
+    ]
+}
+
+fn arb_process() -> impl Strategy<Value = Process> {
+    (100..110u32, 0..3u64).prop_map(|(pid, start_ticks)| Process { pid, start_ticks, found: Found::Name })
+}
+
+fn arb_sighting() -> impl Strategy<Value = Sighting> {
+    prop_oneof![
+        arb_process().prop_map(Sighting::Running),
+        any::<bool>().prop_map(|hopeless| Sighting::Absent(Absence { cause: Cause::NoIdentity, hopeless })),
+    ]
+}
+
+fn arb_end() -> impl Strategy<Value = CommandEnd> {
+    arb_exit().prop_map(|exit| CommandEnd::Exited { exit, output: String::new() })
+}
+
+/// Answers to questions of another life, and news of processes that nobody knows.
+fn arb_garbage() -> impl Strategy<Value = Input> {
+    const OTHER: u64 = 1 << 40;
+    prop_oneof![
+        (0..9u64, arb_sighting())
+            .prop_map(|(n, sighting)| Input::Sighted { look: LookId(OTHER + n), sighting }),
+        (0..9u64, arb_end()).prop_map(|(n, end)| Input::CommandEnded { run: RunId(OTHER + n), end }),
+        (arb_process(), arb_exit()).prop_map(|(process, exit)| Input::Exited { process, exit }),
+        Just(Input::Tick),
+    ]
+}
+
+fn arb_act() -> impl Strategy<Value = Act> {
+    let order = (arb_kind(), arb_shape(), prop_oneof![4 => Just(3_600_000), 1 => 0..10_000u64])
+        .prop_map(|(kind, shape, patience)| Act::Order { kind, shape, patience });
+    prop_oneof![
+        8 => order,
+        3 => arb_kind().prop_map(Act::OrderWithoutSpec),
+        6 => prop_oneof![0..100u64, 0..3_000u64, 0..40_000u64].prop_map(Act::Wait),
+        2 => arb_exit().prop_map(Act::Die),
+        3 => arb_script(),
+        1 => prop_oneof![Just(Term::Ignores), (0..5_000u64).prop_map(|after| Term::Dies { after })]
+            .prop_map(Act::Term),
+        1 => (0..50u64).prop_map(Act::LookDelay),
+        1 => prop_oneof![Just(0), 0..20_000u64].prop_map(|away| Act::Crash { away }),
+        1 => Just(Act::CrashBeforeEffects),
+        2 => arb_garbage().prop_map(Act::Garbage),
+    ]
+}
+
+/// `like` says what stays the same: a proc that changes its nature in the middle is another proc.
+fn play(like: Shape, acts: Vec<Act>) -> World {
+    let mut world = World::new();
+    world.only_fair = true;
+    for act in acts {
+        match act {
+            Act::Order { kind, shape, patience } => {
+                let start_by = Moment(world.now.0 + patience);
+                let shape = Shape { pid_file: like.pid_file, kind: like.kind, ..shape };
+                world.send_by(kind, Some(shape.spec()), start_by);
+            }
+            Act::OrderWithoutSpec(kind) => {
+                world.send(kind, None);
+            }
+            Act::Wait(millis) => world.run_for(millis),
+            Act::Die(exit) => world.die(exit),
+            Act::Script(command, does) => world.set(command, does),
+            Act::Term(term) => world.term = term,
+            Act::LookDelay(delay) => world.look_delay = delay,
+            Act::Crash { away } => world.crash_for(away),
+            Act::CrashBeforeEffects => world.fail_next_effects = true,
+            Act::Garbage(input) => world.feed(input),
+        }
+        assert!(world.max_mains <= 1, "two processes at once: {:#?}", world.machine);
+    }
+    world
+}
+
+proptest! {
+    // About five seconds in debug.
+    #![proptest_config(ProptestConfig::with_cases(8_000))]
+
+    #[test]
+    fn nothing_is_lost_run_twice_or_brought_back(like in arb_shape(), acts in vec(arb_act(), 1..40)) {
+        let mut world = play(like, acts);
+        // Liveness: sixteen orders of at most 4 + 2 + 3 + 4 + 2 + 5 seconds each, and the answers to looks.
+        world.run_for(600_000);
+        prop_assert_eq!(world.open_ops(), vec![], "{:#?}", world.machine);
+        prop_assert!(world.max_mains <= 1);
+    }
+
+    /// Whatever the world says, even if it contradicts itself.
+    #[test]
+    fn no_input_is_too_odd(inputs in vec((0..3_000u64, arb_odd()), 1..60)) {
+        let mut odd = Odd::new();
+        for (wait, input) in inputs {
+            odd.now = odd.now + Duration::from_millis(wait);
+            odd.feed(input)?;
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum OddInput {
+    Order(OpKind, Option<Shape>, u64),
+    Sighted(u64, Sighting),
+    Ended(u64, CommandEnd),
+    Exited(Process, Exit),
+    Tick,
+    Wake,
+    Recover,
+}
+
+/// Ids near those that are in use, answers that may be true, stale or made up.
+fn arb_odd() -> impl Strategy<Value = OddInput> {
+    prop_oneof![
+        4 => (arb_kind(), option::of(arb_shape()), 0..20_000u64)
+            .prop_map(|(kind, shape, patience)| OddInput::Order(kind, shape, patience)),
+        6 => (0..3u64, arb_sighting()).prop_map(|(back, sighting)| OddInput::Sighted(back, sighting)),
+        4 => (0..3u64, arb_end()).prop_map(|(back, end)| OddInput::Ended(back, end)),
+        2 => (arb_process(), arb_exit()).prop_map(|(process, exit)| OddInput::Exited(process, exit)),
+        1 => Just(OddInput::Tick),
+        4 => Just(OddInput::Wake),
+        1 => Just(OddInput::Recover),
+    ]
+}
+
+struct Odd {
+    machine: Machine,
+    now: Moment,
+    record: Option<Record>,
+    /// The newest id that was asked with.
+    newest: u64,
+    orders: u32,
+    begun: Vec<(OpId, OpKind)>,
+    kinds: Vec<(OpId, OpKind)>,
+    done: Vec<OpId>,
+}
+
+impl Odd {
+    fn new() -> Odd {
+        Odd {
+            machine: Machine::new(key()),
+            now: Moment(1_000),
+            record: None,
+            newest: 0,
+            orders: 0,
+            begun: Vec::new(),
+            kinds: Vec::new(),
+            done: Vec::new(),
+        }
+    }
+
+    fn feed(&mut self, input: OddInput) -> Result<(), TestCaseError> {
+        let input = match input {
+            OddInput::Order(kind, shape, patience) => {
+                self.orders += 1;
+                let order = procfleet_core::op::Order {
+                    op: op(self.orders),
+                    kind,
+                    spec: shape.map(Shape::spec),
+                    start_by: Moment(self.now.0 + patience),
+                };
+                self.kinds.push((order.op, kind));
+                Input::Order(Box::new(order))
+            }
+            OddInput::Sighted(back, sighting) => {
+                Input::Sighted { look: LookId(self.newest.saturating_sub(back)), sighting }
+            }
+            OddInput::Ended(back, end) => {
+                Input::CommandEnded { run: RunId(self.newest.saturating_sub(back)), end }
+            }
+            OddInput::Exited(process, exit) => Input::Exited { process, exit },
+            OddInput::Tick => Input::Tick,
+            OddInput::Wake => return self.wake(),
+            OddInput::Recover => {
+                let Some(record) = self.record.clone() else { return Ok(()) };
+                let open = self.begun.iter().filter(|(op, _)| !self.done.contains(op)).copied().collect();
+                let (machine, step) = Machine::recover(key(), record, open);
+                // Those that wait are of no interest here.
+                self.machine = machine;
+                self.newest = 0;
+                return self.take(step);
+            }
+        };
+        let step = self.machine.step(self.now, input);
+        self.take(step)
+    }
+
+    /// A tick when it is due does something, for else it would be due again at once.
+    fn wake(&mut self) -> Result<(), TestCaseError> {
+        let Some(wake) = self.machine.wake_at() else { return Ok(()) };
+        self.now = self.now.max(wake);
+        // One stage's deadline may by chance be the next one's beginning; but not again and again.
+        for _ in 0..3 {
+            let step = self.machine.step(self.now, Input::Tick);
+            self.take(step)?;
+            if self.machine.wake_at() != Some(wake) {
+                return Ok(());
+            }
+        }
+        prop_assert!(false, "busy loop: {:#?}", &self.machine);
+        Ok(())
+    }
+
+    fn take(&mut self, step: Step) -> Result<(), TestCaseError> {
+        for write in step.writes {
+            match write {
+                Write::Record(record) => self.record = Some(*record),
+                Write::Begun(op) => {
+                    let kind = self.kinds.iter().find(|(id, _)| *id == op).expect("an order").1;
+                    prop_assert!(!self.begun.iter().any(|(id, _)| *id == op));
+                    self.begun.push((op, kind));
+                }
+                Write::Done(op, Outcome { .. }) => {
+                    prop_assert!(!self.done.contains(&op), "{} done twice", op);
+                    self.done.push(op);
+                }
+                Write::Event(_) => {}
+            }
+        }
+        for effect in step.effects {
+            use procfleet_core::supervise::Effect;
+            match effect {
+                Effect::Look { look: LookId(id), .. } | Effect::Run { run: RunId(id), .. } => {
+                    self.newest = self.newest.max(id);
+                }
+                Effect::Inspect { op, process, .. } => {
+                    let sighting = match process {
+                        Some(process) => Sighting::Running(process),
+                        None => Sighting::Absent(Absence { cause: Cause::NoIdentity, hopeless: true }),
+                    };
+                    let view = View {
+                        sighting,
+                        instance: None,
+                        registered_at: 0,
+                        started_at: 0,
+                        reported_at: 0,
+                        utc_offset_secs: 0,
+                    };
+                    let step = self.machine.step(self.now, Input::Inspected { op, view });
+                    self.take(step)?;
+                }
+                Effect::Watch(_) | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn key() -> ProcKey {
+    ProcKey { namespace: "test".to_owned(), name: "odd".to_owned() }
+}
