@@ -28,6 +28,9 @@ pub(super) enum Purpose {
     Upkeep { last: String },
     /// The agent has just started.
     Recover { interrupted: Vec<(OpId, OpKind)> },
+    /// A stop or kill has been answered, for the process is gone; only its command is still at work, and must not hit
+    /// what is started next.
+    Aftermath,
 }
 
 /// How things stood before an order. A stop that fails goes back to `hosting`; an order that changes nothing, to `rest`.
@@ -148,7 +151,8 @@ impl Job {
                 order == OpKind::Kill && !matches!(self.stage, Stage::Looking { .. })
             }
             Purpose::Op { kind: OpKind::Kill | OpKind::Query | OpKind::Unhost, .. }
-            | Purpose::Recover { .. } => false,
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => false,
         }
     }
 }

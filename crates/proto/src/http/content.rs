@@ -7,7 +7,6 @@ use super::result::About;
 use jiff::Timestamp;
 use jiff::tz::{Offset, TimeZone};
 use procfleet_core::op::{Content, Instance, Outcome, ProcStatus};
-use procfleet_core::task::Target;
 use serde_json::{Value, json};
 
 pub fn render(about: About<'_>, outcome: &Outcome) -> String {
@@ -36,10 +35,7 @@ fn control((proc_name, setup_path): (&str, &str), outcome: &Outcome, hosted: boo
 
 fn status(about: About<'_>, status: &ProcStatus) -> Value {
     let zone = Offset::from_seconds(status.utc_offset_secs).unwrap_or(Offset::UTC);
-    let ip = match about.target {
-        Target::Host(host) => host.ip.to_string(),
-        Target::Agent(_) => String::new(),
-    };
+    let ip = about.target.host().map(|host| host.ip.to_string()).unwrap_or_default();
     json!({
         "ip": ip,
         "bk_agent_id": about.agent.map_or("", |agent| agent.as_str()),

@@ -53,11 +53,14 @@ pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, Fault> {
     Ok(Host { cloud, ip: parsed::<IpAddr>("an ip", text(row, column + 1)?)? })
 }
 
-/// A target in three columns: cloud id, ip, agent.
+/// A target in four columns: cloud id, ip, supplier, agent.
 pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, Fault> {
-    match agent_if_any(row, column + 2)? {
-        Some(named) => Ok(Target::Agent(named)),
-        None => host(row, column).map(Target::Host),
+    match (agent_if_any(row, column + 3)?, row.get::<_, Option<i64>>(column + 2)?) {
+        (Some(named), _) => Ok(Target::Agent(named)),
+        (None, None) => host(row, column).map(Target::Host),
+        (None, Some(supplier)) => {
+            Ok(Target::SupplierHost(host(row, column)?, small("a supplier id", supplier)?))
+        }
     }
 }
 

@@ -96,7 +96,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
     let accepted_at = row.get(0)?;
     let requests: Vec<RequestHead> = from_json("a task's requests", text(row, 1)?)?;
 
-    let sql = "SELECT idx, request, cloud_id, ip, agent_named, agent, start_by, deadline FROM ops \
+    let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline FROM ops \
                WHERE task = ? AND code IS NULL ORDER BY idx";
     let mut ops = db.prepare_cached(sql)?;
     let mut rows = ops.query([integer(id.number)])?;
@@ -111,10 +111,10 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             proc: request.proc.clone(),
             spec: request.spec.clone(),
             target: target(row, 2)?,
-            agent: agent_if_any(row, 5)?,
+            agent: agent_if_any(row, 6)?,
             accepted_at,
-            start_by: row.get(6)?,
-            deadline: row.get(7)?,
+            start_by: row.get(7)?,
+            deadline: row.get(8)?,
         });
     }
     Ok(())

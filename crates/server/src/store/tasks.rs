@@ -104,7 +104,7 @@ impl Store {
     pub async fn task_results(&self, id: TaskId) -> Result<Option<(TaskRecord, Vec<OpRecord>)>, StoreError> {
         self.read("reading a task's results", move |db| {
             let Some(record) = task(db, id)? else { return Ok(None) };
-            let sql = "SELECT idx, request, cloud_id, ip, agent_named, agent, ended_at, code, message, content \
+            let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, ended_at, code, message, content \
                        FROM ops WHERE task = ? ORDER BY idx";
             let mut statement = db.prepare_cached(sql)?;
             let mut rows = statement.query([integer(id.number)])?;
@@ -161,14 +161,17 @@ fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId
 }
 
 fn insert_ops(db: &Connection, id: TaskId, ops: &[NewOp]) -> Result<(), Fault> {
-    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, agent_named, agent, start_by, deadline) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let mut statement = db.prepare_cached(sql)?;
     let number = integer(id.number);
     for (index, op) in (0_u32..).zip(ops) {
-        let (cloud, ip, named) = match &op.target {
-            Target::Host(host) => (Some(host.cloud.0), Some(host.ip.to_string()), None),
-            Target::Agent(agent) => (None, None, Some(agent.as_str())),
+        let host = op.target.host();
+        let (cloud, ip) = (host.map(|host| host.cloud.0), host.map(|host| host.ip.to_string()));
+        let (supplier, named) = match &op.target {
+            Target::Host(_) => (None, None),
+            Target::SupplierHost(_, supplier) => (Some(*supplier), None),
+            Target::Agent(agent) => (None, Some(agent.as_str())),
         };
         let agent = op.agent.as_ref().map(AgentId::as_str);
         statement.execute(params![
@@ -177,6 +180,7 @@ fn insert_ops(db: &Connection, id: TaskId, ops: &[NewOp]) -> Result<(), Fault> {
             op.request,
             cloud,
             ip,
+            supplier,
             named,
             agent,
             op.start_by,
@@ -218,9 +222,9 @@ fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, Fault> {
         op: OpId { task, index: small("an op's index", row.get(0)?)? },
         request: small("a request's place", row.get(1)?)?,
         target: target(row, 2)?,
-        agent: agent_if_any(row, 5)?,
-        ended_at: row.get(6)?,
-        outcome: outcome(row, 7)?,
+        agent: agent_if_any(row, 6)?,
+        ended_at: row.get(7)?,
+        outcome: outcome(row, 8)?,
     })
 }
 

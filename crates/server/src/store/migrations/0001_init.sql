@@ -58,9 +58,10 @@ CREATE TABLE ops (
     idx         INTEGER NOT NULL,
     -- The place of its request in the task's requests_json.
     request     INTEGER NOT NULL,
-    -- The target as the caller named it: a host (cloud_id, ip), or else an agent.
+    -- The target as the caller named it: a host (cloud_id, ip, and perhaps a supplier), or else an agent.
     cloud_id    INTEGER,
     ip          TEXT,
+    supplier_id INTEGER,
     agent_named TEXT,
     -- The agent that it was resolved to; NULL where there is none.
     agent       TEXT,

@@ -1,0 +1,150 @@
+//! From the command or signal of a stop, kill or restart until the process is gone.
+
+use super::{Leftover, Machine, State, busy, op_kind};
+use crate::code::Code;
+use crate::moment::Moment;
+use crate::op::OpKind;
+use crate::process::{Found, Process};
+use crate::spec::Spec;
+use crate::supervise::job::{EndPhase, Ending, Overdue, Purpose, Stage};
+use crate::supervise::policy::Fall;
+use crate::supervise::record::Rest;
+use crate::supervise::{CommandEnd, Effect, Input, Signal, Step, words};
+
+impl Machine {
+    pub(super) fn end(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        process: Process,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        let kill = matches!(purpose, Purpose::Op { kind: OpKind::Kill, .. });
+        let (field, command) = match kill {
+            true => ("kill_cmd", spec.control.kill_cmd.clone()),
+            false => ("stop_cmd", spec.control.stop_cmd.clone()),
+        };
+        let phase = if command.is_empty() {
+            let signal = if kill { Signal::Kill } else { Signal::Term };
+            out.effects.push(Effect::Signal { process, signal });
+            EndPhase::Vanish { until: now + spec.policy.stop_check }
+        } else {
+            EndPhase::Command(self.run(field, &command, &spec, now, out))
+        };
+        busy(
+            purpose,
+            spec,
+            Stage::Ending(Ending { process, phase, gone: false, note: String::new(), launch }),
+        )
+    }
+
+    pub(super) fn ending(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut ending: Ending,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        match (&mut ending.phase, input) {
+            (_, Input::Exited { process, .. }) if ending.process.is(&process) => ending.gone = true,
+            (EndPhase::Command(command), Input::CommandEnded { run, end }) if command.run == run => {
+                let field = command.field;
+                match end {
+                    // Without the command, the process that is gone is still as it was asked to be.
+                    CommandEnd::NotStarted { code, reason } if !ending.gone => {
+                        let message = format!("{field} could not be run: {reason}");
+                        return self.end_failed(purpose, ending, code, message, out);
+                    }
+                    CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
+                }
+                ending.note = words::command_note(field, (!command.timed_out).then_some(&end));
+                ending.phase = EndPhase::Vanish { until: now + spec.policy.stop_check };
+            }
+            (EndPhase::Command(command), Input::Tick) => match command.overdue(now) {
+                Overdue::No => {}
+                Overdue::End => out.effects.push(Effect::EndRun(command.run)),
+                Overdue::Abandon => {
+                    ending.note = words::command_note(command.field, None);
+                    ending.phase = EndPhase::Vanish { until: now + spec.policy.stop_check };
+                }
+            },
+            // Anything else only makes the clock below look again.
+            (EndPhase::Command(_) | EndPhase::Vanish { .. }, _) => {}
+        }
+        match ending.phase {
+            EndPhase::Command(_) => {
+                // The caller is told as soon as it is gone; the next order waits for the command.
+                if let Purpose::Op { op, kind: OpKind::Stop | OpKind::Kill, .. } = purpose
+                    && ending.gone
+                {
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    return busy(Purpose::Aftermath, spec, Stage::Ending(ending));
+                }
+            }
+            EndPhase::Vanish { .. } if ending.gone => return self.ended(now, purpose, spec, ending, out),
+            EndPhase::Vanish { until } if now >= until => {
+                let kind = op_kind(&purpose);
+                let message = words::still_alive(
+                    kind,
+                    &spec,
+                    &self.key.name,
+                    ending.process.pid,
+                    spec.policy.stop_check,
+                    &ending.note,
+                );
+                return self.end_failed(purpose, ending, Code::PostCheck, message, out);
+            }
+            EndPhase::Vanish { .. } => {}
+        }
+        busy(purpose, spec, Stage::Ending(ending))
+    }
+
+    pub(super) fn ended(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        ending: Ending,
+        out: &mut Step,
+    ) -> State {
+        if let Some(run) = ending.launch {
+            out.effects.push(Effect::EndRun(run));
+        }
+        // A command that was taken for the process may have left the real one behind.
+        self.untidy |= ending.process.found == Found::Foreground;
+        match purpose {
+            Purpose::Op { kind: OpKind::Restart, .. } => {
+                self.streak.forgive();
+                self.tidy(&spec, out);
+                self.launch(now, purpose, spec, None, out)
+            }
+            Purpose::Op { op, .. } => {
+                self.answer(op, Code::Success, words::SUCCESS, out);
+                State::Down(Rest::Idle)
+            }
+            Purpose::Aftermath => State::Down(Rest::Idle),
+            Purpose::Upkeep { .. } | Purpose::Recover { .. } => {
+                self.rest(now, Fall::Died, "it was ended", out)
+            }
+        }
+    }
+
+    pub(super) fn end_failed(
+        &mut self,
+        purpose: Purpose,
+        ending: Ending,
+        code: Code,
+        message: String,
+        out: &mut Step,
+    ) -> State {
+        if let Purpose::Op { op, before, .. } = purpose {
+            self.hosting = before.hosting;
+            self.answer(op, code, message, out);
+        }
+        State::Up(ending.process)
+    }
+}

@@ -1,0 +1,175 @@
+//! What a sighting means for the job that asked for it.
+
+use super::{Leftover, Machine, State, busy, unreachable_kind};
+use crate::code::Code;
+use crate::id::OpId;
+use crate::moment::Moment;
+use crate::op::OpKind;
+use crate::process::{Absence, Process, Sighting};
+use crate::spec::Spec;
+use crate::supervise::job::{Job, Purpose, Stage};
+use crate::supervise::policy::Fall;
+use crate::supervise::record::Rest;
+use crate::supervise::{Effect, Hosting, Input, Step, words};
+
+impl Machine {
+    pub(super) fn advance(&mut self, now: Moment, job: Job, input: Input, out: &mut Step) -> State {
+        let Job { purpose, spec, stage } = job;
+        match (stage, input) {
+            (Stage::Looking { look, launch }, Input::Sighted { look: answered, sighting })
+                if look == answered =>
+            {
+                match sighting {
+                    Sighting::Running(process) => {
+                        out.effects.push(Effect::Watch(process));
+                        self.found(now, purpose, spec, process, launch, out)
+                    }
+                    Sighting::Absent(absence) => self.missing(now, purpose, spec, absence, launch, out),
+                }
+            }
+            (Stage::Launching(launch), input) => self.launching(now, purpose, spec, launch, input, out),
+            (Stage::Ending(ending), input) => self.ending(now, purpose, spec, ending, input, out),
+            (Stage::Reloading { command, process, gone }, input) => {
+                self.reloading(now, purpose, spec, command, process, gone, input, out)
+            }
+            (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
+            (
+                stage @ Stage::Looking { .. },
+                Input::Tick
+                | Input::Exited { .. }
+                | Input::Sighted { .. }
+                | Input::CommandEnded { .. }
+                | Input::Order(_)
+                | Input::Inspected { .. },
+            ) => busy(purpose, spec, stage),
+        }
+    }
+
+    /// The process is running: what does that mean for this purpose?
+    pub(super) fn found(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        process: Process,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        match purpose {
+            Purpose::Op { op, kind, before } => match kind {
+                OpKind::Start => {
+                    // Nothing is run and nothing replaced; but a proc that was unknown is known from now on.
+                    let message = words::already_running(&spec, &self.key.name);
+                    self.spec.get_or_insert(spec);
+                    self.answer(op, Code::AlreadyRunning, message, out);
+                    State::Up(process)
+                }
+                OpKind::Host => {
+                    self.spec = Some(spec);
+                    self.hosting = Hosting::Hosted;
+                    self.streak.forgive();
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    State::Up(process)
+                }
+                OpKind::Restart => {
+                    self.spec = Some(spec.clone());
+                    let purpose = Purpose::Op { op, kind, before };
+                    if spec.control.restart_cmd.is_empty() {
+                        self.end(now, purpose, spec, process, launch, out)
+                    } else {
+                        self.launch(now, purpose, spec, Some(process), out)
+                    }
+                }
+                OpKind::Stop | OpKind::Kill => {
+                    // Hosting ends first, and durably: whatever happens from here on, nobody starts it again.
+                    self.hosting = Hosting::Unhosted;
+                    self.end(now, Purpose::Op { op, kind, before }, spec, process, launch, out)
+                }
+                OpKind::Reload => {
+                    let command = self.run("reload_cmd", &spec.control.reload_cmd, &spec, now, out);
+                    busy(
+                        Purpose::Op { op, kind, before },
+                        spec,
+                        Stage::Reloading { command, process, gone: false },
+                    )
+                }
+                OpKind::Query | OpKind::Unhost => unreachable_kind(kind),
+            },
+            Purpose::Upkeep { .. } | Purpose::Aftermath => State::Up(process),
+            Purpose::Recover { interrupted } => {
+                self.interrupted(interrupted, Some(process.pid), out);
+                State::Up(process)
+            }
+        }
+    }
+
+    /// The process is not running: what does that mean for this purpose?
+    pub(super) fn missing(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        absence: Absence,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        match purpose {
+            Purpose::Op { op, kind, before } => match kind {
+                OpKind::Host if spec.control.start_cmd.is_empty() => {
+                    self.answer(op, Code::NoCommand, words::no_command(kind, "start_cmd"), out);
+                    State::Down(before.rest)
+                }
+                OpKind::Start | OpKind::Host | OpKind::Restart => {
+                    if kind == OpKind::Host {
+                        self.hosting = Hosting::Hosted;
+                    }
+                    self.streak.forgive();
+                    self.tidy(&spec, out);
+                    self.launch(now, Purpose::Op { op, kind, before }, spec, None, out)
+                }
+                OpKind::Stop | OpKind::Kill => {
+                    self.hosting = Hosting::Unhosted;
+                    if kind == OpKind::Kill && spec.control.kill_cmd.is_empty() {
+                        // What was never recognised as the process is part of its tree too.
+                        self.sweep(out);
+                    }
+                    match launch {
+                        Some(run) => {
+                            out.effects.push(Effect::EndRun(run));
+                            self.answer(op, Code::Success, words::SUCCESS, out);
+                        }
+                        None => {
+                            let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
+                            self.answer(op, Code::NotRunning, message, out);
+                        }
+                    }
+                    State::Down(Rest::Idle)
+                }
+                OpKind::Reload => {
+                    let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
+                    self.answer(op, Code::NotRunning, message, out);
+                    State::Down(before.rest)
+                }
+                OpKind::Query | OpKind::Unhost => unreachable_kind(kind),
+            },
+            Purpose::Upkeep { last } => self.revive(now, &last, out),
+            Purpose::Aftermath => State::Down(Rest::Idle),
+            Purpose::Recover { interrupted } => {
+                self.interrupted(interrupted, None, out);
+                match self.saved.as_ref().map(|record| record.rest.clone()) {
+                    Some(rest @ Rest::GaveUp { .. }) => State::Down(rest),
+                    Some(rest @ Rest::Retry { .. }) if self.hosting == Hosting::Hosted => State::Down(rest),
+                    Some(Rest::Idle | Rest::Retry { .. }) | None => {
+                        self.rest(now, Fall::Died, "it ended while the agent was away", out)
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn interrupted(&mut self, ops: Vec<(OpId, OpKind)>, pid: Option<u32>, out: &mut Step) {
+        for (op, kind) in ops {
+            self.answer(op, Code::Interrupted, words::interrupted(kind, pid), out);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! From the command of a start or restart to the end of its check.
+
+use super::{Machine, State, busy};
+use crate::code::Code;
+use crate::moment::Moment;
+use crate::op::OpKind;
+use crate::process::{Exit, Process, Sighting};
+use crate::spec::{Kind, Spec};
+use crate::supervise::job::{Ended, LOOK_EVERY, Launch, Overdue, Purpose, Stage};
+use crate::supervise::policy::Fall;
+use crate::supervise::record::Rest;
+use crate::supervise::{CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Step, Write, words};
+
+impl Machine {
+    pub(super) fn launch(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        old: Option<Process>,
+        out: &mut Step,
+    ) -> State {
+        let (field, command) = match &purpose {
+            Purpose::Op { kind: OpKind::Restart, .. } if !spec.control.restart_cmd.is_empty() => {
+                ("restart_cmd", spec.control.restart_cmd.clone())
+            }
+            Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+                ("start_cmd", spec.control.start_cmd.clone())
+            }
+        };
+        self.spec = Some(spec.clone());
+        self.streak.last_start = Some(now);
+        let mut launch = Launch {
+            command: self.run(field, &command, &spec, now, out),
+            began: now,
+            ended: None,
+            old,
+            seen: None,
+            died: None,
+            missing: None,
+            looking: None,
+            next_look: now,
+        };
+        launch.await_foreground(now, &spec);
+        busy(purpose, spec, Stage::Launching(launch))
+    }
+
+    pub(super) fn launching(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut launch: Launch,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        match input {
+            Input::CommandEnded { run, end } if run == launch.command.run => {
+                return self.launched(now, purpose, spec, launch, end, out);
+            }
+            Input::Sighted { look, sighting } if launch.looking == Some(look) => {
+                launch.looking = None;
+                launch.next_look = now + LOOK_EVERY;
+                match sighting {
+                    Sighting::Running(process) => {
+                        out.effects.push(Effect::Watch(process));
+                        launch.seen = Some(process);
+                        launch.missing = None;
+                    }
+                    Sighting::Absent(absence) => launch.missing = Some(absence),
+                }
+            }
+            Input::Exited { process, exit } => {
+                if launch.seen.is_some_and(|seen| seen.is(&process)) {
+                    launch.seen = None;
+                    launch.next_look = now;
+                    let expected = launch.old.is_some_and(|old| old.is(&process));
+                    if !expected {
+                        launch.died = Some((process, exit));
+                        // One more look: it may have handed over to a successor.
+                        launch.missing = None;
+                    }
+                }
+                if launch.old.is_some_and(|old| old.is(&process)) {
+                    launch.old = None;
+                    if launch.ended.is_none() {
+                        launch.await_foreground(now, &spec);
+                    }
+                }
+            }
+            Input::Tick
+            | Input::CommandEnded { .. }
+            | Input::Sighted { .. }
+            | Input::Order(_)
+            | Input::Inspected { .. } => {}
+        }
+        self.check_launch(now, purpose, spec, launch, out)
+    }
+
+    /// The command of a launch ended, or never began.
+    pub(super) fn launched(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut launch: Launch,
+        end: CommandEnd,
+        out: &mut Step,
+    ) -> State {
+        let field = launch.command.field;
+        match end {
+            CommandEnd::NotStarted { code, reason } => {
+                let message = format!("{field} could not be run: {reason}");
+                self.launch_failed(now, purpose, launch, code, message, out)
+            }
+            CommandEnd::Exited { output, .. } if launch.command.timed_out => {
+                let message = words::command_timeout(field, spec.policy.op_timeout, &output);
+                self.launch_failed(now, purpose, launch, Code::CommandTimeout, message, out)
+            }
+            CommandEnd::Exited { exit: Exit::Code(0), output } => {
+                if spec.policy.kind == Kind::Once {
+                    return self.ran_once(purpose, launch.old, out);
+                }
+                launch.ended = Some(Ended { at: now, output });
+                launch.next_look = now;
+                launch.missing = None;
+                self.check_launch(now, purpose, spec, launch, out)
+            }
+            CommandEnd::Exited { exit, output } => {
+                let message = words::command_failed(field, exit, &output);
+                self.launch_failed(now, purpose, launch, Code::CommandFailed, message, out)
+            }
+        }
+    }
+
+    /// Where does the launch stand?
+    pub(super) fn check_launch(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut launch: Launch,
+        out: &mut Step,
+    ) -> State {
+        let check_until = launch.check_until(&spec);
+        let resident = spec.policy.kind == Kind::Resident;
+        match (&launch.ended, launch.seen) {
+            (_, Some(process)) if now >= check_until => return self.launch_succeeded(purpose, process, out),
+            (_, Some(_)) => {}
+            (Some(ended), None) => {
+                // It is given up when the window is over; or at once when it is certain that nothing will come;
+                // but never without a look.
+                let settled = launch
+                    .missing
+                    .as_ref()
+                    .is_some_and(|m| m.hopeless || launch.died.is_some() || now >= check_until);
+                if settled && launch.looking.is_none() {
+                    let output = ended.output.clone();
+                    return self.not_alive(now, purpose, spec, launch, &output, out);
+                }
+            }
+            (None, None) => {
+                let looked = launch.missing.is_some() || launch.old.is_some() || !resident;
+                if now >= launch.command.deadline && (looked || launch.command.timed_out) {
+                    match launch.command.overdue(now) {
+                        Overdue::No => {}
+                        Overdue::End => out.effects.push(Effect::EndRun(launch.command.run)),
+                        Overdue::Abandon => {
+                            let message =
+                                words::command_timeout(launch.command.field, spec.policy.op_timeout, "");
+                            return self.launch_failed(
+                                now,
+                                purpose,
+                                launch,
+                                Code::CommandTimeout,
+                                message,
+                                out,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        if launch.look_at(&spec).is_some_and(|at| now >= at) {
+            let scope = Scope::Launch { run: launch.command.run, leader: Leader::Refuse };
+            launch.looking = Some(self.look(scope, &spec, out));
+        }
+        busy(purpose, spec, Stage::Launching(launch))
+    }
+
+    pub(super) fn launch_succeeded(&mut self, purpose: Purpose, process: Process, out: &mut Step) -> State {
+        match purpose {
+            Purpose::Op { op, kind, .. } => {
+                // A restart leaves hosting as it was.
+                if matches!(kind, OpKind::Start | OpKind::Host) {
+                    self.hosting = Hosting::Hosted;
+                }
+                self.answer(op, Code::Success, words::SUCCESS, out);
+            }
+            Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+                out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));
+            }
+        }
+        State::Up(process)
+    }
+
+    pub(super) fn ran_once(&mut self, purpose: Purpose, old: Option<Process>, out: &mut Step) -> State {
+        if let Purpose::Op { op, .. } = purpose {
+            self.answer(op, Code::Success, words::SUCCESS, out);
+        }
+        // A restart_cmd may have left alone what was running.
+        old.map_or(State::Down(Rest::Idle), State::Up)
+    }
+
+    pub(super) fn not_alive(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        launch: Launch,
+        output: &str,
+        out: &mut Step,
+    ) -> State {
+        let missing = launch.missing.as_ref().map(|absence| absence.cause.to_string());
+        let why = match launch.died {
+            Some((process, exit)) => format!("pid {} {exit}", process.pid),
+            None => missing.unwrap_or_else(|| "it did not appear".to_owned()),
+        };
+        let kind = match &purpose {
+            Purpose::Op { kind, .. } => *kind,
+            Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => OpKind::Start,
+        };
+        let message = words::post_check(kind, &spec, &self.key.name, &why, output);
+        self.launch_failed(now, purpose, launch, Code::PostCheck, message, out)
+    }
+
+    pub(super) fn launch_failed(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        launch: Launch,
+        code: Code,
+        message: String,
+        out: &mut Step,
+    ) -> State {
+        match purpose {
+            Purpose::Op { op, .. } => self.answer(op, code, message.clone(), out),
+            Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+                out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
+            }
+        }
+        // A restart_cmd that failed may have left the old process alone.
+        match launch.seen.or(launch.old) {
+            Some(process) => State::Up(process),
+            None => self.rest(now, Fall::NotStarted, &message, out),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! One match on (state, input); the picture stands in the module above, and each stage has a file of its own.
+
+mod ending;
+mod jobs;
+mod launching;
+mod orders;
+mod queries;
+mod reloading;
+mod upkeep;
+
+use super::policy::Streak;
+use super::record::{Record, Rest};
+use super::{Effect, Hosting, Input, LookId, RunId, Scope, Step, Write};
+use crate::code::Code;
+use crate::id::{OpId, ProcKey};
+use crate::moment::Moment;
+use crate::op::{Content, OpKind, Order, Outcome, ProcStatus};
+use crate::process::Process;
+use crate::spec::{Kind, Spec};
+use crate::supervise::job::{Job, Purpose, Running, Stage};
+use std::collections::VecDeque;
+use std::mem;
+
+/// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
+const QUEUE_LIMIT: usize = 16;
+
+/// One proc on one host. Everything that is decided about it is decided here.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    key: ProcKey,
+    /// `None`: a proc that nobody started or hosted here yet.
+    spec: Option<Spec>,
+    hosting: Hosting,
+    state: State,
+    queue: VecDeque<Order>,
+    streak: Streak,
+    saved: Option<Record>,
+    /// It ended without being stopped, or was never recognised: something of it may be left.
+    untidy: bool,
+    serial: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum State {
+    Down(Rest),
+    Up(Process),
+    Busy(Box<Job>),
+}
+
+/// Whether a run that must end together with the process is still to be ended.
+type Leftover = Option<RunId>;
+
+impl Machine {
+    /// A proc that this agent has never seen.
+    pub fn new(key: ProcKey) -> Machine {
+        Machine {
+            key,
+            spec: None,
+            hosting: Hosting::Unhosted,
+            state: State::Down(Rest::Idle),
+            queue: VecDeque::new(),
+            streak: Streak::default(),
+            saved: None,
+            untidy: false,
+            serial: 0,
+        }
+    }
+
+    /// A proc from the agent's last life. `interrupted` are the ops that had begun and have no outcome.
+    pub fn recover(key: ProcKey, record: Record, interrupted: Vec<(OpId, OpKind)>) -> (Machine, Step) {
+        let mut machine = Machine {
+            spec: Some(record.spec.clone()),
+            hosting: record.hosting,
+            streak: record.streak,
+            saved: Some(record.clone()),
+            // Nobody knows what was under way when the agent ended.
+            untidy: true,
+            ..Machine::new(key)
+        };
+        let mut out = Step::default();
+        let scope = Scope::Recovery { last: record.process };
+        let look = machine.look(scope, &record.spec, &mut out);
+        machine.state = State::Busy(Box::new(Job {
+            purpose: Purpose::Recover { interrupted },
+            spec: record.spec,
+            stage: Stage::Looking { look, launch: None },
+        }));
+        (machine, out)
+    }
+
+    pub fn key(&self) -> &ProcKey {
+        &self.key
+    }
+
+    pub fn hosting(&self) -> Hosting {
+        self.hosting
+    }
+
+    pub fn spec(&self) -> Option<&Spec> {
+        self.spec.as_ref()
+    }
+
+    /// The live process, as far as it is known.
+    pub fn process(&self) -> Option<Process> {
+        match &self.state {
+            State::Down(_) => None,
+            State::Up(process) => Some(*process),
+            State::Busy(job) => job.stage.process(),
+        }
+    }
+
+    /// Why it is not running although it should be; else empty.
+    pub fn note(&self) -> &str {
+        match &self.state {
+            State::Down(Rest::GaveUp { reason }) => reason,
+            State::Down(Rest::Idle | Rest::Retry { .. }) | State::Up(_) | State::Busy(_) => "",
+        }
+    }
+
+    /// An operation or a restart is under way.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.state, State::Busy(_))
+    }
+
+    /// Nothing here is worth remembering: no spec, nothing under way.
+    pub fn is_blank(&self) -> bool {
+        self.spec.is_none() && self.queue.is_empty() && !self.is_busy()
+    }
+
+    /// When to tick at the latest.
+    pub fn wake_at(&self) -> Option<Moment> {
+        let state = match &self.state {
+            State::Down(Rest::Retry { at }) => Some(*at),
+            State::Down(Rest::Idle | Rest::GaveUp { .. }) | State::Up(_) => None,
+            State::Busy(job) => job.stage.wake_at(&job.spec),
+        };
+        state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
+    }
+
+    pub fn step(&mut self, now: Moment, input: Input) -> Step {
+        let mut out = Step::default();
+        let state = self.take();
+        self.state = match (state, input) {
+            (state, Input::Order(order)) => self.admit(now, state, *order, &mut out),
+            (state, Input::Inspected { op, view }) => self.inspected(state, op, view, &mut out),
+
+            (State::Down(Rest::Retry { at }), Input::Tick) if now >= at => {
+                self.upkeep("a restart was due".to_owned(), &mut out)
+            }
+            (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
+                self.exited(now, up, exit, &mut out)
+            }
+
+            (State::Busy(job), input) => self.advance(now, *job, input, &mut out),
+
+            // Late answers to questions that no longer matter, and ticks that are not due.
+            (
+                state @ (State::Down(_) | State::Up(_)),
+                Input::Tick | Input::Exited { .. } | Input::Sighted { .. } | Input::CommandEnded { .. },
+            ) => state,
+        };
+        self.expire(now, &mut out);
+        self.proceed(now, &mut out);
+        self.save(&mut out);
+        out
+    }
+
+    // What all stages need.
+
+    fn take(&mut self) -> State {
+        mem::replace(&mut self.state, State::Down(Rest::Idle))
+    }
+
+    fn serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// Makes sure that a launch by order does not meet what an earlier one left. Running once may be meant to leave
+    /// something.
+    fn tidy(&mut self, spec: &Spec, out: &mut Step) {
+        if self.untidy && spec.policy.kind == Kind::Resident {
+            self.sweep(out);
+        }
+    }
+
+    fn sweep(&mut self, out: &mut Step) {
+        self.untidy = false;
+        out.effects.push(Effect::Sweep);
+    }
+
+    fn look_first(
+        &mut self,
+        scope: Scope,
+        purpose: Purpose,
+        spec: Spec,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        let look = self.look(scope, &spec, out);
+        busy(purpose, spec, Stage::Looking { look, launch })
+    }
+
+    fn look(&mut self, scope: Scope, spec: &Spec, out: &mut Step) -> LookId {
+        let look = LookId(self.serial());
+        out.effects.push(Effect::Look { look, scope, spec: spec.clone() });
+        look
+    }
+
+    fn run(
+        &mut self,
+        field: &'static str,
+        command: &str,
+        spec: &Spec,
+        now: Moment,
+        out: &mut Step,
+    ) -> Running {
+        let run = RunId(self.serial());
+        out.effects.push(Effect::Run { run, command: command.to_owned(), spec: spec.clone() });
+        Running { run, field, deadline: now + spec.policy.op_timeout, timed_out: false }
+    }
+
+    fn answer(&self, op: OpId, code: Code, message: impl Into<String>, out: &mut Step) {
+        let identity = self.spec.as_ref().map(|spec| spec.identity.clone()).unwrap_or_default();
+        let content = Content::Control {
+            hosted: self.hosting == Hosting::Hosted,
+            proc_name: identity.proc_name,
+            setup_path: identity.setup_path,
+        };
+        out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
+    }
+
+    fn answer_op(&self, purpose: &Purpose, code: Code, message: impl Into<String>, out: &mut Step) {
+        if let Purpose::Op { op, .. } = purpose {
+            self.answer(*op, code, message, out);
+        }
+    }
+
+    fn answer_query(&self, op: OpId, code: Code, message: String, status: ProcStatus, out: &mut Step) {
+        let content = Content::Status(Box::new(status));
+        out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
+    }
+
+    /// Remembers the proc if anything about it has changed.
+    fn save(&mut self, out: &mut Step) {
+        let Some(spec) = self.spec.clone() else { return };
+        let rest = match &self.state {
+            State::Down(rest) => rest.clone(),
+            State::Up(_) => Rest::Idle,
+            // A retry stays due until its launch has an end: a crash in between must not forget it. Nor does an
+            // order that has only looked so far change what the proc waits for.
+            State::Busy(job) => match (&job.purpose, &job.stage, &self.saved) {
+                (Purpose::Upkeep { .. } | Purpose::Recover { .. }, _, Some(saved)) => saved.rest.clone(),
+                (Purpose::Op { before, .. }, Stage::Looking { .. }, _) => before.rest.clone(),
+                (
+                    Purpose::Op { .. }
+                    | Purpose::Upkeep { .. }
+                    | Purpose::Recover { .. }
+                    | Purpose::Aftermath,
+                    _,
+                    _,
+                ) => Rest::Idle,
+            },
+        };
+        let process = match (&self.state, &self.saved) {
+            // Until the look is answered, what was known last is still the best guess.
+            (State::Busy(job), Some(saved)) if matches!(job.purpose, Purpose::Recover { .. }) => {
+                saved.process
+            }
+            (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
+        };
+        let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest };
+        if self.saved.as_ref() != Some(&record) {
+            self.saved = Some(record.clone());
+            out.writes.push(Write::Record(Box::new(record)));
+        }
+    }
+}
+
+/// Somebody who wants it ended gets in where others are turned away.
+fn queue_limit(kind: OpKind) -> usize {
+    match kind {
+        OpKind::Stop | OpKind::Kill => 2 * QUEUE_LIMIT,
+        OpKind::Start | OpKind::Query | OpKind::Host | OpKind::Unhost | OpKind::Restart | OpKind::Reload => {
+            QUEUE_LIMIT
+        }
+    }
+}
+
+fn busy(purpose: Purpose, spec: Spec, stage: Stage) -> State {
+    State::Busy(Box::new(Job { purpose, spec, stage }))
+}
+
+fn op_kind(purpose: &Purpose) -> OpKind {
+    match purpose {
+        Purpose::Op { kind, .. } => *kind,
+        Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => OpKind::Start,
+    }
+}
+
+/// The command without which the order is pointless, whatever the process does.
+fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
+    let control = &spec.control;
+    match kind {
+        OpKind::Start if control.start_cmd.is_empty() => Some("start_cmd"),
+        OpKind::Restart if control.restart_cmd.is_empty() && control.start_cmd.is_empty() => {
+            Some("restart_cmd and no start_cmd")
+        }
+        OpKind::Reload if control.reload_cmd.is_empty() => Some("reload_cmd"),
+        OpKind::Start
+        | OpKind::Stop
+        | OpKind::Query
+        | OpKind::Host
+        | OpKind::Unhost
+        | OpKind::Restart
+        | OpKind::Reload
+        | OpKind::Kill => None,
+    }
+}
+
+fn unreachable_kind(kind: OpKind) -> State {
+    unreachable!("{} is answered before a job is made of it", kind.verb())
+}

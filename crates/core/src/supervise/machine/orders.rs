@@ -1,0 +1,170 @@
+//! How orders are taken, and which of them does not wait for another.
+
+use super::{Machine, State, busy, missing_command, op_kind, queue_limit};
+use crate::code::Code;
+use crate::moment::Moment;
+use crate::op::{OpKind, Order};
+use crate::spec::Spec;
+use crate::supervise::job::{Before, EndPhase, Ending, Job, Launch, Purpose, Stage};
+use crate::supervise::record::Rest;
+use crate::supervise::{Effect, Hosting, Leader, Scope, Step, Write, words};
+use std::collections::VecDeque;
+use std::mem;
+
+impl Machine {
+    pub(super) fn admit(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {
+        if order.kind == OpKind::Query {
+            self.inspect(&state, &order, out);
+        } else if self.queue.len() >= queue_limit(order.kind) {
+            let message = words::queue_full(order.kind, self.queue.len());
+            self.answer(order.op, Code::Busy, message, out);
+        } else if now >= order.start_by {
+            self.answer(order.op, Code::Timeout, words::expired(order.kind), out);
+        } else {
+            self.queue.push_back(order);
+        }
+        state
+    }
+
+    pub(super) fn expire(&mut self, now: Moment, out: &mut Step) {
+        let (due, queue): (VecDeque<_>, _) =
+            mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);
+        self.queue = queue;
+        for order in due {
+            self.answer(order.op, Code::Timeout, words::expired(order.kind), out);
+        }
+    }
+
+    /// Takes up what waits: the next order when there is no job, or one that does not wait for the job's end.
+    pub(super) fn proceed(&mut self, now: Moment, out: &mut Step) {
+        loop {
+            match self.take() {
+                State::Busy(job) => match self.queue.iter().position(|o| job.yields_to(o.kind)) {
+                    Some(place) => self.state = self.overtake(now, *job, place, out),
+                    None => {
+                        self.state = State::Busy(job);
+                        return;
+                    }
+                },
+                state => match self.queue.pop_front() {
+                    Some(order) => self.state = self.begin(now, state, order, out),
+                    None => {
+                        self.state = state;
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    pub(super) fn begin(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {
+        let Order { op, kind, spec, .. } = order;
+        if kind == OpKind::Unhost {
+            self.hosting = Hosting::Unhosted;
+            self.answer(op, Code::Success, words::SUCCESS, out);
+            return match state {
+                State::Down(_) => State::Down(Rest::Idle),
+                state @ (State::Up(_) | State::Busy(_)) => state,
+            };
+        }
+        let Some(spec) = spec.or_else(|| self.spec.clone()) else {
+            self.answer(op, Code::NoSpec, words::no_spec(kind), out);
+            return state;
+        };
+        if let Some(field) = missing_command(kind, &spec) {
+            self.answer(op, Code::NoCommand, words::no_command(kind, field), out);
+            return state;
+        }
+        out.writes.push(Write::Begun(op));
+        let rest = match &state {
+            State::Down(rest) => rest.clone(),
+            State::Up(_) | State::Busy(_) => Rest::Idle,
+        };
+        let purpose = Purpose::Op { op, kind, before: Before { hosting: self.hosting, rest } };
+        match state {
+            State::Up(process) => self.found(now, purpose, spec, process, None, out),
+            State::Down(_) | State::Busy(_) => self.look_first(Scope::Settled, purpose, spec, None, out),
+        }
+    }
+
+    /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was launched
+    /// so far is ended.
+    pub(super) fn overtake(&mut self, now: Moment, job: Job, place: usize, out: &mut Step) -> State {
+        let order = self.queue.remove(place).expect("place is a position in the queue");
+        let ahead: Vec<Order> = self.queue.drain(..place).collect();
+        let hosting = match &job.purpose {
+            // It has ended hosting already.
+            Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
+            Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+                self.hosting
+            }
+        };
+        self.answer_op(
+            &job.purpose,
+            Code::Cancelled,
+            words::overtaken(op_kind(&job.purpose), order.kind),
+            out,
+        );
+        for passed in ahead {
+            self.answer(passed.op, Code::Cancelled, words::overtaken(passed.kind, order.kind), out);
+        }
+        out.writes.push(Write::Begun(order.op));
+        let rest = self.saved.as_ref().map_or(Rest::Idle, |record| record.rest.clone());
+        let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
+        let spec = order.spec.unwrap_or_else(|| job.spec.clone());
+        match job.stage {
+            Stage::Looking { .. } | Stage::Reviewing(_) => {
+                self.look_first(Scope::Settled, purpose, spec, None, out)
+            }
+            Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
+            Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
+                // What the restart began is just what the stop would do, so it goes on; only its time begins anew.
+                self.hosting = Hosting::Unhosted;
+                if let EndPhase::Vanish { until } = &mut ending.phase {
+                    *until = now + job.spec.policy.stop_check;
+                }
+                busy(purpose, job.spec, Stage::Ending(ending))
+            }
+            Stage::Ending(Ending { process, phase, gone, launch, .. }) => {
+                if let EndPhase::Command(command) = phase {
+                    out.effects.push(Effect::EndRun(command.run));
+                }
+                match gone {
+                    true => self.look_first(Scope::Settled, purpose, spec, launch, out),
+                    false => self.found(now, purpose, spec, process, launch, out),
+                }
+            }
+            Stage::Reloading { command, process, gone } => {
+                out.effects.push(Effect::EndRun(command.run));
+                match gone {
+                    true => self.look_first(Scope::Settled, purpose, spec, None, out),
+                    false => self.found(now, purpose, spec, process, None, out),
+                }
+            }
+        }
+    }
+
+    pub(super) fn overtake_launch(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        launch: Launch,
+        out: &mut Step,
+    ) -> State {
+        let run = launch.command.run;
+        let leftover = launch.ended.is_none().then_some(run);
+        match (launch.seen, launch.old) {
+            (Some(process), _) => self.found(now, purpose, spec, process, leftover, out),
+            // The process is not the run's, so the run can end at once, before it brings a second one.
+            (None, Some(old)) => {
+                out.effects.push(Effect::EndRun(run));
+                self.found(now, purpose, spec, old, None, out)
+            }
+            (None, None) => {
+                let scope = Scope::Launch { run, leader: Leader::Accept };
+                self.look_first(scope, purpose, spec, leftover, out)
+            }
+        }
+    }
+}

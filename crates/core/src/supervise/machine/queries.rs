@@ -1,0 +1,69 @@
+//! Queries: they look, answer, and run nothing.
+
+use super::{Machine, State};
+use crate::code::Code;
+use crate::id::OpId;
+use crate::op::{OpKind, Order, ProcStatus};
+use crate::process::Sighting;
+use crate::supervise::record::Rest;
+use crate::supervise::{Effect, Hosting, Step, View, words};
+
+impl Machine {
+    pub(super) fn inspect(&mut self, state: &State, order: &Order, out: &mut Step) {
+        let Some(spec) = self.spec.clone().or_else(|| order.spec.clone()) else {
+            return self.answer_query(
+                order.op,
+                Code::NoSpec,
+                words::no_spec(OpKind::Query),
+                ProcStatus::default(),
+                out,
+            );
+        };
+        let identity = &spec.identity;
+        if identity.pid_path.is_empty() && (identity.proc_name.is_empty() || identity.setup_path.is_empty()) {
+            return self.answer_query(
+                order.op,
+                Code::NoSpec,
+                words::no_identity(),
+                ProcStatus::default(),
+                out,
+            );
+        }
+        let process = match state {
+            State::Up(process) => Some(*process),
+            State::Busy(job) => job.stage.process(),
+            State::Down(_) => None,
+        };
+        out.effects.push(Effect::Inspect { op: order.op, process, spec });
+    }
+
+    pub(super) fn inspected(&mut self, state: State, op: OpId, view: View, out: &mut Step) -> State {
+        let note = match &state {
+            State::Down(Rest::GaveUp { reason }) => reason.clone(),
+            State::Down(Rest::Idle | Rest::Retry { .. }) | State::Up(_) | State::Busy(_) => {
+                match &view.sighting {
+                    Sighting::Absent(absence) => absence.cause.to_string(),
+                    Sighting::Running(_) => String::new(),
+                }
+            }
+        };
+        let status = ProcStatus {
+            hosted: self.hosting == Hosting::Hosted,
+            note,
+            instance: view.instance,
+            registered_at: view.registered_at,
+            started_at: view.started_at,
+            reported_at: view.reported_at,
+            utc_offset_secs: view.utc_offset_secs,
+        };
+        self.answer_query(op, Code::Success, words::SUCCESS.to_owned(), status, out);
+        match (state, view.sighting) {
+            // Somebody started it without us: it is known from now on, and a restart that was waiting is off.
+            (State::Down(_), Sighting::Running(process)) if self.spec.is_some() => {
+                out.effects.push(Effect::Watch(process));
+                State::Up(process)
+            }
+            (state, _) => state,
+        }
+    }
+}

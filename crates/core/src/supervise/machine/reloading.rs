@@ -1,0 +1,111 @@
+//! A reload, and whether the process is still there afterwards.
+
+use super::{Machine, State, busy, op_kind};
+use crate::code::Code;
+use crate::moment::Moment;
+use crate::process::{Exit, Process, Sighting};
+use crate::spec::Spec;
+use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage};
+use crate::supervise::policy::Fall;
+use crate::supervise::{CommandEnd, Effect, Input, Scope, Step, words};
+
+impl Machine {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of one stage, taken apart by the caller's match"
+    )]
+    pub(super) fn reloading(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut command: Running,
+        process: Process,
+        mut gone: bool,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        let mut ended = None;
+        match input {
+            Input::Exited { process: dead, .. } if process.is(&dead) => gone = true,
+            Input::CommandEnded { run, end } if run == command.run => ended = Some(end),
+            Input::Tick => match command.overdue(now) {
+                Overdue::No => {}
+                Overdue::End => out.effects.push(Effect::EndRun(command.run)),
+                Overdue::Abandon => {
+                    ended = Some(CommandEnd::Exited { exit: Exit::Unknown, output: String::new() })
+                }
+            },
+            Input::Exited { .. }
+            | Input::CommandEnded { .. }
+            | Input::Sighted { .. }
+            | Input::Order(_)
+            | Input::Inspected { .. } => {}
+        }
+        let (code, message) = match ended {
+            None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
+            Some(CommandEnd::NotStarted { code, reason }) => {
+                (code, format!("reload_cmd could not be run: {reason}"))
+            }
+            Some(CommandEnd::Exited { output, .. }) if command.timed_out => {
+                (Code::CommandTimeout, words::command_timeout("reload_cmd", spec.policy.op_timeout, &output))
+            }
+            Some(CommandEnd::Exited { exit: Exit::Code(0), output }) => {
+                if !gone {
+                    // Most programs keep their process; one that hands over says so in its pid file.
+                    self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
+                    return State::Up(process);
+                }
+                let until = command.deadline.min(now + spec.policy.start_check);
+                let review = Review { looking: None, next_look: now, until, output };
+                return self.reviewing(now, purpose, spec, review, Input::Tick, out);
+            }
+            Some(CommandEnd::Exited { exit, output }) => {
+                (Code::CommandFailed, words::command_failed("reload_cmd", exit, &output))
+            }
+        };
+        self.answer_op(&purpose, code, message.clone(), out);
+        if gone { self.upkeep(message, out) } else { State::Up(process) }
+    }
+
+    pub(super) fn reviewing(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Spec,
+        mut review: Review,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        match input {
+            Input::Sighted { look, sighting } if review.looking == Some(look) => match sighting {
+                Sighting::Running(process) => {
+                    out.effects.push(Effect::Watch(process));
+                    self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
+                    return State::Up(process);
+                }
+                Sighting::Absent(absence) if now >= review.until => {
+                    let why = absence.cause.to_string();
+                    let kind = op_kind(&purpose);
+                    let message = words::post_check(kind, &spec, &self.key.name, &why, &review.output);
+                    self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
+                    return self.rest(now, Fall::Died, &message, out);
+                }
+                Sighting::Absent(_) => {
+                    review.looking = None;
+                    review.next_look = now + LOOK_EVERY;
+                }
+            },
+            Input::Tick
+            | Input::Exited { .. }
+            | Input::Sighted { .. }
+            | Input::CommandEnded { .. }
+            | Input::Order(_)
+            | Input::Inspected { .. } => {}
+        }
+        if review.looking.is_none() && now >= review.next_look {
+            review.looking = Some(self.look(Scope::Settled, &spec, out));
+        }
+        busy(purpose, spec, Stage::Reviewing(review))
+    }
+}

@@ -1,0 +1,80 @@
+//! What becomes of a process that died: looked for, started again, or given up.
+
+use super::{Machine, State, busy};
+use crate::moment::Moment;
+use crate::op::{OpKind, Order};
+use crate::process::{Exit, Found, Process};
+use crate::spec::Kind;
+use crate::supervise::job::{Purpose, Stage};
+use crate::supervise::policy::{Fall, Verdict};
+use crate::supervise::record::Rest;
+use crate::supervise::{Event, Hosting, Scope, Step, Write, words};
+
+impl Machine {
+    pub(super) fn exited(&mut self, now: Moment, process: Process, exit: Exit, out: &mut Step) -> State {
+        out.writes.push(Write::Event(Event::Exited { pid: process.pid, exit }));
+        let last = format!("pid {} {exit}", process.pid);
+        match (process.found, exit) {
+            // The command itself was the process: there is nobody else to look for.
+            (Found::Foreground, exit) if exit != Exit::Code(0) => self.revive(now, &last, out),
+            // It may have been replaced by itself: a new process under the same pid file; or it was a slow start
+            // command that left the real one behind and ended well.
+            (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(last, out),
+        }
+    }
+
+    /// Look whether it is there, and start it again if not and if it is hosted.
+    pub(super) fn upkeep(&mut self, last: String, out: &mut Step) -> State {
+        let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
+        let look = self.look(Scope::Settled, &spec, out);
+        busy(Purpose::Upkeep { last }, spec, Stage::Looking { look, launch: None })
+    }
+
+    /// It is certainly not running. A restart that was waited for and is due is done now; else the policy decides.
+    pub(super) fn revive(&mut self, now: Moment, last: &str, out: &mut Step) -> State {
+        match self.saved.as_ref().map(|record| &record.rest) {
+            Some(Rest::Retry { at }) if now >= *at && self.hosting == Hosting::Hosted => {
+                self.relaunch(now, last.to_owned(), out)
+            }
+            _ => self.rest(now, Fall::Died, last, out),
+        }
+    }
+
+    /// Where a proc that is not running goes from here.
+    pub(super) fn rest(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
+        self.untidy = true;
+        let Some(spec) = self.spec.clone().filter(|_| self.hosting == Hosting::Hosted) else {
+            return State::Down(Rest::Idle);
+        };
+        if spec.policy.kind == Kind::Once {
+            return State::Down(Rest::Idle);
+        }
+        if spec.control.start_cmd.is_empty() {
+            return self.give_up(format!("{last}; the spec has no start_cmd to start it again"), out);
+        }
+        match self.streak.fell(now, fall, &spec.policy) {
+            Verdict::Now => self.relaunch(now, last.to_owned(), out),
+            Verdict::At(at) => State::Down(Rest::Retry { at }),
+            Verdict::GiveUp => {
+                let reason = words::gave_up(self.streak.restarts, last);
+                self.give_up(reason, out)
+            }
+        }
+    }
+
+    pub(super) fn relaunch(&mut self, now: Moment, last: String, out: &mut Step) -> State {
+        let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
+        let ends = |order: &Order| matches!(order.kind, OpKind::Stop | OpKind::Kill) && now < order.start_by;
+        if self.queue.iter().any(ends) {
+            // Somebody who wants it ended waits already. The retry is for the case that it comes to nothing.
+            return State::Down(Rest::Retry { at: now });
+        }
+        self.sweep(out);
+        self.launch(now, Purpose::Upkeep { last }, spec, None, out)
+    }
+
+    pub(super) fn give_up(&mut self, reason: String, out: &mut Step) -> State {
+        out.writes.push(Write::Event(Event::GaveUp { reason: reason.clone() }));
+        State::Down(Rest::GaveUp { reason })
+    }
+}

@@ -1,0 +1,103 @@
+//! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: what the agents last said of their procs.
+
+use super::fault::Faults;
+use super::native::ProcState;
+use super::operate::{Suppliers, read_meta, read_targets};
+use super::read::Reader;
+use crate::state::ProcReport;
+use procfleet_core::id::{AgentId, Host, ProcKey};
+use procfleet_core::task::Target;
+use serde_json::{Value, json};
+
+/// The most procs that one page may have.
+const LARGEST_PAGE: i64 = 1_000;
+
+/// One proc on some hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusQuery {
+    pub proc: ProcKey,
+    /// A proc must bear all of them.
+    pub labels: Vec<(String, String)>,
+    pub targets: Vec<Target>,
+}
+
+/// All procs of a namespace, a page at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncQuery {
+    pub namespace: String,
+    pub start: usize,
+    pub limit: usize,
+}
+
+pub fn get_proc_status(body: &Value, suppliers: Suppliers) -> Result<StatusQuery, Faults> {
+    let mut faults = Faults::default();
+    let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
+    let (proc, labels) = read_meta(&reader, &mut faults);
+    let targets = read_targets(&reader, suppliers, &mut faults);
+    if faults.is_empty() { Ok(StatusQuery { proc, labels, targets }) } else { Err(faults) }
+}
+
+pub fn sync_proc_status(body: &Value) -> Result<SyncQuery, Faults> {
+    let mut faults = Faults::default();
+    let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
+    let namespace =
+        reader.object("meta", &mut faults).map(|meta| meta.required_text("namespace", 256, &mut faults));
+    let page = reader.object("page", &mut faults);
+    let mut number = |field: &str, least: i64, most: i64| {
+        let page = page.as_ref()?;
+        if !page.has(field) {
+            page.missing(field, &mut faults);
+        }
+        page.integer(field, least..=most, &mut faults).and_then(|n| usize::try_from(n).ok())
+    };
+    let (start, limit) = (number("start", 0, i64::MAX), number("limit", 1, LARGEST_PAGE));
+    match (namespace, start, limit) {
+        (Some(namespace), Some(start), Some(limit)) if faults.is_empty() => Ok(SyncQuery { namespace, start, limit }),
+        _ => Err(faults),
+    }
+}
+
+/// A proc and where it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub proc: &'a ProcKey,
+    pub host: Host,
+    /// As the caller named it; 0 where it did not.
+    pub supplier: u32,
+    pub agent: &'a AgentId,
+}
+
+/// One element of `proc_infos`.
+pub fn proc_info(place: Place<'_>, report: &ProcReport) -> Value {
+    // 1 running, 2 stopped; what is unregistered is not in the list at all.
+    let (running, stopped) = (1, 2);
+    let wanted = if report.hosted || report.pid.is_some() { running } else { stopped };
+    let message = match (report.state, report.note.as_str()) {
+        (ProcState::GaveUp, note) => note,
+        (ProcState::Running | ProcState::Stopped | ProcState::Changing, note) => note,
+    };
+    json!({
+        "meta": {"namespace": place.proc.namespace, "name": place.proc.name, "labels": report.labels},
+        "host": {
+            "ip": place.host.ip.to_string(),
+            "bk_cloud_id": place.host.cloud.0,
+            "bk_supplier_id": place.supplier,
+            "bk_agent_id": place.agent.as_str(),
+        },
+        "bk_agent_id": place.agent.as_str(),
+        "flag": wanted,
+        "status": if report.pid.is_some() { running } else { stopped },
+        "isauto": report.hosted,
+        "message": message,
+        "pid": report.pid.map_or(-1, i64::from),
+        "version": report.version,
+        "register_time": report.registered_at,
+        "last_start_time": report.started_at,
+        "report_time": report.reported_at,
+        "cpu_usage": report.cpu_usage,
+        "mem_usage": report.mem_usage,
+        "fd": report.fd,
+        "disk": 0,
+        "net": 0,
+    })
+}
