@@ -120,6 +120,7 @@ impl Session<'_> {
             boot_id: self.supervisor.boot_id().0.clone(),
             version: VERSION.to_owned(),
             taken,
+            host: Some(self.supervisor.facts()),
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
@@ -134,7 +135,7 @@ impl Session<'_> {
         let epoch = Epoch(welcome.epoch);
         info!(epoch = epoch.0, "connected");
         self.outbox.rewind();
-        let (mut revision, all) = self.states.since(0);
+        let (mut revision, all) = self.states.all();
         send_states(&mut socket, true, all).await?;
 
         // The server pings; its silence for three of its own intervals is its end.

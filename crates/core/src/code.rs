@@ -51,10 +51,14 @@ pub enum Code {
     NotRunning,
     /// No such operation.
     UnknownOp,
+    /// The proc is registered already.
+    AlreadyRegistered,
     /// The process is not as it should be after the command.
     PostCheck,
     /// A command ended with a status other than 0.
     CommandFailed,
+    /// None of the agents that were asked for is known.
+    NoSuchAgents,
     /// (gateway) Something inside procfleet failed before the request was understood.
     GatewaySystem,
     /// (gateway) The named user may not do this.
@@ -91,7 +95,9 @@ const TABLE: &[(Code, u32)] = &[
     (Code::NotRunning, 829),
     (Code::UnknownOp, 832),
     (Code::PostCheck, 836),
+    (Code::AlreadyRegistered, 850),
     (Code::CommandFailed, 65_535),
+    (Code::NoSuchAgents, 1_011_003),
     (Code::GatewaySystem, 1_306_000),
     (Code::UserDenied, 1_306_402),
     (Code::AppDenied, 1_306_403),

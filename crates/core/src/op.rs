@@ -5,7 +5,8 @@ use crate::spec::{Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// `op_type`. The numbers are GSE's; 5 and 6 have no meaning anywhere.
+/// What is to be done. The numbers up to 9 are GSE's `op_type`; 5 and 6 have no meaning anywhere. Those from 100 on are
+/// ours, for what GSE has APIs of their own for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OpKind {
@@ -17,10 +18,16 @@ pub enum OpKind {
     Restart,
     Reload,
     Kill,
+    /// Make the spec known; refused if there is one.
+    Register,
+    /// Make the spec known, or replace it.
+    Update,
+    /// Forget the proc. Its process goes on.
+    Unregister,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 8] = [
+    pub const ALL: [OpKind; 11] = [
         OpKind::Start,
         OpKind::Stop,
         OpKind::Query,
@@ -29,6 +36,9 @@ impl OpKind {
         OpKind::Restart,
         OpKind::Reload,
         OpKind::Kill,
+        OpKind::Register,
+        OpKind::Update,
+        OpKind::Unregister,
     ];
 
     pub fn number(self) -> u32 {
@@ -41,7 +51,15 @@ impl OpKind {
             OpKind::Restart => 7,
             OpKind::Reload => 8,
             OpKind::Kill => 9,
+            OpKind::Register => 100,
+            OpKind::Update => 101,
+            OpKind::Unregister => 102,
         }
+    }
+
+    /// The operation that a caller's `op_type` means.
+    pub fn from_op_type(number: u64) -> Option<OpKind> {
+        OpKind::from_number(number).filter(|kind| kind.number() < 100)
     }
 
     pub fn from_number(number: u64) -> Option<OpKind> {
@@ -59,6 +77,9 @@ impl OpKind {
             OpKind::Restart => "restart",
             OpKind::Reload => "reload",
             OpKind::Kill => "kill",
+            OpKind::Register => "register",
+            OpKind::Update => "update",
+            OpKind::Unregister => "unregister",
         }
     }
 
@@ -68,7 +89,9 @@ impl OpKind {
         let launch = command + policy.start_check;
         let end = command + policy.stop_check;
         match self {
-            OpKind::Query | OpKind::Unhost => Duration::from_secs(5),
+            OpKind::Query | OpKind::Unhost | OpKind::Register | OpKind::Update | OpKind::Unregister => {
+                Duration::from_secs(5)
+            }
             OpKind::Start | OpKind::Host => launch,
             OpKind::Stop | OpKind::Kill => end,
             OpKind::Restart => end + launch,
@@ -100,7 +123,10 @@ impl Outcome {
             | OpKind::Unhost
             | OpKind::Restart
             | OpKind::Reload
-            | OpKind::Kill => {
+            | OpKind::Kill
+            | OpKind::Register
+            | OpKind::Update
+            | OpKind::Unregister => {
                 Content::Control { hosted: false, proc_name: String::new(), setup_path: String::new() }
             }
         };

@@ -77,7 +77,7 @@ fn state(world: &World) -> Then {
 #[test]
 fn every_operation_in_every_state() {
     use Given::{Down, Ending, GaveUp, Launching, Unknown, UpHosted, UpUnhosted};
-    use OpKind::{Host, Kill, Query, Reload, Restart, Start, Stop, Unhost};
+    use OpKind::{Host, Kill, Query, Register, Reload, Restart, Start, Stop, Unhost, Unregister, Update};
     const H: bool = true;
     const U: bool = false;
     let rows = [
@@ -141,8 +141,28 @@ fn every_operation_in_every_state() {
         (Launching, Start, 828, H, Then::Up),
         (Ending, Stop, 829, U, Then::Down),
         (Ending, Reload, 829, U, Then::Down),
+        // what is known of it, and nothing else
+        (Unknown, Register, 0, U, Then::Down),
+        (Down, Register, 850, U, Then::Down),
+        (UpUnhosted, Register, 850, U, Then::Up),
+        (UpHosted, Register, 850, H, Then::Up),
+        (GaveUp, Register, 850, H, Then::GaveUp),
+        (Launching, Register, 850, H, Then::Up),
+        (Ending, Register, 850, U, Then::Down),
+        (Unknown, Update, 0, U, Then::Down),
+        (Down, Update, 0, U, Then::Down),
+        (UpUnhosted, Update, 0, U, Then::Up),
+        (UpHosted, Update, 0, H, Then::Up),
+        (GaveUp, Update, 0, H, Then::GaveUp),
+        (Launching, Update, 0, H, Then::Up),
+        (Ending, Update, 0, U, Then::Down),
+        (Unknown, Unregister, 829, U, Then::Down),
+        (Down, Unregister, 0, U, Then::Down),
+        (GaveUp, Unregister, 0, U, Then::Down),
+        (Ending, Unregister, 0, U, Then::Down),
     ];
-    assert_eq!(rows.len(), 7 * OpKind::ALL.len());
+    // Unregistering what runs leaves a process that nobody knows: it has a test of its own.
+    assert_eq!(rows.len(), 7 * OpKind::ALL.len() - 3);
     for (before, kind, code, hosted, then) in rows {
         let row = format!("{} when {before:?}", kind.verb());
         let mut world = given(before);
@@ -762,4 +782,17 @@ fn a_stop_that_waits_for_the_agents_return_comes_before_a_restart() {
     let stop = world.order(OpKind::Stop, &spec());
     world.run_for(60_000);
     assert_eq!((stop.code.number(), world.starts.len(), world.hosted()), (829, 1, false));
+}
+
+#[test]
+fn unregistering_forgets_the_proc_and_leaves_its_process() {
+    for before in [Given::UpUnhosted, Given::UpHosted, Given::Launching] {
+        let mut world = given(before);
+        let outcome = world.order(OpKind::Unregister, &spec());
+        assert_eq!((outcome.code.number(), world.hosted()), (0, false), "{before:?}");
+        world.run_for(30_000);
+        assert!(world.main_pid().is_some(), "{before:?}: the process goes on");
+        assert!(world.machine.is_blank() && world.record.is_none(), "{before:?}: nothing is remembered");
+        assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 828, "{before:?}: it is found again");
+    }
 }

@@ -4,7 +4,7 @@ use crate::http::native::ProcState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcReport {
     pub state: ProcState,
     pub hosted: bool,
@@ -20,4 +20,13 @@ pub struct ProcReport {
     pub started_at: i64,
     #[serde(default)]
     pub reported_at: i64,
+    /// Per cent of the whole host, and open files, as last sampled.
+    #[serde(default)]
+    pub cpu_usage: f64,
+    #[serde(default)]
+    pub mem_usage: f64,
+    #[serde(default)]
+    pub fd: u64,
+    #[serde(default)]
+    pub version: String,
 }

@@ -10,8 +10,8 @@ use procfleet_core::spec::{Identity, Spec};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    Ack, Drain, Enroll, Enrolled, Hello, Op, OpOrder, ProcStateMessage, Refused, Report, Reports, States,
-    Welcome, agent_message, decode_agent, decode_server, server_message,
+    Ack, Drain, Enroll, Enrolled, Hello, HostFacts, Op, OpOrder, ProcStateMessage, Refused, Report, Reports,
+    States, Welcome, agent_message, decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -66,6 +66,10 @@ fn what_agents_say() {
         registered_at: 1,
         started_at: 2,
         reported_at: 3,
+        cpu_usage: 1.5,
+        mem_usage: 0.5,
+        fd: 4,
+        version: "1.2".to_owned(),
     };
     let rows = [
         (
@@ -75,6 +79,13 @@ fn what_agents_say() {
                 boot_id: "b1".to_owned(),
                 version: "0.1.0".to_owned(),
                 taken: vec![op_id().to_string()],
+                host: Some(HostFacts {
+                    os: "linux".to_owned(),
+                    architecture: "x86_64".to_owned(),
+                    cpus: 2,
+                    memory_mib: 1024,
+                    started_at: 5,
+                }),
             }),
         ),
         (
@@ -85,7 +96,7 @@ fn what_agents_say() {
         ),
         (
             "states",
-            Body::States(States { all: true, procs: vec![ProcStateMessage::new(&proc(), 9, &report)] }),
+            Body::States(States { all: true, procs: vec![ProcStateMessage::new(&proc(), 9, Some(&report))] }),
         ),
         (
             "enroll",

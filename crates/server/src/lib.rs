@@ -96,7 +96,7 @@ impl Server {
 
         let (keeper, keeper_task) =
             Keeper::start(store.clone(), clock, presences.clone(), metrics.clone()).await?;
-        let app = App { store, keeper, clock, presences, ca, metrics };
+        let app = App { store, keeper, clock, presences, ca, metrics, unfinished: Default::default() };
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
             store: app.store.clone(),

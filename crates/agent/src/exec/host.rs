@@ -2,6 +2,7 @@
 
 use super::pidfd;
 use procfleet_core::{BootId, Moment, ProcKey};
+use procfleet_proto::link::HostFacts;
 use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -68,6 +69,17 @@ impl Host {
     /// that is not escaped, so no two procs share a mark.
     pub fn mark(&self, key: &ProcKey) -> String {
         format!("{}/{}:{}", self.instance, key.namespace.replace('%', "%25").replace(':', "%3A"), key.name)
+    }
+
+    /// What the host is, for the server.
+    pub fn facts(&self, started_at: i64) -> HostFacts {
+        HostFacts {
+            os: std::env::consts::OS.to_owned(),
+            architecture: std::env::consts::ARCH.to_owned(),
+            cpus: self.cpus,
+            memory_mib: self.memory_bytes >> 20,
+            started_at,
+        }
     }
 
     /// Time since the host's boot, time asleep included.

@@ -186,6 +186,12 @@ impl Hands {
         });
     }
 
+    /// How many files the process has open; 0 if that cannot be read.
+    pub fn open_files(&self, process: &Process) -> u64 {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", process.pid));
+        entries.map_or(0, |entries| entries.count() as u64)
+    }
+
     /// Describes a process. `None` when it is gone.
     pub fn inspect(&mut self, process: &Process) -> Option<Instance> {
         inspect::inspect(&self.host, id_of(process), &mut self.sample)

@@ -180,6 +180,9 @@ fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write) -> rusqlite::Res
                  ON CONFLICT (namespace, name) DO UPDATE SET record = ?3",
             )?
             .execute(params![key.namespace, key.name, json(record), now_secs()]),
+        Write::Forget => t
+            .prepare_cached("DELETE FROM procs WHERE namespace = ?1 AND name = ?2")?
+            .execute(params![key.namespace, key.name]),
         Write::Begun(op) => t
             .prepare_cached("UPDATE ops SET state = 1 WHERE op = ?1 AND state = 0")?
             .execute([op.to_string()]),

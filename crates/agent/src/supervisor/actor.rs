@@ -6,6 +6,7 @@ use crate::journal::Journal;
 use crate::outbox::Outbox;
 use crate::states::States;
 use procfleet_core::id::{OpId, ProcKey};
+use procfleet_core::moment::Moment;
 use procfleet_core::op::{Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::Spec;
@@ -14,6 +15,7 @@ use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
@@ -35,13 +37,28 @@ impl Around {
     }
 }
 
+/// A running process at one moment.
+struct Sample {
+    process: Process,
+    taken: Moment,
+    /// Seconds since 1970.
+    began_at: i64,
+    /// Per cent of the whole host.
+    cpu: f64,
+    memory: f64,
+    files: u64,
+}
+
+/// How often a running process is looked at. It costs a few dozen microseconds.
+const SAMPLE_EVERY: Duration = Duration::from_secs(15);
+
 pub(super) struct Actor {
     machine: Machine,
     hands: Hands,
     around: Around,
     registered_at: i64,
-    /// When the present process began, by the wall clock.
-    began: Option<(Process, i64)>,
+    /// The present process, as it was last looked at.
+    sample: Option<Sample>,
     published: Option<ProcReport>,
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
@@ -60,7 +77,7 @@ impl Actor {
             hands,
             around,
             registered_at,
-            began: None,
+            sample: None,
             published: None,
             answers: VecDeque::new(),
         }
@@ -77,8 +94,13 @@ impl Actor {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
-                    Some(input) => input,
-                    None => return (self.machine.key().clone(), Vec::new()),
+                    Next::Input(input) => input,
+                    Next::Sample => {
+                        self.sample = self.machine.process().and_then(|process| self.sample_of(process));
+                        self.publish();
+                        continue;
+                    }
+                    Next::End => return (self.machine.key().clone(), Vec::new()),
                 },
             };
             let step = self.machine.step(self.around.host.now(), input);
@@ -96,15 +118,35 @@ impl Actor {
         }
     }
 
-    async fn next(&self, inbox: &mut mpsc::Receiver<Input>) -> Option<Input> {
-        let Some(wake) = self.machine.wake_at() else { return inbox.recv().await };
-        let pause = wake.since(self.around.host.now());
+    async fn next(&self, inbox: &mut mpsc::Receiver<Input>) -> Next {
+        let now = self.around.host.now();
+        let sample = self.sample.as_ref().map(|sample| sample.taken + SAMPLE_EVERY);
+        let wake = self.machine.wake_at().into_iter().chain(sample).min();
         tokio::select! {
             // Inputs first: an exit that has happened must win over the deadline that it just met.
             biased;
-            input = inbox.recv() => input,
-            () = tokio::time::sleep(pause) => Some(Input::Tick),
+            input = inbox.recv() => input.map_or(Next::End, Next::Input),
+            () = sleep(wake.map(|wake| wake.since(now))) => match wake == self.machine.wake_at() {
+                true => Next::Input(Input::Tick),
+                false => Next::Sample,
+            },
         }
+    }
+
+    fn sample_of(&mut self, process: Process) -> Option<Sample> {
+        let seen = self.hands.inspect(&process)?;
+        let files = self.hands.open_files(&process);
+        // Rounded, so that a change worth telling is one that people would notice.
+        let round = |number: f64| (number * 10.0).round() / 10.0;
+        let taken = self.around.host.now();
+        Some(Sample {
+            process,
+            taken,
+            began_at: seen.began_at,
+            cpu: round(seen.cpu_now),
+            memory: round(seen.memory_percent),
+            files,
+        })
     }
 
     async fn carry_out(&mut self, step: Step) {
@@ -122,6 +164,11 @@ impl Actor {
                     if self.registered_at == 0 {
                         self.registered_at = jiff::Timestamp::now().as_second();
                     }
+                }
+                Write::Forget => {
+                    self.registered_at = 0;
+                    self.published = None;
+                    self.around.states.forget(&key);
                 }
                 Write::Begun(_) => {}
             }
@@ -175,9 +222,10 @@ impl Actor {
         let Some(spec) = self.machine.spec() else { return };
         let labels = spec.labels.clone();
         let process = self.machine.process();
-        if self.began.map(|(known, _)| known) != process {
-            self.began = process.and_then(|process| Some((process, self.hands.inspect(&process)?.began_at)));
+        if self.sample.as_ref().map(|sample| sample.process) != process {
+            self.sample = process.and_then(|process| self.sample_of(process));
         }
+        let sample = self.sample.as_ref();
         let mut report = ProcReport {
             state: match (process, self.machine.is_busy(), self.machine.note().is_empty()) {
                 (_, true, _) => ProcState::Changing,
@@ -190,14 +238,32 @@ impl Actor {
             note: self.machine.note().to_owned(),
             labels,
             registered_at: self.registered_at,
-            started_at: self.began.map_or(0, |(_, at)| at),
+            started_at: sample.map_or(0, |sample| sample.began_at),
             reported_at: self.published.as_ref().map_or(0, |published| published.reported_at),
+            cpu_usage: sample.map_or(0.0, |sample| sample.cpu),
+            mem_usage: sample.map_or(0.0, |sample| sample.memory),
+            fd: sample.map_or(0, |sample| sample.files),
+            version: String::new(),
         };
         if self.published.as_ref() != Some(&report) {
             report.reported_at = jiff::Timestamp::now().as_second();
             self.around.states.publish(self.machine.key(), report.clone());
             self.published = Some(report);
         }
+    }
+}
+
+/// What an actor has to do next.
+enum Next {
+    Input(Input),
+    Sample,
+    End,
+}
+
+async fn sleep(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -14,7 +14,7 @@ use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::supervise::{Input, Machine, Write};
-use procfleet_proto::link::OpOrder;
+use procfleet_proto::link::{HostFacts, OpOrder};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
@@ -31,6 +31,8 @@ pub(crate) struct Supervisor {
     intake: mpsc::Sender<Intake>,
     host: Arc<Host>,
     open: OpenOps,
+    /// Seconds since 1970.
+    started_at: i64,
 }
 
 enum Intake {
@@ -54,11 +56,15 @@ impl Supervisor {
         let open = OpenOps::default();
         let around = Around { host: host.clone(), journal, outbox, states, open: open.clone() };
         tokio::spawn(Work { around, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders));
-        Supervisor { intake, host, open }
+        Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
     }
 
     pub(crate) fn boot_id(&self) -> &BootId {
         self.host.boot_id()
+    }
+
+    pub(crate) fn facts(&self) -> HostFacts {
+        self.host.facts(self.started_at)
     }
 
     /// What need not be sent again.

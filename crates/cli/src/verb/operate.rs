@@ -143,7 +143,10 @@ impl Operate {
                 | OpKind::Unhost
                 | OpKind::Restart
                 | OpKind::Reload
-                | OpKind::Kill,
+                | OpKind::Kill
+                | OpKind::Register
+                | OpKind::Update
+                | OpKind::Unregister,
             ) => around.say(&seen.summary())?,
         }
         Ok(seen.exit())

@@ -150,7 +150,17 @@ impl Job {
                 // A look is answered at once.
                 order == OpKind::Kill && !matches!(self.stage, Stage::Looking { .. })
             }
-            Purpose::Op { kind: OpKind::Kill | OpKind::Query | OpKind::Unhost, .. }
+            // These are over before anybody could want to overtake them.
+            Purpose::Op {
+                kind:
+                    OpKind::Kill
+                    | OpKind::Query
+                    | OpKind::Unhost
+                    | OpKind::Register
+                    | OpKind::Update
+                    | OpKind::Unregister,
+                ..
+            }
             | Purpose::Recover { .. }
             | Purpose::Aftermath => false,
         }

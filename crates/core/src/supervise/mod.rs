@@ -123,6 +123,8 @@ pub struct Step {
 pub enum Write {
     /// The proc as it is to be remembered.
     Record(Box<Record>),
+    /// The proc is not to be remembered any more.
+    Forget,
     /// The op is about to act: after a crash it must not be repeated.
     Begun(OpId),
     /// The op has ended.

@@ -23,6 +23,12 @@ pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) 
     }
 }
 
+pub(super) const ALREADY_REGISTERED: &str = "Fail to register, for the process info already exists.";
+
+pub(super) fn not_registered(name: &str) -> String {
+    format!("no need to unregister the process({name}) that is not registered")
+}
+
 pub(super) fn no_command(kind: OpKind, field: &str) -> String {
     format!("{} is not possible: the spec has no {field}", kind.verb())
 }

@@ -381,6 +381,7 @@ impl World {
         for write in step.writes {
             match write {
                 Write::Record(record) => self.record = Some(*record),
+                Write::Forget => self.record = None,
                 Write::Begun(op) => {
                     assert!(!self.begun.contains(&op), "{op} begun twice");
                     self.begun.push(op);

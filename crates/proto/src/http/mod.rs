@@ -4,7 +4,7 @@
 //! `core`'s types only if there was none. Callers' habits that must be tolerated (unknown fields, `null` for absent,
 //! both names of a policy) are written down where the field is read.
 
-pub mod agent_status;
+pub mod agents;
 pub mod content;
 pub mod fault;
 pub mod login;
@@ -12,3 +12,4 @@ pub mod native;
 pub mod operate;
 pub mod read;
 pub mod result;
+pub mod status;

@@ -20,10 +20,62 @@ const LARGEST_SPEC: usize = 48 * 1024;
 /// How many ops one call may make.
 pub const MOST_OPS: usize = 100_000;
 
+/// Whether hosts are named with a `bk_supplier_id`, as the first generation of the API does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suppliers {
+    None,
+    Required,
+}
+
 /// `operate_proc_v2`: one process on many hosts.
 pub fn operate_proc_v2(body: &Value) -> Result<Vec<Request>, Faults> {
+    operate(body, Suppliers::None)
+}
+
+/// `operate_proc`, the first generation: the same, by supplier, and usually without a spec.
+pub fn operate_proc(body: &Value) -> Result<Vec<Request>, Faults> {
+    operate(body, Suppliers::Required)
+}
+
+fn operate(body: &Value, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
-    let request = Reader::root(body, &mut faults).map(|reader| read_request(&reader, &mut faults));
+    let request = Reader::root(body, &mut faults).map(|reader| {
+        let kind = read_op_type(&reader, &mut faults);
+        read_request(&reader, kind, suppliers, &mut faults)
+    });
+    finish(request.into_iter().collect(), faults, |_| String::new())
+}
+
+/// `register_proc_info`: makes a spec known. The first generation's document requires limits.
+pub fn register_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
+    keep_info(body, OpKind::Register, Suppliers::Required)
+}
+
+/// `update_proc_info`: the same, or replaces it. Its callers name hosts with and without a supplier.
+pub fn update_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
+    let named = body.pointer("/hosts/0/bk_supplier_id").is_some();
+    keep_info(body, OpKind::Update, if named { Suppliers::Required } else { Suppliers::None })
+}
+
+fn keep_info(body: &Value, kind: OpKind, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
+    let mut faults = Faults::default();
+    let request = Reader::root(body, &mut faults).map(|reader| {
+        if !reader.has("spec") {
+            reader.missing("spec", &mut faults);
+        }
+        read_request(&reader, kind, suppliers, &mut faults)
+    });
+    finish(request.into_iter().collect(), faults, |_| String::new())
+}
+
+/// `unregister_proc_info`: only a name and hosts.
+pub fn unregister_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
+    let mut faults = Faults::default();
+    let request = Reader::root(body, &mut faults).map(|reader| {
+        let (proc, _) = read_meta(&reader, &mut faults);
+        let targets = read_targets(&reader, Suppliers::Required, &mut faults);
+        Request { proc, kind: OpKind::Unregister, spec: None, targets }
+    });
     finish(request.into_iter().collect(), faults, |_| String::new())
 }
 
@@ -35,7 +87,13 @@ pub fn operate_proc_multi(body: &Value) -> Result<Vec<Request>, Faults> {
     if elements.is_empty() && faults.is_empty() {
         faults.add("proc_operate_req", "is required and must not be empty");
     }
-    let requests = elements.iter().map(|element| read_request(element, &mut faults)).collect();
+    let requests = elements
+        .iter()
+        .map(|element| {
+            let kind = read_op_type(element, &mut faults);
+            read_request(element, kind, Suppliers::None, &mut faults)
+        })
+        .collect();
     finish(requests, faults, |place| format!("proc_operate_req[{place}]"))
 }
 
@@ -70,10 +128,9 @@ fn finish(
     if faults.is_empty() { Ok(requests) } else { Err(faults) }
 }
 
-fn read_request(reader: &Reader<'_>, faults: &mut Faults) -> Request {
+fn read_request(reader: &Reader<'_>, kind: OpKind, suppliers: Suppliers, faults: &mut Faults) -> Request {
     let (proc, labels) = read_meta(reader, faults);
-    let kind = read_op_type(reader, faults);
-    let targets = read_targets(reader, faults);
+    let targets = read_targets(reader, suppliers, faults);
     // Without a spec the agent uses the one it has stored; several callers rely on it.
     let spec = reader.optional_object("spec", faults).map(|spec| {
         let mut spec = read_spec(&spec, kind, faults);
@@ -87,7 +144,7 @@ fn read_request(reader: &Reader<'_>, faults: &mut Faults) -> Request {
     Request { proc, kind, spec, targets }
 }
 
-fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, Vec<(String, String)>) {
+pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, Vec<(String, String)>) {
     let Some(meta) = reader.object("meta", faults) else {
         return (ProcKey { namespace: String::new(), name: String::new() }, Vec::new());
     };
@@ -106,7 +163,7 @@ fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, Vec<(String,
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
     // Absent is 0: callers that leave out zero values mean start.
     let Some(number) = reader.integer("op_type", i64::MIN..=i64::MAX, faults) else { return OpKind::Start };
-    u64::try_from(number).ok().and_then(OpKind::from_number).unwrap_or_else(|| {
+    u64::try_from(number).ok().and_then(OpKind::from_op_type).unwrap_or_else(|| {
         let reason = format!(
             "{number} is no operation; there are 0 start, 1 stop, 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"
         );
@@ -116,7 +173,7 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
 }
 
 /// `agent_id_list`, which wins, or `hosts`.
-fn read_targets(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Target> {
+pub(super) fn read_targets(reader: &Reader<'_>, suppliers: Suppliers, faults: &mut Faults) -> Vec<Target> {
     let agents = reader.texts("agent_id_list", faults);
     if !agents.is_empty() {
         return agents
@@ -130,18 +187,35 @@ fn read_targets(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Target> {
             })
             .collect();
     }
-    read_hosts(reader, faults).into_iter().map(Target::Host).collect()
+    present_hosts(reader, faults)
+        .iter()
+        .filter_map(|host| match suppliers {
+            Suppliers::None => read_host(host, faults).map(Target::Host),
+            Suppliers::Required => {
+                if !host.has("bk_supplier_id") {
+                    host.missing("bk_supplier_id", faults);
+                }
+                let supplier = host.integer("bk_supplier_id", 0..=i64::from(u32::MAX), faults);
+                let host = read_host(host, faults)?;
+                Some(Target::SupplierHost(host, u32::try_from(supplier?).ok()?))
+            }
+        })
+        .collect()
 }
 
 /// `hosts: [{ip, bk_cloud_id}]`, which must name at least one.
 pub(super) fn read_hosts(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
+    present_hosts(reader, faults).iter().filter_map(|host| read_host(host, faults)).collect()
+}
+
+fn present_hosts<'v>(reader: &Reader<'v>, faults: &mut Faults) -> Vec<Reader<'v>> {
     let hosts = reader.objects("hosts", faults);
     if !reader.has("hosts") {
         faults.add(reader.path("hosts"), "is required (or agent_id_list)");
     } else if hosts.is_empty() {
         faults.add(reader.path("hosts"), "must not be empty");
     }
-    hosts.iter().filter_map(|host| read_host(host, faults)).collect()
+    hosts
 }
 
 fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
@@ -167,8 +241,12 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
     let identity =
         section("identity", faults).map(|r| read_identity(&r, lenient, faults)).unwrap_or_default();
     let control = section("control", faults).map(|r| read_control(&r, faults)).unwrap_or_default();
-    let resource =
-        spec.optional_object("resource", faults).map(|r| read_resource(&r, faults)).unwrap_or_default();
+    // Only the document of register_proc_info requires limits.
+    let resource = match kind {
+        OpKind::Register => spec.object("resource", faults),
+        _ => spec.optional_object("resource", faults),
+    };
+    let resource = resource.map(|r| read_resource(&r, kind, faults)).unwrap_or_default();
     // The gateway's name for it is `monitor_policy`; the older one is accepted everywhere too.
     let policy_name = match spec.has("monitor_policy") && !spec.has("alive_monitor_policy") {
         true => "monitor_policy",
@@ -222,7 +300,12 @@ fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
     }
 }
 
-fn read_resource(r: &Reader<'_>, faults: &mut Faults) -> Resource {
+fn read_resource(r: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Resource {
+    for field in ["cpu", "mem"] {
+        if kind == OpKind::Register && !r.has(field) {
+            r.missing(field, faults);
+        }
+    }
     let mut per_cent = |field: &str| r.number(field, 0.0..=100.0, faults).filter(|limit| *limit > 0.0);
     let (cpu, mem) = (per_cent("cpu"), per_cent("mem"));
     let fd = r.integer("fd", 0..=i64::MAX, faults).and_then(|fd| u64::try_from(fd).ok()).filter(|fd| *fd > 0);

@@ -56,7 +56,18 @@ impl OpResult {
             Some(outcome) => OpResult {
                 error_code: outcome.code.number(),
                 error_msg: outcome.message.clone(),
-                content: content::render(about, outcome),
+                content: match about.kind {
+                    // Their documents show an empty one.
+                    OpKind::Register | OpKind::Update | OpKind::Unregister => String::new(),
+                    OpKind::Start
+                    | OpKind::Stop
+                    | OpKind::Query
+                    | OpKind::Host
+                    | OpKind::Unhost
+                    | OpKind::Restart
+                    | OpKind::Reload
+                    | OpKind::Kill => content::render(about, outcome),
+                },
             },
         }
     }

@@ -1,7 +1,6 @@
 //! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: what the agents last said of their procs.
 
 use super::fault::Faults;
-use super::native::ProcState;
 use super::operate::{Suppliers, read_meta, read_targets};
 use super::read::Reader;
 use crate::state::ProcReport;
@@ -52,7 +51,9 @@ pub fn sync_proc_status(body: &Value) -> Result<SyncQuery, Faults> {
     };
     let (start, limit) = (number("start", 0, i64::MAX), number("limit", 1, LARGEST_PAGE));
     match (namespace, start, limit) {
-        (Some(namespace), Some(start), Some(limit)) if faults.is_empty() => Ok(SyncQuery { namespace, start, limit }),
+        (Some(namespace), Some(start), Some(limit)) if faults.is_empty() => {
+            Ok(SyncQuery { namespace, start, limit })
+        }
         _ => Err(faults),
     }
 }
@@ -72,10 +73,6 @@ pub fn proc_info(place: Place<'_>, report: &ProcReport) -> Value {
     // 1 running, 2 stopped; what is unregistered is not in the list at all.
     let (running, stopped) = (1, 2);
     let wanted = if report.hosted || report.pid.is_some() { running } else { stopped };
-    let message = match (report.state, report.note.as_str()) {
-        (ProcState::GaveUp, note) => note,
-        (ProcState::Running | ProcState::Stopped | ProcState::Changing, note) => note,
-    };
     json!({
         "meta": {"namespace": place.proc.namespace, "name": place.proc.name, "labels": report.labels},
         "host": {
@@ -88,7 +85,7 @@ pub fn proc_info(place: Place<'_>, report: &ProcReport) -> Value {
         "flag": wanted,
         "status": if report.pid.is_some() { running } else { stopped },
         "isauto": report.hosted,
-        "message": message,
+        "message": report.note,
         "pid": report.pid.map_or(-1, i64::from),
         "version": report.version,
         "register_time": report.registered_at,

@@ -144,18 +144,20 @@ impl TryFrom<Report> for (OpId, Option<Outcome>) {
 }
 
 impl ProcStateMessage {
-    pub fn new(proc: &ProcKey, revision: u64, report: &ProcReport) -> ProcStateMessage {
+    /// `None`: the proc is forgotten.
+    pub fn new(proc: &ProcKey, revision: u64, report: Option<&ProcReport>) -> ProcStateMessage {
         ProcStateMessage {
             namespace: proc.namespace.clone(),
             name: proc.name.clone(),
             revision,
-            report: to_json(report),
+            report: report.map(to_json).unwrap_or_default(),
+            forgotten: report.is_none(),
         }
     }
 
     /// Checks that the report can be read; what is stored is its text.
-    pub fn report(&self) -> Result<ProcReport, BadMessage> {
-        from_json("state", &self.report)
+    pub fn report(&self) -> Result<Option<ProcReport>, BadMessage> {
+        if self.forgotten { Ok(None) } else { from_json("state", &self.report).map(Some) }
     }
 }
 

@@ -76,6 +76,28 @@ pub struct Hello {
     /// The ops that the agent has in its journal without an outcome: they need not be sent again.
     #[prost(string, repeated, tag = "4")]
     pub taken: Vec<String>,
+    /// What the host is; absent from agents of the first version.
+    #[prost(message, optional, tag = "5")]
+    pub host: Option<HostFacts>,
+}
+
+/// What does not change while an agent runs.
+#[derive(Clone, PartialEq, prost::Message, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct HostFacts {
+    /// `linux`.
+    #[prost(string, tag = "1")]
+    pub os: String,
+    /// `x86_64`, `aarch64`.
+    #[prost(string, tag = "2")]
+    pub architecture: String,
+    #[prost(uint64, tag = "3")]
+    pub cpus: u64,
+    #[prost(uint64, tag = "4")]
+    pub memory_mib: u64,
+    /// When the agent started; seconds since 1970.
+    #[prost(int64, tag = "5")]
+    pub started_at: i64,
 }
 
 /// The answer to [`Hello`].
@@ -163,9 +185,12 @@ pub struct ProcStateMessage {
     /// Grows with every change that this agent reports.
     #[prost(uint64, tag = "3")]
     pub revision: u64,
-    /// JSON of [`crate::state::ProcReport`].
+    /// JSON of [`crate::state::ProcReport`]; empty if the proc is forgotten.
     #[prost(bytes = "vec", tag = "4")]
     pub report: Vec<u8>,
+    /// The proc is not to be remembered any more.
+    #[prost(bool, tag = "5")]
+    pub forgotten: bool,
 }
 
 /// Go away for a while: the server is ending.

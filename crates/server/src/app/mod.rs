@@ -4,8 +4,10 @@ pub mod agents;
 pub mod audit;
 pub mod operate;
 pub mod procs;
+pub mod registration;
 pub mod results;
 pub mod setup;
+pub mod status;
 pub mod tasks;
 pub mod tokens;
 
@@ -27,6 +29,7 @@ pub struct App {
     pub presences: Presences,
     pub ca: Arc<Ca>,
     pub metrics: Arc<Metrics>,
+    pub unfinished: registration::Unfinished,
 }
 
 /// Who asks, after the login was checked.
@@ -43,6 +46,8 @@ pub enum AppError {
     NoTask(String),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error("none of the agents is known")]
+    NoSuchAgents,
     #[error("the server is ending")]
     Ending,
 }

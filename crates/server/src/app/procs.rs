@@ -1,13 +1,12 @@
 //! Procs, as their agents last described them.
 
+use super::status::read;
 use super::{App, AppError};
 use crate::store::ProcFilter;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::native::ProcRow;
-use procfleet_proto::state::ProcReport;
 use std::collections::HashMap;
-use tracing::warn;
 
 pub async fn list(
     app: &App,
@@ -27,13 +26,7 @@ pub async fn list(
     let mut rows = Vec::new();
     for (agent, record) in app.store.procs(ProcFilter { namespace, name, agent }).await? {
         let Some(host) = hosts.get(&agent) else { continue };
-        let report: ProcReport = match serde_json::from_str(&record.status) {
-            Ok(report) => report,
-            Err(error) => {
-                warn!(%agent, proc = %record.proc, %error, "a stored state cannot be read");
-                continue;
-            }
-        };
+        let Some(report) = read(app, &agent, &record) else { continue };
         rows.push(ProcRow {
             bk_cloud_id: host.cloud.0,
             ip: host.ip.to_string(),

@@ -6,13 +6,24 @@ use procfleet_core::id::TaskId;
 use procfleet_proto::http::result::{About, OpResult};
 use serde_json::{Map, Value, json};
 
-/// The data of `get_proc_operate_result_v2`.
-pub async fn by_key(app: &App, task_text: &str) -> Result<Value, AppError> {
+/// Which generation of the API asks: each names its keys in its own way, whoever made the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyStyle {
+    First,
+    Second,
+}
+
+/// The data of `get_proc_operate_result` and `get_proc_operate_result_v2`.
+pub async fn by_key(app: &App, task_text: &str, style: KeyStyle) -> Result<Value, AppError> {
     let (task, ops) = find(app, task_text).await?;
     let rendered = tokio::task::spawn_blocking(move || {
         let results = ops.iter().filter_map(|op| {
             let head = task.requests.get(op.request as usize)?;
-            Some((op.target.result_key(&head.proc), json!(result(&task, op)?)))
+            let key = match style {
+                KeyStyle::First => op.target.first_generation_key(&head.proc),
+                KeyStyle::Second => op.target.result_key(&head.proc),
+            };
+            Some((key, json!(result(&task, op)?)))
         });
         Value::Object(results.collect::<Map<_, _>>())
     });

@@ -62,6 +62,9 @@ impl CallError {
             CallError::App(AppError::NoTask(task)) => {
                 (StatusCode::OK, Code::NoTask, format!("no such task: nobody issued the task id {task:?}"))
             }
+            CallError::App(AppError::NoSuchAgents) => {
+                (StatusCode::OK, Code::NoSuchAgents, "no agent is known by any of these ids".to_owned())
+            }
             CallError::App(AppError::Store(source)) => {
                 error!(error = source as &dyn std::error::Error, "a call failed in the store");
                 let reason = "the store does not take or give data now; nothing was changed".to_owned();

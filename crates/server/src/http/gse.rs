@@ -1,80 +1,153 @@
-//! GSE's process APIs, under every path that its callers use.
+//! GSE's process and agent APIs, of both generations, under every path that their callers use.
 
 use super::call::{Call, serve};
 use super::error::CallError;
-use crate::app::{App, agents, operate, results};
+use crate::app::results::KeyStyle;
+use crate::app::{App, agents, operate, registration, results, status};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::any;
-use procfleet_proto::http::{agent_status, operate as operate_shape, result as result_shape};
+use procfleet_proto::http::operate::{self as operate_shape, Suppliers};
+use procfleet_proto::http::{agents as agents_shape, result as result_shape, status as status_shape};
 use serde_json::{Value, json};
 
-/// The old gateway, the new one, the new one's own paths, and the path that two callers fall back to.
+/// The old gateway; the new one; the new one's own paths; and the path that two callers fall back to.
 const PROC_PREFIXES: [&str; 4] = [
     "/api/c/compapi/v2/gse",
     "/api/bk-gse/prod/api/v2/proc",
     "/api/v2/proc",
     "/api/c/compapi/v2/gse/api/v2/proc",
 ];
+/// Where the new gateway has its agent APIs.
+const CLUSTER_PREFIXES: [&str; 3] =
+    ["/api/bk-gse/prod/api/v2/cluster", "/api/v2/cluster", "/api/c/compapi/v2/gse/api/v2/cluster"];
 
 #[derive(Clone, Copy)]
 enum Api {
+    OperateProc,
     OperateProcV2,
     OperateProcMulti,
+    GetProcOperateResult,
     GetProcOperateResultV2,
+    RegisterProcInfo,
+    UpdateProcInfo,
+    UnregisterProcInfo,
+    GetProcStatus,
+    GetProcStatusV2,
+    SyncProcStatus,
     GetAgentStatus,
+    GetAgentInfo,
+    ListAgentState,
+    ListAgentInfo,
 }
 
 impl Api {
-    const ALL: [Api; 4] =
-        [Api::OperateProcV2, Api::OperateProcMulti, Api::GetProcOperateResultV2, Api::GetAgentStatus];
+    const PROC: [Api; 13] = [
+        Api::OperateProc,
+        Api::OperateProcV2,
+        Api::OperateProcMulti,
+        Api::GetProcOperateResult,
+        Api::GetProcOperateResultV2,
+        Api::RegisterProcInfo,
+        Api::UpdateProcInfo,
+        Api::UnregisterProcInfo,
+        Api::GetProcStatus,
+        Api::GetProcStatusV2,
+        Api::SyncProcStatus,
+        Api::GetAgentStatus,
+        Api::GetAgentInfo,
+    ];
+    const CLUSTER: [Api; 2] = [Api::ListAgentState, Api::ListAgentInfo];
 
     fn name(self) -> &'static str {
         match self {
+            Api::OperateProc => "operate_proc",
             Api::OperateProcV2 => "operate_proc_v2",
             Api::OperateProcMulti => "operate_proc_multi",
+            Api::GetProcOperateResult => "get_proc_operate_result",
             Api::GetProcOperateResultV2 => "get_proc_operate_result_v2",
+            Api::RegisterProcInfo => "register_proc_info",
+            Api::UpdateProcInfo => "update_proc_info",
+            Api::UnregisterProcInfo => "unregister_proc_info",
+            Api::GetProcStatus => "get_proc_status",
+            Api::GetProcStatusV2 => "get_proc_status_v2",
+            Api::SyncProcStatus => "sync_proc_status",
             Api::GetAgentStatus => "get_agent_status",
+            Api::GetAgentInfo => "get_agent_info",
+            Api::ListAgentState => "list_agent_state",
+            Api::ListAgentInfo => "list_agent_info",
         }
     }
 
     async fn act(self, call: Call) -> Result<Value, CallError> {
         let Call { app, caller, body, .. } = call;
         match self {
-            Api::OperateProcV2 => {
-                let task =
-                    operate::submit(&app, &caller, self.name(), operate_shape::operate_proc_v2(&body)?)
-                        .await?;
+            Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => {
+                let requests = match self {
+                    Api::OperateProc => operate_shape::operate_proc(&body)?,
+                    Api::OperateProcMulti => operate_shape::operate_proc_multi(&body)?,
+                    _ => operate_shape::operate_proc_v2(&body)?,
+                };
+                let task = operate::submit(&app, &caller, self.name(), requests).await?;
                 Ok(json!({"task_id": task.to_string()}))
             }
-            Api::OperateProcMulti => {
-                let task =
-                    operate::submit(&app, &caller, self.name(), operate_shape::operate_proc_multi(&body)?)
-                        .await?;
-                Ok(json!({"task_id": task.to_string()}))
+            Api::RegisterProcInfo | Api::UpdateProcInfo | Api::UnregisterProcInfo => {
+                let requests = match self {
+                    Api::RegisterProcInfo => operate_shape::register_proc_info(&body)?,
+                    Api::UnregisterProcInfo => operate_shape::unregister_proc_info(&body)?,
+                    _ => operate_shape::update_proc_info(&body)?,
+                };
+                Ok(registration::carry_out(&app, &caller, self.name(), requests).await?)
+            }
+            Api::GetProcOperateResult => {
+                let task = result_shape::get_proc_operate_result(&body)?;
+                Ok(results::by_key(&app, &task, KeyStyle::First).await?)
             }
             Api::GetProcOperateResultV2 => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(results::by_key(&app, &task).await?)
+                Ok(results::by_key(&app, &task, KeyStyle::Second).await?)
             }
-            Api::GetAgentStatus => {
-                let hosts = agent_status::get_agent_status(&body)?;
-                let alive = agents::alive(&app, &hosts).await?;
-                Ok(agent_status::answer(&hosts, |host| alive.contains(host)))
+            Api::GetProcStatus => {
+                let query = status_shape::get_proc_status(&body, Suppliers::Required)?;
+                Ok(status::of_targets(&app, query).await?)
+            }
+            Api::GetProcStatusV2 => {
+                let query = status_shape::get_proc_status(&body, Suppliers::None)?;
+                Ok(status::of_targets(&app, query).await?)
+            }
+            Api::SyncProcStatus => {
+                Ok(status::of_namespace(&app, status_shape::sync_proc_status(&body)?).await?)
+            }
+            Api::GetAgentStatus | Api::GetAgentInfo => {
+                let hosts = agents_shape::by_hosts(&body)?;
+                let known = agents::at_hosts(&app, &hosts).await?;
+                let find = |host: &_| known.get(host).cloned();
+                Ok(match self {
+                    Api::GetAgentInfo => agents_shape::info(&hosts, find),
+                    _ => agents_shape::alive(&hosts, find),
+                })
+            }
+            Api::ListAgentState => {
+                let known = agents::with_ids(&app, agents_shape::by_ids(&body)?).await?;
+                Ok(known.iter().map(agents_shape::state).collect())
+            }
+            Api::ListAgentInfo => {
+                let known = agents::with_ids(&app, agents_shape::by_ids(&body)?).await?;
+                Ok(known.iter().map(agents_shape::list_info).collect())
             }
         }
     }
 }
 
 pub(super) fn routes() -> Router<App> {
+    let proc = PROC_PREFIXES.iter().flat_map(|prefix| Api::PROC.map(|api| (prefix, api)));
+    let cluster = CLUSTER_PREFIXES.iter().flat_map(|prefix| Api::CLUSTER.map(|api| (prefix, api)));
     let mut router = Router::new();
-    for prefix in PROC_PREFIXES {
-        for api in Api::ALL {
-            let handler = any(move |State(app): State<App>, request: Request| handle(app, api, request));
-            let path = format!("{prefix}/{}", api.name());
-            router = router.route(&format!("{path}/"), handler.clone()).route(&path, handler);
-        }
+    for (prefix, api) in proc.chain(cluster) {
+        let handler = any(move |State(app): State<App>, request: Request| handle(app, api, request));
+        let path = format!("{prefix}/{}", api.name());
+        router = router.route(&format!("{path}/"), handler.clone()).route(&path, handler);
     }
     router
 }

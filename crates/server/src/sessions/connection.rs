@@ -56,7 +56,9 @@ pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: Ip
     };
     let span = info_span!("session", %agent);
     async {
-        let epoch = match link.store.agent_connected(&agent, &hello.version, link.clock.wall()).await {
+        let facts = serde_json::to_string(&hello.host).expect("a few texts and numbers are JSON");
+        let epoch = match link.store.agent_connected(&agent, &hello.version, &facts, link.clock.wall()).await
+        {
             Ok(epoch) => epoch,
             Err(error) => {
                 warn!(
@@ -186,16 +188,21 @@ async fn heed(link: &Link, agent: &AgentId, epoch: Epoch, body: agent_message::B
 }
 
 async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), End> {
-    let mut records = Vec::with_capacity(states.procs.len());
+    let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
     for state in states.procs {
-        state.report()?;
-        let status = String::from_utf8_lossy(&state.report).into_owned();
+        let report = state.report()?;
         let proc = ProcKey { namespace: state.namespace, name: state.name };
-        records.push(ProcRecord { proc, revision: state.revision, status });
+        match report {
+            None => forgotten.push(proc),
+            Some(_) => {
+                let status = String::from_utf8_lossy(&state.report).into_owned();
+                records.push(ProcRecord { proc, revision: state.revision, status });
+            }
+        }
     }
     let stored = match states.all {
         true => link.store.replace_procs(agent, records).await,
-        false => link.store.put_procs(agent, records).await,
+        false => link.store.put_procs(agent, records, forgotten).await,
     };
     // A status that could not be written is sent again in full after the next connect.
     stored.map_err(|error| {

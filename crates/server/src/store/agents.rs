@@ -21,6 +21,8 @@ pub struct AgentRecord {
     /// When it last connected or disconnected.
     pub changed_at: i64,
     pub epoch: Epoch,
+    /// What the host is: JSON of the caller's own.
+    pub facts: String,
 }
 
 /// An agent that shows a join token. The token says which cloud area it belongs to.
@@ -40,7 +42,7 @@ pub struct Joined {
 }
 
 const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
-                       changed_at, epoch";
+                       changed_at, epoch, facts";
 
 impl Store {
     /// Spends one use of the token and enrolls the agent, or does neither.
@@ -106,15 +108,16 @@ impl Store {
         &self,
         agent: &AgentId,
         version: &str,
+        facts: &str,
         at: i64,
     ) -> Result<Epoch, StoreError> {
-        let (agent, version) = (agent.clone(), version.to_owned());
+        let (agent, version, facts) = (agent.clone(), version.to_owned(), facts.to_owned());
         self.write("noting that an agent connected", move |db| {
-            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?, changed_at = ? \
+            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?, facts = ?, changed_at = ? \
                        WHERE agent_id = ? AND retired_at IS NULL RETURNING epoch";
             let epoch = db
                 .prepare_cached(sql)?
-                .query_row(params![version, at, agent.as_str()], |row| row.get(0))
+                .query_row(params![version, facts, at, agent.as_str()], |row| row.get(0))
                 .optional()?
                 .ok_or(StoreError::NoSuchAgent(agent))?;
             Ok(Epoch(natural(epoch)))
@@ -229,5 +232,6 @@ fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
         connected: row.get(7)?,
         changed_at: row.get(8)?,
         epoch: Epoch(natural(row.get(9)?)),
+        facts: row.get(10)?,
     })
 }

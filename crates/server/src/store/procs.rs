@@ -24,11 +24,21 @@ pub struct ProcFilter {
 }
 
 impl Store {
-    /// Takes over what is newer than the stored status. The agent must be enrolled.
-    pub async fn put_procs(&self, agent: &AgentId, procs: Vec<ProcRecord>) -> Result<(), StoreError> {
+    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled.
+    pub async fn put_procs(
+        &self,
+        agent: &AgentId,
+        procs: Vec<ProcRecord>,
+        gone: Vec<ProcKey>,
+    ) -> Result<(), StoreError> {
         let agent = agent.clone();
         self.write("storing changed procs", move |db| {
             require(db, &agent)?;
+            let sql = "DELETE FROM procs WHERE agent = ? AND namespace = ? AND name = ?";
+            let mut delete = db.prepare_cached(sql)?;
+            for proc in &gone {
+                delete.execute([agent.as_str(), &proc.namespace, &proc.name])?;
+            }
             upsert(db, &agent, &procs)
         })
         .await

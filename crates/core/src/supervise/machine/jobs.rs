@@ -93,7 +93,12 @@ impl Machine {
                         Stage::Reloading { command, process, gone: false },
                     )
                 }
-                OpKind::Query | OpKind::Unhost => unreachable_kind(kind),
+                OpKind::Register | OpKind::Update => {
+                    self.spec = Some(spec);
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    State::Up(process)
+                }
+                OpKind::Query | OpKind::Unhost | OpKind::Unregister => unreachable_kind(kind),
             },
             Purpose::Upkeep { .. } | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } => {
@@ -150,7 +155,12 @@ impl Machine {
                     self.answer(op, Code::NotRunning, message, out);
                     State::Down(before.rest)
                 }
-                OpKind::Query | OpKind::Unhost => unreachable_kind(kind),
+                OpKind::Register | OpKind::Update => {
+                    self.spec = Some(spec);
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    State::Down(before.rest)
+                }
+                OpKind::Query | OpKind::Unhost | OpKind::Unregister => unreachable_kind(kind),
             },
             Purpose::Upkeep { last } => self.revive(now, &last, out),
             Purpose::Aftermath => State::Down(Rest::Idle),

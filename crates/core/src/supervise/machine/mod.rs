@@ -281,9 +281,15 @@ impl Machine {
 fn queue_limit(kind: OpKind) -> usize {
     match kind {
         OpKind::Stop | OpKind::Kill => 2 * QUEUE_LIMIT,
-        OpKind::Start | OpKind::Query | OpKind::Host | OpKind::Unhost | OpKind::Restart | OpKind::Reload => {
-            QUEUE_LIMIT
-        }
+        OpKind::Start
+        | OpKind::Query
+        | OpKind::Host
+        | OpKind::Unhost
+        | OpKind::Restart
+        | OpKind::Reload
+        | OpKind::Register
+        | OpKind::Update
+        | OpKind::Unregister => QUEUE_LIMIT,
     }
 }
 
@@ -314,7 +320,10 @@ fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
         | OpKind::Unhost
         | OpKind::Restart
         | OpKind::Reload
-        | OpKind::Kill => None,
+        | OpKind::Kill
+        | OpKind::Register
+        | OpKind::Update
+        | OpKind::Unregister => None,
     }
 }
 

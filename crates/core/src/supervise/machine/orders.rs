@@ -2,10 +2,12 @@
 
 use super::{Machine, State, busy, missing_command, op_kind, queue_limit};
 use crate::code::Code;
+use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{OpKind, Order};
 use crate::spec::Spec;
 use crate::supervise::job::{Before, EndPhase, Ending, Job, Launch, Purpose, Stage};
+use crate::supervise::policy::Streak;
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Hosting, Leader, Scope, Step, Write, words};
 use std::collections::VecDeque;
@@ -67,6 +69,13 @@ impl Machine {
                 state @ (State::Up(_) | State::Busy(_)) => state,
             };
         }
+        if kind == OpKind::Unregister {
+            return self.forget(op, state, out);
+        }
+        if kind == OpKind::Register && self.spec.is_some() {
+            self.answer(op, Code::AlreadyRegistered, words::ALREADY_REGISTERED, out);
+            return state;
+        }
         let Some(spec) = spec.or_else(|| self.spec.clone()) else {
             self.answer(op, Code::NoSpec, words::no_spec(kind), out);
             return state;
@@ -85,6 +94,19 @@ impl Machine {
             State::Up(process) => self.found(now, purpose, spec, process, None, out),
             State::Down(_) | State::Busy(_) => self.look_first(Scope::Settled, purpose, spec, None, out),
         }
+    }
+
+    /// The proc is left alone and not remembered; its process goes on.
+    fn forget(&mut self, op: OpId, state: State, out: &mut Step) -> State {
+        if self.spec.is_none() {
+            self.answer(op, Code::NotRunning, words::not_registered(&self.key.name), out);
+            return state;
+        }
+        self.hosting = Hosting::Unhosted;
+        self.answer(op, Code::Success, words::SUCCESS, out);
+        (self.spec, self.saved, self.streak) = (None, None, Streak::default());
+        out.writes.push(Write::Forget);
+        State::Down(Rest::Idle)
     }
 
     /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was launched

@@ -22,6 +22,8 @@ CREATE TABLE agents (
     ip                 TEXT NOT NULL,
     certificate_sha256 BLOB NOT NULL,
     version            TEXT NOT NULL,
+    -- What the host is: JSON, or null while the agent has not connected.
+    facts              TEXT NOT NULL DEFAULT 'null',
     enrolled_at        INTEGER NOT NULL,
     retired_at         INTEGER,
     connected          INTEGER NOT NULL,

@@ -48,9 +48,9 @@ async fn a_join_that_fails_does_not_burn_a_use() {
 #[tokio::test]
 async fn a_new_agent_takes_its_host_over() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["old", "bystander"]).await;
-    store.agent_connected(&agent("old"), "0.1.0", 1_600).await.expect("connected");
+    store.agent_connected(&agent("old"), "0.1.0", "null", 1_600).await.expect("connected");
     let status = ProcRecord { proc: proc("nginx"), revision: 1, status: "{}".to_owned() };
-    store.put_procs(&agent("old"), vec![status.clone()]).await.expect("stored");
+    store.put_procs(&agent("old"), vec![status.clone()], Vec::new()).await.expect("stored");
 
     let joined = store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
     assert_eq!(joined, Joined { host: host(1), retired: vec![agent("old")] });
@@ -62,9 +62,9 @@ async fn a_new_agent_takes_its_host_over() {
     assert_eq!(at, Some(agent("new")));
 
     assert!(store.procs(ProcFilter::default()).await.expect("no error").is_empty());
-    let late = store.put_procs(&agent("old"), vec![status]).await;
+    let late = store.put_procs(&agent("old"), vec![status], Vec::new()).await;
     assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
-    let back = store.agent_connected(&agent("old"), "0.1.0", 1_800).await;
+    let back = store.agent_connected(&agent("old"), "0.1.0", "null", 1_800).await;
     assert!(matches!(back, Err(StoreError::NoSuchAgent(_))), "{back:?}");
 }
 
@@ -77,12 +77,12 @@ async fn every_session_has_an_epoch_of_its_own() {
         (record.connected, record.changed_at, record.epoch.0, record.version)
     };
     assert_eq!(seen(&store).await, (false, 1_500, 0, "0.1.0".to_owned()));
-    let first = store.agent_connected(&a, "0.2.0", 1_600).await.expect("connected");
+    let first = store.agent_connected(&a, "0.2.0", "null", 1_600).await.expect("connected");
     assert_eq!(seen(&store).await, (true, 1_600, 1, "0.2.0".to_owned()));
     drop(store);
 
     let store = Store::open(&path(&folder)).await.expect("it opens again");
-    let second = store.agent_connected(&a, "0.2.0", 1_700).await.expect("connected");
+    let second = store.agent_connected(&a, "0.2.0", "null", 1_700).await.expect("connected");
     assert!(second > first);
     store.agent_disconnected(&a, first, 1_800).await.expect("ignored");
     assert_eq!(seen(&store).await, (true, 1_700, 2, "0.2.0".to_owned()));

@@ -20,7 +20,7 @@ async fn all(store: &Store) -> Vec<ProcRecord> {
 async fn an_older_status_never_replaces_a_newer_one() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["a"]).await;
     let check = async |records: Vec<ProcRecord>, expected: ProcRecord| {
-        store.put_procs(&agent("a"), records).await.expect("stored");
+        store.put_procs(&agent("a"), records, Vec::new()).await.expect("stored");
         assert_eq!(all(&store).await, [expected]);
     };
     check(vec![said("nginx", 5, "five")], said("nginx", 5, "five")).await;
@@ -33,8 +33,11 @@ async fn an_older_status_never_replaces_a_newer_one() {
 #[tokio::test]
 async fn a_full_list_replaces_all_of_one_agent() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "b"]).await;
-    store.put_procs(&agent("a"), vec![said("nginx", 5, "5"), said("redis", 6, "6")]).await.expect("stored");
-    store.put_procs(&agent("b"), vec![said("other", 9, "9")]).await.expect("stored");
+    store
+        .put_procs(&agent("a"), vec![said("nginx", 5, "5"), said("redis", 6, "6")], Vec::new())
+        .await
+        .expect("stored");
+    store.put_procs(&agent("b"), vec![said("other", 9, "9")], Vec::new()).await.expect("stored");
     store.replace_procs(&agent("a"), vec![said("nginx", 1, "1")]).await.expect("stored");
     assert_eq!(all(&store).await, [said("nginx", 1, "1"), said("other", 9, "9")]);
     store.replace_procs(&agent("a"), Vec::new()).await.expect("stored");
@@ -45,7 +48,10 @@ async fn a_full_list_replaces_all_of_one_agent() {
 async fn procs_are_found_by_any_part_of_their_name() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "b"]).await;
     for name in ["b", "a"] {
-        store.put_procs(&agent(name), vec![said("y", 1, ""), said("x", 1, "")]).await.expect("stored");
+        store
+            .put_procs(&agent(name), vec![said("y", 1, ""), said("x", 1, "")], Vec::new())
+            .await
+            .expect("stored");
     }
     let check = async |who: Option<&str>, namespace: Option<&str>, name: Option<&str>, expected: &[&str]| {
         let filter = ProcFilter {

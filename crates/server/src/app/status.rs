@@ -1,0 +1,68 @@
+//! Status queries: what the agents have pushed. Asking causes no work on them.
+
+use super::{App, AppError};
+use crate::store::{ProcFilter, ProcRecord};
+use procfleet_core::id::{AgentId, Host};
+use procfleet_core::task::Target;
+use procfleet_proto::http::status::{Place, StatusQuery, SyncQuery, proc_info};
+use procfleet_proto::state::ProcReport;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use tracing::warn;
+
+/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets.
+pub async fn of_targets(app: &App, query: StatusQuery) -> Result<Value, AppError> {
+    let agents = app.store.resolve(&query.targets).await?;
+    let hosts = hosts(app).await?;
+    let filter = ProcFilter {
+        namespace: Some(query.proc.namespace.clone()),
+        name: Some(query.proc.name.clone()),
+        agent: None,
+    };
+    let found: HashMap<AgentId, ProcRecord> = app.store.procs(filter).await?.into_iter().collect();
+    let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
+        let agent = agent.as_ref()?;
+        let supplier = match target {
+            Target::SupplierHost(_, supplier) => *supplier,
+            Target::Host(_) | Target::Agent(_) => 0,
+        };
+        let record = found.get(agent)?;
+        let report = read(app, agent, record)?;
+        let bears = |(name, value): &(String, String)| report.labels.get(name) == Some(value);
+        let place = Place { proc: &record.proc, host: *hosts.get(agent)?, supplier, agent };
+        query.labels.iter().all(bears).then(|| proc_info(place, &report))
+    });
+    Ok(json!({"proc_infos": infos.collect::<Vec<_>>()}))
+}
+
+/// `sync_proc_status`: all procs of a namespace, page by page.
+pub async fn of_namespace(app: &App, query: SyncQuery) -> Result<Value, AppError> {
+    let hosts = hosts(app).await?;
+    let filter = ProcFilter { namespace: Some(query.namespace), name: None, agent: None };
+    let records = app.store.procs(filter).await?;
+    let page = records.iter().skip(query.start).take(query.limit);
+    let infos = page.filter_map(|(agent, record)| {
+        let place = Place { proc: &record.proc, host: *hosts.get(agent)?, supplier: 0, agent };
+        Some(proc_info(place, &read(app, agent, record)?))
+    });
+    Ok(json!({"count": records.len(), "proc_infos": infos.collect::<Vec<_>>()}))
+}
+
+async fn hosts(app: &App) -> Result<HashMap<AgentId, Host>, AppError> {
+    Ok(app.store.agents().await?.into_iter().map(|agent| (agent.agent, agent.host)).collect())
+}
+
+/// What the agent said last; while it is away, with a word about that.
+pub(super) fn read(app: &App, agent: &AgentId, record: &ProcRecord) -> Option<ProcReport> {
+    let mut report: ProcReport = match serde_json::from_str(&record.status) {
+        Ok(report) => report,
+        Err(error) => {
+            warn!(%agent, proc = %record.proc, %error, "a stored state cannot be read");
+            return None;
+        }
+    };
+    if !app.presences.contains(agent) && report.note.is_empty() {
+        report.note = "its agent is not connected; this is what it said last".to_owned();
+    }
+    Some(report)
+}
