@@ -1,1 +1,29 @@
-//! Empty for now.
+//! What end-to-end tests need: the built program, calls to it, little programs to supervise, and waiting.
+//!
+//! It knows procfleet only from outside, as its users do: by its command line, its HTTP API, its files and the processes
+//! that it starts. Tests say what they expect; when the product or the machine does not go along, the functions here
+//! panic with the product's own log.
+//!
+//! - [`Up`]: `procfleet up` in a folder of its own, which ends with all that it started, however the test ends;
+//! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended;
+//! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
+//! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
+//! - [`wait_for`]: the one way to wait.
+
+mod client;
+mod joined;
+mod proc;
+mod process;
+mod program;
+pub mod programs;
+mod up;
+mod wait;
+
+pub use client::{Answer, Client, Outcome, Raw};
+pub use joined::Joined;
+pub use proc::{Op, Proc, Task};
+pub use process::{Stranger, account, dead_pid, is_running, kill, pids_marked, start_time};
+pub use program::{Finished, Program, Stdin};
+pub use rustix::process::Signal;
+pub use up::Up;
+pub use wait::{PATIENCE, wait_for, wait_until};

@@ -1,0 +1,344 @@
+//! The API as GSE's callers know it: paths, logins, names of fields, keys of results.
+
+use crate::up;
+use procfleet_testkit::{Op, Outcome, Up, programs};
+use serde_json::{Value, json};
+
+const PREFIXES: [&str; 4] = [
+    "/api/c/compapi/v2/gse",
+    "/api/bk-gse/prod/api/v2/proc",
+    "/api/v2/proc",
+    "/api/c/compapi/v2/gse/api/v2/proc",
+];
+
+/// A request that succeeds at once, whatever runs: to leave alone what is not hosted.
+fn unhost(up: &Up, name: &str) -> Value {
+    up.proc(name).starts(&programs::foreground()).body(Op::Unhost)
+}
+
+#[track_caller]
+fn key_of(results: &[(String, Outcome)]) -> &str {
+    assert_eq!(results.len(), 1, "{results:?}");
+    results[0].1.assert_success();
+    &results[0].0
+}
+
+#[test]
+fn every_path_with_and_without_a_slash() {
+    let up = up();
+    let mut serial = 0;
+    for prefix in PREFIXES {
+        for slash in ["", "/"] {
+            serial += 1;
+            let body = unhost(&up, &format!("p{serial}"));
+            let task = up.client.post(&format!("{prefix}/operate_proc_v2{slash}"), body.clone()).task();
+            let results = up.client.results(&task);
+            assert_eq!(key_of(&results), format!("0:127.0.0.1:{}:p{serial}", up.namespace));
+            let path = format!("{prefix}/get_proc_operate_result_v2{slash}");
+            let same = up.client.post(&path, json!({"task_id": task})).data();
+            assert_eq!(same.as_object().expect("an object").keys().collect::<Vec<_>>(), [key_of(&results)]);
+            let many = json!({"proc_operate_req": [body]});
+            let task = up.client.post(&format!("{prefix}/operate_proc_multi{slash}"), many).task();
+            assert_eq!(key_of(&up.client.results(&task)), key_of(&results));
+        }
+    }
+}
+
+#[test]
+fn the_content_type_does_not_matter() {
+    let up = up();
+    let mut body = unhost(&up, "typed");
+    body["bk_app_code"] = json!(up.client.app_code);
+    body["bk_app_secret"] = json!(up.client.app_secret);
+    body["bk_username"] = json!("admin");
+    let none: &[(&str, &str)] = &[];
+    for headers in [
+        none,
+        &[("Content-Type", "application/json")],
+        &[("Content-Type", "text/plain")],
+        &[("Content-Type", "application/x-www-form-urlencoded")],
+        &[("Content-Type", "nonsense")],
+    ] {
+        let raw =
+            up.client.raw("/api/c/compapi/v2/gse/operate_proc_v2/", headers, body.to_string().as_bytes());
+        up.client.outcome(&raw.answer().task()).assert_success();
+    }
+}
+
+#[test]
+fn the_login_may_stand_in_the_header() {
+    let up = up();
+    let task = up.client.post_with_header("/api/v2/proc/operate_proc_v2", &unhost(&up, "header")).task();
+    up.client.outcome(&task).assert_success();
+    let list = up.client.data("/api/v1/tasks");
+    assert_eq!(
+        (&list[0]["bk_app_code"], &list[0]["bk_username"]),
+        (&json!(up.client.app_code), &json!("admin"))
+    );
+
+    // The header wins where it is present.
+    let mut body = unhost(&up, "header");
+    body["bk_app_code"] = json!(up.client.app_code);
+    body["bk_app_secret"] = json!(up.client.app_secret);
+    let mut stranger = up.client.clone();
+    stranger.app_secret = "wrong".to_owned();
+    stranger.post_with_header("/api/v2/proc/operate_proc_v2", &body).assert_refused(1306403, &[]);
+    let garbled = [("X-Bkapi-Authorization", "not json")];
+    let raw = up.client.raw("/api/v2/proc/operate_proc_v2", &garbled, body.to_string().as_bytes());
+    raw.answer().assert_refused(1306403, &["X-Bkapi-Authorization"]);
+}
+
+#[test]
+fn every_answer_is_in_the_envelope() {
+    let up = up();
+    let answer = up.client.post("/api/v2/proc/operate_proc_v2", unhost(&up, "framed"));
+    let fields: Vec<&str> = answer.body.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(fields, ["result", "code", "message", "data", "request_id"]);
+    assert!(answer.body["request_id"].as_str().is_some_and(|id| !id.is_empty()));
+    let refused = up.client.post("/api/v2/proc/operate_proc_v2", json!({}));
+    let fields: Vec<&str> = refused.body.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(fields, ["result", "code", "message", "data", "request_id"]);
+}
+
+/// Every habit of real callers in one request: it is accepted and works.
+#[test]
+fn the_habits_of_callers_are_tolerated() {
+    let up = up();
+    type Habit = (&'static str, fn(&mut Value));
+    let habits: &[Habit] = &[
+        ("monitor-policy", |body| {
+            let spec = body["spec"].as_object_mut().expect("an object");
+            let policy = spec.remove("alive_monitor_policy").expect("it is there");
+            spec.insert("monitor_policy".to_owned(), policy);
+        }),
+        ("integer-labels", |body| {
+            body["meta"]["labels"] = json!({"bk_process_id": 1234, "ok": true, "none": null})
+        }),
+        ("null-labels", |body| body["meta"]["labels"] = Value::Null),
+        ("no-op-type", |body| _ = body.as_object_mut().expect("an object").remove("op_type")),
+        ("null-op-type", |body| body["op_type"] = Value::Null),
+        ("unknown-fields", |body| {
+            body["no_request"] = json!(true);
+            body["nodeman_spec"] = json!({"deep": [1, 2, {"er": null}]});
+            body["bk_supplier_account"] = json!("0");
+            body["spec"]["identity"]["surprise"] = json!(1);
+            body["hosts"][0]["bk_supplier_id"] = json!(0);
+        }),
+        ("crotab", |body| {
+            body["spec"]["alive_monitor_policy"]["crotab_rule"] = json!("");
+            body["spec"]["alive_monitor_policy"]["crontab_rule"] = json!("");
+        }),
+        ("reserved", |body| {
+            body["spec"]["warn_report_policy"] = json!({"report_id": 0});
+            body["spec"]["configmap"] = json!([{"path": "", "md5": ""}]);
+            body["spec"]["resource"] = json!({"cpu": 10.0, "mem": 0});
+        }),
+        ("null-times", |body| {
+            body["spec"]["alive_monitor_policy"]["op_timeout"] = Value::Null;
+            body["spec"]["alive_monitor_policy"]["stop_check_secs"] = Value::Null;
+            body["spec"]["alive_monitor_policy"]["start_retries"] = Value::Null;
+        }),
+        ("zero-times", |body| {
+            body["spec"]["alive_monitor_policy"]["op_timeout"] = json!(0);
+            body["spec"]["alive_monitor_policy"]["stop_check_secs"] = json!(0);
+            body["spec"]["alive_monitor_policy"]["start_interval"] = json!(0);
+        }),
+        ("host-twice", |body| body["hosts"] = json!([body["hosts"][0], body["hosts"][0]])),
+    ];
+    let sent: Vec<_> = habits
+        .iter()
+        .map(|(name, change)| {
+            let proc = up.proc(name).starts(&programs::foreground());
+            let mut body = proc.body(Op::Start);
+            change(&mut body);
+            (proc, up.client.operate(body))
+        })
+        .collect();
+    for (proc, task) in sent {
+        let outcome = up.client.outcome(&task);
+        outcome.assert_success().assert_hosted(true);
+        assert!(proc.pid().is_some(), "{}", proc.name);
+    }
+    let labels = up.client.data(&format!("/api/v1/procs?namespace={}&name=integer-labels", up.namespace));
+    assert_eq!(labels[0]["labels"]["bk_process_id"], "1234");
+}
+
+/// A zero is "not set": a start with `start_check_secs` 0 is checked for the default time, 5 s.
+#[test]
+fn zero_seconds_are_the_default() {
+    let up = up();
+    let proc = up
+        .proc("default")
+        .starts(&programs::foreground())
+        .policy("start_check_secs", 0)
+        .policy("op_timeout", 0);
+    let (outcome, took) = proc.timed(Op::Start);
+    outcome.assert_success();
+    assert!(took.as_millis() >= 5_000 && took.as_millis() < 8_000, "{took:?}");
+}
+
+#[test]
+fn agents_may_be_named_by_their_ids() {
+    let up = up();
+    let agents = up.client.data("/api/v1/agents");
+    let agent = agents[0]["bk_agent_id"].as_str().expect("an id is a text");
+    let mut body = unhost(&up, "by-id");
+    body["agent_id_list"] = json!([agent]);
+    // Ignored where there are agents; it need not even be right.
+    body["hosts"] = json!([{"ip": "10.9.9.9", "bk_cloud_id": 9}]);
+    let task = up.client.operate(body.clone());
+    assert_eq!(key_of(&up.client.results(&task)), format!("{agent}:{}:by-id", up.namespace));
+
+    body["op_type"] = json!(2);
+    let task = up.client.operate(body.clone());
+    let (key, outcome) = up.client.results(&task).remove(0);
+    assert_eq!(
+        (key, outcome.content["bk_agent_id"].as_str()),
+        (format!("{agent}:{}:by-id", up.namespace), Some(agent))
+    );
+
+    body["agent_id_list"] = json!([agent, "no-such-agent"]);
+    let task = up.client.operate(body);
+    let results = up.client.results(&task);
+    let codes: Vec<u64> = results.iter().map(|(_, outcome)| outcome.code).collect();
+    assert_eq!(codes, [0, 117]);
+    assert_eq!(results[1].0, format!("no-such-agent:{}:by-id", up.namespace));
+    results[1].1.assert_hosted(false);
+}
+
+#[test]
+fn many_procs_in_one_task() {
+    let up = up();
+    let (one, two) =
+        (up.proc("one").starts(&programs::foreground()), up.proc("two").starts(&programs::exits(3)));
+    let body = json!({"proc_operate_req": [one.body(Op::Start), two.body(Op::Start)]});
+    let task = up.client.post("/api/v2/proc/operate_proc_multi", body).task();
+    let now = up.client.results_now(&task);
+    assert_eq!(now.keys().collect::<Vec<_>>(), [&one.key(), &two.key()]);
+    assert_eq!(now[&one.key()], json!({"error_code": 115, "error_msg": "handling", "content": ""}));
+    let results = up.client.results(&task);
+    let ended: Vec<_> = results.iter().map(|(key, outcome)| (key.as_str(), outcome.code)).collect();
+    assert_eq!(ended, [(one.key().as_str(), 0), (two.key().as_str(), 65535)]);
+    results[1].1.assert_hosted(false);
+}
+
+/// One host that nobody knows spoils nothing for the other.
+#[test]
+fn an_unknown_host_fails_alone() {
+    let up = up();
+    let proc = up.proc("two-hosts").starts(&programs::foreground());
+    for op in [Op::Start, Op::Query] {
+        let mut body = proc.body(op);
+        body["hosts"] =
+            json!([{"ip": "10.99.99.99", "bk_cloud_id": 7}, {"ip": "127.0.0.1", "bk_cloud_id": 0}]);
+        let task = up.client.operate(body);
+        let results = up.client.results(&task);
+        let unknown = format!("7:10.99.99.99:{}:two-hosts", up.namespace);
+        let keys: Vec<&str> = results.iter().map(|(key, _)| key.as_str()).collect();
+        assert_eq!(keys, [unknown.as_str(), &proc.key()]);
+        results[0].1.assert(117, "Can not find Agent by ip 7:10.99.99.99").assert_hosted(false);
+        results[1].1.assert_success().assert_hosted(true);
+        if op == Op::Query {
+            assert_eq!(results[0].1.pid(), None);
+        }
+    }
+}
+
+#[test]
+fn the_agents_status_is_1_or_0() {
+    let up = up();
+    let hosts =
+        json!({"hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}, {"ip": "10.0.0.1", "bk_cloud_id": 3}]});
+    for path in ["/api/c/compapi/v2/gse/get_agent_status/", "/api/c/compapi/v2/gse/get_agent_status"] {
+        let data = up.client.post(path, hosts.clone()).data();
+        assert_eq!(
+            data,
+            json!({
+                "0:127.0.0.1": {"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_agent_alive": 1},
+                "3:10.0.0.1": {"ip": "10.0.0.1", "bk_cloud_id": 3, "bk_agent_alive": 0},
+            })
+        );
+    }
+    let path = "/api/c/compapi/v2/gse/get_agent_status/";
+    up.client.post(path, json!({})).assert_refused(1000811, &["hosts"]);
+}
+
+/// Everything that a caller reads of a status.
+#[test]
+fn the_content_of_a_query() {
+    let up = up();
+    let proc = up.proc("content").with_pid_file().starts(&programs::daemon());
+    let fields = [
+        "cmdline",
+        "processName",
+        "version",
+        "health",
+        "isAuto",
+        "cpuUsage",
+        "cpuUsageAve",
+        "phyMemUsage",
+        "usePhyMem",
+        "diskSize",
+        "pid",
+        "startTime",
+        "stat",
+        "utime",
+        "stime",
+        "threadCount",
+        "elapsedTime",
+        "register_time",
+        "last_start_time",
+        "report_time",
+    ];
+    let pid = proc.start();
+    let seen = proc.op(Op::Query);
+    let outer: Vec<&str> = seen.content.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(outer, ["ip", "bk_agent_id", "utctime", "utctime2", "timezone", "process"]);
+    let instance = seen.instance();
+    assert_eq!(instance.as_object().expect("an object").keys().collect::<Vec<_>>(), fields);
+    assert_eq!((&instance["pid"], &instance["processName"]), (&json!(pid), &json!("content")));
+    assert_eq!(seen.content["process"][0]["procname"], "content");
+    assert!(instance["cmdline"].as_str().is_some_and(|line| line.contains("web")), "{instance}");
+    assert!(instance["usePhyMem"].as_u64().is_some_and(|kib| kib > 0), "{instance}");
+    assert_eq!((&instance["stat"], &instance["threadCount"]), (&json!("S"), &json!(1)));
+    for time in ["register_time", "last_start_time", "report_time"] {
+        assert!(instance[time].as_i64().is_some_and(|at| at > 1_600_000_000), "{time}: {instance}");
+    }
+    assert!(instance["startTime"].as_str().is_some_and(|time| !time.is_empty()));
+
+    proc.op(Op::Stop).assert_success();
+    let seen = proc.op(Op::Query);
+    let instance = seen.instance();
+    assert_eq!(instance.as_object().expect("an object").keys().collect::<Vec<_>>(), fields);
+    assert_eq!(
+        (&instance["pid"], &instance["stat"], &instance["startTime"]),
+        (&json!(-1), &json!(""), &json!(""))
+    );
+}
+
+/// The same answer as often as one asks.
+#[test]
+fn results_stay() {
+    let up = up();
+    let task = up.client.operate(unhost(&up, "stays"));
+    let first = up.client.results(&task);
+    let again = up.client.results(&task);
+    assert_eq!(format!("{first:?}"), format!("{again:?}"));
+}
+
+/// The result may be asked for by GET, with the fields in the query.
+#[test]
+fn results_may_be_asked_for_by_get() {
+    let up = up();
+    let task = up.client.operate(unhost(&up, "got"));
+    let first = up.client.results(&task);
+    let path = format!("/api/c/compapi/v2/gse/get_proc_operate_result_v2/?task_id={task}");
+    let data = up.client.get(&path).data();
+    assert_eq!(data.as_object().expect("an object").keys().collect::<Vec<_>>(), [key_of(&first)]);
+    let login = format!(
+        "&bk_app_code={}&bk_app_secret={}&bk_username=admin",
+        up.client.app_code, up.client.app_secret
+    );
+    let page = up.client.page(&format!("{path}{login}"));
+    assert_eq!(page.answer().data(), data);
+}

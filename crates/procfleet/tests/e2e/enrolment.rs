@@ -1,0 +1,294 @@
+//! How agents join, stay, and are turned away. Whoever is refused is told why, and so is the server's log.
+
+use crate::up;
+use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, is_running, programs, wait_until};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+const IP: &str = "127.0.0.2";
+
+#[track_caller]
+fn join(up: &Up, data: &Path, token: Option<&str>) -> Joined {
+    Joined::start(up.binary(), &up.link(), data, IP, token)
+}
+
+#[track_caller]
+fn wait_until_server_says(up: &Up, words: &str) {
+    wait_until(PATIENCE, &format!("the server's log says {words:?}"), || up.stderr().contains(words));
+}
+
+/// The agent ends by itself with this reason, and the server knows nothing of it.
+#[track_caller]
+fn assert_refused(up: &Up, mut agent: Joined, reason: &str) {
+    let ended = agent.finish();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    assert!(last.starts_with("error: ") && last.contains(reason), "{last:?}");
+    assert_eq!(up.client.data("/api/v1/agents").as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_second_agent_joins_works_and_comes_back_without_its_token() {
+    let up = up();
+    let data = up.folder("second");
+    let token = up.token(&["--uses", "1", "--ttl", "1h"]);
+    let mut agent = join(&up, &data, Some(&token));
+    agent.wait_until_connected(&up, IP);
+    let hosts = json!({"hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}, {"ip": IP, "bk_cloud_id": 0}]});
+    let alive = up.client.post("/api/c/compapi/v2/gse/get_agent_status/", hosts).data();
+    assert_eq!(alive["0:127.0.0.2"]["bk_agent_alive"], 1);
+    let id = |up: &Up| -> Value {
+        let agents = up.client.data("/api/v1/agents");
+        let agents = agents.as_array().expect("a list").clone();
+        agents.into_iter().find(|agent| agent["ip"] == IP).expect("it has joined")["bk_agent_id"].clone()
+    };
+    let first_id = id(&up);
+    assert!(!agent.stderr().contains(&token), "the token is not in the log");
+
+    let proc = up.proc("remote").on_host(IP).with_pid_file().starts(&programs::daemon());
+    assert_eq!(proc.key(), format!("0:127.0.0.2:{}:remote", up.namespace));
+    let pid = proc.start();
+    assert_eq!(proc.row().expect("it has a row")["ip"], IP);
+
+    // The token is used up, and no longer needed.
+    agent.end(Signal::TERM);
+    assert!(is_running(pid), "the end of an agent is not the end of its processes");
+    let mut agent = join(&up, &data, None);
+    agent.wait_until_connected(&up, IP);
+    assert_eq!(id(&up), first_id, "it is the same agent");
+    assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1));
+    proc.op(Op::Kill).assert_success();
+}
+
+/// The key never leaves the host, and nobody else there may read it.
+#[test]
+fn what_an_agent_keeps_is_its_own() {
+    use std::os::unix::fs::PermissionsExt;
+    let up = up();
+    let data = up.folder("second");
+    let mut agent = join(&up, &data, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    assert_eq!(mode(&data), 0o700);
+    assert_eq!(mode(&data.join("agent.key.der")), 0o600);
+    assert_eq!(mode(&up.data()), 0o700);
+    assert_eq!(mode(&up.data().join("ca.key.pem")), 0o600);
+}
+
+/// The same proc on two agents is two procs, also when both agents are on one machine.
+#[test]
+fn two_agents_on_one_machine_do_not_touch_each_others_processes() {
+    let up = up();
+    let mut agent = join(&up, &up.folder("second"), Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let here = up.proc("same").starts(&programs::foreground());
+    let there = up.proc("same").on_host(IP).starts(&programs::foreground());
+    let mut there = there;
+    let folder = up.folder("elsewhere");
+    std::os::unix::fs::symlink("/bin/sleep", folder.join(programs::NAME)).expect("our own folder");
+    there.request["spec"]["identity"]["setup_path"] = json!(folder);
+    let one = here.op(Op::Start);
+    one.assert_success();
+    let pid = here.pid().expect("it runs");
+    assert_eq!(there.op(Op::Query).pid(), None, "it does not run there");
+    there.op(Op::Start).assert_success();
+    let other = there.op(Op::Query).pid().expect("it runs there too");
+    assert_ne!(pid, other);
+    there.op(Op::Kill).assert_success();
+    assert!(is_running(pid) && !is_running(other));
+    assert_eq!(here.pid(), Some(pid));
+}
+
+#[test]
+fn a_token_that_is_used_up_is_refused() {
+    let up = up();
+    let token = up.token(&["--uses", "1"]);
+    let mut first = join(&up, &up.folder("second"), Some(&token));
+    first.wait_until_connected(&up, IP);
+    first.end(Signal::TERM);
+    let mut late = Joined::start(up.binary(), &up.link(), &up.folder("third"), "127.0.0.3", Some(&token));
+    let ended = late.finish();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("the token has been used as often as it may"), "{ended:?}");
+    wait_until_server_says(&up, "the token has been used as often as it may");
+    assert_eq!(up.client.data("/api/v1/agents").as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn a_token_that_has_expired_is_refused() {
+    let up = up();
+    let made = up.cli(&["token", "create", "--ttl", "1s", "--json"]);
+    let made: Value = serde_json::from_str(&made.stdout).expect("--json prints JSON");
+    let expires = made["expires_at"].as_u64().expect("a time");
+    wait_until(PATIENCE, "the token has expired", || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+        // The answer has whole seconds only.
+        now.as_secs() > expires
+    });
+    let agent = join(&up, &up.folder("second"), made["token"].as_str());
+    assert_refused(&up, agent, "the token has expired");
+    wait_until_server_says(&up, "the token has expired");
+}
+
+#[test]
+fn a_token_that_nobody_made_is_refused() {
+    let up = up();
+    let token = up.token(&[]);
+    let parts: Vec<&str> = token.split('-').collect();
+    // The pin is right, and the rest is not.
+    let forged = format!("pf1-{}-{}-{}", "0".repeat(12), parts[2], parts[3]);
+    assert_refused(&up, join(&up, &up.folder("a"), Some(&forged)), "the token is not known here");
+    let guessed = format!("pf1-{}-{}-{}", parts[1], "0".repeat(40), parts[3]);
+    assert_refused(&up, join(&up, &up.folder("b"), Some(&guessed)), "the token is not known here");
+    wait_until_server_says(&up, "the token is not known here");
+    // A guess does not use it up.
+    let mut agent = join(&up, &up.folder("c"), Some(&token));
+    agent.wait_until_connected(&up, IP);
+}
+
+#[test]
+fn a_garbled_token_is_refused_before_anything_is_sent() {
+    let up = up();
+    let token = up.token(&[]);
+    for garbled in ["nonsense", "pf1-1-2-3", &token[..token.len() - 1]] {
+        let mut agent = join(&up, &up.folder("second"), Some(garbled));
+        let ended = agent.finish();
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains("not a join token"), "{ended:?}");
+        assert!(!ended.stderr.contains(&token[20..40]), "the secret is not repeated: {ended:?}");
+    }
+}
+
+#[test]
+fn an_agent_without_a_token_says_what_it_needs() {
+    let up = up();
+    assert_refused(&up, join(&up, &up.folder("second"), None), "give it a token");
+}
+
+/// The token pins the server's CA, so it opens no other server; and the other never sees its secret.
+#[test]
+fn a_token_of_another_server_is_refused() {
+    let (up, other) = (up(), crate::up());
+    let token = other.token(&[]);
+    assert_refused(&up, join(&up, &up.folder("second"), Some(&token)), "TLS with");
+    wait_until_server_says(&up, "TLS handshake was refused");
+    // It is as good as before where it belongs.
+    let mut agent = join(&other, &up.folder("third"), Some(&token));
+    agent.wait_until_connected(&other, IP);
+}
+
+/// An agent that joined one server is sent to another.
+#[test]
+fn an_agent_of_another_ca_is_refused() {
+    let (up, other) = (up(), crate::up());
+    let data = up.folder("second");
+    let mut agent = join(&other, &data, Some(&other.token(&[])));
+    agent.wait_until_connected(&other, IP);
+    agent.end(Signal::TERM);
+
+    // It does not trust this server.
+    let mut lost = join(&up, &data, None);
+    lost.wait_until_log_says("one side does not trust the other's certificate");
+    wait_until_server_says(&up, "an agent's TLS handshake was refused");
+    assert!(lost.is_running(), "it goes on trying, and its processes go on");
+    lost.end(Signal::TERM);
+
+    // It trusts this server, but the server does not trust it.
+    fs::copy(up.data().join("ca.cert.der"), data.join("ca.cert.der")).expect("both folders are ours");
+    let refused = up.stderr().matches("an agent's TLS handshake was refused").count();
+    let lost = join(&up, &data, None);
+    lost.wait_until_log_says("one side does not trust the other's certificate");
+    wait_until(PATIENCE, "the server's log says so, too", || {
+        up.stderr().matches("an agent's TLS handshake was refused").count() > refused
+    });
+    assert_eq!(up.client.data("/api/v1/agents").as_array().map(Vec::len), Some(1));
+}
+
+/// A certificate speaks for one agent only.
+#[test]
+fn a_certificate_of_another_agent_is_refused() {
+    let up = up();
+    let data = up.folder("second");
+    let mut agent = join(&up, &data, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    agent.end(Signal::TERM);
+    let local = fs::read(up.data().join("agent/agent.id")).expect("the local agent has joined");
+    fs::write(data.join("agent.id"), local).expect("our own folder");
+    let lost = join(&up, &data, None);
+    lost.wait_until_log_says("the certificate is for agent");
+    wait_until_server_says(&up, "the certificate is for agent");
+    // The one that it pretends to be is not disturbed.
+    assert!(up.proc("mine").starts(&programs::foreground()).start() > 0);
+}
+
+/// Two agents cannot share a folder: they would share their processes.
+#[test]
+fn a_second_agent_on_the_same_folder_is_refused() {
+    let up = up();
+    let data = up.folder("second");
+    let mut agent = join(&up, &data, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let ended = join(&up, &data, None).finish();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("another agent uses the data folder"), "{ended:?}");
+}
+
+/// The server is away for a while: what was ordered goes on, and its outcome is not lost.
+#[test]
+fn an_outcome_waits_for_the_server_to_come_back() {
+    let mut up = up();
+    let mut agent = join(&up, &up.folder("second"), Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("patient").on_host(IP).with_pid_file().starts(&programs::daemon());
+    let task = proc.submit(Op::Start);
+    proc.wait_for_runs(1);
+    up.end(Signal::KILL);
+    let pid = proc.pid_in_file();
+    up.again_with_the_same_link();
+    up.client.outcome(&task.id).assert_success().assert_hosted(true);
+    assert!(is_running(pid) && agent.is_running());
+    assert_eq!(proc.runs(), 1);
+}
+
+/// An agent that is away is 117 for its host, soon and for it alone.
+#[test]
+fn an_op_for_an_agent_that_is_away_ends_soon() {
+    let up = up();
+    let mut agent = join(&up, &up.folder("second"), Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    agent.end(Signal::TERM);
+    let hosts = json!({"hosts": [{"ip": IP, "bk_cloud_id": 0}]});
+    wait_until(PATIENCE, "the server knows that it is away", || {
+        let alive = up.client.post("/api/c/compapi/v2/gse/get_agent_status/", hosts.clone()).data();
+        alive["0:127.0.0.2"]["bk_agent_alive"] == 0
+    });
+    let mut body = up.proc("away").starts(&programs::foreground()).body(Op::Unhost);
+    body["hosts"] = json!([{"ip": IP, "bk_cloud_id": 0}, {"ip": "127.0.0.1", "bk_cloud_id": 0}]);
+    let began = std::time::Instant::now();
+    let task = up.client.operate(body);
+    wait_until(PATIENCE, "the other host answers at once", || {
+        up.client.results_now(&task).values().any(|result| result["error_code"] == 0)
+    });
+    assert!(began.elapsed() < std::time::Duration::from_secs(2));
+    let results = up.client.results(&task);
+    results[0].1.assert(117, "Can not find Agent by ip 0:127.0.0.2: its agent is not connected");
+    assert!(began.elapsed() < std::time::Duration::from_secs(10));
+}
+
+/// A host that is set up anew joins with a new token, and the agent that it had is no more.
+#[test]
+fn a_new_agent_takes_the_place_of_an_old_one() {
+    let up = up();
+    let (old, new) = (up.folder("old"), up.folder("new"));
+    let mut agent = join(&up, &old, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    agent.end(Signal::TERM);
+    let mut agent = join(&up, &new, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let retired = join(&up, &old, None);
+    retired.wait_until_log_says("was retired");
+    wait_until_server_says(&up, "was retired");
+    up.proc("here").on_host(IP).starts(&programs::foreground()).start();
+    agent.end(Signal::TERM);
+}

@@ -1,0 +1,461 @@
+//! Each of the eight operations against real processes of each kind: code, message, output, hosted or not.
+
+use crate::{at_once, up};
+use procfleet_testkit::{
+    Op, Proc, Signal, Stranger, account, dead_pid, is_running, kill, programs, wait_until,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// All eight operations on a process that does as it is told.
+#[track_caller]
+fn check_well_behaved(proc: Proc) {
+    let proc = proc.control("reload_cmd", "echo reloaded >> reloaded");
+
+    // Nothing runs yet.
+    assert_eq!(proc.pid(), None);
+    proc.op(Op::Unhost).assert_success().assert_hosted(false);
+    proc.op(Op::Reload).assert(829, "no need to reload the process(web) that is not running");
+    proc.op(Op::Kill)
+        .assert(829, "no need to kill the process(web) that is not running")
+        .assert_hosted(false);
+
+    proc.op(Op::Start).assert_success().assert_hosted(true);
+    let first = proc.pid().expect("what was started runs");
+    proc.op(Op::Start).assert(828, "no need to start the process web(").assert_hosted(true);
+    assert_eq!(proc.runs(), 1, "what runs is not started again");
+    proc.op(Op::Reload).assert_success().assert_hosted(true);
+    assert_eq!((proc.read("reloaded").as_str(), proc.pid()), ("reloaded\n", Some(first)));
+
+    proc.op(Op::Unhost).assert_success().assert_hosted(false);
+    proc.op(Op::Unhost).assert_success().assert_hosted(false);
+    assert_eq!(proc.pid(), Some(first), "unhosting leaves the process alone");
+    proc.op(Op::Host).assert_success().assert_hosted(true);
+    proc.op(Op::Host).assert_success().assert_hosted(true);
+    assert_eq!((proc.pid(), proc.runs()), (Some(first), 1), "hosting what runs starts nothing");
+
+    proc.op(Op::Restart).assert_success().assert_hosted(true);
+    let second = proc.pid().expect("what was restarted runs");
+    assert_ne!(first, second);
+    assert!(!is_running(first), "a restart leaves no second copy");
+    assert_eq!(proc.runs(), 2);
+
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(!is_running(second));
+    assert_nothing_left(&proc);
+    proc.op(Op::Query).assert_success().assert_hosted(false);
+    assert_eq!(proc.pid(), None);
+    proc.op(Op::Stop)
+        .assert(829, "no need to stop the process(web) that is not running")
+        .assert_hosted(false);
+
+    // Hosting one that is not running starts it.
+    proc.op(Op::Host).assert_success().assert_hosted(true);
+    let third = proc.pid().expect("what is hosted runs");
+    proc.op(Op::Kill).assert_success().assert_hosted(false);
+    assert!(!is_running(third));
+    assert_eq!((proc.pid(), proc.runs()), (None, 3));
+    assert_nothing_left(&proc);
+}
+
+#[test]
+fn a_daemon_with_a_pid_file() {
+    let up = up();
+    check_well_behaved(up.proc("daemon").with_pid_file().starts(&programs::daemon()));
+}
+
+/// As nginx does, which writes over its environment.
+#[test]
+fn a_daemon_that_clears_its_environment() {
+    let up = up();
+    let proc = up.proc("bare").with_pid_file().starts(&programs::daemon_without_environment());
+    proc.op(Op::Start).assert_success().assert_hosted(true);
+    let pid = proc.pid_in_file();
+    let asked = || proc.op(Op::Query).pid();
+    assert_eq!(asked(), Some(pid));
+    proc.op(Op::Start).assert(828, "no need to start");
+    up.kill_agent();
+    assert_eq!((asked(), proc.runs()), (Some(pid), 1), "it is taken up again");
+    proc.op(Op::Restart).assert_success().assert_hosted(true);
+    let second = proc.pid_in_file();
+    assert_eq!((asked(), proc.runs(), is_running(pid)), (Some(second), 2, false));
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(!is_running(second));
+    assert_eq!(asked(), None);
+}
+
+#[test]
+fn a_daemon_without_a_pid_file() {
+    let up = up();
+    check_well_behaved(up.proc("silent").starts(&programs::silent_daemon()));
+}
+
+#[test]
+fn a_foreground_process() {
+    let up = up();
+    check_well_behaved(up.proc("foreground").starts(&programs::foreground()));
+}
+
+#[test]
+fn a_foreground_process_below_its_shell() {
+    let up = up();
+    check_well_behaved(up.proc("below").starts(&programs::foreground_below_shell()));
+}
+
+#[test]
+fn a_script_that_launches_a_child_and_ends() {
+    let up = up();
+    let proc = up.proc("launcher").script("start.sh", &programs::launcher("exit 0")).starts("./start.sh");
+    check_well_behaved(proc.with_pid_file());
+}
+
+#[test]
+fn a_script_that_launches_a_child_and_waits_for_it() {
+    let up = up();
+    let proc = up.proc("waiter").script("start.sh", &programs::launcher("wait")).starts("exec ./start.sh");
+    check_well_behaved(proc.with_pid_file());
+}
+
+/// A stop or kill ends all of it, also the shell that waited for the process.
+#[track_caller]
+fn assert_nothing_left(proc: &Proc) {
+    wait_until(SOON, "nothing of the proc is left", || proc.pids().is_empty());
+}
+
+#[test]
+fn a_process_that_ignores_sigterm() {
+    let up = up();
+    let procs = [
+        up.proc("deaf").starts(&programs::deaf_to_term()),
+        up.proc("deaf-daemon").with_pid_file().starts(&programs::daemon_deaf_to_term()),
+    ];
+    at_once(procs.map(|proc| proc.policy("stop_check_secs", 1).control("reload_cmd", "true")), |proc| {
+        let pid = proc.start();
+        let (stopped, took) = proc.timed(Op::Stop);
+        stopped
+            .assert(836, "stop process (web) failed")
+            .assert_says(&format!("pid {pid}"))
+            .assert_hosted(true);
+        assert!(took >= Duration::from_secs(1), "stop_check_secs is waited for: {took:?}");
+        let seen = proc.op(Op::Query);
+        seen.assert_success().assert_hosted(true);
+        assert_eq!(seen.pid(), Some(pid));
+
+        // Unhosted, it stays so.
+        proc.op(Op::Unhost).assert_success();
+        proc.op(Op::Stop).assert(836, "stop").assert_hosted(false);
+        proc.op(Op::Host).assert_success().assert_hosted(true);
+        proc.op(Op::Reload).assert_success();
+        // A restart is a stop and a start, so it cannot succeed either.
+        proc.op(Op::Restart).assert(836, "restart process (web) failed").assert_hosted(true);
+        assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1));
+
+        proc.op(Op::Kill).assert_success().assert_hosted(false);
+        assert!(!is_running(pid));
+        assert_eq!(proc.pid(), None);
+    });
+}
+
+/// Long before the end of the check it is certain that nothing will come.
+#[test]
+fn a_process_that_exits_at_once_with_0() {
+    let up = up();
+    for proc in [up.proc("gone").with_pid_file(), up.proc("gone-without-pid-file")] {
+        let proc =
+            proc.starts(&programs::exits(0)).policy("start_check_secs", 30).control("reload_cmd", "true");
+        let (started, took) = proc.timed(Op::Start);
+        started
+            .assert(836, "start process (web) failed, for post-check status not alive")
+            .assert_hosted(false);
+        started.assert_says("said on stdout").assert_says("said on stderr");
+        assert!(took < SOON, "{took:?}");
+        assert_eq!((proc.pid(), proc.runs()), (None, 1));
+        proc.op(Op::Restart).assert(836, "restart process (web) failed").assert_says("said on stdout");
+        proc.op(Op::Reload).assert(829, "no need to reload");
+        proc.op(Op::Stop).assert(829, "no need to stop").assert_hosted(false);
+        proc.op(Op::Kill).assert(829, "no need to kill").assert_hosted(false);
+        proc.op(Op::Unhost).assert_success().assert_hosted(false);
+        assert_eq!(proc.runs(), 2);
+    }
+}
+
+#[test]
+fn a_process_that_exits_at_once_with_3() {
+    let up = up();
+    for proc in [up.proc("failed").with_pid_file(), up.proc("failed-without-pid-file")] {
+        let proc =
+            proc.starts(&programs::exits(3)).policy("start_check_secs", 30).control("reload_cmd", "true");
+        let (started, took) = proc.timed(Op::Start);
+        started.assert(65535, "Script exit code non-zero").assert_hosted(false);
+        started
+            .assert_says("said on stdout")
+            .assert_says("said on stderr")
+            .assert_says("exited with status 3");
+        assert!(took < SOON, "{took:?}");
+        assert_eq!((proc.pid(), proc.runs()), (None, 1));
+        proc.op(Op::Restart).assert(65535, "Script exit code non-zero").assert_says("said on stderr");
+        proc.op(Op::Reload).assert(829, "no need to reload");
+        proc.op(Op::Stop).assert(829, "no need to stop").assert_hosted(false);
+        proc.op(Op::Kill).assert(829, "no need to kill").assert_hosted(false);
+    }
+}
+
+/// It was seen, and it died within the window: the outcome comes then, and not at the end of the window.
+#[test]
+fn a_daemon_that_dies_in_its_check_window() {
+    let up = up();
+    let proc = up.proc("short").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 30);
+    let task = proc.submit(Op::Start);
+    let pid = proc.pid_in_file();
+    kill(pid, Signal::KILL);
+    task.outcome().assert(836, "start process (web) failed").assert_hosted(false);
+    assert_eq!((proc.pid(), proc.runs()), (None, 1));
+}
+
+#[test]
+fn a_pid_file_that_comes_2_seconds_late() {
+    let up = up();
+    let proc = up.proc("late").with_pid_file().starts(&programs::daemon_with_late_pid_file(2));
+    let proc = proc.policy("start_check_secs", 3).control("reload_cmd", "true");
+    let pid = proc.start();
+    assert_eq!(pid, proc.pid_in_file());
+    proc.op(Op::Start).assert(828, "no need to start the process web(late)");
+    proc.op(Op::Reload).assert_success().assert_hosted(true);
+    proc.op(Op::Unhost).assert_success().assert_hosted(false);
+    proc.op(Op::Host).assert_success().assert_hosted(true);
+    assert_eq!(proc.pid(), Some(pid));
+    proc.op(Op::Restart).assert_success().assert_hosted(true);
+    let second = proc.pid().expect("it runs");
+    assert_ne!(second, pid);
+    assert!(!is_running(pid));
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(!is_running(second));
+    proc.op(Op::Kill).assert(829, "no need to kill");
+    assert_eq!(proc.runs(), 2);
+}
+
+/// The pid file of the last life names nobody.
+#[test]
+fn a_pid_file_that_names_a_dead_pid() {
+    let up = up();
+    let proc = up.proc("stale").with_pid_file().starts(&programs::daemon()).control("reload_cmd", "true");
+    let dead = dead_pid();
+    fs::write(proc.folder.join(programs::PID_FILE), format!("{dead}\n")).expect("our own folder");
+
+    assert_eq!(proc.pid(), None);
+    for (op, verb) in [(Op::Stop, "stop"), (Op::Kill, "kill"), (Op::Reload, "reload")] {
+        let outcome = proc.op(op);
+        outcome.assert(829, "").assert_hosted(false);
+        assert_eq!(outcome.message, format!("no need to {verb} the process(web) that is not running"));
+    }
+    let pid = proc.start();
+    assert_ne!(pid, dead);
+    assert_eq!(pid, proc.pid_in_file());
+    proc.op(Op::Stop).assert_success();
+}
+
+/// A command that does not write it anew, so that it goes on naming nobody.
+#[test]
+fn a_start_that_leaves_a_dead_pid_in_its_pid_file() {
+    let up = up();
+    let proc = up.proc("stale").with_pid_file().starts(&programs::exits(0)).policy("start_check_secs", 30);
+    let dead = dead_pid();
+    fs::write(proc.folder.join(programs::PID_FILE), format!("{dead}\n")).expect("our own folder");
+    let (started, took) = proc.timed(Op::Start);
+    started.assert(836, "start process (web) failed").assert_hosted(false);
+    started.assert_says(&format!("names pid {dead}, which is not running")).assert_says("said on stdout");
+    assert!(took < SOON, "{took:?}");
+}
+
+/// Never signalled, never called running.
+#[test]
+fn a_pid_file_that_names_a_stranger() {
+    let up = up();
+    let proc = up
+        .proc("strange")
+        .with_pid_file()
+        .starts(&programs::exits(0))
+        .control("reload_cmd", "touch reloaded");
+    let mut stranger = Stranger::start(&up.folder("elsewhere"));
+    let pid_file = proc.folder.join(programs::PID_FILE);
+    fs::write(&pid_file, format!("{}\n", stranger.pid())).expect("our own folder");
+    let says = format!("names pid {}, which is another program (tail)", stranger.pid());
+
+    assert_eq!(proc.pid(), None);
+    proc.op(Op::Stop).assert(829, "no need to stop the process(web) that is not running").assert_says(&says);
+    proc.op(Op::Kill).assert(829, "no need to kill").assert_says(&says);
+    proc.op(Op::Reload).assert(829, "no need to reload").assert_says(&says);
+    assert_eq!(fs::exists(proc.folder.join("reloaded")).ok(), Some(false));
+    proc.op(Op::Start).assert(836, "start process (web) failed").assert_says(&says).assert_hosted(false);
+    proc.op(Op::Restart).assert(836, "restart process (web) failed").assert_says(&says);
+    proc.op(Op::Unhost).assert_success().assert_hosted(false);
+    stranger.assert_unharmed();
+
+    // Nor when the real process runs: the stranger is not taken for it.
+    let daemon = proc.clone().starts(&programs::daemon());
+    let pid = daemon.start();
+    assert_ne!(pid, stranger.pid());
+    fs::write(&pid_file, format!("{}\n", stranger.pid())).expect("our own folder");
+    let stopped = daemon.op(Op::Stop);
+    stranger.assert_unharmed();
+    stopped.assert_success();
+    assert!(!is_running(pid), "it was known, so the pid file cannot hide it");
+    stranger.assert_unharmed();
+}
+
+/// Hosting something whose pid file names a stranger must not bring the stranger into it.
+#[test]
+fn hosting_with_a_strangers_pid_file_starts_the_process() {
+    let up = up();
+    let proc = up.proc("strange").with_pid_file().starts(&programs::daemon());
+    let mut stranger = Stranger::start(&up.folder("elsewhere"));
+    fs::write(proc.folder.join(programs::PID_FILE), format!("{}\n", stranger.pid())).expect("our own folder");
+    proc.op(Op::Host).assert_success().assert_hosted(true);
+    let pid = proc.pid().expect("what is hosted runs");
+    assert_ne!(pid, stranger.pid());
+    proc.op(Op::Kill).assert_success().assert_hosted(false);
+    stranger.assert_unharmed();
+}
+
+#[test]
+fn a_command_that_runs_too_long_is_ended_with_all_it_started() {
+    let up = up();
+    let proc = up.proc("slow").with_pid_file().policy("op_timeout", 1);
+    let proc = proc.starts("echo run >> runs; echo waiting for godot; sleep 900 & sleep 900");
+    let (started, took) = proc.timed(Op::Start);
+    started
+        .assert(822, "start_cmd did not end within 1 s")
+        .assert_says("waiting for godot")
+        .assert_hosted(false);
+    assert!(took < SOON, "{took:?}");
+    assert_nothing_left(&proc);
+}
+
+/// The commands of the spec are used where there are any.
+#[test]
+fn the_specs_own_commands_are_run() {
+    let up = up();
+    let proc = up.proc("own").with_pid_file().starts(&programs::daemon());
+    let end = "echo stop_cmd >> commands; kill $(cat web.pid)";
+    let proc = proc
+        .control("stop_cmd", end)
+        .control("kill_cmd", "echo kill_cmd >> commands; kill -9 $(cat web.pid)")
+        .control("reload_cmd", "echo no config; exit 4")
+        .control(
+            "restart_cmd",
+            &format!("echo restart_cmd >> commands; kill $(cat web.pid); {}", programs::daemon()),
+        );
+    let first = proc.start();
+    proc.op(Op::Reload)
+        .assert(65535, "Script exit code non-zero")
+        .assert_says("no config")
+        .assert_hosted(true);
+    assert_eq!(proc.pid(), Some(first));
+    proc.op(Op::Restart).assert_success().assert_hosted(true);
+    let second = proc.pid().expect("it runs");
+    assert_ne!(first, second);
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    let third = proc.start();
+    proc.op(Op::Kill).assert_success().assert_hosted(false);
+    assert!(![first, second, third].into_iter().any(is_running));
+    assert_eq!(proc.read("commands"), "restart_cmd\nstop_cmd\nkill_cmd\n");
+}
+
+/// Without a command there is a way for each operation but reload and start.
+#[test]
+fn operations_without_a_command_say_so() {
+    let up = up();
+    let proc = up.proc("bare").with_pid_file();
+    proc.op(Op::Start).assert(827, "start is not possible: the spec has no start_cmd");
+    proc.op(Op::Reload).assert(827, "reload is not possible: the spec has no reload_cmd");
+    proc.op(Op::Restart).assert(827, "restart is not possible");
+}
+
+/// `auto_type` 2 runs to its end: success is exit 0, and nobody looks whether it lives.
+#[test]
+fn a_process_that_runs_once() {
+    let up = up();
+    let proc = up.proc("once").policy("auto_type", 2);
+    proc.clone().starts(&programs::exits(0)).op(Op::Start).assert_success();
+    proc.clone().starts(&programs::exits(3)).op(Op::Start).assert(65535, "Script exit code non-zero");
+    wait_until(SOON, "it is not started again", || {
+        proc.runs() == 2 && proc.row().is_some_and(|row| row["state"] == "stopped")
+    });
+}
+
+/// Commands run as their user, in their folder, in a session of their own, with nothing of the agent's environment.
+#[test]
+fn commands_have_clean_surroundings() {
+    let up = up();
+    let proc = up.proc("clean").starts("env > environment; pwd > folder; id -un > user; exec ./web 1000");
+    // Only root can become somebody else.
+    let user = if account() == "root" { "nobody".to_owned() } else { account() };
+    fs::set_permissions(&proc.folder, fs::Permissions::from_mode(0o777)).expect("our own folder");
+    let proc = proc.identity("user", user.as_str());
+    let pid = proc.start();
+    assert_eq!(proc.read("user").trim(), user);
+    assert_eq!(proc.read("folder").trim(), proc.folder.to_str().expect("a plain path"));
+    let environment = proc.read("environment");
+    let mut names: Vec<&str> = environment.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+    names.retain(|name| !matches!(*name, "PWD" | "OLDPWD" | "SHLVL" | "_"));
+    names.sort_unstable();
+    assert_eq!(names, ["HOME", "LANG", "LOGNAME", "PATH", "PROCFLEET_PROC", "SHELL", "USER"]);
+    let fields = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<&str> = fields.rsplit_once(") ").expect("a stat line").1.split(' ').collect();
+    assert_eq!(fields[3], pid.to_string(), "it leads a session of its own");
+    let open: Vec<_> = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten().collect();
+    assert_eq!(open.len(), 3, "nothing but its standard files is open");
+}
+
+/// The end of a long output is in the message, and not all of it.
+#[test]
+fn the_end_of_a_long_output_is_told() {
+    let up = up();
+    let proc = up
+        .proc("talkative")
+        .starts("i=0; while [ $i -lt 3000 ]; do echo line $i of many; i=$((i+1)); done; exit 9");
+    let outcome = proc.op(Op::Start);
+    outcome
+        .assert(65535, "Script exit code non-zero")
+        .assert_says("line 2999 of many")
+        .assert_says("status 9");
+    assert!(!outcome.message.contains("line 100 of many"));
+    assert!(outcome.message.len() > 3_000 && outcome.message.len() < 6_000, "{}", outcome.message.len());
+}
+
+/// A stop while a restart is due: it is off.
+#[test]
+fn a_stop_ends_the_waiting_for_a_restart() {
+    let up = up();
+    at_once([up.proc("stopped"), up.proc("unhosted")], |proc| {
+        let proc = proc.clone().starts(&programs::exits(3)).policy("start_interval", 2);
+        proc.op(Op::Host).assert(65535, "").assert_hosted(true);
+        match proc.name.as_str() {
+            "stopped" => proc.op(Op::Stop).assert(829, "").assert_hosted(false),
+            _ => proc.op(Op::Unhost).assert_success().assert_hosted(false),
+        };
+        let began = std::time::Instant::now();
+        wait_until(SOON, "a restart would have been due", || began.elapsed() > Duration::from_millis(2_500));
+        assert_eq!(proc.runs(), 1, "{}", proc.name);
+    });
+}
+
+#[test]
+fn many_processes_at_once() {
+    let up = up();
+    let procs: Vec<Proc> =
+        (0..40).map(|n| up.proc(&format!("many-{n}")).with_pid_file().starts(&programs::daemon())).collect();
+    for op in [Op::Start, Op::Query, Op::Stop] {
+        let body = serde_json::json!({"proc_operate_req": procs.iter().map(|proc| proc.body(op)).collect::<Vec<_>>()});
+        let began = std::time::Instant::now();
+        let task = up.client.post("/api/v2/proc/operate_proc_multi", body).task();
+        let results = up.client.results(&task);
+        eprintln!("{op:?} of {}: {:?}", procs.len(), began.elapsed());
+        assert_eq!(results.len(), procs.len());
+        results.iter().for_each(|(_, outcome)| _ = outcome.assert_success());
+    }
+    assert!(procs.iter().all(|proc| proc.runs() == 1));
+}

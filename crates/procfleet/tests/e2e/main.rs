@@ -1,0 +1,29 @@
+//! The built program from end to end: `procfleet up`, real processes, and callers as they are.
+//!
+//! Every test starts an `up` of its own and ends all that it started.
+
+use procfleet_testkit::{Proc, Up};
+
+mod api_shape;
+mod bad_input;
+mod cli;
+mod crashes;
+mod enrolment;
+mod kinds;
+mod lifecycle;
+mod operations;
+
+/// Checks several procs at the same time, for most of it is waiting.
+#[track_caller]
+fn at_once(procs: impl IntoIterator<Item = Proc>, check: impl Fn(&Proc) + Sync) {
+    std::thread::scope(|scope| {
+        for proc in procs {
+            let check = &check;
+            scope.spawn(move || check(&proc));
+        }
+    });
+}
+
+fn up() -> Up {
+    Up::start(env!("CARGO_BIN_EXE_procfleet"))
+}

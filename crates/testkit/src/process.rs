@@ -1,0 +1,133 @@
+//! Processes seen from outside: whether they run, whose they are, and their end.
+
+use crate::program::Program;
+use crate::wait::{PATIENCE, wait_until};
+use rustix::process::{Pid, Signal};
+use std::fs;
+use std::path::Path;
+
+/// Whether there is such a process; the dead who are not buried do not count.
+pub fn is_running(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+}
+
+/// In clock ticks since the machine was started: with the pid it tells a process from its successor.
+pub fn start_time(pid: u32) -> Option<u64> {
+    stat(pid).map(|stat| stat.start_time)
+}
+
+pub fn kill(pid: u32, signal: Signal) {
+    // Gone already is what was wanted.
+    let _ = rustix::process::kill_process(raw(pid), signal);
+}
+
+/// A pid that was somebody's a moment ago and is nobody's now.
+pub fn dead_pid() -> u32 {
+    let finished = Program::new("/bin/true").run();
+    wait_until(PATIENCE, "a process is gone", || stat(finished.pid).is_none());
+    finished.pid
+}
+
+/// The account that the tests run as.
+pub fn account() -> String {
+    let me = rustix::process::geteuid().as_raw().to_string();
+    let accounts = fs::read_to_string("/etc/passwd").expect("the machine has accounts");
+    let mine = accounts.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mine = mine.filter(|fields| fields.get(2) == Some(&me.as_str())).map(|fields| fields[0].to_owned());
+    mine.into_iter().next().expect("the tests run as an account that has a name")
+}
+
+/// The processes that were started for a proc whose `namespace:name` begins so, by the mark that the agent leaves in
+/// their environment.
+pub fn pids_marked(proc: &str) -> Vec<u32> {
+    let bears = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let variables = String::from_utf8_lossy(&environment);
+        let mut marks = variables.split('\0').filter_map(|variable| variable.strip_prefix("PROCFLEET_PROC="));
+        // What stands before the namespace is the agent's own business.
+        marks.any(|mark| mark.starts_with(proc) || mark.contains(&format!("/{proc}")))
+    };
+    all().into_iter().filter(bears).filter(|pid| is_running(*pid)).collect()
+}
+
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    all().into_iter().filter(|pid| stat(*pid).is_some_and(|stat| stat.parent == parent)).collect()
+}
+
+/// Kills the programs that were given this argument.
+pub(crate) fn kill_with_argument(argument: &Path) {
+    let argument = argument.to_str().expect("a plain path").as_bytes();
+    let given = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == argument)
+    };
+    all().into_iter().filter(given).for_each(|pid| kill(pid, Signal::KILL));
+}
+
+/// Kills what works in this folder or below: also what has thrown its mark away.
+pub(crate) fn kill_working_in(folder: &Path) {
+    let works_there = |pid: &u32| {
+        *pid != std::process::id()
+            && fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(folder))
+    };
+    all().into_iter().filter(works_there).for_each(|pid| kill(pid, Signal::KILL));
+}
+
+/// Kills all of a namespace, and looks again for what was forked meanwhile.
+pub(crate) fn kill_marked(namespace: &str) {
+    for _ in 0..100 {
+        let marked = pids_marked(&format!("{namespace}:"));
+        if marked.is_empty() {
+            return;
+        }
+        marked.into_iter().for_each(|pid| kill(pid, Signal::KILL));
+    }
+}
+
+/// A process that is none of procfleet's business. It ends with the test.
+#[derive(Debug)]
+pub struct Stranger(Program);
+
+impl Stranger {
+    /// `tail -f /dev/null`: nothing that a test starts is called that.
+    pub fn start(folder: &Path) -> Stranger {
+        let mut program = Program::new("tail").args(["-f", "/dev/null"]).current_dir(folder);
+        program.start();
+        Stranger(program)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    #[track_caller]
+    pub fn assert_unharmed(&mut self) {
+        assert!(self.0.is_running(), "the stranger was ended");
+    }
+}
+
+struct Stat {
+    state: char,
+    parent: u32,
+    start_time: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, which may hold anything, stands in brackets.
+    let fields: Vec<&str> = line.rsplit_once(") ")?.1.split(' ').collect();
+    Some(Stat {
+        state: fields.first()?.chars().next()?,
+        parent: fields.get(1)?.parse().ok()?,
+        start_time: fields.get(19)?.parse().ok()?,
+    })
+}
+
+fn all() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("this is Linux").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn raw(pid: u32) -> Pid {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid of this machine")
+}

@@ -1,0 +1,251 @@
+//! `procfleet up` in a folder of its own.
+
+use crate::client::Client;
+use crate::proc::Proc;
+use crate::process::{self, kill};
+use crate::program::{Finished, Program, Stdin};
+use crate::wait::{PATIENCE, wait_for, wait_until};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const ANY_PORT: &str = "127.0.0.1:0";
+/// How long `up` may take to end at the end of a test before it is killed.
+const END: Duration = Duration::from_secs(5);
+/// How much of a log a failed test shows.
+const LOG_SHOWN: usize = 12_000;
+
+/// A server and an agent for this host. Dropping it ends both and every process of its namespace.
+#[derive(Debug)]
+pub struct Up {
+    binary: PathBuf,
+    program: Program,
+    /// Different for every `Up` on this machine: the mark that the agent leaves in processes holds it.
+    pub namespace: String,
+    pub client: Client,
+    logs: Vec<String>,
+    // Last, so that it outlives the programs that use it.
+    folder: TempDir,
+}
+
+impl Up {
+    /// Starts it and waits until it is ready.
+    #[track_caller]
+    pub fn start(binary: impl AsRef<Path>) -> Up {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let folder = tempfile::Builder::new().prefix("procfleet-").tempdir().expect("a temp dir");
+        // Commands may run as another user.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+        let binary = binary.as_ref().to_owned();
+        let program = program(&binary, folder.path(), ANY_PORT);
+        let mut up = Up {
+            binary,
+            program,
+            namespace: format!("e2e-{}-{serial}", std::process::id()),
+            client: Client::new("", "", ""),
+            logs: Vec::new(),
+            folder,
+        };
+        up.begin();
+        up
+    }
+
+    #[track_caller]
+    fn begin(&mut self) {
+        self.program.start();
+        let program = &mut self.program;
+        let url = wait_for(PATIENCE, "procfleet up is ready", || {
+            assert!(program.is_running(), "procfleet up has ended: {}", program.stderr());
+            let said = program.stdout();
+            let line = said.lines().find(|line| line.starts_with("procfleet is ready"))?;
+            line.split(' ').find(|word| word.starts_with("http://")).map(str::to_owned)
+        });
+        let admin = self.admin();
+        let field = |name: &str| admin[name].as_str().expect("admin.json holds texts").to_owned();
+        assert_eq!(field("url"), url, "admin.json and the ready line name one url");
+        self.client = Client::new(&url, &field("bk_app_code"), &field("bk_app_secret"));
+    }
+
+    /// Starts it again on the same data, after it has ended.
+    #[track_caller]
+    pub fn again(&mut self) {
+        assert!(!self.program.is_running(), "it still runs");
+        self.logs.push(self.program.stderr());
+        self.program = program(&self.binary, self.folder.path(), ANY_PORT);
+        self.begin();
+    }
+
+    /// As [`Up::again`], where agents that have joined find it.
+    #[track_caller]
+    pub fn again_with_the_same_link(&mut self) {
+        assert!(!self.program.is_running(), "it still runs");
+        let link = self.link();
+        self.logs.push(self.program.stderr());
+        let link = link.strip_prefix("https://").expect("the link is https");
+        self.program = program(&self.binary, self.folder.path(), link);
+        self.begin();
+    }
+
+    /// Tells it to end, and says with which code and how soon it did.
+    #[track_caller]
+    pub fn end(&mut self, signal: Signal) -> (Option<i32>, Duration) {
+        let agent = self.agent_pid();
+        let (status, took) = self.program.end(signal, PATIENCE);
+        wait_until(PATIENCE, "the agent has ended too", || !process::is_running(agent));
+        (status.code(), took)
+    }
+
+    /// `kill -9` of server and agent at the same moment.
+    #[track_caller]
+    pub fn kill_all(&mut self) {
+        let agent = self.agent_pid();
+        kill(agent, Signal::KILL);
+        self.program.end(Signal::KILL, PATIENCE);
+        wait_until(PATIENCE, "the agent has ended too", || !process::is_running(agent));
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// A folder for what is not procfleet's.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        let folder = self.folder.path().join(name);
+        fs::create_dir_all(&folder).expect("our own folder");
+        folder
+    }
+
+    pub fn admin(&self) -> Value {
+        let text = fs::read(self.data().join("admin.json")).expect("up writes admin.json");
+        serde_json::from_slice(&text).expect("admin.json is JSON")
+    }
+
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    pub fn stdout(&self) -> String {
+        self.program.stdout()
+    }
+
+    pub fn stderr(&self) -> String {
+        self.program.stderr()
+    }
+
+    /// The agent that it keeps running.
+    #[track_caller]
+    pub fn agent_pid(&self) -> u32 {
+        wait_for(PATIENCE, "up has an agent", || self.agent_pid_now())
+    }
+
+    fn agent_pid_now(&self) -> Option<u32> {
+        process::children(self.pid()).into_iter().find(|pid| process::is_running(*pid))
+    }
+
+    /// `kill -9` of the agent; waits until it is dead, not until there is another.
+    #[track_caller]
+    pub fn kill_agent(&self) -> u32 {
+        let agent = self.agent_pid();
+        kill(agent, Signal::KILL);
+        wait_until(PATIENCE, "the agent is dead", || !process::is_running(agent));
+        agent
+    }
+
+    /// Waits until this host's agent is connected.
+    #[track_caller]
+    pub fn wait_for_agent(&self) {
+        wait_until(PATIENCE, "the agent is connected", || {
+            self.client
+                .data("/api/v1/agents")
+                .as_array()
+                .is_some_and(|agents| agents.iter().any(|a| a["connected"] == true))
+        });
+    }
+
+    /// The address of the agents' link.
+    #[track_caller]
+    pub fn link(&self) -> String {
+        let log = self.stderr();
+        let line =
+            log.lines().find(|line| line.contains("server is up")).expect("the log names the addresses");
+        let address =
+            line.split(' ').find_map(|word| word.strip_prefix("link=")).expect("the log names the link");
+        format!("https://{address}")
+    }
+
+    /// A proc of this host with a folder of its own.
+    pub fn proc(&self, name: &str) -> Proc {
+        Proc::new(self.client.clone(), &self.namespace, name, self.folder(&format!("procs/{name}")))
+    }
+
+    /// A client verb, with the credentials of `admin.json`.
+    #[track_caller]
+    pub fn cli(&self, args: &[&str]) -> Finished {
+        self.cli_program(args).run()
+    }
+
+    #[track_caller]
+    pub fn cli_with_stdin(&self, args: &[&str], stdin: &str) -> Finished {
+        self.cli_program(args).stdin(Stdin::Text(stdin)).run()
+    }
+
+    fn cli_program(&self, args: &[&str]) -> Program {
+        let folder = self.folder("cli");
+        Program::new(&self.binary).args(args).env("PROCFLEET_DATA", self.data()).current_dir(&folder)
+    }
+
+    /// A join token, as `procfleet token create` prints it.
+    #[track_caller]
+    pub fn token(&self, flags: &[&str]) -> String {
+        let made = self.cli(&[&["token", "create"], flags].concat());
+        assert_eq!(made.code, Some(0), "{made:?}");
+        made.stdout.trim().to_owned()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.logs.push(self.program.stderr());
+            for log in &self.logs {
+                let from = log.len().saturating_sub(LOG_SHOWN);
+                let from = (from..=log.len()).find(|at| log.is_char_boundary(*at)).unwrap_or(0);
+                eprintln!("---- the end of up's log ----\n{}", &log[from..]);
+            }
+        }
+        if self.program.is_running() {
+            let agent = self.agent_pid_now();
+            kill(self.pid(), Signal::TERM);
+            let began = std::time::Instant::now();
+            while self.program.is_running() && began.elapsed() < END {
+                crate::wait::pause();
+            }
+            if self.program.is_running() {
+                kill(self.pid(), Signal::KILL);
+            }
+            agent.into_iter().for_each(|agent| kill(agent, Signal::KILL));
+        }
+        // One whose `up` was killed may still be on its way out.
+        process::kill_with_argument(&self.data().join("agent"));
+        // Only now: while the agent lives, it starts what is hosted again.
+        process::kill_marked(&self.namespace);
+        process::kill_working_in(self.folder.path());
+    }
+}
+
+fn program(binary: &Path, folder: &Path, link: &str) -> Program {
+    Program::new(binary)
+        .args(["up", "--listen", "127.0.0.1:0", "--link", link, "--data"])
+        .args([folder.join("data")])
+        .current_dir(folder)
+}
