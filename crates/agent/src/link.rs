@@ -142,6 +142,9 @@ impl Session<'_> {
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
         loop {
+            let (latest, changed) = self.states.since(revision);
+            revision = latest;
+            send_states(&mut socket, false, changed).await?;
             loop {
                 let reports = self.outbox.next_batch(Instant::now());
                 if reports.is_empty() {
@@ -164,11 +167,7 @@ impl Session<'_> {
                     self.heed(epoch, body).await?;
                 }
                 () = self.outbox.news() => {}
-                () = self.states.news() => {
-                    let (now, changed) = self.states.since(revision);
-                    revision = now;
-                    send_states(&mut socket, false, changed).await?;
-                }
+                () = self.states.news() => {}
             }
             if heard.elapsed() > patience {
                 return Err(End::Silent(heard.elapsed()));

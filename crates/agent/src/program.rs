@@ -18,7 +18,7 @@ pub struct Args {
     server: ServerAddress,
     /// A join token from `procfleet token create`; needed once
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
-    token: Option<JoinToken>,
+    token: Option<String>,
     /// Where the agent keeps its key, its journal and the output of commands
     #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
     data: PathBuf,
@@ -40,7 +40,20 @@ impl std::fmt::Debug for Args {
 pub fn main(args: Args) -> ExitCode {
     log();
     let until_stdin_closes = args.until_stdin_closes;
-    let config = Config { server: args.server, token: args.token, data: args.data, ip: args.ip };
+    // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
+    let token = match args
+        .token
+        .filter(|token| !token.is_empty())
+        .map(|token| token.parse::<JoinToken>())
+        .transpose()
+    {
+        Ok(token) => token,
+        Err(error) => {
+            eprintln!("error: --token: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let config = Config { server: args.server, token, data: args.data, ip: args.ip };
     // One thread is plenty, and a small process is quick to start others from.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -16,7 +16,7 @@ use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 /// What all actors share.
@@ -27,6 +27,8 @@ pub(super) struct Around {
     pub(super) outbox: Outbox,
     pub(super) states: States,
     pub(super) open: OpenOps,
+    /// True: the agent is ending. Actors look at it between two steps only.
+    pub(super) stopped: watch::Receiver<bool>,
 }
 
 impl Around {
@@ -118,13 +120,15 @@ impl Actor {
         }
     }
 
-    async fn next(&self, inbox: &mut mpsc::Receiver<Input>) -> Next {
+    async fn next(&mut self, inbox: &mut mpsc::Receiver<Input>) -> Next {
         let now = self.around.host.now();
         let sample = self.sample.as_ref().map(|sample| sample.taken + SAMPLE_EVERY);
         let wake = self.machine.wake_at().into_iter().chain(sample).min();
         tokio::select! {
-            // Inputs first: an exit that has happened must win over the deadline that it just met.
+            // The end of the agent first: nothing new is begun then. Then inputs: an exit that has happened must win
+            // over the deadline that it just met.
             biased;
+            _ = self.around.stopped.wait_for(|stopped| *stopped) => Next::End,
             input = inbox.recv() => input.map_or(Next::End, Next::Input),
             () = sleep(wake.map(|wake| wake.since(now))) => match wake == self.machine.wake_at() {
                 true => Next::Input(Input::Tick),
@@ -153,6 +157,10 @@ impl Actor {
         let Step { writes, effects } = step;
         let key = self.machine.key().clone();
         self.around.journal.write(&key, &writes).await;
+        if !writes.contains(&Write::Forget) {
+            // Before the outcome: who has been told that it runs should not see a list that says otherwise.
+            self.publish();
+        }
         for write in writes {
             match write {
                 Write::Done(op, outcome) => {
@@ -176,7 +184,6 @@ impl Actor {
         for effect in effects {
             self.act(effect);
         }
-        self.publish();
     }
 
     fn act(&mut self, effect: Effect) {

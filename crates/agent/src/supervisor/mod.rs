@@ -17,14 +17,17 @@ use procfleet_core::supervise::{Input, Machine, Write};
 use procfleet_proto::link::{HostFacts, OpOrder};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::{mpsc, oneshot};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 /// How many orders may wait to be journalled. The server sends 64 ahead at most.
 const INTAKE: usize = 64;
 /// How many inputs may wait for one actor: its queue of orders and a handful of exits.
 const INPUTS: usize = 64;
+/// How long the actors may take to finish their steps at the end: a write to the journal each.
+const LAST_STEPS: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Supervisor {
@@ -54,8 +57,11 @@ impl Supervisor {
     ) -> Supervisor {
         let (intake, orders) = mpsc::channel(INTAKE);
         let open = OpenOps::default();
-        let around = Around { host: host.clone(), journal, outbox, states, open: open.clone() };
-        tokio::spawn(Work { around, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders));
+        let (stop, stopped) = watch::channel(false);
+        let around = Around { host: host.clone(), journal, outbox, states, open: open.clone(), stopped };
+        tokio::spawn(
+            Work { around, stop, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders),
+        );
         Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
     }
 
@@ -88,6 +94,7 @@ impl Supervisor {
 
 struct Work {
     around: Around,
+    stop: watch::Sender<bool>,
     actors: HashMap<ProcKey, mpsc::Sender<Input>>,
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(ProcKey, Vec<Order>)>,
@@ -123,7 +130,7 @@ impl Work {
                         match message {
                             Intake::Order(order) => orders.push(*order),
                             Intake::Stop(done) => {
-                                self.running.shutdown().await;
+                                self.end().await;
                                 let _ = done.send(());
                                 return;
                             }
@@ -132,6 +139,16 @@ impl Work {
                     self.accept(orders).await;
                 }
             }
+        }
+    }
+
+    /// Lets every actor finish its step: what is written as begun is then also done.
+    async fn end(&mut self) {
+        let _ = self.stop.send(true);
+        let last_steps = async { while self.running.join_next().await.is_some() {} };
+        if tokio::time::timeout(LAST_STEPS, last_steps).await.is_err() {
+            warn!(actors = self.running.len(), "some actors were cut off");
+            self.running.shutdown().await;
         }
     }
 

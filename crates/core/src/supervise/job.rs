@@ -54,8 +54,18 @@ pub(super) enum Stage {
         process: Process,
         gone: bool,
     },
+    /// A launch that was overtaken is ended: is anything of it left?
+    Clearing(Clearing),
     /// After a reload whose process is gone: has another taken its place?
     Reviewing(Review),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Clearing {
+    pub(super) run: RunId,
+    pub(super) looking: Option<LookId>,
+    pub(super) next_look: Moment,
+    pub(super) until: Moment,
 }
 
 /// A command under way.
@@ -171,6 +181,7 @@ impl Stage {
     pub(super) fn wake_at(&self, spec: &Spec) -> Option<Moment> {
         match self {
             Stage::Looking { .. } => None,
+            Stage::Clearing(clearing) => clearing.looking.is_none().then_some(clearing.next_look),
             Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
@@ -182,7 +193,7 @@ impl Stage {
     /// The process that this stage knows of, for status and the record.
     pub(super) fn process(&self) -> Option<Process> {
         match self {
-            Stage::Looking { .. } | Stage::Reviewing(_) => None,
+            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) => None,
             Stage::Launching(launch) => launch.seen.or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),

@@ -412,6 +412,12 @@ impl World {
                 assert!(!hosted, "hosted after a {}", order.kind.verb());
             }
         }
+        // Hosting what runs already needs no act, and is wanted all the same.
+        if matches!(order.kind, OpKind::Start | OpKind::Host | OpKind::Restart)
+            && outcome.code == Code::Success
+        {
+            self.stopped = false;
+        }
         self.done.push((op, outcome));
     }
 

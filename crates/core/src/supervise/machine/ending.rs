@@ -111,12 +111,14 @@ impl Machine {
         ending: Ending,
         out: &mut Step,
     ) -> State {
-        if let Some(run) = ending.launch {
-            out.effects.push(Effect::EndRun(run));
-        }
         // A command that was taken for the process may have left the real one behind.
         self.untidy |= ending.process.found == Found::Foreground;
         match purpose {
+            Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath
+                if let Some(run) = ending.launch =>
+            {
+                self.clear(now, purpose, spec, run, out)
+            }
             Purpose::Op { kind: OpKind::Restart, .. } => {
                 self.streak.forgive();
                 self.tidy(&spec, out);

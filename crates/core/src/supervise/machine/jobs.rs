@@ -32,6 +32,7 @@ impl Machine {
             (Stage::Reloading { command, process, gone }, input) => {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
             }
+            (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
             (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
             (
                 stage @ Stage::Looking { .. },
@@ -139,16 +140,13 @@ impl Machine {
                         self.sweep(out);
                     }
                     match launch {
-                        Some(run) => {
-                            out.effects.push(Effect::EndRun(run));
-                            self.answer(op, Code::Success, words::SUCCESS, out);
-                        }
+                        Some(run) => self.clear(now, Purpose::Op { op, kind, before }, spec, run, out),
                         None => {
                             let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
                             self.answer(op, Code::NotRunning, message, out);
+                            State::Down(Rest::Idle)
                         }
                     }
-                    State::Down(Rest::Idle)
                 }
                 OpKind::Reload => {
                     let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);

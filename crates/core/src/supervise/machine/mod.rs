@@ -1,5 +1,6 @@
 //! One match on (state, input); the picture stands in the module above, and each stage has a file of its own.
 
+mod clearing;
 mod ending;
 mod jobs;
 mod launching;
@@ -35,6 +36,8 @@ pub struct Machine {
     queue: VecDeque<Order>,
     streak: Streak,
     saved: Option<Record>,
+    /// The op that has acted last.
+    begun: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
     untidy: bool,
     serial: u64,
@@ -61,6 +64,7 @@ impl Machine {
             queue: VecDeque::new(),
             streak: Streak::default(),
             saved: None,
+            begun: None,
             untidy: false,
             serial: 0,
         }
@@ -161,6 +165,7 @@ impl Machine {
         };
         self.expire(now, &mut out);
         self.proceed(now, &mut out);
+        self.mark_begun(&mut out);
         self.save(&mut out);
         out
     }
@@ -239,6 +244,22 @@ impl Machine {
     fn answer_query(&self, op: OpId, code: Code, message: String, status: ProcStatus, out: &mut Step) {
         let content = Content::Status(Box::new(status));
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
+    }
+
+    /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may be.
+    fn mark_begun(&mut self, out: &mut Step) {
+        let acts = out.effects.iter().any(|effect| match effect {
+            Effect::Run { .. } | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep => true,
+            Effect::Look { .. } | Effect::Watch(_) | Effect::Inspect { .. } => false,
+        });
+        if let State::Busy(job) = &self.state
+            && let Purpose::Op { op, .. } = job.purpose
+            && acts
+            && self.begun != Some(op)
+        {
+            self.begun = Some(op);
+            out.writes.push(Write::Begun(op));
+        }
     }
 
     /// Remembers the proc if anything about it has changed.

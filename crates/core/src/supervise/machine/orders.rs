@@ -49,6 +49,14 @@ impl Machine {
                     }
                 },
                 state => match self.queue.pop_front() {
+                    // Begun now, it would be overtaken at once.
+                    Some(order)
+                        if launches(order.kind)
+                            && let Some(by) = self.end_that_waits() =>
+                    {
+                        self.answer(order.op, Code::Cancelled, words::overtaken(order.kind, by), out);
+                        self.state = state;
+                    }
                     Some(order) => self.state = self.begin(now, state, order, out),
                     None => {
                         self.state = state;
@@ -57,6 +65,11 @@ impl Machine {
                 },
             }
         }
+    }
+
+    /// A stop or kill in the queue.
+    fn end_that_waits(&self) -> Option<OpKind> {
+        self.queue.iter().map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
     }
 
     pub(super) fn begin(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {
@@ -84,7 +97,6 @@ impl Machine {
             self.answer(op, Code::NoCommand, words::no_command(kind, field), out);
             return state;
         }
-        out.writes.push(Write::Begun(op));
         let rest = match &state {
             State::Down(rest) => rest.clone(),
             State::Up(_) | State::Busy(_) => Rest::Idle,
@@ -130,12 +142,11 @@ impl Machine {
         for passed in ahead {
             self.answer(passed.op, Code::Cancelled, words::overtaken(passed.kind, order.kind), out);
         }
-        out.writes.push(Write::Begun(order.op));
         let rest = self.saved.as_ref().map_or(Rest::Idle, |record| record.rest.clone());
         let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
         let spec = order.spec.unwrap_or_else(|| job.spec.clone());
         match job.stage {
-            Stage::Looking { .. } | Stage::Reviewing(_) => {
+            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) => {
                 self.look_first(Scope::Settled, purpose, spec, None, out)
             }
             Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
@@ -189,4 +200,8 @@ impl Machine {
             }
         }
     }
+}
+
+fn launches(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Start | OpKind::Host | OpKind::Restart)
 }
