@@ -96,7 +96,7 @@ impl Actor {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
-                    Next::Input(input) => input,
+                    Next::Input(input) => *input,
                     Next::Sample => {
                         self.sample = self.machine.process().and_then(|process| self.sample_of(process));
                         self.publish();
@@ -129,9 +129,9 @@ impl Actor {
             // over the deadline that it just met.
             biased;
             _ = self.around.stopped.wait_for(|stopped| *stopped) => Next::End,
-            input = inbox.recv() => input.map_or(Next::End, Next::Input),
+            input = inbox.recv() => input.map_or(Next::End, |input| Next::Input(Box::new(input))),
             () = sleep(wake.map(|wake| wake.since(now))) => match wake == self.machine.wake_at() {
-                true => Next::Input(Input::Tick),
+                true => Next::Input(Box::new(Input::Tick)),
                 false => Next::Sample,
             },
         }
@@ -262,7 +262,7 @@ impl Actor {
 
 /// What an actor has to do next.
 enum Next {
-    Input(Input),
+    Input(Box<Input>),
     Sample,
     End,
 }

@@ -9,6 +9,7 @@ mod bad_input;
 mod cli;
 mod crashes;
 mod enrolment;
+mod first_generation;
 mod kinds;
 mod lifecycle;
 mod operations;
