@@ -1,6 +1,6 @@
 //! Connected agents: the link's port, enrolment, and one task per connection.
 //!
-//! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, [`connection`] checks. A
+//! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection` checks. A
 //! session never touches ops: it hands reports to the keeper and writes what the keeper gives it.
 
 mod connection;
