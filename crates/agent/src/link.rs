@@ -22,6 +22,8 @@ use tracing::{debug, info, warn};
 const WELCOME: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How many ops a hello names at most, so that it fits a frame. The others are only sent once more, and known.
+const TAKEN_NAMED: usize = 1_000;
 /// One message of states stays below this, so that it fits a frame.
 const STATES_BYTES: usize = 40 * 1024;
 
@@ -114,7 +116,8 @@ impl Session<'_> {
     async fn talk(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, End> {
         let tls = tls::with_identity(self.identity)?;
         let mut socket = tls::connect(&self.config.server, LINK_PATH, tls).await?;
-        let taken = self.supervisor.taken().into_iter().map(|op| op.to_string()).collect();
+        let taken = self.supervisor.taken();
+        let taken = taken.into_iter().take(TAKEN_NAMED).map(|op| op.to_string()).collect();
         let hello = Hello {
             agent: self.identity.agent.to_string(),
             boot_id: self.supervisor.boot_id().0.clone(),

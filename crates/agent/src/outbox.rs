@@ -52,6 +52,15 @@ impl Outbox {
         self.news.notify_one();
     }
 
+    /// Says the outcome of this op again. False: there is none, or it is confirmed.
+    pub(crate) fn repeat(&self, op: OpId) -> bool {
+        let mut inner = self.lock();
+        let Some((_, sent)) = inner.done.get_mut(&op) else { return false };
+        *sent = None;
+        self.news.notify_one();
+        true
+    }
+
     pub(crate) fn confirmed(&self, ops: &[OpId]) {
         let mut inner = self.lock();
         for op in ops {
@@ -131,6 +140,17 @@ mod tests {
         outbox.confirmed(&[op(1)]);
         outbox.rewind();
         assert!(outbox.next_batch(now + REPEAT).is_empty());
+    }
+
+    #[test]
+    fn an_outcome_that_is_asked_for_is_said_again_at_once() {
+        let outbox = Outbox::new(vec![(op(1), outcome(3))]);
+        let now = Instant::now();
+        assert_eq!(ops(&outbox.next_batch(now)), [op(1)]);
+        assert!(outbox.repeat(op(1)) && !outbox.repeat(op(2)));
+        assert_eq!(ops(&outbox.next_batch(now)), [op(1)]);
+        outbox.confirmed(&[op(1)]);
+        assert!(!outbox.repeat(op(1)));
     }
 
     #[test]

@@ -7,6 +7,9 @@
 //! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the store
 //! refuses, the batch is kept and tried again: agents repeat what was not acknowledged, and nothing is lost.
 
+#[cfg(test)]
+mod tests;
+
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::sessions::{Outbox, Presences};
@@ -31,6 +34,8 @@ const NOTES: usize = 4_096;
 const BATCH: usize = 2_000;
 /// How soon a write that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Stands for the sessions of a server that is no more. Those of the store begin with 1.
+const NO_SESSION: Epoch = Epoch(0);
 
 /// Something happened.
 #[derive(Debug)]
@@ -154,9 +159,12 @@ struct Session {
 impl Work {
     async fn load(&mut self) -> Result<(), StoreError> {
         let now = self.clock.now();
+        let mut present_until = HashMap::new();
         for agent in self.store.agents().await? {
+            present_until.insert(agent.agent.clone(), agent.changed_at);
             // Who was connected when the last server ended is probably on its way back.
             if agent.connected {
+                present_until.insert(agent.agent.clone(), i64::MAX);
                 self.back_by.insert(agent.agent, now + RESTART_GRACE);
             }
         }
@@ -164,12 +172,22 @@ impl Work {
         if !open.is_empty() {
             info!(ops = open.len(), "open ops taken up again");
         }
-        self.add(open);
+        // What was sent is not written down. An agent that was there after the op may have it, and even its outcome, so
+        // nothing may be said of the op before the agent or the deadline does.
+        self.add(open, |row| {
+            let until = row.agent.as_ref().and_then(|agent| present_until.get(agent));
+            match until.is_some_and(|until| *until >= row.accepted_at) {
+                true => Progress::Sent(NO_SESSION),
+                false => Progress::Waiting,
+            }
+        });
         Ok(())
     }
 
     async fn run(mut self, mut inbox: mpsc::Receiver<Note>) {
         let mut notes = Vec::new();
+        // What was loaded has no timers yet, and nobody may ever send a note about it.
+        self.settle().await;
         loop {
             let wake = self.wake_at().map(|moment| self.clock.instant_of(moment));
             tokio::select! {
@@ -191,9 +209,7 @@ impl Work {
                     self.read_task(task).await;
                 }
             }
-            self.decide_due();
-            self.commit().await;
-            self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
+            self.settle().await;
             if let Some(done) = stop {
                 self.leave();
                 let _ = done.send(());
@@ -230,7 +246,7 @@ impl Work {
 
     async fn read_task(&mut self, task: TaskId) {
         match self.store.task_ops(task).await {
-            Ok(rows) => self.add(rows),
+            Ok(rows) => self.add(rows, |_| Progress::Waiting),
             Err(error) => {
                 error!(%task, error = &error as &dyn std::error::Error, "reading a new task failed; it is tried again");
                 self.unread.push(task);
@@ -239,7 +255,7 @@ impl Work {
         }
     }
 
-    fn add(&mut self, rows: Vec<OpenOpRow>) {
+    fn add(&mut self, rows: Vec<OpenOpRow>, progress: impl Fn(&OpenOpRow) -> Progress) {
         // One text per request, however many targets it has.
         let mut texts: HashMap<*const Spec, Arc<[u8]>> = HashMap::new();
         for row in rows {
@@ -257,7 +273,7 @@ impl Work {
                 accepted: self.clock.moment_of(row.accepted_at),
                 start_by: self.clock.moment_of(row.start_by),
                 deadline: self.clock.moment_of(row.deadline),
-                progress: Progress::Waiting,
+                progress: progress(&row),
             };
             let target = row.target.to_string();
             self.ops
@@ -291,13 +307,40 @@ impl Work {
         if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(agent)) {
             let unconfirmed = entry.open.progress == Progress::Sent(epoch);
             entry.open.progress = Progress::Taken(epoch);
-            if unconfirmed && let Some(session) = self.sessions.get_mut(agent).filter(|s| s.epoch == epoch) {
-                session.unconfirmed = session.unconfirmed.saturating_sub(1);
-                self.dirty.extend(session.backlog.pop_front());
+            if unconfirmed {
+                self.give_place(agent, epoch);
             }
         }
         if let Some(outcome) = outcome {
             self.finished.push(Finished { op, agent: Some(agent.clone()), outcome, at: self.clock.wall() });
+        }
+    }
+
+    /// Decides about every op that is due, until nothing more follows from it.
+    async fn settle(&mut self) {
+        loop {
+            self.decide_due();
+            self.commit().await;
+            // An op that ended may have made room for another.
+            if self.dirty.is_empty() {
+                break;
+            }
+        }
+        self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
+    }
+
+    /// An op no longer counts among those that the agent has yet to confirm: the next one may be sent.
+    fn give_place(&mut self, agent: &AgentId, epoch: Epoch) {
+        let Some(session) = self.sessions.get_mut(agent).filter(|session| session.epoch == epoch) else {
+            return;
+        };
+        session.unconfirmed = session.unconfirmed.saturating_sub(1);
+        // Some that wait have ended meanwhile: a place given to one of them would be lost.
+        while let Some(op) = session.backlog.pop_front() {
+            if self.ops.contains_key(&op) {
+                self.dirty.insert(op);
+                return;
+            }
         }
     }
 
@@ -427,13 +470,16 @@ impl Work {
         if let Some(wake) = entry.wake {
             self.timers.remove(&(wake, op));
         }
-        if let Some(agent) = entry.agent
-            && let Some(ops) = self.by_agent.get_mut(&agent)
-        {
+        let Some(agent) = entry.agent else { return };
+        if let Some(ops) = self.by_agent.get_mut(&agent) {
             ops.remove(&op);
             if ops.is_empty() {
                 self.by_agent.remove(&agent);
             }
+        }
+        // An agent that could not take it will not confirm it any more.
+        if let Progress::Sent(epoch) = entry.open.progress {
+            self.give_place(&agent, epoch);
         }
     }
 

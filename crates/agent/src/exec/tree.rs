@@ -148,6 +148,17 @@ impl Scan {
     }
 }
 
+/// Whether this is the agent, one above it, or the first process. For one look, which needs no scan.
+pub(super) fn is_protected(pid: u32) -> bool {
+    let mut protected = HashSet::from([0, 1]);
+    let mut above = std::process::id();
+    while protected.insert(above) {
+        let Some(stat) = Stat::read(above) else { break };
+        above = stat.parent;
+    }
+    protected.contains(&pid)
+}
+
 /// Whether the session of a run may still be recognised by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Session {

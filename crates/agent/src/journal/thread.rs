@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 /// How many writes share a commit at most, and how many may wait.
 const BATCH: usize = 256;
 
-/// Does its part of the transaction, and says how it went once the whole is committed.
-type Job = Box<dyn FnOnce(&Transaction<'_>) -> Answer + Send>;
+/// Does its part of the transaction, and says how it went once the whole is committed. Without one it does nothing.
+type Job = Box<dyn FnOnce(Option<&Transaction<'_>>) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 #[derive(Clone)]
@@ -42,7 +42,7 @@ impl Thread {
     ) -> Result<T, JournalError> {
         let (tell, answer) = oneshot::channel();
         let job: Job = Box::new(move |transaction| {
-            let done = (|| {
+            let done = transaction.map(|transaction| {
                 transaction.execute_batch("SAVEPOINT job")?;
                 let done = act(transaction);
                 transaction.execute_batch(match done {
@@ -50,12 +50,12 @@ impl Thread {
                     Err(_) => "ROLLBACK TO job; RELEASE job",
                 })?;
                 done
-            })();
+            });
             Box::new(move |committed| {
                 let said = match (done, committed) {
-                    (Ok(value), true) => Ok(value),
-                    (Ok(_), false) => Err(JournalError::NotCommitted),
-                    (Err(error), _) => Err(JournalError::Sqlite(error)),
+                    (Some(Ok(value)), true) => Ok(value),
+                    (Some(Ok(_)), false) | (None, _) => Err(JournalError::NotCommitted),
+                    (Some(Err(error)), _) => Err(JournalError::Sqlite(error)),
                 };
                 let _ = tell.send(said);
             })
@@ -86,7 +86,10 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
         }
         let (answers, committed) = match connection.transaction() {
             Ok(transaction) => {
-                let answers: Vec<Answer> = jobs.drain(..).map(|job| job(&transaction)).collect();
+                // Some errors, a full disk's among them, end the transaction. What is written after that would be
+                // committed by itself, and its owner told that it was not.
+                let still = || (!transaction.is_autocommit()).then_some(&transaction);
+                let answers: Vec<Answer> = jobs.drain(..).map(|job| job(still())).collect();
                 let committed = transaction.commit();
                 if let Err(failure) = &committed {
                     tracing::error!(
@@ -96,14 +99,12 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
                 }
                 (answers, committed.is_ok())
             }
-            // Dropping the jobs tells their owners that nothing was written.
             Err(failure) => {
                 tracing::error!(
                     error = &failure as &dyn std::error::Error,
                     "the journal takes no transaction"
                 );
-                jobs.clear();
-                continue;
+                (jobs.drain(..).map(|job| job(None)).collect(), false)
             }
         };
         for answer in answers {

@@ -187,16 +187,20 @@ impl Work {
         let now = self.around.host.now();
         let orders: Vec<(ProcKey, Order)> = orders
             .into_iter()
+            // What was answered and is not confirmed is only said again: it may be in no journal.
+            .filter(|order| !self.around.outbox.repeat(order.op))
             .map(|o| (o.proc, Order { op: o.op, kind: o.kind, spec: o.spec, start_by: now + o.start_within }))
             .collect();
         let accepted = match self.around.journal.accept(orders.clone()).await {
             Ok(accepted) => accepted,
             Err(failure) => {
-                // Not taken, so not confirmed: the server sends them again in the next session, or lets them expire.
                 error!(
                     error = &failure as &dyn std::error::Error,
                     "ops could not be written down and were not taken"
                 );
+                for (_, order) in orders {
+                    self.refuse(order.op, order.kind);
+                }
                 return;
             }
         };
@@ -212,6 +216,15 @@ impl Work {
                 Acceptance::Done(outcome) => self.around.outbox.done(order.op, outcome),
             }
         }
+    }
+
+    /// An op that is not in the journal, and on which nobody has acted. Its caller need not wait for the deadline.
+    fn refuse(&self, op: OpId, kind: OpKind) {
+        let message = format!(
+            "{} was not begun: the agent cannot write to its data folder (is the disk full?); nothing was done",
+            kind.verb()
+        );
+        self.around.outbox.done(op, Outcome::without_agent(Code::SystemError, message, kind));
     }
 
     async fn deliver(&mut self, key: &ProcKey, order: Order) {

@@ -144,6 +144,42 @@ async fn a_stranger_in_the_pid_file_is_left_alone() {
     stranger.assert_unharmed();
 }
 
+/// A pid file outlives its process, and one day its number is that of another with the same program.
+#[tokio::test]
+async fn a_recycled_pid_is_a_strangers_although_the_program_is_the_same() {
+    let mut proc = Proc::with_pid_file("recycled");
+    proc.spec.identity.proc_name = "sleep".to_owned();
+    let mut stranger = Stranger::start("/bin/sleep", std::path::Path::new("/"));
+    proc.write("web.pid", stranger.pid().to_string());
+    assert_eq!(running(proc.settled()).pid, stranger.pid(), "whoever wrote it down saw it");
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    let set_back = |proc: &Proc| {
+        let file = std::fs::File::options().write(true).open(proc.path("web.pid")).expect("it is there");
+        file.set_modified(long_ago).expect("our own file");
+    };
+    set_back(&proc);
+    assert!(matches!(cause(proc.settled()), Cause::Stranger { program, .. } if program == "sleep"));
+    assert!(matches!(cause(proc.recovered(None)), Cause::Stranger { .. }));
+    stranger.assert_unharmed();
+    // A clock that was set proves nothing against one that runs from the folder.
+    let by_hand = Stranger::start("/bin/sleep", proc.folder.path());
+    proc.write("web.pid", by_hand.pid().to_string());
+    set_back(&proc);
+    assert_eq!(running(proc.settled()).pid, by_hand.pid());
+}
+
+#[tokio::test]
+async fn whoever_started_the_agent_is_a_stranger() {
+    let mut proc = Proc::with_pid_file("above");
+    let above = std::os::unix::process::parent_id();
+    for pid in [above, std::process::id(), 1] {
+        proc.spec.identity.proc_name = comm(pid);
+        proc.write("web.pid", pid.to_string());
+        let sighting = proc.settled();
+        assert!(matches!(&sighting, Sighting::Absent(_)), "{pid}: {sighting:?}");
+    }
+}
+
 #[tokio::test]
 async fn another_procs_process_is_a_stranger_whatever_its_name() {
     let mut proc = Proc::with_pid_file("neighbour");

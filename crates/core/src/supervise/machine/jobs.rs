@@ -164,10 +164,19 @@ impl Machine {
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.interrupted(interrupted, None, out);
-                match self.saved.as_ref().map(|record| record.rest.clone()) {
-                    Some(rest @ Rest::GaveUp { .. }) => State::Down(rest),
-                    Some(rest @ Rest::Retry { .. }) if self.hosting == Hosting::Hosted => State::Down(rest),
-                    Some(Rest::Idle | Rest::Retry { .. }) | None => {
+                let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
+                let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
+                match saved {
+                    Some((rest @ Rest::GaveUp { .. }, _)) => State::Down(rest),
+                    Some((rest @ Rest::Retry { at }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
+                        State::Down(rest)
+                    }
+                    // A restart that had begun counts, although nobody saw how it ended: it may have been what ended
+                    // the agent, and would end it again for ever.
+                    Some((Rest::Idle | Rest::Retry { .. }, None)) => {
+                        self.rest(now, Fall::NotStarted, "it was not running when the agent came back", out)
+                    }
+                    Some((Rest::Idle | Rest::Retry { .. }, Some(_))) | None => {
                         self.rest(now, Fall::Died, "it ended while the agent was away", out)
                     }
                 }

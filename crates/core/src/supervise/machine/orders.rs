@@ -102,9 +102,14 @@ impl Machine {
             State::Up(_) | State::Busy(_) => Rest::Idle,
         };
         let purpose = Purpose::Op { op, kind, before: Before { hosting: self.hosting, rest } };
+        // A proc that nobody knows may have been known before it was unregistered, and its process goes on since then.
+        let scope = match self.spec {
+            Some(_) => Scope::Settled,
+            None => Scope::Recovery { last: None },
+        };
         match state {
             State::Up(process) => self.found(now, purpose, spec, process, None, out),
-            State::Down(_) | State::Busy(_) => self.look_first(Scope::Settled, purpose, spec, None, out),
+            State::Down(_) | State::Busy(_) => self.look_first(scope, purpose, spec, None, out),
         }
     }
 
