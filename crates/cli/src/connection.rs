@@ -8,7 +8,8 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-const DEFAULT_USERNAME: &str = "admin";
+/// Whom the administrator's app acts for, if nobody says. Other apps act as themselves.
+const ADMIN_USERNAME: &str = "admin";
 
 /// The flags that every verb has. A variable that is set to nothing counts as not set.
 #[derive(Clone, Debug, clap::Args)]
@@ -23,9 +24,9 @@ pub struct Connection {
     /// The app's secret; the variable keeps it out of the process list
     #[arg(long, env = "PROCFLEET_APP_SECRET", value_name = "SECRET", hide_env_values = true)]
     pub app_secret: Option<Secret>,
-    /// The user that tasks and the audit name
-    #[arg(long, env = "PROCFLEET_USERNAME", value_name = "NAME", default_value = DEFAULT_USERNAME)]
-    pub username: String,
+    /// The user that tasks and the audit name; only a trusted app may name one [with admin.json: admin]
+    #[arg(long, env = "PROCFLEET_USERNAME", value_name = "NAME")]
+    pub username: Option<String>,
     /// The server's data folder, for what the flags above leave open
     #[arg(long, env = "PROCFLEET_DATA", value_name = "DIR", default_value = "./procfleet-data")]
     pub data: PathBuf,
@@ -60,6 +61,7 @@ pub(crate) struct Login {
     pub(crate) url: String,
     pub(crate) app_code: String,
     pub(crate) app_secret: Secret,
+    /// Empty: the app acts as itself.
     pub(crate) username: String,
     /// Where code and secret come from, for the message when the server does not take them.
     pub(crate) credentials: String,
@@ -84,16 +86,20 @@ impl Connection {
         };
         let in_file = file.content.as_ref().ok();
         let url = url.or_else(|| in_file.map(|admin| admin.url.clone())).ok_or_else(|| missing("url"))?;
-        let (app_code, app_secret, credentials) = match (code, secret, in_file) {
-            (Some(code), Some(secret), _) => (code, secret, "the flags or the environment".to_owned()),
+        let (app_code, app_secret, credentials, acts_for) = match (code, secret, in_file) {
+            (Some(code), Some(secret), _) => (code, secret, "the flags or the environment".to_owned(), ""),
             (Some(_), None, _) => return Err(missing("app secret (an app code was given)")),
             (None, Some(_), _) => return Err(missing("app code (an app secret was given)")),
-            (None, None, Some(admin)) => {
-                (admin.bk_app_code.clone(), admin.bk_app_secret.clone(), file.path.display().to_string())
-            }
+            (None, None, Some(admin)) => (
+                admin.bk_app_code.clone(),
+                admin.bk_app_secret.clone(),
+                file.path.display().to_string(),
+                ADMIN_USERNAME,
+            ),
             (None, None, None) => return Err(missing("app code and secret")),
         };
-        let username = if self.username.is_empty() { DEFAULT_USERNAME } else { &self.username }.to_owned();
+        let named = self.username.clone().filter(|name| !name.is_empty());
+        let username = named.unwrap_or_else(|| acts_for.to_owned());
         Ok(Login { url: check_url(&url)?, app_code, app_secret, username, credentials })
     }
 }
@@ -149,13 +155,7 @@ mod tests {
         r#"{"url":"http://127.0.0.1:52030/","bk_app_code":"admin","bk_app_secret":"from-file","more":1}"#;
 
     fn connection(data: &Path) -> Connection {
-        Connection {
-            url: None,
-            app_code: None,
-            app_secret: None,
-            username: "admin".to_owned(),
-            data: data.to_owned(),
-        }
+        Connection { url: None, app_code: None, app_secret: None, username: None, data: data.to_owned() }
     }
 
     fn data(file: Option<&str>) -> tempfile::TempDir {
@@ -179,7 +179,9 @@ mod tests {
         given.app_secret = Some(Secret("given".to_owned()));
         let login = given.login().expect("a login");
         assert_eq!((login.app_code.as_str(), login.app_secret.reveal()), ("ops", "given"));
-        assert_eq!(login.url, "http://127.0.0.1:52030");
+        assert_eq!((login.url.as_str(), login.username.as_str()), ("http://127.0.0.1:52030", ""));
+        given.username = Some("ann".to_owned());
+        assert_eq!(given.login().expect("a login").username, "ann");
 
         given.url = Some("https://fleet.example/gate/".to_owned());
         given.data = PathBuf::from("/nowhere");
@@ -193,7 +195,7 @@ mod tests {
         empty.url = Some(String::new());
         empty.app_code = Some(String::new());
         empty.app_secret = Some(Secret(String::new()));
-        empty.username = String::new();
+        empty.username = Some(String::new());
         let login = empty.login().expect("the file's");
         assert_eq!((login.app_code.as_str(), login.username.as_str()), ("admin", "admin"));
     }

@@ -14,7 +14,10 @@ mod wait;
 pub use connection::{Connection, Secret};
 pub use error::Error;
 pub use output::{Output, Pace, Progress, Surroundings};
-pub use verb::{agents::Agents, audit::Audit, operate::Operate, ps::Ps, task::Task, token::Token};
+pub use verb::{
+    agents::Agents, app::App, audit::Audit, business::Business, operate::Operate, ps::Ps, task::Task,
+    token::Token,
+};
 
 use procfleet_core::op::OpKind;
 
@@ -41,11 +44,17 @@ pub enum Verb {
     /// Show what became of the tasks
     #[command(subcommand)]
     Task(Task),
-    /// Show the agents
+    /// Show the agents, or assign them to a business
     Agents(Agents),
     /// Make join tokens for new agents
     #[command(subcommand)]
     Token(Token),
+    /// Manage the apps that may call the API, and what each may use
+    #[command(subcommand)]
+    App(Box<App>),
+    /// Manage the businesses that agents belong to
+    #[command(subcommand)]
+    Business(Business),
     /// Show who did what
     Audit(Audit),
 }
@@ -98,6 +107,8 @@ fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         Verb::Task(task) => task.run(around),
         Verb::Agents(agents) => agents.run(around),
         Verb::Token(token) => token.run(around),
+        Verb::App(app) => app.run(around),
+        Verb::Business(business) => business.run(around),
         Verb::Audit(audit) => audit.run(around),
     }
 }

@@ -55,6 +55,8 @@ pub enum Code {
     AlreadyRegistered,
     /// The process is not as it should be after the command.
     PostCheck,
+    /// The host is outside the businesses that the app may use.
+    NotAllowed,
     /// A command ended with a status other than 0.
     CommandFailed,
     /// None of the agents that were asked for is known.
@@ -63,7 +65,7 @@ pub enum Code {
     GatewaySystem,
     /// (gateway) The named user may not do this.
     UserDenied,
-    /// (gateway) The app is unknown, disabled, or its secret is wrong.
+    /// (gateway) The app is unknown, disabled, its secret is wrong, or it may not do what it asks for.
     AppDenied,
     /// (gateway) No such API.
     NoSuchApi,
@@ -95,6 +97,7 @@ const TABLE: &[(Code, u32)] = &[
     (Code::NotRunning, 829),
     (Code::UnknownOp, 832),
     (Code::PostCheck, 836),
+    (Code::NotAllowed, 837),
     (Code::AlreadyRegistered, 850),
     (Code::CommandFailed, 65_535),
     (Code::NoSuchAgents, 1_011_003),

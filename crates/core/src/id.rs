@@ -144,6 +144,30 @@ impl fmt::Display for CloudId {
     }
 }
 
+/// A business: whose hosts they are. Every agent belongs to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BusinessId(pub u32);
+
+impl BusinessId {
+    /// Where agents belong unless somebody says otherwise. It is there from the first start.
+    pub const DEFAULT: BusinessId = BusinessId(1);
+}
+
+impl fmt::Display for BusinessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for BusinessId {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        let number = digits(text).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+        number.map(BusinessId).ok_or_else(|| BadId("not a business: expected a number from 1 on".to_owned()))
+    }
+}
+
 /// A host as clients name it; the inventory resolves it to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Host {
@@ -206,6 +230,7 @@ mod tests {
         round_trip::<OpId>("20190813145456-8-0");
         round_trip::<AgentId>("0200000007525400f355781710390005465c");
         round_trip::<AgentId>("0:127.0.0.1");
+        round_trip::<BusinessId>("7");
         round_trip::<Host>("0:127.0.0.1");
         round_trip::<Host>("3:fe80::1");
     }
@@ -222,6 +247,9 @@ mod tests {
         }
         for text in ["", "a b", "\u{e9}", &"x".repeat(65)] {
             assert!(text.parse::<AgentId>().is_err(), "{text}");
+        }
+        for text in ["", "0", "-1", "x", "4294967296"] {
+            assert!(text.parse::<BusinessId>().is_err(), "{text}");
         }
         for text in ["", "127.0.0.1", "0:", "x:127.0.0.1", "0:host", "-1:127.0.0.1"] {
             assert!(text.parse::<Host>().is_err(), "{text}");

@@ -4,6 +4,7 @@
 //! async in this crate: `now` is always an argument, and what should happen is returned as data. The rooms
 //! around it (server, agent, cli) do the reading, waiting and running.
 
+pub mod access;
 pub mod code;
 pub mod dispatch;
 pub mod id;
@@ -15,7 +16,7 @@ pub mod supervise;
 pub mod task;
 
 pub use code::Code;
-pub use id::{AgentId, BootId, CloudId, Epoch, Host, OpId, ProcKey, TaskId};
+pub use id::{AgentId, BootId, BusinessId, CloudId, Epoch, Host, OpId, ProcKey, TaskId};
 pub use moment::Moment;
 pub use op::{Content, OpKind, Outcome};
 pub use process::{Absence, Exit, Process, Sighting};

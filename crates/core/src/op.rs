@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// What is to be done. The numbers up to 9 are GSE's `op_type`; 5 and 6 have no meaning anywhere. Those from 100 on are
 /// ours, for what GSE has APIs of their own for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OpKind {
     Start,

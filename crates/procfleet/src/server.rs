@@ -6,6 +6,7 @@ use procfleet_server::Server;
 use procfleet_server::config::Config;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(clap::Args)]
 #[group(skip)]
@@ -19,11 +20,20 @@ pub(crate) struct Args {
     /// The address of the agents' link (port 0 picks a free one)
     #[arg(long, env = "PROCFLEET_LINK", default_value = "127.0.0.1:48668")]
     pub(crate) link: SocketAddr,
+    /// How many days tasks with their results, and audit records, are kept
+    #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(1..=3_650))]
+    pub(crate) keep_days: u64,
 }
 
 impl From<Args> for Config {
     fn from(args: Args) -> Config {
-        Config { data: args.data, listen: args.listen, link: args.link }
+        Config {
+            data: args.data,
+            listen: args.listen,
+            link: args.link,
+            keep: Duration::from_secs(args.keep_days * 86_400),
+        }
     }
 }
 

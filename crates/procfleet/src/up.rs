@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result};
 use procfleet_agent::program;
-use procfleet_core::id::{CloudId, Host};
+use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_proto::http::native::CreateToken;
 use procfleet_server::app::{Caller, tokens};
 use procfleet_server::{Server, reachable};
@@ -122,8 +122,9 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
         warn!("the agent in {} belongs to another server or host and joins anew", data.display());
         std::fs::remove_file(&id).context("letting the agent join anew")?;
     }
-    let caller = Caller { app: "procfleet-up".to_owned(), username: String::new(), from: host.ip };
-    let wanted = CreateToken { bk_cloud_id: host.cloud.0, ttl_secs: 600, uses: 1 };
+    let caller = Caller::ourselves("procfleet-up", host.ip);
+    let business = BusinessId::DEFAULT.0;
+    let wanted = CreateToken { bk_cloud_id: host.cloud.0, bk_biz_id: business, ttl_secs: 600, uses: 1 };
     Ok(Some(tokens::create(&server.app, &caller, wanted).await?.token))
 }
 

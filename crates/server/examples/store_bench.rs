@@ -3,7 +3,9 @@
 //! Give a folder as the argument to measure another disk than that of the temp folder.
 
 use procfleet_core::task::Target;
-use procfleet_core::{AgentId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
+use procfleet_core::{
+    AgentId, BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
+};
 use procfleet_server::store::{
     Finished, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, Store, TokenUse,
 };
@@ -43,9 +45,11 @@ async fn join(store: &Store) -> Outcomes {
         id: "bench".to_owned(),
         secret_hash: SECRET,
         cloud: CloudId(0),
+        business: BusinessId::DEFAULT,
         created_at: 0,
         expires_at: i64::MAX,
         uses: AGENTS,
+        audit: None,
     };
     store.create_token(token).await?;
     let begun = Instant::now();
@@ -155,6 +159,7 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
         agent: Some(agent(number)),
         start_by: 1_763_240_000_000,
         deadline: 1_763_240_060_000,
+        ended: None,
     });
     NewTask {
         stamp: 20_261_115_000_000,

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -10,4 +11,6 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The agents' link.
     pub link: SocketAddr,
+    /// How long tasks with their results, and audit records, are kept.
+    pub keep: Duration,
 }

@@ -15,6 +15,7 @@ pub mod sessions;
 pub mod store;
 
 use crate::app::App;
+use crate::app::retention::Retention;
 use crate::app::setup::{self, SetupError};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -69,8 +70,9 @@ pub struct Server {
     pub app: App,
     stop: watch::Sender<bool>,
     keeper: JoinHandle<()>,
-    http: JoinHandle<io::Result<()>>,
+    http: JoinHandle<()>,
     sessions: JoinHandle<Result<(), LinkError>>,
+    retention: JoinHandle<()>,
 }
 
 impl Server {
@@ -107,14 +109,17 @@ impl Server {
             stop: stopped.clone(),
         };
         let sessions = tokio::spawn(sessions.serve(link_listener));
-        let service = http::router(app.clone()).into_make_service_with_connect_info::<SocketAddr>();
-        let mut stopping = stopped;
-        let http = axum::serve(api_listener, service).with_graceful_shutdown(async move {
-            let _ = stopping.wait_for(|stop| *stop).await;
-        });
-        let http = tokio::spawn(http.into_future());
+        let retention = Retention {
+            store: app.store.clone(),
+            clock,
+            metrics: app.metrics.clone(),
+            keep: config.keep,
+            stop: stopped.clone(),
+        };
+        let retention = tokio::spawn(retention.run());
+        let http = tokio::spawn(http::port::serve(api_listener, http::router(app.clone()), stopped));
         info!(%api, %link, "server is up");
-        Ok(Server { api, link, app, stop, keeper: keeper_task, http, sessions })
+        Ok(Server { api, link, app, stop, keeper: keeper_task, http, sessions, retention })
     }
 
     /// Returns when a part of the server has ended that should not.
@@ -131,7 +136,7 @@ impl Server {
         let _ = self.stop.send(true);
         self.app.keeper.stop().await;
         let parts = async {
-            let _ = tokio::join!(self.http, self.sessions, self.keeper);
+            let _ = tokio::join!(self.http, self.sessions, self.keeper, self.retention);
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
             warn!("some calls or sessions were cut off");

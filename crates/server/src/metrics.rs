@@ -26,6 +26,7 @@ pub struct Metrics {
     pub agents: Gauge,
     pub sent: Counter,
     pub refused_sessions: Counter,
+    pub tasks_deleted: Counter,
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
 }
@@ -35,6 +36,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("procfleet");
         let (open_ops, agents, sent, refused_sessions) =
             (Gauge::default(), Gauge::default(), Counter::default(), Counter::default());
+        let tasks_deleted = Counter::default();
         let (outcomes, calls) = (Family::default(), Family::default());
         registry.register("open_ops", "Ops without an outcome", open_ops.clone());
         registry.register("agents_connected", "Agents with a session on this server", agents.clone());
@@ -44,9 +46,10 @@ impl Metrics {
             "Agent connections that were refused",
             refused_sessions.clone(),
         );
+        registry.register("tasks_deleted", "Tasks deleted because of their age", tasks_deleted.clone());
         registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
-        Metrics { registry, open_ops, agents, sent, refused_sessions, outcomes, calls }
+        Metrics { registry, open_ops, agents, sent, refused_sessions, tasks_deleted, outcomes, calls }
     }
 
     pub fn outcome(&self, code: Code) {

@@ -15,6 +15,8 @@ pub struct Client {
     pub url: String,
     pub app_code: String,
     pub app_secret: String,
+    /// The user that it names; empty: none.
+    pub username: String,
 }
 
 /// What a call was answered with.
@@ -50,7 +52,17 @@ impl Client {
             .build()
             .new_agent();
         let (url, app_code, app_secret) = (url.to_owned(), app_code.to_owned(), app_secret.to_owned());
-        Client { agent, url, app_code, app_secret }
+        Client { agent, url, app_code, app_secret, username: "admin".to_owned() }
+    }
+
+    /// The same server, called by another app, which names no user.
+    pub fn as_app(&self, app_code: &str, app_secret: &str) -> Client {
+        Client { username: String::new(), ..Client::new(&self.url, app_code, app_secret) }
+    }
+
+    /// The same app, naming another user.
+    pub fn naming(&self, username: &str) -> Client {
+        Client { username: username.to_owned(), ..self.clone() }
     }
 
     /// The login stands in the body, beside the request's own fields.
@@ -60,7 +72,7 @@ impl Client {
         for (name, text) in [
             ("bk_app_code", &self.app_code),
             ("bk_app_secret", &self.app_secret),
-            ("bk_username", &"admin".to_owned()),
+            ("bk_username", &self.username),
         ] {
             fields.entry(name).or_insert_with(|| json!(text));
         }
@@ -76,6 +88,17 @@ impl Client {
     #[track_caller]
     pub fn post_with_header(&self, path: &str, body: &Value) -> Answer {
         let request = self.agent.post(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
+        self.read(request.send_json(body))
+    }
+
+    /// As [`Client::post_with_header`], with more headers.
+    #[track_caller]
+    pub fn post_with_headers(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+        let mut request =
+            self.agent.post(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         self.read(request.send_json(body))
     }
 
@@ -122,7 +145,7 @@ impl Client {
 
     pub fn authorization(&self) -> String {
         let (code, secret) = (&self.app_code, &self.app_secret);
-        json!({"bk_app_code": code, "bk_app_secret": secret, "bk_username": "admin"}).to_string()
+        json!({"bk_app_code": code, "bk_app_secret": secret, "bk_username": self.username}).to_string()
     }
 
     /// `operate_proc_v2` by the oldest path; the task's id.

@@ -1,11 +1,35 @@
-//! `procfleet agents`: who has joined, and who is connected.
+//! `procfleet agents`: who has joined, who is connected, and whose they are.
 
 use crate::output::{Format, Output, age};
 use crate::{Connection, Error, Exit, Surroundings};
-use procfleet_proto::http::native::AgentRow;
+use procfleet_core::id::BusinessId;
+use procfleet_proto::http::native::{AgentRow, AssignAgents};
 
 #[derive(Clone, Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Agents {
+    #[command(subcommand)]
+    pub change: Option<Change>,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Change {
+    /// Move agents to another business
+    Assign(Box<Assign>),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Assign {
+    /// Agents by their ids, or hosts as CLOUD:IP
+    #[arg(value_name = "AGENT_OR_HOST", required = true)]
+    pub agents: Vec<String>,
+    /// The business that they belong to from now on
+    #[arg(long, value_name = "N")]
+    pub business: BusinessId,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -14,14 +38,21 @@ pub struct Agents {
 
 impl Agents {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let answer = self.connection.client()?.get("/api/v1/agents", &[])?;
-        match self.output.format() {
+        let (answer, output) = match &self.change {
+            None => (self.connection.client()?.get("/api/v1/agents", &[])?, self.output),
+            Some(Change::Assign(assign)) => {
+                let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
+                let client = assign.connection.client()?;
+                (client.post("/api/v1/agents/assign", &wanted)?, assign.output)
+            }
+        };
+        match output.format() {
             Format::Json => around.json(&answer.data)?,
             Format::Text => {
                 let rows: Vec<AgentRow> = answer.read()?;
                 let now = around.now;
                 around.table(
-                    ["AGENT", "HOST", "VERSION", "STATE", "SINCE"],
+                    ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE"],
                     rows.iter().map(|row| cells(row, now)).collect(),
                     "no agent has joined yet: procfleet token create makes a token for one",
                 )?;
@@ -31,10 +62,11 @@ impl Agents {
     }
 }
 
-fn cells(row: &AgentRow, now: i64) -> [String; 5] {
+fn cells(row: &AgentRow, now: i64) -> [String; 6] {
     [
         row.bk_agent_id.clone(),
         format!("{}:{}", row.bk_cloud_id, row.ip),
+        format!("{} {}", row.bk_biz_id, row.bk_biz_name),
         row.version.clone(),
         if row.connected { "connected" } else { "away" }.to_owned(),
         age(row.since, now),

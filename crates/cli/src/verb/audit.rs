@@ -9,6 +9,12 @@ pub struct Audit {
     /// How many of the newest lines to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
+    /// Only what this app did
+    #[arg(long, value_name = "CODE")]
+    pub app: Option<String>,
+    /// Only this action, such as operate_proc_v2, token_create or app_grant
+    #[arg(long, value_name = "ACTION")]
+    pub action: Option<String>,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -17,7 +23,10 @@ pub struct Audit {
 
 impl Audit {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let answer = self.connection.client()?.get("/api/v1/audit", &[("limit", self.limit.to_string())])?;
+        let mut query = vec![("limit", self.limit.to_string())];
+        query.extend(self.app.iter().map(|app| ("app", app.clone())));
+        query.extend(self.action.iter().map(|action| ("action", action.clone())));
+        let answer = self.connection.client()?.get("/api/v1/audit", &query)?;
         match self.output.format() {
             Format::Json => around.json(&answer.data)?,
             Format::Text => {

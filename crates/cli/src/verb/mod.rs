@@ -1,7 +1,9 @@
 //! One file for each verb: its flags, what it asks the server, what it prints.
 
 pub(crate) mod agents;
+pub(crate) mod app;
 pub(crate) mod audit;
+pub(crate) mod business;
 pub(crate) mod operate;
 pub(crate) mod ps;
 mod request;

@@ -2,6 +2,7 @@
 
 use crate::output::{Format, Output, moment, plain};
 use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{CreateToken, CreatedToken};
 use std::str::FromStr;
 
@@ -16,6 +17,9 @@ pub struct Create {
     /// The cloud area that the agents will belong to
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub cloud_id: u32,
+    /// The business that the agents will belong to
+    #[arg(long, value_name = "N", default_value_t = BusinessId::DEFAULT)]
+    pub business: BusinessId,
     /// How long the token can be used: 30s, 10m, 1h, 7d
     #[arg(long, default_value = "1h")]
     pub ttl: Ttl,
@@ -70,7 +74,12 @@ impl Token {
 
 impl Create {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let wanted = CreateToken { bk_cloud_id: self.cloud_id, ttl_secs: self.ttl.secs, uses: self.uses };
+        let wanted = CreateToken {
+            bk_cloud_id: self.cloud_id,
+            bk_biz_id: self.business.0,
+            ttl_secs: self.ttl.secs,
+            uses: self.uses,
+        };
         let answer = self.connection.client()?.post("/api/v1/tokens", &wanted)?;
         match self.output.format() {
             Format::Json => around.json(&answer.data)?,
@@ -80,8 +89,9 @@ impl Create {
                 let agents =
                     if made.uses == 1 { "1 agent".to_owned() } else { format!("{} agents", made.uses) };
                 around.note(&format!(
-                    "for {agents} of cloud area {}, until {}; it is shown only this once",
+                    "for {agents} of cloud area {} and business {}, until {}; it is shown only this once",
                     made.bk_cloud_id,
+                    made.bk_biz_id,
                     moment(made.expires_at)
                 ));
                 around.note("on the new host: procfleet agent --server https://SERVER:48668 --token TOKEN");

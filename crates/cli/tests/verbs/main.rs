@@ -1,6 +1,7 @@
 //! The verbs from the command line to the exit, against a server of canned answers.
 
 mod errors;
+mod manage;
 mod operate;
 mod server;
 mod show;

@@ -17,7 +17,8 @@ fn accepted() -> Vec<Reply> {
 fn agent(number: u32) -> Value {
     json!({
         "bk_agent_id": format!("agent-{number}"), "bk_cloud_id": 0, "ip": format!("10.0.0.{number}"),
-        "version": "0.1.0", "connected": true, "since": 1, "enrolled_at": 1,
+        "version": "0.1.0", "connected": true, "since": 1, "enrolled_at": 1, "bk_biz_id": 1,
+        "bk_biz_name": "default",
     })
 }
 

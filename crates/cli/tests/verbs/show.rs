@@ -52,15 +52,15 @@ fn no_rows_are_no_lines() {
 fn agents() {
     let row = |id: &str, connected: bool| {
         json!({"bk_agent_id": id, "bk_cloud_id": 2, "ip": "10.0.0.1", "version": "0.1.0", "connected": connected,
-               "since": NOW - 7200, "enrolled_at": 1})
+               "since": NOW - 7200, "enrolled_at": 1, "bk_biz_id": 7, "bk_biz_name": "shop"})
     };
     let server =
         Server::start([("GET /api/v1/agents", vec![ok(json!([row("a1", true), row("a2", false)]))])]);
     assert_eq!(
         run(&server, "agents").out,
-        "AGENT  HOST        VERSION  STATE      SINCE\n\
-         a1     2:10.0.0.1  0.1.0    connected  2h\n\
-         a2     2:10.0.0.1  0.1.0    away       2h\n"
+        "AGENT  HOST        BUSINESS  VERSION  STATE      SINCE\n\
+         a1     2:10.0.0.1  7 shop    0.1.0    connected  2h\n\
+         a2     2:10.0.0.1  7 shop    0.1.0    away       2h\n"
     );
 }
 
@@ -89,21 +89,30 @@ fn audit() {
         "AT                    USER  APP  FROM       ACTION        SUBJECT  CODE  DETAIL\n\
          1970-01-12T13:46:40Z  ann   ops  127.0.0.1  token_create  t1       0     -\n"
     );
-    assert_eq!(server.lines(), ["GET /api/v1/audit?limit=3"]);
+    run(&server, "audit --app ops --action token_create");
+    assert_eq!(
+        server.lines(),
+        ["GET /api/v1/audit?limit=3", "GET /api/v1/audit?limit=50&app=ops&action=token_create"]
+    );
 }
 
 #[test]
 fn token_create_prints_only_the_token_on_stdout() {
-    let made = json!({"token": "join-abc", "bk_cloud_id": 3, "uses": 2, "expires_at": NOW + 600});
+    let made =
+        json!({"token": "join-abc", "bk_cloud_id": 3, "bk_biz_id": 7, "uses": 2, "expires_at": NOW + 600});
     let server = Server::start([("POST /api/v1/tokens", vec![ok(made.clone())])]);
-    let ran = run(&server, "token create --cloud-id 3 --ttl 10m --uses 2");
+    let ran = run(&server, "token create --cloud-id 3 --business 7 --ttl 10m --uses 2");
     assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "join-abc\n"));
-    assert!(ran.err.contains("for 2 agents of cloud area 3, until 1970-01-12T13:56:40Z"), "{}", ran.err);
+    assert!(
+        ran.err.contains("for 2 agents of cloud area 3 and business 7, until 1970-01-12T13:56:40Z"),
+        "{}",
+        ran.err
+    );
     assert!(ran.err.contains("procfleet agent --server https://SERVER:48668 --token TOKEN"), "{}", ran.err);
     assert!(!ran.err.contains("join-abc"), "{}", ran.err);
-    assert_eq!(server.seen()[0].body, json!({"bk_cloud_id": 3, "ttl_secs": 600, "uses": 2}));
+    assert_eq!(server.seen()[0].body, json!({"bk_cloud_id": 3, "bk_biz_id": 7, "ttl_secs": 600, "uses": 2}));
 
     let json = run(&server, "token create --json");
     assert_eq!(serde_json::from_str::<Value>(&json.out).expect("one document"), made);
-    assert_eq!(server.seen()[1].body, json!({"bk_cloud_id": 0, "ttl_secs": 3600, "uses": 1}));
+    assert_eq!(server.seen()[1].body, json!({"bk_cloud_id": 0, "bk_biz_id": 1, "ttl_secs": 3600, "uses": 1}));
 }

@@ -4,15 +4,18 @@
 
 use procfleet_testkit::{Proc, Up};
 
+mod access;
 mod api_shape;
 mod bad_input;
 mod cli;
 mod crashes;
 mod enrolment;
 mod first_generation;
+mod idempotency;
 mod kinds;
 mod lifecycle;
 mod operations;
+mod retention;
 
 /// Checks several procs at the same time, for most of it is waiting.
 #[track_caller]

@@ -32,6 +32,18 @@ impl Faults {
         self.0.push(Fault { path: path.into(), reason: Reason::UnknownOp(reason.into()) });
     }
 
+    /// Both, or what is wrong with either of them.
+    pub fn of_both<A, B>(one: Result<A, Faults>, other: Result<B, Faults>) -> Result<(A, B), Faults> {
+        match (one, other) {
+            (Ok(one), Ok(other)) => Ok((one, other)),
+            (Err(faults), Ok(_)) | (Ok(_), Err(faults)) => Err(faults),
+            (Err(Faults(mut faults)), Err(Faults(others))) => {
+                faults.extend(others);
+                Err(Faults(faults))
+            }
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -8,6 +8,7 @@ pub mod agents;
 pub mod content;
 pub mod fault;
 pub mod login;
+pub mod manage;
 pub mod native;
 pub mod operate;
 pub mod read;

@@ -2,8 +2,10 @@
 //!
 //! Every answer is wrapped in the same envelope as GSE's: [`Envelope`].
 
+use procfleet_core::id::BusinessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// The frame of every reply.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,17 +24,25 @@ pub struct Envelope<T> {
 pub struct CreateToken {
     #[serde(default)]
     pub bk_cloud_id: u32,
+    /// The business that the agents will belong to.
+    #[serde(default = "default_business")]
+    pub bk_biz_id: u32,
     /// How long the token can be used.
     pub ttl_secs: u64,
     /// How many agents may join with it.
     pub uses: u32,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+fn default_business() -> u32 {
+    BusinessId::DEFAULT.0
+}
+
+#[derive(Clone, Serialize, Deserialize)]
 pub struct CreatedToken {
     /// It is shown once; the server keeps only its hash.
     pub token: String,
     pub bk_cloud_id: u32,
+    pub bk_biz_id: u32,
     pub uses: u32,
     /// Seconds since 1970, UTC.
     pub expires_at: i64,
@@ -49,6 +59,9 @@ pub struct AgentRow {
     /// When it last connected or disconnected; seconds since 1970, UTC.
     pub since: i64,
     pub enrolled_at: i64,
+    /// The business that it belongs to.
+    pub bk_biz_id: u32,
+    pub bk_biz_name: String,
 }
 
 /// One row of `GET /api/v1/procs` (query: `namespace`, `name`, `host` as `CLOUD:IP`).
@@ -129,7 +142,7 @@ pub struct OpRow {
     pub content: String,
 }
 
-/// One row of `GET /api/v1/audit` (query: `limit`).
+/// One row of `GET /api/v1/audit` (query: `limit`, `app`, `action`).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditRow {
     pub at: i64,
@@ -143,4 +156,85 @@ pub struct AuditRow {
     pub subject: String,
     pub code: u32,
     pub detail: String,
+}
+
+/// `POST /api/v1/apps`: a new caller of the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateApp {
+    pub code: String,
+    /// Whether it may name the user that it acts for (`bk_username`).
+    #[serde(default)]
+    pub trusted: bool,
+}
+
+/// The answer to `POST /api/v1/apps` and `POST /api/v1/apps/{code}/rotate`.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct AppSecret {
+    pub code: String,
+    /// It is shown once; the server keeps only its hash.
+    pub secret: String,
+    pub trusted: bool,
+}
+
+/// One row of `GET /api/v1/apps`; the answer to `GET /api/v1/apps/{code}` and to what changes an app.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AppView {
+    pub code: String,
+    pub trusted: bool,
+    /// It has every grant and manages the others.
+    pub administrator: bool,
+    pub disabled: bool,
+    /// Seconds since 1970, UTC.
+    pub created_at: i64,
+    pub grants: GrantLists,
+}
+
+/// What an app may use; `*` is everything of its list. In `POST /api/v1/apps/{code}/grant` and `…/revoke`: what is added
+/// or taken away.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantLists {
+    pub businesses: Vec<String>,
+    /// Exact, or with a `*` at the end.
+    pub namespaces: Vec<String>,
+    /// The verbs: `start`, `stop`, `query`, ...
+    pub ops: Vec<String>,
+    /// OS accounts on the hosts.
+    pub accounts: Vec<String>,
+}
+
+/// One row of `GET /api/v1/businesses`, and the body of `POST`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusinessRow {
+    pub bk_biz_id: u32,
+    pub bk_biz_name: String,
+}
+
+/// One row of `GET /api/v1/business_sets`, and the body of `POST`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusinessSetRow {
+    pub bk_biz_set_id: u32,
+    pub bk_biz_set_name: String,
+    pub bk_biz_ids: Vec<u32>,
+}
+
+/// `POST /api/v1/agents/assign`; answered with the agents' rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignAgents {
+    /// Agent ids, or hosts as `CLOUD:IP`.
+    pub agents: Vec<String>,
+    pub bk_biz_id: u32,
+}
+
+// Secrets stay out of logs.
+
+impl fmt::Debug for CreatedToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CreatedToken").field("expires_at", &self.expires_at).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AppSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AppSecret").field("code", &self.code).finish_non_exhaustive()
+    }
 }

@@ -1,16 +1,20 @@
 //! Agents: which there are, and which are here.
 
-use super::{App, AppError};
-use crate::store::AgentRecord;
-use procfleet_core::id::{AgentId, Host};
+use super::{App, AppError, Caller};
+use crate::store::{AgentRecord, Found};
+use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::agents::AgentView;
 use procfleet_proto::http::native::AgentRow;
 use std::collections::HashMap;
 
-pub async fn list(app: &App) -> Result<Vec<AgentRow>, AppError> {
+/// Those of the caller's businesses.
+pub async fn list(app: &App, caller: &Caller) -> Result<Vec<AgentRow>, AppError> {
     let agents = app.store.agents().await?;
-    let rows = agents.into_iter().map(|agent| AgentRow {
+    let names: HashMap<BusinessId, String> =
+        app.store.businesses().await?.into_iter().map(|business| (business.id, business.name)).collect();
+    let seen = agents.into_iter().filter(|agent| caller.rights.businesses().allows(&agent.business));
+    let rows = seen.map(|agent| AgentRow {
         connected: app.presences.contains(&agent.agent),
         bk_agent_id: agent.agent.to_string(),
         bk_cloud_id: agent.host.cloud.0,
@@ -18,30 +22,36 @@ pub async fn list(app: &App) -> Result<Vec<AgentRow>, AppError> {
         version: agent.version,
         since: agent.changed_at / 1000,
         enrolled_at: agent.enrolled_at / 1000,
+        bk_biz_id: agent.business.0,
+        bk_biz_name: names.get(&agent.business).cloned().unwrap_or_default(),
     });
     Ok(rows.collect())
 }
 
-/// Those of the hosts that have an agent.
-pub async fn at_hosts(app: &App, hosts: &[Host]) -> Result<HashMap<Host, AgentView>, AppError> {
+/// Those of the hosts that have an agent, as far as the caller may see.
+pub async fn at_hosts(
+    app: &App,
+    caller: &Caller,
+    hosts: &[Host],
+) -> Result<HashMap<Host, AgentView>, AppError> {
     let targets: Vec<Target> = hosts.iter().copied().map(Target::Host).collect();
-    let agents = found(app, &targets).await?;
+    let agents = found(app, caller, &targets).await?;
     Ok(hosts.iter().zip(agents).filter_map(|(host, agent)| Some((*host, agent?))).collect())
 }
 
-/// Those of the ids that are known, in their order.
-pub async fn with_ids(app: &App, ids: Vec<AgentId>) -> Result<Vec<AgentView>, AppError> {
+/// Those of the ids that are known to the caller, in their order.
+pub async fn with_ids(app: &App, caller: &Caller, ids: Vec<AgentId>) -> Result<Vec<AgentView>, AppError> {
     let targets: Vec<Target> = ids.into_iter().map(Target::Agent).collect();
-    let known: Vec<AgentView> = found(app, &targets).await?.into_iter().flatten().collect();
+    let known: Vec<AgentView> = found(app, caller, &targets).await?.into_iter().flatten().collect();
     if known.is_empty() { Err(AppError::NoSuchAgents) } else { Ok(known) }
 }
 
-async fn found(app: &App, targets: &[Target]) -> Result<Vec<Option<AgentView>>, AppError> {
-    let resolved = app.store.resolve(targets).await?;
+async fn found(app: &App, caller: &Caller, targets: &[Target]) -> Result<Vec<Option<AgentView>>, AppError> {
+    let resolved = app.store.resolve_within(targets, caller.rights.businesses()).await?;
     let records: HashMap<AgentId, AgentRecord> =
         app.store.agents().await?.into_iter().map(|agent| (agent.agent.clone(), agent)).collect();
-    let view = |agent: Option<AgentId>| {
-        let record = records.get(&agent?)?;
+    let view = |found: Found| {
+        let record = records.get(&found.agent()?)?;
         Some(AgentView {
             agent: record.agent.clone(),
             host: record.host,

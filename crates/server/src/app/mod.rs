@@ -1,11 +1,15 @@
 //! The use cases, one file each. They know the store and the keeper, and nothing of HTTP.
 
+pub mod access;
 pub mod agents;
+pub mod apps;
 pub mod audit;
+pub mod businesses;
 pub mod operate;
 pub mod procs;
 pub mod registration;
 pub mod results;
+pub mod retention;
 pub mod setup;
 pub mod status;
 pub mod tasks;
@@ -17,6 +21,9 @@ use crate::metrics::Metrics;
 use crate::pki::Ca;
 use crate::sessions::Presences;
 use crate::store::{Store, StoreError};
+use procfleet_core::access::Rights;
+use procfleet_core::id::TaskId;
+use procfleet_proto::http::fault::Faults;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -38,6 +45,15 @@ pub struct Caller {
     pub app: String,
     pub username: String,
     pub from: IpAddr,
+    pub rights: Arc<Rights>,
+}
+
+impl Caller {
+    /// A part of procfleet itself.
+    pub fn ourselves(name: &str, from: IpAddr) -> Caller {
+        let rights = Arc::new(Rights::Administrator);
+        Caller { app: name.to_owned(), username: String::new(), from, rights }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +62,16 @@ pub enum AppError {
     NoTask(String),
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The request cannot be carried out as it stands.
+    #[error(transparent)]
+    Faults(#[from] Faults),
+    /// The caller may not do this.
+    #[error("{0}")]
+    Denied(String),
     #[error("none of the agents is known")]
     NoSuchAgents,
+    #[error("the key stands for another request, that of task {0}")]
+    KeyTaken(TaskId),
     #[error("the server is ending")]
     Ending,
 }

@@ -1,19 +1,30 @@
 //! Accepts a task: it is durable, with all its ops, before its caller is answered.
+//!
+//! A call that comes with a key of its caller's makes one task, however often it comes.
 
-use super::{App, AppError, Caller};
+use super::{App, AppError, Caller, access};
+use crate::clock::WallMs;
 use crate::keeper::Note;
-use crate::store::{NewAudit, NewOp, NewTask, RequestHead};
+use crate::secret;
+use crate::store::{
+    Found, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
+};
+use procfleet_core::code::Code;
 use procfleet_core::dispatch::QUEUE_ALLOWANCE;
 use procfleet_core::id::TaskId;
+use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::spec::Policy;
 use procfleet_core::task::{Request, Target};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::info;
 
 /// What the agent may take beyond its commands and checks: the journal, the link, a busy host.
 const SLACK: Duration = Duration::from_secs(10);
 /// An op without a spec uses one that only the agent knows; its commands may take so long.
 const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
+/// How long the same request under the same request id counts as a repeat.
+const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
 
 pub async fn submit(
     app: &App,
@@ -21,8 +32,71 @@ pub async fn submit(
     api: &'static str,
     requests: Vec<Request>,
 ) -> Result<TaskId, AppError> {
+    let task = prepare(app, caller, api, requests).await?;
+    let ended = ended(&task);
+    let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
+    // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
+    let accepted = tokio::spawn(async move {
+        let task = store.create_task(task).await?;
+        ended.into_iter().for_each(|code| metrics.outcome(code));
+        keeper.tell(Note::TaskCreated(task)).await;
+        Ok(task)
+    });
+    accepted.await.map_err(|_| AppError::Ending)?
+}
+
+/// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got then.
+pub async fn submit_once(
+    app: &App,
+    caller: &Caller,
+    api: &'static str,
+    requests: Vec<Request>,
+    key: SubmissionKey,
+) -> Result<TaskId, AppError> {
+    // Aside, for the text of a large request takes a while. It is what was understood of the request: neither the login
+    // nor the order of its fields counts. Another version of this program may understand more of it, and then refuses a
+    // repeat rather than run it twice.
+    let hashing = tokio::task::spawn_blocking(move || {
+        let text = serde_json::to_vec(&(api, &requests)).expect("what came from JSON is JSON");
+        (secret::hash(&text), requests)
+    });
+    let (request_hash, requests) = hashing.await.map_err(|_| AppError::Ending)?;
+    let task = prepare(app, caller, api, requests).await?;
+    let since = match key.kind {
+        KeyKind::Idempotency => WallMs::MIN,
+        KeyKind::RequestId => task.created_at - millis(REQUEST_ID_WINDOW),
+    };
+    let submission = Submission { key, request_hash, since };
+    let ended = ended(&task);
+    let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
+    let accepted = tokio::spawn(async move {
+        let submitted = store.submit_task(task, submission).await?;
+        if let Submitted::New(task) = submitted {
+            ended.into_iter().for_each(|code| metrics.outcome(code));
+            keeper.tell(Note::TaskCreated(task)).await;
+        }
+        Ok::<_, AppError>(submitted)
+    });
+    match accepted.await.map_err(|_| AppError::Ending)?? {
+        Submitted::New(task) => Ok(task),
+        Submitted::Before(task) => {
+            info!(%task, app = %caller.app, api, "a call was sent again and gets its first task");
+            Ok(task)
+        }
+        Submitted::OtherRequest(task) => Err(AppError::KeyTaken(task)),
+    }
+}
+
+async fn prepare(
+    app: &App,
+    caller: &Caller,
+    api: &'static str,
+    requests: Vec<Request>,
+) -> Result<NewTask, AppError> {
+    access::permit(caller, &requests)?;
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
-    let mut agents = app.store.resolve(&targets).await?.into_iter();
+    let found = app.store.resolve_within(&targets, caller.rights.businesses()).await?;
+    let mut found = found.into_iter();
     let created_at = app.clock.wall();
     let summary = summary(&requests);
     let (mut heads, mut ops) = (Vec::new(), Vec::new());
@@ -35,7 +109,13 @@ pub async fn submit(
         let deadline = start_by + millis(budget + SLACK);
         let head = u32::try_from(place).unwrap_or(u32::MAX);
         for target in request.targets {
-            ops.push(NewOp { request: head, target, agent: agents.next().flatten(), start_by, deadline });
+            let (agent, ended) = match found.next() {
+                Some(Found::Agent(agent)) => (Some(agent), None),
+                Some(Found::Outside) => (None, Some(Box::new(outside(&target, request.kind)))),
+                // The keeper ends it: there is nobody to send it to.
+                Some(Found::Nowhere) | None => (None, None),
+            };
+            ops.push(NewOp { request: head, target, agent, start_by, deadline, ended });
         }
         heads.push(RequestHead { proc: request.proc, kind: request.kind, spec: request.spec.map(Arc::new) });
     }
@@ -49,7 +129,7 @@ pub async fn submit(
         code: 0,
         detail: summary.clone(),
     };
-    let task = NewTask {
+    Ok(NewTask {
         stamp: app.clock.stamp(),
         created_at,
         app: caller.app.clone(),
@@ -58,15 +138,18 @@ pub async fn submit(
         requests: heads,
         ops,
         audit: Some(audit),
-    };
-    // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
-    let (store, keeper) = (app.store.clone(), app.keeper.clone());
-    let accepted = tokio::spawn(async move {
-        let task = store.create_task(task).await?;
-        keeper.tell(Note::TaskCreated(task)).await;
-        Ok(task)
-    });
-    accepted.await.map_err(|_| AppError::Ending)?
+    })
+}
+
+/// How the ops ended that have an outcome from the beginning.
+fn ended(task: &NewTask) -> Vec<Code> {
+    task.ops.iter().filter_map(|op| op.ended.as_ref()).map(|outcome| outcome.code).collect()
+}
+
+/// One host of another business is that host's outcome, not the call's.
+fn outside(target: &Target, kind: OpKind) -> Outcome {
+    let message = format!("{target} is outside the businesses that the app may use");
+    Outcome::without_agent(Code::NotAllowed, message, kind)
 }
 
 /// What people see in lists: `start web:nginx on 3 hosts`.

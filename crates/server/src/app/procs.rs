@@ -1,31 +1,40 @@
 //! Procs, as their agents last described them.
 
 use super::status::read;
-use super::{App, AppError};
-use crate::store::ProcFilter;
+use super::{App, AppError, Caller};
+use crate::store::{Found, ProcFilter};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::native::ProcRow;
 use std::collections::HashMap;
 
+/// Those that the caller may see: of its businesses and its namespaces.
 pub async fn list(
     app: &App,
+    caller: &Caller,
     namespace: Option<String>,
     name: Option<String>,
     host: Option<Host>,
 ) -> Result<Vec<ProcRow>, AppError> {
     let agent = match host {
         None => None,
-        Some(host) => match app.store.resolve(&[Target::Host(host)]).await?.pop().flatten() {
-            Some(agent) => Some(agent),
-            None => return Ok(Vec::new()),
-        },
+        Some(host) => {
+            let found = app.store.resolve_within(&[Target::Host(host)], caller.rights.businesses()).await?;
+            match found.into_iter().next().and_then(Found::agent) {
+                Some(agent) => Some(agent),
+                None => return Ok(Vec::new()),
+            }
+        }
     };
-    let hosts: HashMap<AgentId, Host> =
-        app.store.agents().await?.into_iter().map(|a| (a.agent, a.host)).collect();
+    let agents = app.store.agents().await?.into_iter();
+    let seen = agents.filter(|agent| caller.rights.businesses().allows(&agent.business));
+    let hosts: HashMap<AgentId, Host> = seen.map(|agent| (agent.agent, agent.host)).collect();
     let mut rows = Vec::new();
     for (agent, record) in app.store.procs(ProcFilter { namespace, name, agent }).await? {
         let Some(host) = hosts.get(&agent) else { continue };
+        if !caller.rights.allows_namespace(&record.proc.namespace) {
+            continue;
+        }
         let Some(report) = read(app, &agent, &record) else { continue };
         rows.push(ProcRow {
             bk_cloud_id: host.cloud.0,

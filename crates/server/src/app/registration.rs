@@ -4,7 +4,7 @@
 //! task that is already there and gets its true outcome, instead of a second try that would find the first one done.
 
 use super::results::{self, KeyStyle};
-use super::{App, AppError, Caller, operate};
+use super::{App, AppError, Caller, access, operate};
 use crate::secret;
 use procfleet_core::id::TaskId;
 use procfleet_core::task::Request;
@@ -29,11 +29,14 @@ pub async fn carry_out(
     api: &'static str,
     requests: Vec<Request>,
 ) -> Result<Value, AppError> {
+    // Before it is looked for among the unfinished ones: grants may have been taken back since.
+    access::permit(caller, &requests)?;
     let call = serde_json::to_vec(&(&caller.app, api, &requests)).map_err(|_| AppError::Ending)?;
     let call = secret::hash(&call);
     let task = match app.unfinished.get(&call) {
-        Some(task) => task,
-        None => {
+        // One that was deleted since has nothing to say.
+        Some(task) if app.store.task(task).await?.is_some() => task,
+        Some(_) | None => {
             let task = operate::submit(app, caller, api, requests).await?;
             app.unfinished.remember(call, task);
             task
@@ -53,7 +56,7 @@ pub async fn carry_out(
         }
         let _ = tokio::time::timeout_at(until, changed.changed()).await;
     }
-    results::by_key(app, &task.to_string(), KeyStyle::First).await
+    results::by_key(app, caller, &task.to_string(), KeyStyle::First).await
 }
 
 impl Unfinished {

@@ -1,6 +1,6 @@
 //! How the ops of a task stand: exactly the requested keys, from the first moment on.
 
-use super::{App, AppError};
+use super::{App, AppError, Caller, access};
 use crate::store::{OpRecord, TaskRecord};
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::result::{About, OpResult};
@@ -14,8 +14,8 @@ pub enum KeyStyle {
 }
 
 /// The data of `get_proc_operate_result` and `get_proc_operate_result_v2`.
-pub async fn by_key(app: &App, task_text: &str, style: KeyStyle) -> Result<Value, AppError> {
-    let (task, ops) = find(app, task_text).await?;
+pub async fn by_key(app: &App, caller: &Caller, task_text: &str, style: KeyStyle) -> Result<Value, AppError> {
+    let (task, ops) = find(app, caller, task_text).await?;
     let rendered = tokio::task::spawn_blocking(move || {
         let results = ops.iter().filter_map(|op| {
             let head = task.requests.get(op.request as usize)?;
@@ -30,10 +30,16 @@ pub async fn by_key(app: &App, task_text: &str, style: KeyStyle) -> Result<Value
     rendered.await.map_err(|_| AppError::Ending)
 }
 
-pub(super) async fn find(app: &App, task_text: &str) -> Result<(TaskRecord, Vec<OpRecord>), AppError> {
+/// Another app's task is as unknown as one that nobody made.
+pub(super) async fn find(
+    app: &App,
+    caller: &Caller,
+    task_text: &str,
+) -> Result<(TaskRecord, Vec<OpRecord>), AppError> {
     let no_task = || AppError::NoTask(task_text.to_owned());
     let task: TaskId = task_text.parse().map_err(|_| no_task())?;
-    app.store.task_results(task).await?.ok_or_else(no_task)
+    let found = app.store.task_results(task).await?;
+    found.filter(|(task, _)| access::may_read_tasks_of(caller, &task.app)).ok_or_else(no_task)
 }
 
 pub(super) fn result(task: &TaskRecord, op: &OpRecord) -> Option<OpResult> {

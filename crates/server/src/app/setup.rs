@@ -2,7 +2,7 @@
 
 use crate::pki::{PkiError, write_private};
 use crate::secret;
-use crate::store::{Store, StoreError};
+use crate::store::{NewApp, Store, StoreError, Trust};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use subtle::ConstantTimeEq;
@@ -52,7 +52,8 @@ pub async fn administrator(store: &Store, file: &Path, url: &str, at: i64) -> Re
     let new = AdminFile { url: url.to_owned(), bk_app_code: ADMIN.to_owned(), bk_app_secret: secret };
     write_private(file, &serde_json::to_vec(&new).expect("three texts are JSON"))?;
     if known.is_none() {
-        store.create_app(ADMIN, hash, at).await?;
+        let app = NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: Trust::Users, created_at: at };
+        store.create_app(app, None).await?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Status queries: what the agents have pushed. Asking causes no work on them.
 
-use super::{App, AppError};
-use crate::store::{ProcFilter, ProcRecord};
+use super::{App, AppError, Caller, access};
+use crate::store::{Found, ProcFilter, ProcRecord};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::status::{Place, StatusQuery, SyncQuery, proc_info};
@@ -10,9 +10,12 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use tracing::warn;
 
-/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets.
-pub async fn of_targets(app: &App, query: StatusQuery) -> Result<Value, AppError> {
-    let agents = app.store.resolve(&query.targets).await?;
+/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a host of another
+/// business there are none.
+pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Result<Value, AppError> {
+    access::permit_namespace(caller, &query.proc.namespace)?;
+    let agents = app.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
+    let agents: Vec<Option<AgentId>> = agents.into_iter().map(Found::agent).collect();
     let hosts = hosts(app).await?;
     let filter = ProcFilter {
         namespace: Some(query.proc.namespace.clone()),
@@ -36,16 +39,16 @@ pub async fn of_targets(app: &App, query: StatusQuery) -> Result<Value, AppError
 }
 
 /// `sync_proc_status`: all procs of a namespace, page by page.
-pub async fn of_namespace(app: &App, query: SyncQuery) -> Result<Value, AppError> {
-    let hosts = hosts(app).await?;
-    let filter = ProcFilter { namespace: Some(query.namespace), name: None, agent: None };
-    let records = app.store.procs(filter).await?;
-    let page = records.iter().skip(query.start).take(query.limit);
-    let infos = page.filter_map(|(agent, record)| {
-        let place = Place { proc: &record.proc, host: *hosts.get(agent)?, supplier: 0, agent };
+pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Result<Value, AppError> {
+    access::permit_namespace(caller, &query.namespace)?;
+    let start = u64::try_from(query.start).unwrap_or(u64::MAX);
+    let limit = u32::try_from(query.limit).unwrap_or(u32::MAX);
+    let page = app.store.proc_page(&query.namespace, caller.rights.businesses(), start, limit).await?;
+    let infos = page.procs.iter().filter_map(|(agent, host, record)| {
+        let place = Place { proc: &record.proc, host: *host, supplier: 0, agent };
         Some(proc_info(place, &read(app, agent, record)?))
     });
-    Ok(json!({"count": records.len(), "proc_infos": infos.collect::<Vec<_>>()}))
+    Ok(json!({"count": page.count, "proc_infos": infos.collect::<Vec<_>>()}))
 }
 
 async fn hosts(app: &App) -> Result<HashMap<AgentId, Host>, AppError> {

@@ -1,24 +1,30 @@
 //! Tasks as people look at them.
 
 use super::results::{find, result};
-use super::{App, AppError};
+use super::{App, AppError, Caller};
 use crate::store::TaskRecord;
+use procfleet_core::access::Rights;
 use procfleet_proto::http::native::{Counts, OpRow, TaskRow, TaskView};
 use std::time::Duration;
 use tokio::time::Instant;
 
-pub async fn list(app: &App, limit: u32) -> Result<Vec<TaskRow>, AppError> {
-    Ok(app.store.tasks(limit).await?.iter().map(row).collect())
+/// The caller's own; an administrator sees all.
+pub async fn list(app: &App, caller: &Caller, limit: u32) -> Result<Vec<TaskRow>, AppError> {
+    let tasks = match *caller.rights {
+        Rights::Administrator => app.store.tasks(limit).await?,
+        Rights::Granted(_) => app.store.tasks_of(&caller.app, limit).await?,
+    };
+    Ok(tasks.iter().map(row).collect())
 }
 
 /// With `wait`, answers as soon as the task has moved on, or after so long.
-pub async fn show(app: &App, task_text: &str, wait: Duration) -> Result<TaskView, AppError> {
+pub async fn show(app: &App, caller: &Caller, task_text: &str, wait: Duration) -> Result<TaskView, AppError> {
     let until = Instant::now() + wait;
     let mut changed = app.keeper.changed();
     changed.mark_unchanged();
     let mut before: Option<Counts> = None;
     loop {
-        let (task, ops) = find(app, task_text).await?;
+        let (task, ops) = find(app, caller, task_text).await?;
         let counts = row(&task).counts;
         let moved = before.is_some_and(|before| before != counts);
         before.get_or_insert(counts);

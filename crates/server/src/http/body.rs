@@ -6,11 +6,15 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use serde_json::{Map, Value};
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// A call for 100,000 agents by id has about 7 MB.
 const LARGEST: usize = 32 * 1024 * 1024;
 /// So much of a body that is too large is still read and thrown away, so that its sender gets to read the answer.
 const DRAINED: usize = 256 * 1024 * 1024;
+/// A body of which nothing has come for so long is given up.
+const STALLED: Duration = Duration::from_secs(30);
 /// Larger bodies are parsed aside, so that they do not hold up other calls.
 const PARSED_HERE: usize = 64 * 1024;
 
@@ -34,8 +38,9 @@ async fn collect(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, CallError> 
     let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(PARSED_HERE));
     let mut size = 0usize;
     let mut too_large = announced.is_some_and(|n| n > LARGEST);
-    while let Some(part) = stream.next().await {
-        let part = part.map_err(|_| CallError::Json("the body broke off".to_owned()))?;
+    let broken = || CallError::Json("the body broke off".to_owned());
+    while let Some(part) = timeout(STALLED, stream.next()).await.map_err(|_| broken())? {
+        let part = part.map_err(|_| broken())?;
         size += part.len();
         if size > LARGEST && !too_large {
             too_large = true;

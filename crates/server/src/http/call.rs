@@ -3,10 +3,10 @@
 use super::body;
 use super::error::CallError;
 use super::login;
-use crate::app::{App, Caller};
+use crate::app::{App, AppError, Caller, access};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use procfleet_proto::http::native::Envelope;
 use procfleet_proto::link::token::hex;
@@ -22,6 +22,7 @@ pub(super) struct Call {
     /// The request's JSON object.
     pub(super) body: Value,
     pub(super) path: String,
+    pub(super) headers: HeaderMap,
 }
 
 /// Reads, checks, hands over to `act`, and answers.
@@ -48,7 +49,13 @@ where
     let answer = async {
         let body = body::read(&parts, body).await?;
         let caller = login::check(&app, api, &parts.headers, &body, from).await?;
-        act(Call { app, caller, body, path: parts.uri.path().to_owned() }).await
+        let path = parts.uri.path().to_owned();
+        let (asked, asking) = (app.clone(), caller.clone());
+        let answer = act(Call { app, caller, body, path, headers: parts.headers }).await;
+        if let Err(CallError::App(AppError::Denied(reason))) = &answer {
+            access::record_denied(&asked, &asking, api, reason).await;
+        }
+        answer
     };
     let answer = answer.await;
     let code = answer.as_ref().map_or_else(|error| error.answer().1, |_| 0);

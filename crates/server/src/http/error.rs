@@ -3,6 +3,7 @@
 //! GSE's callers expect HTTP 200 with `result: false` for everything that the API itself refuses; other statuses make
 //! some of their clients raise before they read the message.
 
+use super::idempotency;
 use crate::app::AppError;
 use axum::http::StatusCode;
 use procfleet_core::code::Code;
@@ -50,6 +51,10 @@ impl CallError {
                 Code::BeyondLimit,
                 format!("the body is too large: at most {limit} bytes are read"),
             ),
+            CallError::App(AppError::Faults(faults)) => {
+                (StatusCode::OK, Code::BadRequest, faults.to_string())
+            }
+            CallError::App(AppError::Denied(reason)) => (StatusCode::OK, Code::AppDenied, reason.clone()),
             CallError::Faults(faults) if faults.only_unknown_op() => {
                 (StatusCode::OK, Code::UnknownOp, faults.to_string())
             }
@@ -60,10 +65,19 @@ impl CallError {
                 (StatusCode::NOT_FOUND, Code::NoSuchApi, format!("no such API: {path}"))
             }
             CallError::App(AppError::NoTask(task)) => {
-                (StatusCode::OK, Code::NoTask, format!("no such task: nobody issued the task id {task:?}"))
+                let reason = "nobody issued this task id, or it is so old that it was deleted";
+                (StatusCode::OK, Code::NoTask, format!("no such task {task:?}: {reason}"))
             }
             CallError::App(AppError::NoSuchAgents) => {
                 (StatusCode::OK, Code::NoSuchAgents, "no agent is known by any of these ids".to_owned())
+            }
+            CallError::App(AppError::KeyTaken(task)) => {
+                let header = idempotency::KEY;
+                let reason = format!(
+                    "{header}: this key was sent with another request, which is task {task}; nothing was run. Send a key \
+                     of its own with each request"
+                );
+                (StatusCode::OK, Code::BadRequest, reason)
             }
             CallError::App(AppError::Store(source)) => {
                 error!(error = source as &dyn std::error::Error, "a call failed in the store");

@@ -2,12 +2,14 @@
 
 use super::call::{Call, serve};
 use super::error::CallError;
+use super::idempotency;
 use crate::app::results::KeyStyle;
 use crate::app::{App, agents, operate, registration, results, status};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::any;
+use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{self as operate_shape, Suppliers};
 use procfleet_proto::http::{agents as agents_shape, result as result_shape, status as status_shape};
 use serde_json::{Value, json};
@@ -81,15 +83,19 @@ impl Api {
     }
 
     async fn act(self, call: Call) -> Result<Value, CallError> {
-        let Call { app, caller, body, .. } = call;
+        let Call { app, caller, body, headers, .. } = call;
         match self {
             Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => {
                 let requests = match self {
-                    Api::OperateProc => operate_shape::operate_proc(&body)?,
-                    Api::OperateProcMulti => operate_shape::operate_proc_multi(&body)?,
-                    _ => operate_shape::operate_proc_v2(&body)?,
+                    Api::OperateProc => operate_shape::operate_proc(&body),
+                    Api::OperateProcMulti => operate_shape::operate_proc_multi(&body),
+                    _ => operate_shape::operate_proc_v2(&body),
                 };
-                let task = operate::submit(&app, &caller, self.name(), requests).await?;
+                let (requests, key) = Faults::of_both(requests, idempotency::key(&headers))?;
+                let task = match key {
+                    Some(key) => operate::submit_once(&app, &caller, self.name(), requests, key).await?,
+                    None => operate::submit(&app, &caller, self.name(), requests).await?,
+                };
                 Ok(json!({"task_id": task.to_string()}))
             }
             Api::RegisterProcInfo | Api::UpdateProcInfo | Api::UnregisterProcInfo => {
@@ -102,26 +108,26 @@ impl Api {
             }
             Api::GetProcOperateResult => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(results::by_key(&app, &task, KeyStyle::First).await?)
+                Ok(results::by_key(&app, &caller, &task, KeyStyle::First).await?)
             }
             Api::GetProcOperateResultV2 => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(results::by_key(&app, &task, KeyStyle::Second).await?)
+                Ok(results::by_key(&app, &caller, &task, KeyStyle::Second).await?)
             }
             Api::GetProcStatus => {
                 let query = status_shape::get_proc_status(&body, Suppliers::Required)?;
-                Ok(status::of_targets(&app, query).await?)
+                Ok(status::of_targets(&app, &caller, query).await?)
             }
             Api::GetProcStatusV2 => {
                 let query = status_shape::get_proc_status(&body, Suppliers::None)?;
-                Ok(status::of_targets(&app, query).await?)
+                Ok(status::of_targets(&app, &caller, query).await?)
             }
             Api::SyncProcStatus => {
-                Ok(status::of_namespace(&app, status_shape::sync_proc_status(&body)?).await?)
+                Ok(status::of_namespace(&app, &caller, status_shape::sync_proc_status(&body)?).await?)
             }
             Api::GetAgentStatus | Api::GetAgentInfo => {
                 let hosts = agents_shape::by_hosts(&body)?;
-                let known = agents::at_hosts(&app, &hosts).await?;
+                let known = agents::at_hosts(&app, &caller, &hosts).await?;
                 let find = |host: &_| known.get(host).cloned();
                 Ok(match self {
                     Api::GetAgentInfo => agents_shape::info(&hosts, find),
@@ -129,11 +135,11 @@ impl Api {
                 })
             }
             Api::ListAgentState => {
-                let known = agents::with_ids(&app, agents_shape::by_ids(&body)?).await?;
+                let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
                 Ok(known.iter().map(agents_shape::state).collect())
             }
             Api::ListAgentInfo => {
-                let known = agents::with_ids(&app, agents_shape::by_ids(&body)?).await?;
+                let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
                 Ok(known.iter().map(agents_shape::list_info).collect())
             }
         }

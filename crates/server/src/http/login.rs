@@ -1,14 +1,18 @@
-//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and an audit record.
+//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and an audit record. So
+//! does one that names a user and is not trusted to.
 
 use super::error::CallError;
+use crate::app::setup::ADMIN;
 use crate::app::{App, Caller};
 use crate::secret;
-use crate::store::NewAudit;
+use crate::store::{NewAudit, Trust};
 use axum::http::HeaderMap;
+use procfleet_core::access::Rights;
 use procfleet_core::code::Code;
 use procfleet_proto::http::login::{HEADER, Login};
 use serde_json::Value;
 use std::net::IpAddr;
+use std::sync::Arc;
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
@@ -28,22 +32,35 @@ pub(super) async fn check(
     }
     let record = app.store.app(&login.app_code).await.map_err(|error| CallError::App(error.into()))?;
     let given = secret::hash(login.app_secret.as_bytes());
-    let known = record
-        .is_some_and(|record| record.disabled_at.is_none() && bool::from(record.secret_hash.ct_eq(&given)));
-    if !known {
-        refuse(app, api, &login, from).await;
+    let known =
+        record.filter(|record| record.disabled_at.is_none() && bool::from(record.secret_hash.ct_eq(&given)));
+    let Some(record) = known else {
+        refuse(app, api, &login, from, Code::AppDenied, "wrong bk_app_code or bk_app_secret").await;
         return Err(CallError::AppDenied("bk_app_code or bk_app_secret is wrong".to_owned()));
+    };
+    if !login.username.is_empty() && record.trust == Trust::Itself {
+        let reason = format!(
+            "app {:?} is not trusted to name a user; leave bk_username out, and it acts as itself",
+            login.app_code
+        );
+        refuse(app, api, &login, from, Code::UserDenied, "not trusted to name a user").await;
+        return Err(CallError::UserDenied(reason));
     }
     if login.username.is_empty() && !login.token.is_empty() {
         let reason =
             "bk_token cannot be checked: no login service is configured; name the user in bk_username";
+        refuse(app, api, &login, from, Code::UserDenied, "bk_token cannot be checked").await;
         return Err(CallError::UserDenied(reason.to_owned()));
     }
-    Ok(Caller { app: login.app_code, username: login.username, from })
+    let rights = match login.app_code.as_str() {
+        ADMIN => Rights::Administrator,
+        _ => Rights::Granted(record.grants),
+    };
+    Ok(Caller { app: login.app_code, username: login.username, from, rights: Arc::new(rights) })
 }
 
-async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr) {
-    warn!(app = %login.app_code, %from, api, "a login was refused");
+async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr, code: Code, detail: &str) {
+    warn!(app = %login.app_code, %from, api, detail, "a login was refused");
     let record = NewAudit {
         at: app.clock.wall(),
         app: login.app_code.chars().take(64).collect(),
@@ -51,8 +68,8 @@ async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr) {
         origin: from.to_string(),
         action: api.to_owned(),
         subject: String::new(),
-        code: Code::AppDenied.external(),
-        detail: "wrong bk_app_code or bk_app_secret".to_owned(),
+        code: code.external(),
+        detail: detail.to_owned(),
     };
     if let Err(error) = app.store.audit(record).await {
         warn!(error = &error as &dyn std::error::Error, "an audit record could not be written");

@@ -1,11 +1,14 @@
 //! HTTP: paths, bodies, logins and envelopes. Thin: each call is read, handed to `app`, and answered.
 
+mod admin;
 mod body;
 mod call;
 mod error;
 mod gse;
+mod idempotency;
 mod login;
 mod native;
+pub(crate) mod port;
 
 use crate::app::App;
 use axum::Router;
@@ -19,6 +22,7 @@ pub fn router(app: App) -> Router {
     Router::new()
         .merge(gse::routes())
         .merge(native::routes())
+        .merge(admin::routes())
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))

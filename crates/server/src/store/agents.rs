@@ -1,10 +1,12 @@
 //! The inventory: which agent is on which host, and which connection of it is the last.
 
-use super::apps::spend;
+use super::businesses::business;
 use super::columns::{agent, host, integer, natural};
+use super::tokens::{Belonging, spend};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
+use procfleet_core::access::Scope;
 use procfleet_core::task::Target;
-use procfleet_core::{AgentId, Epoch, Host};
+use procfleet_core::{AgentId, BusinessId, Epoch, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::net::IpAddr;
 
@@ -23,9 +25,10 @@ pub struct AgentRecord {
     pub epoch: Epoch,
     /// What the host is: JSON of the caller's own.
     pub facts: String,
+    pub business: BusinessId,
 }
 
-/// An agent that shows a join token. The token says which cloud area it belongs to.
+/// An agent that shows a join token. The token says which cloud area and business it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoiningAgent {
     pub agent: AgentId,
@@ -42,7 +45,26 @@ pub struct Joined {
 }
 
 const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
-                       changed_at, epoch, facts";
+                       changed_at, epoch, facts, business_id";
+
+/// What a target is to somebody who may use some businesses only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    Agent(AgentId),
+    /// There is an agent, and it belongs to another business.
+    Outside,
+    Nowhere,
+}
+
+impl Found {
+    /// What is outside is as good as nowhere to whoever only looks.
+    pub fn agent(self) -> Option<AgentId> {
+        match self {
+            Found::Agent(agent) => Some(agent),
+            Found::Outside | Found::Nowhere => None,
+        }
+    }
+}
 
 impl Store {
     /// Spends one use of the token and enrolls the agent, or does neither.
@@ -53,13 +75,13 @@ impl Store {
         now: i64,
     ) -> Result<Result<Joined, TokenRefusal>, StoreError> {
         self.write("enrolling an agent", move |db| {
-            let cloud = match spend(db, &token, now)? {
-                Ok(cloud) => cloud,
+            let belonging = match spend(db, &token, now)? {
+                Ok(belonging) => belonging,
                 Err(refusal) => return Ok(Err(refusal)),
             };
-            let host = Host { cloud, ip: joining.ip };
+            let host = Host { cloud: belonging.cloud, ip: joining.ip };
             let retired = retire(db, host, now)?;
-            insert(db, &joining, host, now)?;
+            insert(db, &joining, &belonging, now)?;
             Ok(Ok(Joined { host, retired }))
         })
         .await
@@ -147,6 +169,29 @@ impl Store {
         })
         .await
     }
+
+    /// The same, for somebody who may use some businesses only. What is found and where it belongs is seen at one moment.
+    pub async fn resolve_within(
+        &self,
+        targets: &[Target],
+        businesses: &Scope<BusinessId>,
+    ) -> Result<Vec<Found>, StoreError> {
+        let (targets, businesses) = (targets.to_vec(), businesses.clone());
+        self.read("resolving targets", move |db| {
+            let mut resolver = Resolver::new(db)?;
+            let mut belongs = db.prepare_cached("SELECT business_id FROM agents WHERE agent_id = ?")?;
+            let mut found = |target| match (resolver.resolve(target)?, &businesses) {
+                (None, _) => Ok(Found::Nowhere),
+                (Some(agent), Scope::All) => Ok(Found::Agent(agent)),
+                (Some(agent), Scope::Only(some)) => {
+                    let own = business(belongs.query_row([agent.as_str()], |row| row.get(0))?)?;
+                    Ok(if some.contains(&own) { Found::Agent(agent) } else { Found::Outside })
+                }
+            };
+            targets.into_iter().map(&mut found).collect()
+        })
+        .await
+    }
 }
 
 struct Resolver<'db> {
@@ -203,17 +248,18 @@ fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> 
     Ok(retired)
 }
 
-fn insert(db: &Connection, joining: &JoiningAgent, host: Host, now: i64) -> Result<(), Fault> {
+fn insert(db: &Connection, joining: &JoiningAgent, to: &Belonging, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO agents (agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, \
-               connected, changed_at, epoch) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0) \
+               connected, changed_at, epoch, business_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7) \
                ON CONFLICT (agent_id) DO NOTHING";
     let inserted = db.prepare_cached(sql)?.execute(params![
         joining.agent.as_str(),
-        host.cloud.0,
-        host.ip.to_string(),
+        to.cloud.0,
+        joining.ip.to_string(),
         joining.certificate_sha256,
         joining.version,
-        now
+        now,
+        to.business.0
     ])?;
     match inserted {
         0 => Err(StoreError::Exists { what: "an agent", key: joining.agent.to_string() }.into()),
@@ -233,5 +279,6 @@ fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
         changed_at: row.get(8)?,
         epoch: Epoch(natural(row.get(9)?)),
         facts: row.get(10)?,
+        business: business(row.get(11)?)?,
     })
 }

@@ -1,78 +1,69 @@
-//! Who may call, who may join, and what was done: apps, join tokens, the audit trail, settings.
+//! Apps: who may call, and what each may use.
 
-use super::columns::{small, unreadable};
-use super::{Fault, Store, StoreError};
-use procfleet_core::CloudId;
-use rusqlite::{Connection, OptionalExtension, params};
+use super::audit::insert_audit;
+use super::columns::{text, unreadable};
+use super::{Fault, NewAudit, Store, StoreError};
+use procfleet_core::access::{Dimension, Grants, StillGranted};
+use rusqlite::{Connection, Row, params};
 use std::fmt;
-use subtle::ConstantTimeEq;
+
+/// Whom an app may speak for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    Itself,
+    /// It may name the user that it acts for.
+    Users,
+}
+
+/// A caller of the API, when it is made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NewApp {
+    pub code: String,
+    pub secret_hash: [u8; 32],
+    pub trust: Trust,
+    pub created_at: i64,
+}
 
 /// A caller of the API.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AppRow {
     pub code: String,
     pub secret_hash: [u8; 32],
-    pub disabled_at: Option<i64>,
-}
-
-/// A join token for new agents.
-#[derive(Clone, PartialEq, Eq)]
-pub struct NewToken {
-    pub id: String,
-    pub secret_hash: [u8; 32],
-    /// The cloud area that its agents belong to.
-    pub cloud: CloudId,
+    pub trust: Trust,
     pub created_at: i64,
-    pub expires_at: i64,
-    pub uses: u32,
+    pub disabled_at: Option<i64>,
+    pub grants: Grants,
 }
 
-/// A token as an agent shows it.
+/// What can be changed about an app beside its grants.
 #[derive(Clone, PartialEq, Eq)]
-pub struct TokenUse {
-    pub id: String,
-    pub secret_hash: [u8; 32],
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenRefusal {
-    /// No such token, or the secret is wrong.
-    Unknown,
-    Expired,
-    UsedUp,
-}
-
-/// Something that somebody did, or tried to do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NewAudit {
-    pub at: i64,
-    pub app: String,
-    pub username: String,
-    /// The caller's address.
-    pub origin: String,
-    pub action: String,
-    /// What it was about: a task id, a token id. Empty in a new task's: its id is filled in.
-    pub subject: String,
-    pub code: u32,
-    pub detail: String,
+pub enum AppChange {
+    /// A new secret, by its hash. The old one opens nothing from then on.
+    Secret([u8; 32]),
+    /// From this moment on.
+    Disable(i64),
+    Enable,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AuditRecord {
-    pub id: u64,
-    pub entry: NewAudit,
+pub enum GrantChange {
+    Grant(Grants),
+    Revoke(Grants),
 }
 
+const COLUMNS: &str = "code, secret_hash, trusted, created_at, disabled_at";
+
 impl Store {
-    pub async fn create_app(&self, code: &str, secret_hash: [u8; 32], at: i64) -> Result<(), StoreError> {
-        let code = code.to_owned();
+    /// With its record, if somebody asked for it.
+    pub async fn create_app(&self, app: NewApp, audit: Option<NewAudit>) -> Result<(), StoreError> {
         self.write("creating an app", move |db| {
-            let sql =
-                "INSERT INTO apps (code, secret_hash, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING";
-            match db.prepare_cached(sql)?.execute(params![code, secret_hash, at])? {
-                0 => Err(StoreError::Exists { what: "an app", key: code }.into()),
-                _ => Ok(()),
+            let sql = "INSERT INTO apps (code, secret_hash, trusted, created_at) VALUES (?, ?, ?, ?) \
+                       ON CONFLICT DO NOTHING";
+            let values = params![app.code, app.secret_hash, app.trust == Trust::Users, app.created_at];
+            if db.prepare_cached(sql)?.execute(values)? == 0 {
+                return Err(StoreError::Exists { what: "an app", key: app.code }.into());
             }
+            audit.iter().try_for_each(|entry| insert_audit(db, entry))
         })
         .await
     }
@@ -80,157 +71,141 @@ impl Store {
     pub async fn app(&self, code: &str) -> Result<Option<AppRow>, StoreError> {
         let code = code.to_owned();
         self.read("reading an app", move |db| {
-            let sql = "SELECT code, secret_hash, disabled_at FROM apps WHERE code = ?";
-            let row = |row: &rusqlite::Row<'_>| {
-                Ok(AppRow { code: row.get(0)?, secret_hash: row.get(1)?, disabled_at: row.get(2)? })
-            };
-            Ok(db.prepare_cached(sql)?.query_row([code], row).optional()?)
+            let sql = format!("SELECT {COLUMNS} FROM apps WHERE code = ?");
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query([code])?;
+            rows.next()?.map(|row| record(db, row)).transpose()
         })
         .await
     }
 
-    pub async fn create_token(&self, token: NewToken) -> Result<(), StoreError> {
-        self.write("creating a join token", move |db| {
-            let sql = "INSERT INTO tokens (id, secret_hash, cloud_id, created_at, expires_at, uses_left) \
-                       VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
-            let values = params![
-                token.id,
-                token.secret_hash,
-                token.cloud.0,
-                token.created_at,
-                token.expires_at,
-                token.uses
-            ];
-            match db.prepare_cached(sql)?.execute(values)? {
-                0 => Err(StoreError::Exists { what: "a join token", key: token.id }.into()),
-                _ => Ok(()),
-            }
-        })
-        .await
-    }
-
-    pub async fn audit(&self, entry: NewAudit) -> Result<(), StoreError> {
-        self.write("writing the audit trail", move |db| insert_audit(db, &entry)).await
-    }
-
-    /// Newest first.
-    pub async fn audit_rows(&self, limit: u32) -> Result<Vec<AuditRecord>, StoreError> {
-        self.read("reading the audit trail", move |db| {
-            let sql = "SELECT id, at, app, username, origin, action, subject, code, detail FROM audit \
-                       ORDER BY id DESC LIMIT ?";
-            let mut statement = db.prepare_cached(sql)?;
-            let mut rows = statement.query([limit])?;
+    /// By code.
+    pub async fn apps(&self) -> Result<Vec<AppRow>, StoreError> {
+        self.read("reading the apps", |db| {
+            let sql = format!("SELECT {COLUMNS} FROM apps ORDER BY code");
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query([])?;
             let mut records = Vec::new();
             while let Some(row) = rows.next()? {
-                let entry = NewAudit {
-                    at: row.get(1)?,
-                    app: row.get(2)?,
-                    username: row.get(3)?,
-                    origin: row.get(4)?,
-                    action: row.get(5)?,
-                    subject: row.get(6)?,
-                    code: small("an error code", row.get(7)?)?,
-                    detail: row.get(8)?,
-                };
-                records.push(AuditRecord { id: super::columns::natural(row.get(0)?), entry });
+                records.push(record(db, row)?);
             }
             Ok(records)
         })
         .await
     }
 
-    pub async fn setting(&self, key: &str) -> Result<Option<String>, StoreError> {
-        let key = key.to_owned();
-        self.read("reading a setting", move |db| {
-            let sql = "SELECT value FROM settings WHERE key = ?";
-            Ok(db.prepare_cached(sql)?.query_row([key], |row| row.get(0)).optional()?)
+    pub async fn change_app(&self, code: &str, change: AppChange, audit: NewAudit) -> Result<(), StoreError> {
+        let code = code.to_owned();
+        self.write("changing an app", move |db| {
+            let changed = match change {
+                AppChange::Secret(hash) => db
+                    .prepare_cached("UPDATE apps SET secret_hash = ? WHERE code = ?")?
+                    .execute(params![hash, code])?,
+                // One that is disabled keeps the moment.
+                AppChange::Disable(at) => db
+                    .prepare_cached("UPDATE apps SET disabled_at = ifnull(disabled_at, ?) WHERE code = ?")?
+                    .execute(params![at, code])?,
+                AppChange::Enable => db
+                    .prepare_cached("UPDATE apps SET disabled_at = NULL WHERE code = ?")?
+                    .execute([&code])?,
+            };
+            if changed == 0 {
+                return Err(StoreError::Missing { what: "app", key: code }.into());
+            }
+            insert_audit(db, &audit)
         })
         .await
     }
 
-    /// Returns the value that holds: `value`, or the one that was there before.
-    pub async fn put_setting_if_absent(&self, key: &str, value: &str) -> Result<String, StoreError> {
-        let (key, value) = (key.to_owned(), value.to_owned());
-        self.write("writing a setting", move |db| {
-            let insert = "INSERT INTO settings (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING";
-            db.prepare_cached(insert)?.execute([&key, &value])?;
-            let select = "SELECT value FROM settings WHERE key = ?";
-            Ok(db.prepare_cached(select)?.query_row([key], |row| row.get(0))?)
+    /// What the app may use from now on; or what it would go on using, and then nothing was changed.
+    pub async fn change_grants(
+        &self,
+        code: &str,
+        change: GrantChange,
+        audit: NewAudit,
+    ) -> Result<Result<Grants, Vec<StillGranted>>, StoreError> {
+        let code = code.to_owned();
+        self.write("changing what an app may use", move |db| {
+            if !db.prepare_cached("SELECT 1 FROM apps WHERE code = ?")?.exists([&code])? {
+                return Err(StoreError::Missing { what: "app", key: code }.into());
+            }
+            let before = grants(db, &code)?;
+            let after = match change {
+                GrantChange::Grant(more) => before.with(more),
+                GrantChange::Revoke(less) => match before.without(&less) {
+                    Ok(after) => after,
+                    Err(still) => return Ok(Err(still)),
+                },
+            };
+            db.prepare_cached("DELETE FROM grants WHERE app = ?")?.execute([&code])?;
+            let mut insert =
+                db.prepare_cached("INSERT INTO grants (app, dimension, value) VALUES (?, ?, ?)")?;
+            for (dimension, value) in after.words() {
+                insert.execute([code.as_str(), dimension.word(), &value])?;
+            }
+            insert_audit(db, &audit)?;
+            Ok(Ok(after))
         })
         .await
     }
 }
 
-/// Takes one use of the token. The caller's savepoint gives it back if what follows fails.
-pub(super) fn spend(
-    db: &Connection,
-    token: &TokenUse,
-    now: i64,
-) -> Result<Result<CloudId, TokenRefusal>, Fault> {
-    let sql = "SELECT secret_hash, cloud_id, expires_at, uses_left FROM tokens WHERE id = ?";
-    let found: Option<(Vec<u8>, i64, i64, i64)> = db
-        .prepare_cached(sql)?
-        .query_row([&token.id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
-        .optional()?;
-    let Some((hash, cloud, expires_at, uses_left)) = found else { return Ok(Err(TokenRefusal::Unknown)) };
-    if hash.len() != token.secret_hash.len() {
-        return Err(unreadable("a token's hash", &format_args!("it has {} bytes", hash.len())));
-    }
-    // The secret first: who does not know it learns nothing else about the token.
-    if !bool::from(hash.ct_eq(&token.secret_hash)) {
-        return Ok(Err(TokenRefusal::Unknown));
-    }
-    if expires_at <= now {
-        return Ok(Err(TokenRefusal::Expired));
-    }
-    if uses_left <= 0 {
-        return Ok(Err(TokenRefusal::UsedUp));
-    }
-    db.prepare_cached("UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ?")?.execute([&token.id])?;
-    Ok(Ok(CloudId(small("a cloud id", cloud)?)))
+fn record(db: &Connection, row: &Row<'_>) -> Result<AppRow, Fault> {
+    let code: String = row.get(0)?;
+    Ok(AppRow {
+        grants: grants(db, &code)?,
+        code,
+        secret_hash: row.get(1)?,
+        trust: if row.get(2)? { Trust::Users } else { Trust::Itself },
+        created_at: row.get(3)?,
+        disabled_at: row.get(4)?,
+    })
 }
 
-pub(super) fn insert_audit(db: &Connection, entry: &NewAudit) -> Result<(), Fault> {
-    let sql = "INSERT INTO audit (at, app, username, origin, action, subject, code, detail) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
-    db.prepare_cached(sql)?.execute(params![
-        entry.at,
-        entry.app,
-        entry.username,
-        entry.origin,
-        entry.action,
-        entry.subject,
-        entry.code,
-        entry.detail
-    ])?;
-    Ok(())
+fn grants(db: &Connection, code: &str) -> Result<Grants, Fault> {
+    let mut statement = db.prepare_cached("SELECT dimension, value FROM grants WHERE app = ?")?;
+    let mut rows = statement.query([code])?;
+    let mut grants = Grants::default();
+    while let Some(row) = rows.next()? {
+        let dimension = Dimension::from_word(text(row, 0)?)
+            .ok_or_else(|| unreadable("a grant", &"its dimension is not known"))?;
+        grants.add(dimension, text(row, 1)?).map_err(|bad| unreadable("a grant", &bad))?;
+    }
+    Ok(grants)
 }
 
 // The hashes stay out of logs: whoever has one can try secrets against it at leisure.
 
-impl fmt::Debug for AppRow {
+impl fmt::Debug for NewApp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AppRow { code, secret_hash: _, disabled_at } = self;
-        f.debug_struct("AppRow").field("code", code).field("disabled_at", disabled_at).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for NewToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NewToken { id, secret_hash: _, cloud, created_at, expires_at, uses } = self;
-        f.debug_struct("NewToken")
-            .field("id", id)
-            .field("cloud", cloud)
+        let NewApp { code, secret_hash: _, trust, created_at } = self;
+        f.debug_struct("NewApp")
+            .field("code", code)
+            .field("trust", trust)
             .field("created_at", created_at)
-            .field("expires_at", expires_at)
-            .field("uses", uses)
             .finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for TokenUse {
+impl fmt::Debug for AppRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TokenUse { id, secret_hash: _ } = self;
-        f.debug_struct("TokenUse").field("id", id).finish_non_exhaustive()
+        let AppRow { code, secret_hash: _, trust, created_at, disabled_at, grants } = self;
+        f.debug_struct("AppRow")
+            .field("code", code)
+            .field("trust", trust)
+            .field("created_at", created_at)
+            .field("disabled_at", disabled_at)
+            .field("grants", grants)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AppChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AppChange::Secret(_) => f.write_str("Secret(hidden)"),
+            AppChange::Disable(at) => f.debug_tuple("Disable").field(at).finish(),
+            AppChange::Enable => f.write_str("Enable"),
+        }
     }
 }

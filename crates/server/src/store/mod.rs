@@ -18,22 +18,33 @@
 
 mod agents;
 mod apps;
+mod audit;
+mod businesses;
 mod columns;
 mod ops;
 mod procs;
 mod reader;
+mod retention;
 mod schema;
+mod settings;
+mod submissions;
 mod tasks;
+mod tokens;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
-pub use agents::{AgentRecord, Joined, JoiningAgent};
-pub use apps::{AppRow, AuditRecord, NewAudit, NewToken, TokenRefusal, TokenUse};
+pub use agents::{AgentRecord, Found, Joined, JoiningAgent};
+pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
+pub use audit::{AuditFilter, AuditRecord, NewAudit};
+pub use businesses::{Business, BusinessSet};
 pub use ops::{Applied, Finished, OpenOpRow};
-pub use procs::{ProcFilter, ProcRecord};
+pub use procs::{ProcFilter, ProcPage, ProcRecord};
+pub use retention::{Deleted, Slice};
+pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
 pub use tasks::{Counts, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
+pub use tokens::{NewToken, TokenRefusal, TokenUse};
 
 use procfleet_core::AgentId;
 use reader::Readers;
@@ -94,6 +105,8 @@ pub enum StoreError {
     Unwritable { doing: &'static str, what: &'static str, reason: String },
     #[error("there is already {what} {key}")]
     Exists { what: &'static str, key: String },
+    #[error("there is no {what} {key}")]
+    Missing { what: &'static str, key: String },
     #[error("agent {0} is not enrolled, or was retired")]
     NoSuchAgent(AgentId),
     #[error("the store is closed")]

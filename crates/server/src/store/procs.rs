@@ -1,9 +1,10 @@
 //! What each agent said last about its procs. The status is the caller's own JSON; it is not looked into.
 
 use super::agents::require;
-use super::columns::{agent, integer, natural};
+use super::columns::{agent, host, integer, natural};
 use super::{Fault, Store, StoreError};
-use procfleet_core::{AgentId, ProcKey};
+use procfleet_core::access::Scope;
+use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
 use rusqlite::{Connection, ToSql, params};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,14 @@ pub struct ProcFilter {
     pub namespace: Option<String>,
     pub name: Option<String>,
     pub agent: Option<AgentId>,
+}
+
+/// Some of a namespace's procs, with the hosts that they are on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcPage {
+    /// Of the whole namespace.
+    pub count: u64,
+    pub procs: Vec<(AgentId, Host, ProcRecord)>,
 }
 
 impl Store {
@@ -82,6 +91,47 @@ impl Store {
                 found.push((agent(row, 0)?, ProcRecord { proc, revision, status: row.get(4)? }));
             }
             Ok(found)
+        })
+        .await
+    }
+
+    /// So many of a namespace's procs in these businesses after the first `start`, ordered by agent and name.
+    pub async fn proc_page(
+        &self,
+        namespace: &str,
+        within: &Scope<BusinessId>,
+        start: u64,
+        limit: u32,
+    ) -> Result<ProcPage, StoreError> {
+        let namespace = namespace.to_owned();
+        // The list is one value of the statement: a text, whatever its length.
+        let (within, businesses) = match within {
+            Scope::All => ("?2 = ''", String::new()),
+            Scope::Only(some) => (
+                "agent IN (SELECT agent_id FROM agents WHERE business_id IN (SELECT value FROM json_each(?2)))",
+                format!("[{}]", some.iter().map(BusinessId::to_string).collect::<Vec<_>>().join(",")),
+            ),
+        };
+        self.read("reading a page of procs", move |db| {
+            let sql = format!("SELECT count(*) FROM procs WHERE namespace = ?1 AND {within}");
+            let count = db.prepare_cached(&sql)?.query_row([&namespace, &businesses], |row| row.get(0))?;
+            // The page is found in the index alone; only its own procs are read.
+            let sql = format!(
+                "WITH page AS MATERIALIZED (SELECT agent, namespace, name FROM procs \
+                 WHERE namespace = ?1 AND {within} ORDER BY agent, name LIMIT ?3 OFFSET ?4) \
+                 SELECT agent, cloud_id, ip, name, revision, status_json \
+                 FROM page JOIN procs USING (agent, namespace, name) JOIN agents ON agent_id = agent \
+                 WHERE retired_at IS NULL ORDER BY agent, name"
+            );
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query(params![namespace, businesses, limit, integer(start)])?;
+            let mut procs = Vec::new();
+            while let Some(row) = rows.next()? {
+                let proc = ProcKey { namespace: namespace.clone(), name: row.get(3)? };
+                let record = ProcRecord { proc, revision: natural(row.get(4)?), status: row.get(5)? };
+                procs.push((agent(row, 0)?, host(row, 1)?, record));
+            }
+            Ok(ProcPage { count: natural(count), procs })
         })
         .await
     }

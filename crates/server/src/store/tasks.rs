@@ -1,6 +1,6 @@
 //! Tasks: made once together with their ops, and read back.
 
-use super::apps::insert_audit;
+use super::audit::insert_audit;
 use super::columns::{
     agent_if_any, from_json, integer, natural, optional_text, small, target, text, to_json, unreadable,
 };
@@ -42,6 +42,8 @@ pub struct NewOp {
     pub agent: Option<AgentId>,
     pub start_by: i64,
     pub deadline: i64,
+    /// `Some`: it was decided without its host, has ended when it is made, and is never sent.
+    pub ended: Option<Box<Outcome>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -82,18 +84,7 @@ impl Store {
         const DOING: &str = "creating a task";
         // Before the writer's turn: it is the one thing that everybody waits for.
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
-        self.write(DOING, move |db| {
-            let id = insert_task(db, &task, &requests)?;
-            insert_ops(db, id, &task.ops)?;
-            if let Some(mut entry) = task.audit {
-                if entry.subject.is_empty() {
-                    entry.subject = id.to_string();
-                }
-                insert_audit(db, &entry)?;
-            }
-            Ok(id)
-        })
-        .await
+        self.write(DOING, move |db| insert(db, &task, &requests)).await
     }
 
     pub async fn task(&self, id: TaskId) -> Result<Option<TaskRecord>, StoreError> {
@@ -119,21 +110,30 @@ impl Store {
 
     /// Newest first, and without their requests.
     pub async fn tasks(&self, limit: u32) -> Result<Vec<TaskRecord>, StoreError> {
-        self.read("reading the newest tasks", move |db| {
-            let sql = format!("SELECT {COLUMNS} FROM tasks ORDER BY number DESC LIMIT ?");
-            let mut statement = db.prepare_cached(&sql)?;
-            let mut rows = statement.query([limit])?;
-            let mut records = Vec::new();
-            while let Some(row) = rows.next()? {
-                records.push(task_record(row, Vec::new())?);
-            }
-            Ok(records)
-        })
-        .await
+        self.read("reading the newest tasks", move |db| newest(db, None, limit)).await
+    }
+
+    /// The same of one app.
+    pub async fn tasks_of(&self, app: &str, limit: u32) -> Result<Vec<TaskRecord>, StoreError> {
+        let app = app.to_owned();
+        self.read("reading an app's newest tasks", move |db| newest(db, Some(&app), limit)).await
     }
 }
 
-fn requests_json(task: &NewTask) -> Result<String, Fault> {
+/// The task, its ops and its audit record.
+pub(super) fn insert(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
+    let id = insert_task(db, task, requests)?;
+    insert_ops(db, id, task)?;
+    if let Some(mut entry) = task.audit.clone() {
+        if entry.subject.is_empty() {
+            entry.subject = id.to_string();
+        }
+        insert_audit(db, &entry)?;
+    }
+    Ok(id)
+}
+
+pub(super) fn requests_json(task: &NewTask) -> Result<String, Fault> {
     // An op without its request could never be carried out, nor read again.
     if let Some(op) =
         task.ops.iter().find(|op| usize::try_from(op.request).unwrap_or(usize::MAX) >= task.requests.len())
@@ -146,8 +146,12 @@ fn requests_json(task: &NewTask) -> Result<String, Fault> {
 
 fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
     let sql = "INSERT INTO tasks (stamp, created_at, app, username, summary, requests_json, total, open, \
-               succeeded, failed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, 0, 0)";
+               succeeded, failed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 - ?8 - ?9, ?8, ?9)";
     let total = i64::try_from(task.ops.len()).unwrap_or(i64::MAX);
+    let (mut succeeded, mut failed) = (0_i64, 0_i64);
+    for outcome in task.ops.iter().filter_map(|op| op.ended.as_ref()) {
+        *if outcome.code == Code::Success { &mut succeeded } else { &mut failed } += 1;
+    }
     db.prepare_cached(sql)?.execute(params![
         integer(task.stamp),
         task.created_at,
@@ -155,17 +159,19 @@ fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId
         task.username,
         task.summary,
         requests,
-        total
+        total,
+        succeeded,
+        failed
     ])?;
     Ok(TaskId { stamp: task.stamp, number: natural(db.last_insert_rowid()) })
 }
 
-fn insert_ops(db: &Connection, id: TaskId, ops: &[NewOp]) -> Result<(), Fault> {
-    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+fn insert_ops(db: &Connection, id: TaskId, task: &NewTask) -> Result<(), Fault> {
+    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline, \
+               code, message, content, ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let mut statement = db.prepare_cached(sql)?;
     let number = integer(id.number);
-    for (index, op) in (0_u32..).zip(ops) {
+    for (index, op) in (0_u32..).zip(&task.ops) {
         let host = op.target.host();
         let (cloud, ip) = (host.map(|host| host.cloud.0), host.map(|host| host.ip.to_string()));
         let (supplier, named) = match &op.target {
@@ -174,6 +180,8 @@ fn insert_ops(db: &Connection, id: TaskId, ops: &[NewOp]) -> Result<(), Fault> {
             Target::Agent(agent) => (None, Some(agent.as_str())),
         };
         let agent = op.agent.as_ref().map(AgentId::as_str);
+        let ended = op.ended.as_deref();
+        let content = ended.map(|outcome| to_json("an outcome's content", &outcome.content)).transpose()?;
         statement.execute(params![
             number,
             index,
@@ -184,7 +192,11 @@ fn insert_ops(db: &Connection, id: TaskId, ops: &[NewOp]) -> Result<(), Fault> {
             named,
             agent,
             op.start_by,
-            op.deadline
+            op.deadline,
+            ended.map(|outcome| outcome.code.number()),
+            ended.map(|outcome| &outcome.message),
+            content,
+            ended.map(|_| task.created_at)
         ])?;
     }
     Ok(())
@@ -198,6 +210,19 @@ fn task(db: &Connection, id: TaskId) -> Result<Option<TaskRecord>, Fault> {
     let Some(row) = rows.next()? else { return Ok(None) };
     let requests = from_json("a task's requests", text(row, 10)?)?;
     task_record(row, requests).map(Some)
+}
+
+fn newest(db: &Connection, app: Option<&str>, limit: u32) -> Result<Vec<TaskRecord>, Fault> {
+    // Two statements, so that each finds its rows in order, in the table or in the index by app.
+    let only = app.map_or("?1 IS NULL", |_| "app = ?1");
+    let sql = format!("SELECT {COLUMNS} FROM tasks WHERE {only} ORDER BY number DESC LIMIT ?2");
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![app, limit])?;
+    let mut records = Vec::new();
+    while let Some(row) = rows.next()? {
+        records.push(task_record(row, Vec::new())?);
+    }
+    Ok(records)
 }
 
 fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, Fault> {

@@ -3,14 +3,45 @@
 CREATE TABLE apps (
     code        TEXT PRIMARY KEY,
     secret_hash BLOB NOT NULL,
+    -- Whether it may name the user that it acts for.
+    trusted     INTEGER NOT NULL,
     created_at  INTEGER NOT NULL,
     disabled_at INTEGER
+) STRICT, WITHOUT ROWID;
+
+-- What an app may use. Without a row of a dimension it may use nothing of it.
+CREATE TABLE grants (
+    app       TEXT NOT NULL REFERENCES apps (code) ON DELETE CASCADE,
+    -- business, namespace, op or account.
+    dimension TEXT NOT NULL,
+    -- * is everything.
+    value     TEXT NOT NULL,
+    PRIMARY KEY (app, dimension, value)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE businesses (
+    id   INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+) STRICT;
+
+INSERT INTO businesses (id, name) VALUES (1, 'default');
+
+CREATE TABLE business_sets (
+    id   INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+) STRICT;
+
+CREATE TABLE business_set_members (
+    set_id      INTEGER NOT NULL REFERENCES business_sets (id) ON DELETE CASCADE,
+    business_id INTEGER NOT NULL REFERENCES businesses (id),
+    PRIMARY KEY (set_id, business_id)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE tokens (
     id          TEXT PRIMARY KEY,
     secret_hash BLOB NOT NULL,
     cloud_id    INTEGER NOT NULL,
+    business_id INTEGER NOT NULL REFERENCES businesses (id),
     created_at  INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL,
     uses_left   INTEGER NOT NULL CHECK (uses_left >= 0)
@@ -20,6 +51,7 @@ CREATE TABLE agents (
     agent_id           TEXT PRIMARY KEY,
     cloud_id           INTEGER NOT NULL,
     ip                 TEXT NOT NULL,
+    business_id        INTEGER NOT NULL REFERENCES businesses (id),
     certificate_sha256 BLOB NOT NULL,
     version            TEXT NOT NULL,
     -- What the host is: JSON, or null while the agent has not connected.
@@ -55,8 +87,34 @@ CREATE TABLE tasks (
 -- every op that comes and goes; this one costs an entry for a task.
 CREATE INDEX tasks_open ON tasks (number) WHERE open > 0;
 
+-- By age, for deleting. Not by number: a clock that was wrong for a while would hide what came after.
+CREATE INDEX tasks_ended ON tasks (created_at) WHERE open = 0;
+
+-- What callers gave their requests to know them by; see store/submissions.rs.
+CREATE TABLE submissions (
+    app          TEXT NOT NULL,
+    -- 0: an idempotency key; 1: a request id.
+    kind         INTEGER NOT NULL,
+    key          TEXT NOT NULL,
+    request_hash BLOB NOT NULL,
+    task         INTEGER NOT NULL REFERENCES tasks (number) ON DELETE CASCADE,
+    created_at   INTEGER NOT NULL,
+    PRIMARY KEY (app, kind, key, request_hash)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX submissions_by_task ON submissions (task);
+
+-- Tasks that are gone while some of their ops are still to be deleted.
+CREATE TABLE deleted_tasks (
+    number INTEGER PRIMARY KEY
+) STRICT;
+
+-- An app lists its own.
+CREATE INDEX tasks_by_app ON tasks (app, number);
+
 CREATE TABLE ops (
-    task        INTEGER NOT NULL REFERENCES tasks (number) ON DELETE CASCADE,
+    -- Without a foreign key: a large task goes first, and its ops follow in slices.
+    task        INTEGER NOT NULL,
     idx         INTEGER NOT NULL,
     -- The place of its request in the task's requests_json.
     request     INTEGER NOT NULL,
@@ -86,6 +144,9 @@ CREATE TABLE procs (
     PRIMARY KEY (agent, namespace, name)
 ) STRICT, WITHOUT ROWID;
 
+-- For the pages of a namespace. A new status does not touch it.
+CREATE INDEX procs_by_namespace ON procs (namespace, agent, name);
+
 CREATE TABLE audit (
     id       INTEGER PRIMARY KEY AUTOINCREMENT,
     at       INTEGER NOT NULL,
@@ -97,6 +158,8 @@ CREATE TABLE audit (
     code     INTEGER NOT NULL,
     detail   TEXT NOT NULL
 ) STRICT;
+
+CREATE INDEX audit_by_time ON audit (at);
 
 CREATE TABLE settings (
     key   TEXT PRIMARY KEY,

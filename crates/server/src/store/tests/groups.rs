@@ -95,7 +95,7 @@ async fn a_commit_that_fails_fails_all() {
     };
     let fixture = fixture().await;
     check(&fixture.store, breaks_the_commit, [true; 3]).await;
-    fixture.store.create_app("app", SECRET, 1).await.expect("the store goes on");
+    fixture.store.create_app(new_app("app"), None).await.expect("the store goes on");
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ async fn a_second_server_is_refused_until_the_first_has_ended() {
     assert!(matches!(refused, StoreError::InUse { .. }), "{refused:?}");
     assert!(refused.to_string().ends_with("is in use by another server"));
 
-    store.create_app("app", SECRET, 1).await.expect("the first one still works");
+    store.create_app(new_app("app"), None).await.expect("the first one still works");
     store.close().await.expect("closed");
     Store::open(&path(&folder)).await.expect("free again");
 }
@@ -82,7 +82,7 @@ async fn a_newer_schema_is_refused() {
 async fn only_the_owner_can_read_the_files() {
     use std::os::unix::fs::PermissionsExt;
     let Fixture { folder, store } = fixture().await;
-    store.create_app("app", SECRET, 1).await.expect("an app");
+    store.create_app(new_app("app"), None).await.expect("an app");
     for entry in std::fs::read_dir(folder.path()).expect("a folder") {
         let entry = entry.expect("an entry");
         let mode = entry.metadata().expect("metadata").permissions().mode() & 0o777;

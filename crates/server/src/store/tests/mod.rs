@@ -2,15 +2,20 @@
 
 mod agents;
 mod apps;
+mod businesses;
 mod groups;
 mod lifecycle;
 mod procs;
+mod retention;
+mod submissions;
 mod tasks;
 
 use super::*;
 use procfleet_core::op::{Instance, ProcStatus};
 use procfleet_core::task::Target;
-use procfleet_core::{CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
+use procfleet_core::{
+    BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
+};
 use tempfile::TempDir;
 
 const STAMP: u64 = 20_261_115_203_000;
@@ -58,6 +63,7 @@ fn new_task(agents: &[&str]) -> NewTask {
         agent: Some(agent(name)),
         start_by: 2_000,
         deadline: 3_000,
+        ended: None,
     });
     NewTask {
         stamp: STAMP,
@@ -86,10 +92,16 @@ fn token(uses: u32) -> NewToken {
         id: "t1".to_owned(),
         secret_hash: SECRET,
         cloud: CloudId(3),
+        business: BusinessId::DEFAULT,
         created_at: 1_000,
         expires_at: 2_000,
         uses,
+        audit: None,
     }
+}
+
+fn new_app(code: &str) -> NewApp {
+    NewApp { code: code.to_owned(), secret_hash: SECRET, trust: Trust::Itself, created_at: 1 }
 }
 
 fn shown() -> TokenUse {

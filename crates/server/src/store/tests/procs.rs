@@ -1,6 +1,7 @@
 //! What agents said about their procs.
 
 use super::*;
+use procfleet_core::access::Scope;
 
 fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
     ProcRecord { proc: proc(name), revision, status: status.to_owned() }
@@ -70,4 +71,39 @@ async fn procs_are_found_by_any_part_of_their_name() {
     check(Some("a"), Some("web"), Some("y"), &["a:web:y"]).await;
     check(None, Some("db"), None, &[]).await;
     check(Some("nobody"), None, None, &[]).await;
+}
+
+#[tokio::test]
+async fn a_namespace_is_read_page_by_page() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["b", "a"]).await;
+    let elsewhere = ProcKey { namespace: "db".to_owned(), name: "x".to_owned() };
+    for name in ["b", "a"] {
+        let other = ProcRecord { proc: elsewhere.clone(), revision: 1, status: String::new() };
+        let records = vec![said("z", 3, "z"), said("x", 1, "x"), other, said("y", 2, "y")];
+        store.put_procs(&agent(name), records, Vec::new()).await.expect("stored");
+    }
+    let check = async |namespace: &str, start: u64, limit: u32, count: u64, expected: &[&str]| {
+        let page = store.proc_page(namespace, &Scope::All, start, limit).await.expect("no error");
+        let found = page.procs.iter().map(|(agent, host, record)| format!("{agent} {host} {}", record.proc));
+        assert_eq!((page.count, found.collect::<Vec<_>>().join(", ")), (count, expected.join(", ")));
+    };
+    let all = [
+        "a 3:10.0.0.2 web:x",
+        "a 3:10.0.0.2 web:y",
+        "a 3:10.0.0.2 web:z",
+        "b 3:10.0.0.1 web:x",
+        "b 3:10.0.0.1 web:y",
+        "b 3:10.0.0.1 web:z",
+    ];
+    check("web", 0, 100, 6, &all).await;
+    check("web", 0, 2, 6, &all[..2]).await;
+    check("web", 2, 2, 6, &all[2..4]).await;
+    check("web", 4, 5, 6, &all[4..]).await;
+    check("web", 6, 5, 6, &[]).await;
+    check("web", u64::MAX, 5, 6, &[]).await;
+    check("db", 1, 1, 2, &["b 3:10.0.0.1 db:x"]).await;
+    check("none", 0, 5, 0, &[]).await;
+
+    let page = store.proc_page("web", &Scope::All, 2, 1).await.expect("no error");
+    assert_eq!(page.procs[0].2, said("z", 3, "z"));
 }

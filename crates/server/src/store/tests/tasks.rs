@@ -9,7 +9,14 @@ async fn a_task_reads_back_as_it_was_written() {
     let mut new = new_task(&["a", "b"]);
     new.requests.push(RequestHead { proc: proc("redis"), kind: OpKind::Query, spec: None });
     new.ops[1].request = 1;
-    new.ops.push(NewOp { request: 1, target: Target::Host(host(9)), agent: None, start_by: 5, deadline: 6 });
+    new.ops.push(NewOp {
+        request: 1,
+        target: Target::Host(host(9)),
+        agent: None,
+        start_by: 5,
+        deadline: 6,
+        ended: None,
+    });
     let id = store.create_task(new.clone()).await.expect("a task");
 
     let (record, ops) = store.task_results(id).await.expect("no error").expect("the task");
@@ -130,11 +137,11 @@ async fn the_audit_row_comes_with_the_task() {
     let id = store.create_task(new).await.expect("a task");
     store.audit(NewAudit { subject: "t1".to_owned(), code: 811, ..entry.clone() }).await.expect("written");
 
-    let rows = store.audit_rows(10).await.expect("no error");
+    let rows = store.audit_rows(10, AuditFilter::default()).await.expect("no error");
     assert_eq!(
         rows.iter().map(|row| row.entry.subject.clone()).collect::<Vec<_>>(),
         ["t1".to_owned(), id.to_string()]
     );
     assert_eq!(rows[0].entry.code, 811);
-    assert_eq!(store.audit_rows(1).await.expect("no error"), rows[..1]);
+    assert_eq!(store.audit_rows(1, AuditFilter::default()).await.expect("no error"), rows[..1]);
 }

@@ -1,0 +1,64 @@
+//! Whether a caller may do what it asks for, and the record of what it was denied.
+
+use super::{App, AppError, Caller, audit};
+use procfleet_core::access::{self, Denial, Rights};
+use procfleet_core::code::Code;
+use procfleet_core::task::Request;
+use tracing::warn;
+
+/// More than this and the list no longer helps anybody.
+const SHOWN: usize = 50;
+/// How much of a reason the audit keeps.
+const RECORDED: usize = 1_000;
+
+/// Namespaces, operations and accounts of all requests; their hosts are looked at one by one.
+pub fn permit(caller: &Caller, requests: &[Request]) -> Result<(), AppError> {
+    refuse(caller, &access::denials(&caller.rights, requests))
+}
+
+pub fn permit_namespace(caller: &Caller, namespace: &str) -> Result<(), AppError> {
+    match caller.rights.allows_namespace(namespace) {
+        true => Ok(()),
+        false => refuse(caller, &[Denial::Namespace(namespace.to_owned())]),
+    }
+}
+
+pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
+    match *caller.rights {
+        Rights::Administrator => Ok(()),
+        Rights::Granted(_) => {
+            let reason = format!("app {:?} may not use {api}: it is for administrators only", caller.app);
+            Err(AppError::Denied(reason))
+        }
+    }
+}
+
+/// Whether the caller may know of what this app did.
+pub(super) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
+    match *caller.rights {
+        Rights::Administrator => true,
+        Rights::Granted(_) => caller.app == app,
+    }
+}
+
+/// A request that was denied changed nothing, but somebody tried.
+pub async fn record_denied(app: &App, caller: &Caller, api: &'static str, reason: &str) {
+    warn!(app = %caller.app, from = %caller.from, api, reason, "a request was denied");
+    let mut entry = audit::entry(app, caller, api, "", reason.chars().take(RECORDED).collect());
+    entry.code = Code::AppDenied.external();
+    if let Err(error) = app.store.audit(entry).await {
+        warn!(error = &error as &dyn std::error::Error, "an audit record could not be written");
+    }
+}
+
+fn refuse(caller: &Caller, denials: &[Denial]) -> Result<(), AppError> {
+    if denials.is_empty() {
+        return Ok(());
+    }
+    let named: Vec<String> = denials.iter().take(SHOWN).map(Denial::to_string).collect();
+    let more = match denials.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    Err(AppError::Denied(format!("app {:?} may not use {}{more}", caller.app, named.join("; "))))
+}

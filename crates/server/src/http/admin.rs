@@ -1,0 +1,133 @@
+//! The part of procfleet's own API that is for administrators: apps, tokens, businesses, the audit trail.
+
+use super::call::{Call, serve};
+use super::error::CallError;
+use super::native::{fault, limit, text};
+use crate::app::{App, access, apps, audit, businesses, tokens};
+use crate::store::AuditFilter;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::{get, post};
+use procfleet_proto::http::manage;
+use procfleet_proto::http::native::{AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow};
+use procfleet_proto::http::native::{CreateToken, CreatedToken};
+use serde::Serialize;
+use std::pin::Pin;
+
+pub(super) fn routes() -> Router<App> {
+    Router::new()
+        .route("/api/v1/apps", get(only("app_list", list_apps)).post(only("app_create", create_app)))
+        .route("/api/v1/apps/{code}", get(only("app_show", show_app)))
+        .route("/api/v1/apps/{code}/rotate", post(only("app_rotate", rotate_app)))
+        .route("/api/v1/apps/{code}/disable", post(only("app_disable", disable_app)))
+        .route("/api/v1/apps/{code}/enable", post(only("app_enable", enable_app)))
+        .route("/api/v1/apps/{code}/grant", post(only("app_grant", grant)))
+        .route("/api/v1/apps/{code}/revoke", post(only("app_revoke", revoke)))
+        .route("/api/v1/tokens", post(only("token_create", create_token)))
+        .route("/api/v1/agents/assign", post(only("agents_assign", assign_agents)))
+        .route(
+            "/api/v1/businesses",
+            get(only("business_list", list_businesses)).post(only("business_create", create_business)),
+        )
+        .route(
+            "/api/v1/business_sets",
+            get(only("business_set_list", list_sets)).post(only("business_set_create", create_set)),
+        )
+        .route("/api/v1/audit", get(only("audit", list_audit)))
+}
+
+type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+/// Lets administrators through to `act`, and nobody else.
+fn only<T, F>(
+    api: &'static str,
+    act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+) -> impl FnOnce(State<App>, Request) -> Answering + Clone + Send + Sync + 'static
+where
+    T: Serialize + Send + 'static,
+    F: Future<Output = Result<T, CallError>> + Send + 'static,
+{
+    move |State(app): State<App>, request: Request| -> Answering {
+        let act = move |call: Call| async move {
+            access::administrators_only(&call.caller, api)?;
+            act(call).await
+        };
+        Box::pin(serve(app, api, request, act))
+    }
+}
+
+async fn list_apps(call: Call) -> Result<Vec<AppView>, CallError> {
+    Ok(apps::list(&call.app).await?)
+}
+
+async fn create_app(call: Call) -> Result<AppSecret, CallError> {
+    Ok(apps::create(&call.app, &call.caller, manage::create_app(&call.body)?).await?)
+}
+
+async fn show_app(call: Call) -> Result<AppView, CallError> {
+    Ok(apps::show(&call.app, code(&call)).await?)
+}
+
+async fn rotate_app(call: Call) -> Result<AppSecret, CallError> {
+    Ok(apps::rotate(&call.app, &call.caller, code(&call)).await?)
+}
+
+async fn disable_app(call: Call) -> Result<AppView, CallError> {
+    Ok(apps::disable(&call.app, &call.caller, code(&call)).await?)
+}
+
+async fn enable_app(call: Call) -> Result<AppView, CallError> {
+    Ok(apps::enable(&call.app, &call.caller, code(&call)).await?)
+}
+
+async fn grant(call: Call) -> Result<AppView, CallError> {
+    let more = manage::change_grants(&call.body)?;
+    Ok(apps::grant(&call.app, &call.caller, code(&call), more).await?)
+}
+
+async fn revoke(call: Call) -> Result<AppView, CallError> {
+    let less = manage::change_grants(&call.body)?;
+    Ok(apps::revoke(&call.app, &call.caller, code(&call), less).await?)
+}
+
+/// The app that the path names. A code has no characters that a url would change.
+fn code(call: &Call) -> &str {
+    call.path.split('/').nth(4).unwrap_or_default()
+}
+
+async fn create_token(call: Call) -> Result<CreatedToken, CallError> {
+    let Call { app, caller, mut body, .. } = call;
+    // The login may stand beside the request's own fields.
+    if let Some(fields) = body.as_object_mut() {
+        fields.retain(|name, _| !name.starts_with("bk_app_") && name != "bk_username" && name != "bk_token");
+    }
+    let wanted: CreateToken = serde_json::from_value(body).map_err(|error| fault("", error.to_string()))?;
+    Ok(tokens::create(&app, &caller, wanted).await?)
+}
+
+async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
+    let (agents, to) = manage::assign_agents(&call.body)?;
+    Ok(businesses::assign(&call.app, &call.caller, agents, to).await?)
+}
+
+async fn list_businesses(call: Call) -> Result<Vec<BusinessRow>, CallError> {
+    Ok(businesses::list(&call.app).await?)
+}
+
+async fn create_business(call: Call) -> Result<BusinessRow, CallError> {
+    Ok(businesses::create(&call.app, &call.caller, manage::create_business(&call.body)?).await?)
+}
+
+async fn list_sets(call: Call) -> Result<Vec<BusinessSetRow>, CallError> {
+    Ok(businesses::list_sets(&call.app).await?)
+}
+
+async fn create_set(call: Call) -> Result<BusinessSetRow, CallError> {
+    Ok(businesses::create_set(&call.app, &call.caller, manage::create_business_set(&call.body)?).await?)
+}
+
+async fn list_audit(call: Call) -> Result<Vec<AuditRow>, CallError> {
+    let filter = AuditFilter { app: text(&call, "app"), action: text(&call, "action") };
+    Ok(audit::list(&call.app, limit(&call, 50)?, filter).await?)
+}

@@ -1,0 +1,87 @@
+//! The API's port: so many connections at once and no more, and none for a peer that asks for nothing.
+//!
+//! The program's descriptors are shared with the agents' link and the store. Callers that hold connections without using
+//! them, by mistake or on purpose, must not take them all.
+
+use axum::Router;
+use axum::extract::{ConnectInfo, Extension};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::process::{Resource, getrlimit};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+
+/// How many connections are held at most; beyond it they wait in the kernel's queue. Fewer where descriptors are scarce.
+const CONNECTIONS: u64 = 4_096;
+/// How long a connection may wait for a request, or for the rest of its head.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Serves connections until told to stop; returns when the last one has ended.
+pub(crate) async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
+    let places = Arc::new(Semaphore::new(places()));
+    let mut connections = JoinSet::new();
+    loop {
+        let place = places.clone().acquire_owned();
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => break,
+            accepted = async { (place.await, listener.accept().await) } => accepted,
+            // Ended connections are let go of as they end.
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+        };
+        let (Ok(place), Ok((stream, from))) = accepted else {
+            // Out of file descriptors, most likely: the next accept would fail at once, too.
+            warn!("accepting a caller's connection failed");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            continue;
+        };
+        let (router, stop) = (router.clone(), stop.clone());
+        connections.spawn(async move {
+            serve_connection(stream, from, router, stop).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    // The caller bounds how long this may take.
+    while connections.join_next().await.is_some() {}
+}
+
+/// At most half of the descriptors that this program may have.
+fn places() -> usize {
+    let half = getrlimit(Resource::Nofile).current.map_or(CONNECTIONS, |most| most / 2);
+    usize::try_from(half.clamp(16, CONNECTIONS)).unwrap_or(16)
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    from: SocketAddr,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+) {
+    // Answers are written in one piece: waiting for more to send would only delay them.
+    let _ = stream.set_nodelay(true);
+    let service = TowerToHyperService::new(router.layer(Extension(ConnectInfo(from))));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let told_to_stop = async {
+        let _ = stop.wait_for(|stop| *stop).await;
+    };
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = told_to_stop => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = served {
+        debug!(%from, %error, "a caller's connection ended early");
+    }
+}

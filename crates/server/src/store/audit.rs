@@ -1,0 +1,82 @@
+//! The audit trail: who did what, or tried to.
+
+use super::columns::{natural, small};
+use super::{Fault, Store, StoreError};
+use rusqlite::{Connection, params};
+
+/// Something that somebody did, or tried to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewAudit {
+    pub at: i64,
+    pub app: String,
+    pub username: String,
+    /// The caller's address.
+    pub origin: String,
+    pub action: String,
+    /// What it was about: a task id, a token id. Empty in a new task's: its id is filled in.
+    pub subject: String,
+    pub code: u32,
+    pub detail: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditRecord {
+    pub id: u64,
+    pub entry: NewAudit,
+}
+
+/// `None` is any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditFilter {
+    pub app: Option<String>,
+    pub action: Option<String>,
+}
+
+impl Store {
+    pub async fn audit(&self, entry: NewAudit) -> Result<(), StoreError> {
+        self.write("writing the audit trail", move |db| insert_audit(db, &entry)).await
+    }
+
+    /// Newest first.
+    pub async fn audit_rows(&self, limit: u32, filter: AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
+        self.read("reading the audit trail", move |db| {
+            let sql = "SELECT id, at, app, username, origin, action, subject, code, detail FROM audit \
+                       WHERE (?1 IS NULL OR app = ?1) AND (?2 IS NULL OR action = ?2) \
+                       ORDER BY id DESC LIMIT ?3";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut rows = statement.query(params![filter.app, filter.action, limit])?;
+            let mut records = Vec::new();
+            while let Some(row) = rows.next()? {
+                let entry = NewAudit {
+                    at: row.get(1)?,
+                    app: row.get(2)?,
+                    username: row.get(3)?,
+                    origin: row.get(4)?,
+                    action: row.get(5)?,
+                    subject: row.get(6)?,
+                    code: small("an error code", row.get(7)?)?,
+                    detail: row.get(8)?,
+                };
+                records.push(AuditRecord { id: natural(row.get(0)?), entry });
+            }
+            Ok(records)
+        })
+        .await
+    }
+}
+
+pub(super) fn insert_audit(db: &Connection, entry: &NewAudit) -> Result<(), Fault> {
+    let sql = "INSERT INTO audit (at, app, username, origin, action, subject, code, detail) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+    db.prepare_cached(sql)?.execute(params![
+        entry.at,
+        entry.app,
+        entry.username,
+        entry.origin,
+        entry.action,
+        entry.subject,
+        entry.code,
+        entry.detail
+    ])?;
+    Ok(())
+}

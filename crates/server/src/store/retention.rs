@@ -1,0 +1,101 @@
+//! Forgetting what is old, a slice at a time, so that nobody waits long for the writer.
+//!
+//! A task goes in one moment: its row and its keys are deleted together, and from then on it is unknown. The ops of a
+//! large one follow in later slices; `deleted_tasks` remembers whose are still there, also across a crash.
+
+use super::{Fault, Store, StoreError};
+use rusqlite::{Connection, OptionalExtension, params};
+
+/// The most that one transaction deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub tasks: u32,
+    pub ops: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deleted {
+    pub tasks: u64,
+    pub ops: u64,
+    /// Whether another slice is due.
+    pub more: bool,
+}
+
+impl Store {
+    /// Deletes tasks that were made before this time, oldest first. One with open ops stays.
+    pub async fn delete_tasks(&self, before: i64, slice: Slice) -> Result<Deleted, StoreError> {
+        self.write("deleting old tasks", move |db| {
+            let room = u64::from(slice.ops);
+            let mut ops = 0;
+            while ops < room
+                && let Some(task) = leftover(db)?
+            {
+                ops += delete_ops(db, task, room - ops)?;
+                if !has_ops(db, task)? {
+                    db.prepare_cached("DELETE FROM deleted_tasks WHERE number = ?")?.execute([task])?;
+                }
+            }
+            let mut tasks = 0;
+            for task in old_tasks(db, before, slice.tasks)? {
+                if ops >= room {
+                    break;
+                }
+                db.prepare_cached("DELETE FROM tasks WHERE number = ?")?.execute([task])?;
+                tasks += 1;
+                ops += delete_ops(db, task, room - ops)?;
+                if has_ops(db, task)? {
+                    db.prepare_cached("INSERT INTO deleted_tasks (number) VALUES (?)")?.execute([task])?;
+                }
+            }
+            let more = leftover(db)?.is_some() || !old_tasks(db, before, 1)?.is_empty();
+            Ok(Deleted { tasks, ops, more })
+        })
+        .await
+    }
+
+    /// Deletes the oldest records of the audit trail; says how many.
+    pub async fn delete_audit(&self, before: i64, most: u32) -> Result<u64, StoreError> {
+        self.write("deleting old audit records", move |db| {
+            let sql = "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < ? ORDER BY at LIMIT ?)";
+            Ok(count(db.prepare_cached(sql)?.execute(params![before, most])?))
+        })
+        .await
+    }
+
+    /// Deletes join tokens that expired before this time; says how many.
+    pub async fn delete_tokens(&self, before: i64, most: u32) -> Result<u64, StoreError> {
+        self.write("deleting old join tokens", move |db| {
+            let sql = "DELETE FROM tokens WHERE id IN (SELECT id FROM tokens WHERE expires_at < ? LIMIT ?)";
+            Ok(count(db.prepare_cached(sql)?.execute(params![before, most])?))
+        })
+        .await
+    }
+}
+
+/// A task that is gone and has left ops behind.
+fn leftover(db: &Connection) -> Result<Option<i64>, Fault> {
+    let mut statement = db.prepare_cached("SELECT number FROM deleted_tasks LIMIT 1")?;
+    Ok(statement.query_row([], |row| row.get(0)).optional()?)
+}
+
+fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, Fault> {
+    let sql = "SELECT number FROM tasks INDEXED BY tasks_ended WHERE open = 0 AND created_at < ? \
+               ORDER BY created_at LIMIT ?";
+    let mut statement = db.prepare_cached(sql)?;
+    let numbers = statement.query_map(params![before, most], |row| row.get(0))?;
+    Ok(numbers.collect::<Result<_, _>>()?)
+}
+
+/// At most so many, from the first on: their indices have no gaps.
+fn delete_ops(db: &Connection, task: i64, most: u64) -> Result<u64, Fault> {
+    let sql = "DELETE FROM ops WHERE task = ?1 AND idx < (SELECT min(idx) FROM ops WHERE task = ?1) + ?2";
+    Ok(count(db.prepare_cached(sql)?.execute(params![task, super::columns::integer(most)])?))
+}
+
+fn has_ops(db: &Connection, task: i64) -> Result<bool, Fault> {
+    Ok(db.prepare_cached("SELECT 1 FROM ops WHERE task = ? LIMIT 1")?.exists([task])?)
+}
+
+fn count(rows: usize) -> u64 {
+    u64::try_from(rows).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,107 @@
+//! Submissions that may come twice: the key that a caller gave its request, stored in the commit that makes the task.
+//!
+//! The writer is one thread, so of two calls that come at the same moment one finds the other's key; and since task and
+//! key are one commit, a crash leaves both or neither.
+
+use super::columns::{integer, natural};
+use super::tasks::{insert, requests_json};
+use super::{Fault, NewTask, Store, StoreError};
+use procfleet_core::TaskId;
+use rusqlite::{Connection, OptionalExtension, params};
+
+/// What a caller's key says about its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyKind {
+    /// It was made for this one request: another request under the same key is a mistake.
+    Idempotency,
+    /// It names a chain of calls: one caller may send several different requests under it.
+    RequestId,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubmissionKey {
+    pub kind: KeyKind,
+    pub text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Submission {
+    pub key: SubmissionKey,
+    /// Equal for requests that ask for the same.
+    pub request_hash: [u8; 32],
+    /// What was submitted before this time is another matter.
+    pub since: i64,
+}
+
+/// What became of a submission. Keys are the app's own: another app's are never met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    New(TaskId),
+    /// The same request came before and made this task; nothing was stored.
+    Before(TaskId),
+    /// Another request came under the key and made this task; nothing was stored.
+    OtherRequest(TaskId),
+}
+
+impl Store {
+    /// As [`Store::create_task`], unless the app has submitted the same under this key.
+    pub async fn submit_task(&self, task: NewTask, submission: Submission) -> Result<Submitted, StoreError> {
+        const DOING: &str = "creating a task under a key";
+        let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
+        self.write(DOING, move |db| {
+            if let Some(earlier) = earlier(db, &task.app, &submission)? {
+                return Ok(earlier);
+            }
+            let id = insert(db, &task, &requests)?;
+            remember(db, &task, &submission, id)?;
+            Ok(Submitted::New(id))
+        })
+        .await
+    }
+}
+
+fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, Fault> {
+    let Submission { key: SubmissionKey { kind, text }, request_hash, since } = submission;
+    // Under an idempotency key there is one row at most. Under a request id there may be many, so that the hash must be
+    // part of the search.
+    let sql = match kind {
+        KeyKind::Idempotency => {
+            "SELECT number, stamp, request_hash = ?4 FROM submissions JOIN tasks ON number = task \
+             WHERE submissions.app = ?1 AND kind = ?2 AND key = ?3 AND submissions.created_at >= ?5"
+        }
+        KeyKind::RequestId => {
+            "SELECT number, stamp, TRUE FROM submissions JOIN tasks ON number = task \
+             WHERE submissions.app = ?1 AND kind = ?2 AND key = ?3 AND request_hash = ?4 \
+             AND submissions.created_at >= ?5"
+        }
+    };
+    let found: Option<(i64, i64, bool)> = db
+        .prepare_cached(sql)?
+        .query_row(params![app, column(*kind), text, request_hash, since], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })
+        .optional()?;
+    Ok(found.map(|(number, stamp, same)| {
+        let task = TaskId { stamp: natural(stamp), number: natural(number) };
+        if same { Submitted::Before(task) } else { Submitted::OtherRequest(task) }
+    }))
+}
+
+/// A request id that is used again after its time stands for the newer task from now on.
+fn remember(db: &Connection, task: &NewTask, submission: &Submission, id: TaskId) -> Result<(), Fault> {
+    let sql = "INSERT INTO submissions (app, kind, key, request_hash, task, created_at) VALUES (?, ?, ?, ?, ?, ?) \
+               ON CONFLICT (app, kind, key, request_hash) DO UPDATE \
+               SET task = excluded.task, created_at = excluded.created_at";
+    let SubmissionKey { kind, text } = &submission.key;
+    let values =
+        params![task.app, column(*kind), text, submission.request_hash, integer(id.number), task.created_at];
+    db.prepare_cached(sql)?.execute(values)?;
+    Ok(())
+}
+
+fn column(kind: KeyKind) -> i64 {
+    match kind {
+        KeyKind::Idempotency => 0,
+        KeyKind::RequestId => 1,
+    }
+}

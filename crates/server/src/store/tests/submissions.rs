@@ -1,0 +1,124 @@
+//! The same request under the same key, sent again.
+
+use super::*;
+
+fn under(kind: KeyKind, key: &str, request: u8, since: i64) -> Submission {
+    let key = SubmissionKey { kind, text: key.to_owned() };
+    Submission { key, request_hash: [request; 32], since }
+}
+
+fn own(key: &str, request: u8) -> Submission {
+    under(KeyKind::Idempotency, key, request, i64::MIN)
+}
+
+fn by(app: &str, created_at: i64) -> NewTask {
+    let audit = Some(NewAudit { action: "operate".to_owned(), ..NewAudit::default() });
+    NewTask { app: app.to_owned(), created_at, audit, ..new_task(&["a"]) }
+}
+
+async fn submit(store: &Store, task: NewTask, submission: Submission) -> Submitted {
+    store.submit_task(task, submission).await.expect("no error")
+}
+
+#[track_caller]
+fn made(submitted: Submitted) -> TaskId {
+    match submitted {
+        Submitted::New(task) => task,
+        Submitted::Before(_) | Submitted::OtherRequest(_) => panic!("{submitted:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_key_stands_for_one_request_of_one_app() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let first = made(submit(&store, by("console", 1_000), own("k", 1)).await);
+    let much_later = i64::MAX / 2;
+    let check = async |submission: Submission, expected: Submitted| {
+        assert_eq!(submit(&store, by("console", much_later), submission).await, expected);
+    };
+    check(own("k", 1), Submitted::Before(first)).await;
+    check(own("k", 2), Submitted::OtherRequest(first)).await;
+    check(own("k", 1), Submitted::Before(first)).await;
+    assert_eq!(store.tasks(10).await.expect("no error").len(), 1);
+    assert_eq!(
+        store.audit_rows(10, AuditFilter::default()).await.expect("no error").len(),
+        1,
+        "what changed nothing leaves no record"
+    );
+    assert_eq!(store.open_ops().await.expect("no error").len(), 1);
+
+    let others = [
+        submit(&store, by("console", 1_000), own("K", 1)).await,
+        submit(&store, by("other", 1_000), own("k", 1)).await,
+        submit(&store, by("other", 1_000), own("k2", 2)).await,
+        submit(&store, by("console", 1_000), under(KeyKind::RequestId, "k", 1, 0)).await,
+    ];
+    let mut ids: Vec<TaskId> = others.into_iter().map(made).collect();
+    ids.push(first);
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 5);
+}
+
+#[tokio::test]
+async fn a_request_id_stands_for_each_of_its_requests_for_a_while() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let send = async |request: u8, now: i64| {
+        submit(&store, by("app", now), under(KeyKind::RequestId, "id", request, now - 60_000)).await
+    };
+    let first = made(send(1, 100_000).await);
+    // Callers send one request id with all that one request of theirs leads to.
+    let second = made(send(2, 100_001).await);
+    assert_eq!(send(1, 160_000).await, Submitted::Before(first));
+    assert_eq!(send(2, 160_001).await, Submitted::Before(second));
+    let later = made(send(1, 160_001).await);
+    assert_eq!(send(1, 220_001).await, Submitted::Before(later));
+    assert_ne!(made(send(1, 220_002).await), later);
+}
+
+#[tokio::test]
+async fn calls_at_the_same_moment_make_one_task() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    for key in [own("k", 1), under(KeyKind::RequestId, "id", 1, 0)] {
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..64 {
+            let (store, key) = (store.clone(), key.clone());
+            calls.spawn(async move { submit(&store, by("app", 1_000), key).await });
+        }
+        let answers = calls.join_all().await;
+        let new: Vec<TaskId> = answers
+            .iter()
+            .filter_map(|answer| match answer {
+                Submitted::New(task) => Some(*task),
+                Submitted::Before(_) | Submitted::OtherRequest(_) => None,
+            })
+            .collect();
+        let [task] = new[..] else { panic!("{new:?}") };
+        assert_eq!(answers.iter().filter(|answer| **answer == Submitted::Before(task)).count(), 63);
+    }
+    assert_eq!(store.tasks(10).await.expect("no error").len(), 2);
+}
+
+/// A kill -9 leaves the files as they are at that moment: so does a copy of them.
+#[tokio::test]
+async fn a_key_is_there_after_a_crash() {
+    let Fixture { folder, store } = fixture().await;
+    let first = made(submit(&store, by("app", 1_000), own("k", 1)).await);
+    let elsewhere = tempfile::tempdir().expect("a temp folder");
+    for name in ["store.db", "store.db-wal"] {
+        std::fs::copy(folder.path().join(name), elsewhere.path().join(name)).expect("a copy");
+    }
+    let revived = Store::open(&path(&elsewhere)).await.expect("it opens");
+    assert_eq!(submit(&revived, by("app", 2_000), own("k", 1)).await, Submitted::Before(first));
+    assert_eq!(submit(&revived, by("app", 2_000), own("k", 2)).await, Submitted::OtherRequest(first));
+    drop(store);
+}
+
+#[tokio::test]
+async fn a_task_that_could_not_be_made_leaves_its_key_free() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let mut broken = by("app", 1_000);
+    broken.ops[0].request = 1;
+    store.submit_task(broken, own("k", 1)).await.expect_err("no such request");
+    made(submit(&store, by("app", 1_000), own("k", 2)).await);
+}
