@@ -242,3 +242,24 @@ async fn send_states(socket: &mut Socket, mut all: bool, states: Vec<ProcStateMe
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::id::{OpId, TaskId};
+    use procfleet_proto::link::MAX_FRAME;
+
+    /// A hello that is too large would be refused, and the next one too.
+    #[test]
+    fn the_largest_hello_fits_a_frame() {
+        let op = OpId { task: TaskId { stamp: 99_999_999_999_999, number: u64::MAX }, index: u32::MAX };
+        let hello = Hello {
+            agent: "a".repeat(64),
+            boot_id: "b".repeat(64),
+            version: VERSION.to_owned(),
+            taken: vec![op.to_string(); TAKEN_NAMED],
+            host: None,
+        };
+        assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
+    }
+}

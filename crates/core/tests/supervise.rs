@@ -796,3 +796,26 @@ fn unregistering_forgets_the_proc_and_leaves_its_process() {
         assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 828, "{before:?}: it is found again");
     }
 }
+
+/// A start that takes the agent down with it would take it down for ever.
+#[test]
+fn restarts_that_the_agent_does_not_survive_are_counted() {
+    for away in [0, 500, 60_000] {
+        let mut spec = spec();
+        spec.identity.pid_path.clear();
+        let mut world = World::new().script("start", Does::Foreground { lives: None, code: 0 });
+        world.send(OpKind::Host, Some(spec));
+        for _ in 0..10 {
+            let seen = world.starts.len();
+            world.kill_behind_the_agents_back();
+            world.crash_for(away);
+            let limit = world.now + Duration::from_secs(60);
+            while world.starts.len() == seen && world.now < limit {
+                world.run_for(100);
+            }
+        }
+        assert_eq!(world.starts.len(), 3, "away {away}: once by order and twice more (start_retries)");
+        let note = world.machine.note();
+        assert!(note.starts_with("gave up after 2 restarts"), "away {away}: {note}");
+    }
+}

@@ -145,6 +145,17 @@ impl Journal {
         }
     }
 
+    /// As if the disk were full.
+    #[cfg(test)]
+    pub(crate) async fn refuse_writes(&self) {
+        self.thread.write(|t| t.execute_batch("PRAGMA query_only = ON")).await.expect("a pragma");
+    }
+
+    #[cfg(test)]
+    pub(crate) async fn accept_writes(&self) {
+        self.thread.write(|t| t.execute_batch("PRAGMA query_only = OFF")).await.expect("a pragma");
+    }
+
     pub(crate) async fn close(self) {
         self.thread.close().await;
     }

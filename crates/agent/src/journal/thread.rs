@@ -112,3 +112,36 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A full disk makes SQLite undo the whole transaction in the middle of it.
+    #[tokio::test]
+    async fn what_follows_the_end_of_a_transaction_is_not_written_by_itself() {
+        let connection = Connection::open_in_memory().expect("memory");
+        connection.execute_batch("CREATE TABLE t (n)").expect("a table");
+        let thread = Thread::start(connection);
+        let insert = |t: &Transaction<'_>| t.execute_batch("INSERT INTO t VALUES (1)");
+        // The first holds the thread until the others wait, so that they share a transaction.
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let first = thread.write(move |_| {
+            let _ = gate.recv();
+            Ok(())
+        });
+        let (before, ends, after) =
+            (thread.write(insert), thread.write(|t| t.execute_batch("ROLLBACK")), thread.write(insert));
+        let open = async {
+            // All three are in the queue by now, for they were polled before.
+            go.send(()).expect("the first waits");
+        };
+        let (_, before, ends, after, ()) = tokio::join!(first, before, ends, after, open);
+        assert!(ends.is_err(), "its savepoint is gone");
+        assert!(matches!(before, Err(JournalError::NotCommitted)), "{before:?}");
+        assert!(matches!(after, Err(JournalError::NotCommitted)), "{after:?}");
+        let rows = thread.write(|t| t.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0)));
+        assert_eq!(rows.await.expect("the thread goes on"), 0);
+        thread.write(insert).await.expect("and writes");
+    }
+}

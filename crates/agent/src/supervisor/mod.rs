@@ -252,3 +252,47 @@ impl Work {
         self.actors.insert(key, inputs);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::id::Epoch;
+    use std::time::Instant;
+
+    #[tokio::test]
+    async fn an_op_that_cannot_be_written_down_is_answered_and_never_carried_out() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+        let path = folder.path().join("agent.db");
+        let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
+        let outbox = Outbox::new(Vec::new());
+        let supervisor = Supervisor::start(host, journal.clone(), outbox.clone(), States::default(), past);
+        let order = OpOrder {
+            op: "20190813145456-8-0".parse().expect("an op id"),
+            epoch: Epoch(1),
+            proc: ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() },
+            kind: OpKind::Unhost,
+            start_within: Duration::from_secs(60),
+            spec: None,
+        };
+        let answer = async || loop {
+            let reports = outbox.next_batch(Instant::now());
+            match reports.into_iter().find_map(|report| report.done) {
+                Some(done) => return done.code,
+                None => outbox.news().await,
+            }
+        };
+        journal.refuse_writes().await;
+        supervisor.order(order.clone()).await;
+        assert_eq!(answer().await, Code::SystemError.number());
+        // The same op again, as after a broken connection: there is one answer to it.
+        journal.accept_writes().await;
+        supervisor.order(order.clone()).await;
+        assert_eq!(answer().await, Code::SystemError.number());
+        let another = OpOrder { op: "20190813145456-9-0".parse().expect("an op id"), ..order };
+        outbox.confirmed(&["20190813145456-8-0".parse().expect("an op id")]);
+        supervisor.order(another).await;
+        assert_eq!(answer().await, Code::Success.number(), "it goes on when there is room again");
+        supervisor.stop().await;
+    }
+}

@@ -103,7 +103,7 @@ fn a_query_is_answered_while_a_start_is_checked() {
         Some(proc.timed(Op::Query)).filter(|(seen, _)| seen.pid() == Some(pid))
     });
     seen.assert_success().assert_hosted(false);
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(15), "it did not wait for the check: {took:?}");
     assert!(!start.has_ended());
     assert_eq!(proc.row().expect("it has a row")["state"], "changing");
     proc.op(Op::Kill).assert_success();
@@ -147,10 +147,10 @@ fn commands_that_hang_are_ended() {
         proc.control("reload_cmd", "echo reloading; exec sleep 900").control("stop_cmd", "exec sleep 901");
     let (reloaded, took) = proc.timed(Op::Reload);
     reloaded.assert(822, "reload_cmd did not end within 1 s").assert_says("reloading").assert_hosted(true);
-    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(took < Duration::from_secs(60), "it did not wait for the command: {took:?}");
     let (stopped, took) = proc.timed(Op::Stop);
     stopped.assert(836, "stop process (web) failed").assert_says("stop_cmd").assert_hosted(true);
-    assert!(took < Duration::from_secs(6), "{took:?}");
+    assert!(took < Duration::from_secs(60), "it did not wait for the command: {took:?}");
     assert_eq!(
         (proc.pid(), proc.pids()),
         (Some(pid), vec![pid]),
