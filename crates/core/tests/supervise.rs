@@ -259,8 +259,8 @@ fn how_a_start_ends_and_when() {
         (forever, &spec, 822, 20_000, "its last words"),
         (Does::Unkillable, &spec, 822, 22_000, "start_cmd did not end within 20 s"),
         // not alive: at once when nothing can come, else at the end of the window
-        (Does::Exit { after: 10, code: 0 }, &spec, 836, 10, "pid file /run/it.pid does not exist"),
-        (Does::Foreground { lives: Some(70), code: 0 }, &nameless, 836, 70, "no process it runs from"),
+        (Does::Exit { after: 10, code: 0 }, &spec, 836, 60, "pid file /run/it.pid does not exist"),
+        (Does::Foreground { lives: Some(70), code: 0 }, &nameless, 836, 120, "no process it runs from"),
         (daemon(100, Some(0), Some(500)), &spec, 836, 600, "exited with status 3"),
         (daemon(100, None, None), &spec, 836, 2_100, "does not exist; output: [its last words]"),
         (daemon(100, Some(5_000), None), &spec, 836, 2_100, "pid file /run/it.pid does not exist"),

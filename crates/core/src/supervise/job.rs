@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// How often a process that should appear is looked for. Each look reads one small file.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// So many looks must agree before a launch is given up early.
+pub(super) const HOPELESS_LOOKS: u32 = 3;
 /// How long a command that was ended may take to be gone before its op is answered without its output.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -92,6 +94,9 @@ pub(super) struct Launch {
     /// A process was seen and died.
     pub(super) died: Option<(Process, Exit)>,
     pub(super) missing: Option<Absence>,
+    /// How many looks in a row found that nothing will come. One alone may have fallen into the moment in which a process
+    /// becomes another program and cannot be recognised.
+    pub(super) hopeless_looks: u32,
     pub(super) looking: Option<LookId>,
     pub(super) next_look: Moment,
 }

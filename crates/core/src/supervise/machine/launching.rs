@@ -6,7 +6,7 @@ use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Exit, Process, Sighting};
 use crate::spec::{Kind, Spec};
-use crate::supervise::job::{Ended, LOOK_EVERY, Launch, Overdue, Purpose, Stage};
+use crate::supervise::job::{Ended, HOPELESS_LOOKS, LOOK_EVERY, Launch, Overdue, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
 use crate::supervise::{CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Step, Write, words};
@@ -38,6 +38,7 @@ impl Machine {
             seen: None,
             died: None,
             missing: None,
+            hopeless_looks: 0,
             looking: None,
             next_look: now,
         };
@@ -67,7 +68,10 @@ impl Machine {
                         launch.seen = Some(process);
                         launch.missing = None;
                     }
-                    Sighting::Absent(absence) => launch.missing = Some(absence),
+                    Sighting::Absent(absence) => {
+                        launch.hopeless_looks = if absence.hopeless { launch.hopeless_looks + 1 } else { 0 };
+                        launch.missing = Some(absence);
+                    }
                 }
             }
             Input::Exited { process, exit } => {
@@ -124,6 +128,7 @@ impl Machine {
                 launch.ended = Some(Ended { at: now, output });
                 launch.next_look = now;
                 launch.missing = None;
+                launch.hopeless_looks = 0;
                 self.check_launch(now, purpose, spec, launch, out)
             }
             CommandEnd::Exited { exit, output } => {
@@ -150,10 +155,8 @@ impl Machine {
             (Some(ended), None) => {
                 // It is given up when the window is over; or at once when it is certain that nothing will come;
                 // but never without a look.
-                let settled = launch
-                    .missing
-                    .as_ref()
-                    .is_some_and(|m| m.hopeless || launch.died.is_some() || now >= check_until);
+                let certain = launch.hopeless_looks >= HOPELESS_LOOKS || launch.died.is_some();
+                let settled = launch.missing.is_some() && (certain || now >= check_until);
                 if settled && launch.looking.is_none() {
                     let output = ended.output.clone();
                     return self.not_alive(now, purpose, spec, launch, &output, out);
