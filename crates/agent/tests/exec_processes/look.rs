@@ -73,10 +73,10 @@ async fn a_late_pid_file_is_waited_for_while_something_runs() {
     proc.end_of(run).await;
     let child = proc.pid_in("child").await;
     let missing = Cause::NoPidFile { path: proc.spec.identity.pid_path.clone() };
-    assert_eq!(
-        proc.launched(run, Leader::Refuse),
-        Sighting::Absent(Absence { cause: missing.clone(), hopeless: false })
-    );
+    // While it becomes `web` it cannot be recognised for a moment; the caller looks more than once, too.
+    let waiting = Sighting::Absent(Absence { cause: missing.clone(), hopeless: false });
+    until("it is seen to run", || (proc.launched(run, Leader::Refuse) == waiting).then_some(())).await;
+    until_called(child, "web").await;
     // A dead number in the file is no reason to give up either.
     proc.write("web.pid", "4194304\n");
     let sighting = proc.launched(run, Leader::Refuse);
@@ -257,6 +257,10 @@ async fn a_restarted_agent_finds_its_processes_again() {
     assert!(matches!(cause(proc.recovered(Some(process))), Cause::NoPidFile { .. }));
     proc.run("exec sleep 1000");
     proc.forget();
-    let by_mark_alone = running(proc.recovered(None)).pid;
+    let by_mark_alone = until("it is found by its mark", || match proc.recovered(None) {
+        Sighting::Running(process) => Some(process.pid),
+        Sighting::Absent(_) => None,
+    })
+    .await;
     until_called(by_mark_alone, "sleep").await;
 }

@@ -23,7 +23,8 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
             Exit::Code(_) | Exit::Unknown => {
                 let output = proc.path("output");
                 until("the trap is set", || {
-                    let file = std::fs::read_dir(&output).ok()?.next()?.ok()?.path();
+                    let mut files = std::fs::read_dir(&output).ok()?.flatten().map(|entry| entry.path());
+                    let file = files.find(|path| path.extension().is_some_and(|ending| ending == "out"))?;
                     (!std::fs::read(file).ok()?.is_empty()).then_some(())
                 })
                 .await;
