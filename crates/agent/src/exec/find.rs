@@ -4,7 +4,6 @@
 //! written yet, or where the agent has just started.
 
 use super::Run;
-use super::host::Host;
 use super::identify::{self, Folder, Mark, Program};
 use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
@@ -18,12 +17,9 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
 
 /// A pid has ten digits at most; what is longer is no pid file.
 const PID_FILE_LIMIT: u64 = 64;
-/// Some filesystems count whole seconds only, and two clocks are compared.
-const WRITING_SLACK: Duration = Duration::from_secs(5);
 
 /// Whose process is looked for.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +28,6 @@ pub(super) struct Whom<'a> {
     pub(super) identity: &'a Identity,
     /// The sessions of this proc's runs that may still have members.
     pub(super) sessions: &'a [Id],
-    pub(super) host: &'a Host,
 }
 
 /// By pid file; without one, by name.
@@ -131,8 +126,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
                     |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
                 whom.sessions.iter().any(ours)
                     || identify::is_described(&program, whom.identity)
-                        && (began_before_writing(path, &stat, whom.host)
-                            || runs_from_its_folder(&program, whom))
+                        && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom))
             }
         };
         // The process may have ended, and its number may be another's, while it was being looked at.
@@ -146,13 +140,10 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     })
 }
 
-/// Whether the process was there when the file was last written. If not, its number was another's then: what bears no
-/// mark and has only the name in common (there may be many of `java` on a host) must be a stranger. A clock that was
-/// set in between can mislead this, so it does not count against a process that runs from the spec's folder.
-fn began_before_writing(path: &str, stat: &Stat, host: &Host) -> bool {
-    let Ok(written) = fs::metadata(path).and_then(|metadata| metadata.modified()) else { return true };
-    let began = SystemTime::now() - host.age_of(stat.id);
-    began <= written + WRITING_SLACK
+/// Whether the process began after a command of ours that may still have something running. A name alone says little
+/// (there may be many of `java` on a host): what bears no mark must come from us or run from the spec's folder.
+fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
+    whom.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
 }
 
 fn runs_from_its_folder(program: &Program, whom: Whom<'_>) -> bool {

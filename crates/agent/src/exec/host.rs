@@ -1,7 +1,6 @@
 //! What all procs on this host share.
 
 use super::pidfd;
-use super::procfs::Id;
 use procfleet_core::{BootId, Moment, ProcKey};
 use procfleet_proto::link::HostFacts;
 use rustix::fd::OwnedFd;
@@ -11,7 +10,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
 
 /// Why the agent cannot look after processes on this host at all.
 #[derive(Debug, thiserror::Error)]
@@ -87,11 +85,6 @@ impl Host {
     /// Time since the host's boot, time asleep included.
     pub fn now(&self) -> Moment {
         Moment(millis(ClockId::Boottime))
-    }
-
-    /// How long ago this process began.
-    pub(super) fn age_of(&self, id: Id) -> Duration {
-        self.now().since(Moment(id.start_ticks.saturating_mul(1000) / self.ticks_per_second))
     }
 
     /// Keeps the output of processes within bounds; to be called now and then.

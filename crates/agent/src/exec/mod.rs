@@ -116,7 +116,7 @@ impl Hands {
     pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
         let sessions: Vec<Id> =
             self.runs.values().filter(|run| run.has_session()).map(|run| run.leader).collect();
-        let whom = Whom { mark: &self.mark, identity: &spec.identity, sessions: &sessions, host: &self.host };
+        let whom = Whom { mark: &self.mark, identity: &spec.identity, sessions: &sessions };
         match scope {
             Scope::Settled => find::settled(whom),
             Scope::Recovery { last } => find::recovered(whom, last),
