@@ -206,15 +206,21 @@ fn topmost(fitting: Vec<&Stat>) -> Option<Id> {
     tops.map(|stat| stat.id).min_by_key(|id| (id.start_ticks, id.pid))
 }
 
-/// The command itself where `sh` waits for exactly one child: then that child is what was asked for.
+/// The command itself where `sh` only waits for it: then its one child is what was asked for. Where the shell has more to
+/// do, such as a loop, it is the process, and its child of the moment is not.
 fn unwrap(scan: &Scan, leader: &Stat, run: &Run) -> Id {
-    if !Program::of(leader).is_wrapper_of(&run.command) {
+    if !Program::of(leader).is_wrapper_of(&run.command) || !is_simple(&run.command) {
         return leader.id;
     }
     match scan.children(leader.id.pid).as_slice() {
         [only] => only.id,
         _ => leader.id,
     }
+}
+
+/// Whether the shell runs one program and is done: nothing in the command joins, groups or repeats.
+fn is_simple(command: &str) -> bool {
+    !command.trim_end().contains([';', '&', '|', '\n', '(', ')', '{', '}', '`'])
 }
 
 fn no_such_name(identity: &Identity) -> Cause {

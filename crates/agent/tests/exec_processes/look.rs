@@ -33,12 +33,9 @@ async fn a_command_that_mentions_the_name_is_not_the_process() {
     let run = proc.run("sleep 1000; : /web");
     let sighting = proc.launched(run, Leader::Refuse);
     assert!(matches!(&sighting, Sighting::Absent(Absence { hopeless: false, .. })), "{sighting:?}");
-    let child = until("sleep runs", || {
-        let process = running(proc.launched(run, Leader::Accept));
-        (comm(process.pid) == "sleep").then_some(process)
-    })
-    .await;
-    assert_eq!(child.found, Found::Foreground);
+    // What is left of it when anything will do is the shell, which has more to do after its child.
+    let shell = running(proc.launched(run, Leader::Accept));
+    assert_eq!((comm(shell.pid).as_str(), shell.found), ("sh", Found::Foreground));
 }
 
 #[tokio::test]
@@ -142,6 +139,20 @@ async fn a_stranger_in_the_pid_file_is_left_alone() {
     proc.hands.sweep();
     proc.hands.end_run(run);
     stranger.assert_unharmed();
+}
+
+/// A loop in the command itself: its child of the moment comes and goes, and the shell is the process.
+#[tokio::test]
+async fn a_shell_that_has_more_to_do_is_the_process() {
+    let mut proc = Proc::new("loop");
+    proc.spec.identity.proc_name = "other".to_owned();
+    let run = proc.run("echo $$ > shell; while :; do ./web 0.01; done");
+    let shell = proc.pid_in("shell").await;
+    for _ in 0..20 {
+        assert_eq!(running(proc.launched(run, Leader::Accept)).pid, shell);
+    }
+    proc.hands.end_run(run);
+    until_gone(shell).await;
 }
 
 /// There may be many programs of one name on a host: the name alone makes nobody ours.
