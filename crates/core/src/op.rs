@@ -157,6 +157,14 @@ pub struct ProcStatus {
     pub note: String,
     /// `None`: not running.
     pub instance: Option<Instance>,
+    /// The second and further instances, where the spec asks for several.
+    #[serde(default)]
+    pub more: Vec<Option<Instance>>,
+    /// What `version_cmd` and `health_cmd` said last.
+    #[serde(default)]
+    pub version: String,
+    #[serde(default)]
+    pub health: String,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub registered_at: i64,
     pub started_at: i64,

@@ -20,6 +20,31 @@ pub struct Spec {
     pub labels: BTreeMap<String, String>,
     pub report_id: Option<i64>,
     pub configmap: Vec<ConfigFile>,
+    /// How many of them run side by side.
+    pub instances: Instances,
+    /// JOB's own names for it, and whom to ask about it. Only people and answers use them.
+    pub job: JobFacts,
+}
+
+/// How many processes of one proc run side by side: at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Instances(pub u32);
+
+impl Default for Instances {
+    fn default() -> Self {
+        Instances(1)
+    }
+}
+
+/// What JOB's callers say of a process beside what it needs to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobFacts {
+    /// `contact` or `proc_owner`.
+    pub contact: String,
+    pub func_id: String,
+    pub instance_id: String,
 }
 
 /// Who the process is on its host.
@@ -50,6 +75,19 @@ pub struct Control {
     pub kill_cmd: String,
     pub version_cmd: String,
     pub health_cmd: String,
+    pub shell: Shell,
+}
+
+/// What reads the commands (`cmd_shell_ext`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shell {
+    #[default]
+    Sh,
+    /// Windows' own.
+    Bat,
+    /// PowerShell, where the host has it.
+    Ps1,
 }
 
 /// Limits, in per cent of the whole host. `None` is no limit.
@@ -67,6 +105,8 @@ pub struct Policy {
     pub kind: Kind,
     /// A started process must be alive for this long to count as started.
     pub start_check: Duration,
+    /// Until then it is not yet looked at: it may die and come again. Zero: from the beginning.
+    pub check_begin: Duration,
     /// A stopped process may take this long to be gone.
     pub stop_check: Duration,
     /// How often in a row a hosted process is started again before the agent gives up.
@@ -82,6 +122,7 @@ impl Default for Policy {
         Policy {
             kind: Kind::Resident,
             start_check: Duration::from_secs(5),
+            check_begin: Duration::ZERO,
             stop_check: Duration::from_secs(5),
             start_retries: 4,
             start_interval: Duration::from_secs(10),
@@ -91,12 +132,23 @@ impl Default for Policy {
 }
 
 /// `auto_type`: how the process is meant to live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Runs until somebody stops it.
     Resident,
     /// Runs to its end; success is exit 0, and there is no liveness check.
     Once,
+    /// Runs to its end again and again, and never twice at once.
+    Periodic(Schedule),
+}
+
+/// When a periodic process runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Schedule {
+    /// `cycle_time`: so long after the last run began.
+    Every(Duration),
+    /// `crontab_rule`, in the host's time zone. It was checked where the request was read.
+    Cron(String),
 }
 
 /// A file that the caller expects on the host (`configmap`).

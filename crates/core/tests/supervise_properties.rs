@@ -49,7 +49,7 @@ fn arb_kind() -> impl Strategy<Value = OpKind> {
 }
 
 /// A spec in short, so that a failing case can be read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Shape {
     pid_file: bool,
     /// Whether there is a command for stop, restart and kill.
@@ -75,7 +75,7 @@ impl Shape {
         for ((field, name), _) in fields.into_iter().zip(self.commands).filter(|(_, has)| *has) {
             name.clone_into(field);
         }
-        spec.policy.kind = self.kind;
+        spec.policy.kind = self.kind.clone();
         spec.policy.start_retries = self.retries;
         spec.policy.start_interval = Duration::from_secs(self.interval);
         spec.policy.start_check = Duration::from_secs(self.check);
@@ -188,7 +188,7 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
         match act {
             Act::Order { kind, shape, patience } => {
                 let start_by = Moment(world.now.0 + patience);
-                let shape = Shape { pid_file: like.pid_file, kind: like.kind, ..shape };
+                let shape = Shape { pid_file: like.pid_file, kind: like.kind.clone(), ..shape };
                 world.send_by(kind, Some(shape.spec()), start_by);
             }
             Act::OrderWithoutSpec(kind) => {
@@ -369,6 +369,8 @@ impl Odd {
                         registered_at: 0,
                         started_at: 0,
                         reported_at: 0,
+                        version: String::new(),
+                        health: String::new(),
                         utc_offset_secs: 0,
                     };
                     let step = self.machine.step(self.now, Input::Inspected { op, view });

@@ -220,6 +220,8 @@ impl Actor {
             instance,
             registered_at: self.registered_at,
             reported_at: now.timestamp().as_second(),
+            version: String::new(),
+            health: String::new(),
             utc_offset_secs: now.offset().seconds(),
         }
     }

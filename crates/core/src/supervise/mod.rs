@@ -105,6 +105,9 @@ pub enum CommandEnd {
 pub struct View {
     pub sighting: Sighting,
     pub instance: Option<Instance>,
+    /// What `version_cmd` and `health_cmd` said last.
+    pub version: String,
+    pub health: String,
     pub registered_at: i64,
     pub started_at: i64,
     pub reported_at: i64,

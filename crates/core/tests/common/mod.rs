@@ -484,6 +484,8 @@ impl World {
                     registered_at: 0,
                     started_at: 0,
                     reported_at: 0,
+                    version: String::new(),
+                    health: String::new(),
                     utc_offset_secs: 0,
                 };
                 self.answers.push_back(Input::Inspected { op, view });
@@ -494,7 +496,7 @@ impl World {
     fn run(&mut self, run: RunId, command: String, spec: &Spec) {
         assert!(!command.is_empty(), "an empty command was run");
         let quick = u64::try_from(spec.policy.start_check.as_millis() / 2).unwrap_or(u64::MAX);
-        let does = match (self.scripts[&command].clone(), spec.policy.kind) {
+        let does = match (self.scripts[&command].clone(), spec.policy.kind.clone()) {
             // What something that runs once leaves behind is not the process.
             (Does::Daemon { after, .. }, Kind::Once) => Does::Exit { after, code: 0 },
             (Does::Replace { after, code, .. }, Kind::Once) => Does::Exit { after, code },
@@ -510,7 +512,7 @@ impl World {
             {
                 Does::Replace { after: after.min(quick), file, code }
             }
-            (does, Kind::Once | Kind::Resident) => does,
+            (does, Kind::Once | Kind::Resident | Kind::Periodic(_)) => does,
         };
         if command.starts_with("start") || command.starts_with("restart") {
             assert!(!self.stopped, "{command} was run although the proc was stopped: {:#?}", self.machine);

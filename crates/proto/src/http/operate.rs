@@ -4,7 +4,7 @@ use super::fault::Faults;
 use super::read::Reader;
 use procfleet_core::id::{CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::{ConfigFile, Control, Identity, Kind, Policy, Resource, Spec};
+use procfleet_core::spec::{ConfigFile, Control, Identity, Kind, Policy, Resource, Shell, Spec};
 use procfleet_core::task::{Request, Target};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -261,7 +261,7 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
         .map(|r| ConfigFile { path: r.text("path", LONGEST_PATH, faults), md5: r.text("md5", 64, faults) })
         .filter(|file| !file.path.is_empty())
         .collect();
-    Spec { identity, control, resource, policy, labels: Default::default(), report_id, configmap }
+    Spec { identity, control, resource, policy, report_id, configmap, ..Spec::default() }
 }
 
 fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity {
@@ -297,6 +297,7 @@ fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
         kill_cmd: command("kill_cmd"),
         version_cmd: command("version_cmd"),
         health_cmd: command("health_cmd"),
+        shell: Shell::Sh,
     }
 }
 
@@ -343,6 +344,7 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
     Policy {
         kind,
         start_check: secs("start_check_secs", default.start_check),
+        check_begin: default.check_begin,
         stop_check: secs("stop_check_secs", default.stop_check),
         start_interval: secs("start_interval", default.start_interval),
         op_timeout: secs("op_timeout", default.op_timeout),

@@ -51,6 +51,10 @@ impl Machine {
             hosted: self.hosting == Hosting::Hosted,
             note,
             instance: view.instance,
+            // The machine knows one; whoever asked several puts them together.
+            more: Vec::new(),
+            version: view.version,
+            health: view.health,
             registered_at: view.registered_at,
             started_at: view.started_at,
             reported_at: view.reported_at,
