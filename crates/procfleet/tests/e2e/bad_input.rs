@@ -229,6 +229,25 @@ fn a_body_of_50_mb_is_refused() {
     assert_serves(&up);
 }
 
+/// Anybody can send large bodies before a login is read: they are read a few at a time, and none is lost.
+#[test]
+fn large_bodies_at_once_share_bounded_memory() {
+    let up = up();
+    let before = most_memory_kib(&up);
+    let mut body = b"{\"meta\": \"".to_vec();
+    body.resize(30_000_000, b'x');
+    body.extend_from_slice(b"\"}");
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| up.client.raw(OPERATE, &[], &body).answer().assert_refused(1306403, &[]));
+        }
+    });
+    let grown = most_memory_kib(&up) - before;
+    eprintln!("12 bodies of 30 MB at once: {grown} KiB more at most");
+    assert!(grown < 350_000, "{grown} KiB");
+    assert_serves(&up);
+}
+
 #[test]
 fn json_that_is_nested_10_000_deep_is_refused() {
     let up = up();

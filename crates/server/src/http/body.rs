@@ -6,7 +6,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// A call for 100,000 agents by id has about 7 MB.
@@ -15,36 +17,71 @@ const LARGEST: usize = 32 * 1024 * 1024;
 const DRAINED: usize = 256 * 1024 * 1024;
 /// A body of which nothing has come for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
-/// Larger bodies are parsed aside, so that they do not hold up other calls.
-const PARSED_HERE: usize = 64 * 1024;
+/// And so is one that is not complete after so long: what trickles in must not keep room from others.
+const WHOLE: Duration = Duration::from_secs(120);
+/// Larger bodies are parsed aside, so that they do not hold up other calls, and share the room that there is for them.
+const SMALL: usize = 64 * 1024;
+/// So many bytes of large bodies are held at once. Until its login is read, anybody may have sent one.
+const ROOM: usize = 3 * LARGEST;
+const KIB: usize = 1024;
 
-/// The request as one JSON object: its body, or its query where there is no body.
-pub(super) async fn read(parts: &Parts, body: Body) -> Result<Value, CallError> {
-    let bytes = collect(&parts.headers, body).await?;
-    if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok(from_query(parts.uri.query().unwrap_or_default()));
+/// The room that large bodies share.
+#[derive(Clone, Debug)]
+pub(super) struct Room(Arc<Semaphore>);
+
+/// A body's part of the room, held until its call is answered.
+pub(super) type Share = Option<OwnedSemaphorePermit>;
+
+impl Room {
+    pub(super) fn new() -> Room {
+        Room(Arc::new(Semaphore::new(ROOM / KIB)))
     }
-    let small = bytes.len() <= PARSED_HERE;
-    let parse = move || serde_json::from_slice(&bytes).map_err(|error| CallError::Json(error.to_string()));
-    match small {
-        true => parse(),
-        false => tokio::task::spawn_blocking(parse).await.map_err(|_| CallError::Internal)?,
+
+    /// Waits for room; meanwhile the sender waits too, for nobody reads what it sends.
+    async fn take(&self, bytes: usize) -> Result<Share, CallError> {
+        let kib = u32::try_from(bytes.div_ceil(KIB)).map_err(|_| CallError::Internal)?;
+        match timeout(STALLED, self.0.clone().acquire_many_owned(kib)).await {
+            Ok(Ok(share)) => Ok(Some(share)),
+            Ok(Err(_)) => Err(CallError::Internal),
+            Err(_) => Err(CallError::Crowded),
+        }
     }
 }
 
-async fn collect(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, CallError> {
+/// The request as one JSON object: its body, or its query where there is no body.
+pub(super) async fn read(room: &Room, parts: &Parts, body: Body) -> Result<(Value, Share), CallError> {
+    let collected = timeout(WHOLE, collect(room, &parts.headers, body)).await;
+    let (bytes, share) = collected.map_err(|_| broken())??;
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Ok((from_query(parts.uri.query().unwrap_or_default()), share));
+    }
+    let small = bytes.len() <= SMALL;
+    let parse = move || serde_json::from_slice(&bytes).map_err(|error| CallError::Json(error.to_string()));
+    let value = match small {
+        true => parse(),
+        false => tokio::task::spawn_blocking(parse).await.map_err(|_| CallError::Internal)?,
+    };
+    Ok((value?, share))
+}
+
+async fn collect(room: &Room, headers: &HeaderMap, body: Body) -> Result<(Vec<u8>, Share), CallError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<usize>().ok());
     let mut stream = body.into_data_stream();
-    let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(PARSED_HERE));
+    let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(SMALL));
+    let mut share = None;
     let mut size = 0usize;
     let mut too_large = announced.is_some_and(|n| n > LARGEST);
-    let broken = || CallError::Json("the body broke off".to_owned());
     while let Some(part) = timeout(STALLED, stream.next()).await.map_err(|_| broken())? {
         let part = part.map_err(|_| broken())?;
         size += part.len();
         if size > LARGEST && !too_large {
             too_large = true;
-            bytes = Vec::new();
+            (bytes, share) = (Vec::new(), None);
+        }
+        if size > SMALL && !too_large && share.is_none() {
+            // One that does not say how long it is may become as large as any.
+            share = room.take(announced.unwrap_or(LARGEST)).await?;
+            bytes.reserve_exact(announced.unwrap_or_default().saturating_sub(bytes.len()));
         }
         if size > DRAINED {
             break;
@@ -53,7 +90,11 @@ async fn collect(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, CallError> 
             bytes.extend_from_slice(&part);
         }
     }
-    if too_large { Err(CallError::TooLarge { limit: LARGEST }) } else { Ok(bytes) }
+    if too_large { Err(CallError::TooLarge { limit: LARGEST }) } else { Ok((bytes, share)) }
+}
+
+fn broken() -> CallError {
+    CallError::Json("the body broke off".to_owned())
 }
 
 /// Query parameters as texts, or as JSON where they look like it: some clients send lists that way.

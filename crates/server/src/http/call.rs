@@ -1,6 +1,6 @@
 //! The frame around every call: request id, body, login, envelope, metrics.
 
-use super::body;
+use super::body::{self, Room, Share};
 use super::error::CallError;
 use super::login;
 use crate::app::{App, AppError, Caller, access};
@@ -23,6 +23,9 @@ pub(super) struct Call {
     pub(super) body: Value,
     pub(super) path: String,
     pub(super) headers: HeaderMap,
+    /// Let go of when the call is answered.
+    #[expect(dead_code, reason = "it is held, not read")]
+    share: Share,
 }
 
 /// Reads, checks, hands over to `act`, and answers.
@@ -47,11 +50,12 @@ where
         .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip());
     let metrics = app.metrics.clone();
     let answer = async {
-        let body = body::read(&parts, body).await?;
+        let room = parts.extensions.get::<Room>().cloned().unwrap_or_else(Room::new);
+        let (body, share) = body::read(&room, &parts, body).await?;
         let caller = login::check(&app, api, &parts.headers, &body, from).await?;
         let path = parts.uri.path().to_owned();
         let (asked, asking) = (app.clone(), caller.clone());
-        let answer = act(Call { app, caller, body, path, headers: parts.headers }).await;
+        let answer = act(Call { app, caller, body, path, headers: parts.headers, share }).await;
         if let Err(CallError::App(AppError::Denied(reason))) = &answer {
             access::record_denied(&asked, &asking, api, reason).await;
         }

@@ -17,6 +17,8 @@ pub(super) enum CallError {
     TooLarge {
         limit: usize,
     },
+    /// There are too many large bodies at once.
+    Crowded,
     Faults(Faults),
     /// The app or its secret is wrong.
     AppDenied(String),
@@ -50,6 +52,12 @@ impl CallError {
                 StatusCode::OK,
                 Code::BeyondLimit,
                 format!("the body is too large: at most {limit} bytes are read"),
+            ),
+            CallError::Crowded => (
+                StatusCode::OK,
+                Code::BeyondLimit,
+                "too many large requests came at once; nothing of this one was done, send it again"
+                    .to_owned(),
             ),
             CallError::App(AppError::Faults(faults)) => {
                 (StatusCode::OK, Code::BadRequest, faults.to_string())

@@ -27,6 +27,7 @@ pub fn router(app: App) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .fallback(call::no_such_api)
+        .layer(axum::Extension(body::Room::new()))
         .with_state(app)
 }
 
