@@ -373,7 +373,7 @@ impl Odd {
                         health: String::new(),
                         utc_offset_secs: 0,
                     };
-                    let step = self.machine.step(self.now, Input::Inspected { op, view });
+                    let step = self.machine.step(self.now, Input::Inspected { op, view: Box::new(view) });
                     self.take(step)?;
                 }
                 Effect::Watch(_) | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep => {}

@@ -199,7 +199,7 @@ impl Actor {
             Effect::Sweep => self.hands.sweep(),
             Effect::Inspect { op, process, spec } => {
                 let view = self.inspect(process, &spec);
-                self.answers.push_back(Input::Inspected { op, view });
+                self.answers.push_back(Input::Inspected { op, view: Box::new(view) });
             }
         }
     }

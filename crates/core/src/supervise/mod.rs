@@ -76,7 +76,7 @@ pub enum Input {
     /// The answer to [`Effect::Inspect`].
     Inspected {
         op: OpId,
-        view: View,
+        view: Box<View>,
     },
     /// A command ended, or never began.
     CommandEnded {

@@ -488,7 +488,7 @@ impl World {
                     health: String::new(),
                     utc_offset_secs: 0,
                 };
-                self.answers.push_back(Input::Inspected { op, view });
+                self.answers.push_back(Input::Inspected { op, view: Box::new(view) });
             }
         }
     }

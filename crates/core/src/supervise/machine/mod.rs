@@ -146,7 +146,7 @@ impl Machine {
         let state = self.take();
         self.state = match (state, input) {
             (state, Input::Order(order)) => self.admit(now, state, *order, &mut out),
-            (state, Input::Inspected { op, view }) => self.inspected(state, op, view, &mut out),
+            (state, Input::Inspected { op, view }) => self.inspected(state, op, *view, &mut out),
 
             (State::Down(Rest::Retry { at }), Input::Tick) if now >= at => {
                 self.upkeep("a restart was due".to_owned(), &mut out)
