@@ -11,8 +11,8 @@ use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::Epoch;
 use procfleet_proto::link::{
-    BadMessage, Hello, LINK_PATH, OpOrder, ProcStateMessage, Reports, States as StatesMessage, agent_message,
-    decode_server, server_message::Body,
+    BadMessage, Events, Hello, LINK_PATH, OpOrder, ProcStateMessage, Reports, States as StatesMessage,
+    agent_message, decode_server, server_message::Body,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
@@ -26,6 +26,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const TAKEN_NAMED: usize = 1_000;
 /// One message of states stays below this, so that it fits a frame.
 const STATES_BYTES: usize = 40 * 1024;
+/// And so does one of events. The next is sent when the server has stored them.
+const EVENTS_BYTES: usize = 40 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 enum End {
@@ -144,7 +146,14 @@ impl Session<'_> {
         // The server pings; its silence for three of its own intervals is its end.
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
+        let mut events = match welcome.takes_events {
+            true => Telling::Due,
+            false => Telling::Never,
+        };
         loop {
+            if events == Telling::Due {
+                events = self.send_events(&mut socket).await?;
+            }
             let (latest, changed) = self.states.since(revision);
             revision = latest;
             send_states(&mut socket, false, changed).await?;
@@ -167,15 +176,36 @@ impl Session<'_> {
                         // Pings are answered by the library when the socket is next written or read.
                         Some(Ok(_)) => { socket.flush().await?; continue }
                     };
-                    self.heed(epoch, body).await?;
+                    if let Body::EventsStored(stored) = body {
+                        self.journal.forget_events(stored.up_to).await;
+                        events = Telling::Due;
+                    } else {
+                        self.heed(epoch, body).await?;
+                    }
                 }
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
+                () = self.journal.event_news(), if events == Telling::Done => events = Telling::Due,
             }
             if heard.elapsed() > patience {
                 return Err(End::Silent(heard.elapsed()));
             }
         }
+    }
+
+    async fn send_events(&self, socket: &mut Socket) -> Result<Telling, End> {
+        let events = match self.journal.oldest_events(EVENTS_BYTES).await {
+            Ok(events) => events,
+            Err(failure) => {
+                warn!(error = &failure as &dyn std::error::Error, "events cannot be read from the journal");
+                return Ok(Telling::Done);
+            }
+        };
+        if events.is_empty() {
+            return Ok(Telling::Done);
+        }
+        send(socket, agent_message::Body::Events(Events { events })).await?;
+        Ok(Telling::Awaited)
     }
 
     async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), End> {
@@ -200,12 +230,24 @@ impl Session<'_> {
                 Err(End::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
             }
             Body::Refused(refused) => Err(End::Refused(refused.reason)),
-            Body::Welcome(_) | Body::Enrolled(_) => {
+            Body::Welcome(_) | Body::Enrolled(_) | Body::EventsStored(_) => {
                 debug!("a message that has no meaning here was ignored");
                 Ok(())
             }
         }
     }
+}
+
+/// How telling the server of events stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Telling {
+    /// This server does not take any.
+    Never,
+    /// There may be some to send.
+    Due,
+    /// Some were sent, and are not stored yet. Until then there are no others, so that a slow server is not flooded.
+    Awaited,
+    Done,
 }
 
 async fn next(socket: &mut Socket) -> Result<Body, End> {

@@ -15,8 +15,8 @@ pub use connection::{Connection, Secret};
 pub use error::Error;
 pub use output::{Output, Pace, Progress, Surroundings};
 pub use verb::{
-    agents::Agents, app::App, audit::Audit, business::Business, operate::Operate, ps::Ps, task::Task,
-    token::Token,
+    agents::Agents, app::App, audit::Audit, business::Business, events::Events, operate::Operate, ps::Ps,
+    task::Task, token::Token, webhook::Webhook,
 };
 
 use procfleet_core::op::OpKind;
@@ -55,6 +55,11 @@ pub enum Verb {
     /// Manage the businesses that agents belong to
     #[command(subcommand)]
     Business(Business),
+    /// Show what happened to processes without anybody asking for it
+    Events(Events),
+    /// Manage the urls that events are sent to
+    #[command(subcommand)]
+    Webhook(Webhook),
     /// Show who did what
     Audit(Audit),
 }
@@ -109,6 +114,8 @@ fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         Verb::Token(token) => token.run(around),
         Verb::App(app) => app.run(around),
         Verb::Business(business) => business.run(around),
+        Verb::Events(events) => events.run(around),
+        Verb::Webhook(webhook) => webhook.run(around),
         Verb::Audit(audit) => audit.run(around),
     }
 }

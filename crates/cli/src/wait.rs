@@ -193,6 +193,6 @@ fn line(op: &OpRow) -> String {
 
 /// The server answers when something has changed; this only keeps a client from asking too often.
 #[expect(clippy::disallowed_methods, reason = "a client has nothing to do between two questions")]
-fn pause(duration: Duration) {
+pub(crate) fn pause(duration: Duration) {
     std::thread::sleep(duration);
 }

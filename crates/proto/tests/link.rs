@@ -10,8 +10,9 @@ use procfleet_core::spec::{Identity, Spec};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    Ack, Drain, Enroll, Enrolled, Hello, HostFacts, Op, OpOrder, ProcStateMessage, Refused, Report, Reports,
-    States, Welcome, agent_message, decode_agent, decode_server, server_message,
+    Ack, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, Hello, HostFacts, Op, OpOrder,
+    ProcStateMessage, Refused, Report, Reports, States, Welcome, agent_message, decode_agent, decode_server,
+    server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -107,6 +108,23 @@ fn what_agents_say() {
                 version: "0.1.0".to_owned(),
             }),
         ),
+        (
+            "events",
+            Body::Events(Events {
+                events: vec![EventMessage {
+                    journal: "j1".to_owned(),
+                    number: 4,
+                    at: 1_700_000_000_000,
+                    namespace: "web".to_owned(),
+                    name: "nginx".to_owned(),
+                    kind: "exited".to_owned(),
+                    message: "pid 7 was ended by signal 9".to_owned(),
+                    details: br#"{"exited":{"pid":7,"exit":{"Signal":9}}}"#.to_vec(),
+                    report_id: 11,
+                    proc_name: "nginx".to_owned(),
+                }],
+            }),
+        ),
     ];
     for (name, body) in rows {
         let bytes = golden(name, &body.clone().into_bytes());
@@ -122,8 +140,23 @@ fn what_servers_say() {
     let rows = [
         (
             "welcome",
-            Body::Welcome(Welcome { epoch: 3, server_time: 1_700_000_000_000, heartbeat_ms: 30_000 }),
+            Body::Welcome(Welcome {
+                epoch: 3,
+                server_time: 1_700_000_000_000,
+                heartbeat_ms: 30_000,
+                takes_events: false,
+            }),
         ),
+        (
+            "welcome_events",
+            Body::Welcome(Welcome {
+                epoch: 3,
+                server_time: 1_700_000_000_000,
+                heartbeat_ms: 30_000,
+                takes_events: true,
+            }),
+        ),
+        ("events_stored", Body::EventsStored(EventsStored { journal: "j1".to_owned(), up_to: 4 })),
         (
             "op",
             Body::Op(Op::new(

@@ -17,6 +17,7 @@ pub mod store;
 use crate::app::App;
 use crate::app::retention::Retention;
 use crate::app::setup::{self, SetupError};
+use crate::app::webhooks::Delivery;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::keeper::Keeper;
@@ -73,6 +74,7 @@ pub struct Server {
     http: JoinHandle<()>,
     sessions: JoinHandle<Result<(), LinkError>>,
     retention: JoinHandle<()>,
+    webhooks: JoinHandle<()>,
 }
 
 impl Server {
@@ -98,7 +100,17 @@ impl Server {
 
         let (keeper, keeper_task) =
             Keeper::start(store.clone(), clock, presences.clone(), metrics.clone()).await?;
-        let app = App { store, keeper, clock, presences, ca, metrics, unfinished: Default::default() };
+        let app = App {
+            store,
+            keeper,
+            clock,
+            presences,
+            ca,
+            metrics,
+            unfinished: Default::default(),
+            bell: Default::default(),
+            troubles: Default::default(),
+        };
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
             store: app.store.clone(),
@@ -106,6 +118,7 @@ impl Server {
             ca: app.ca.clone(),
             clock,
             metrics: app.metrics.clone(),
+            bell: app.bell.clone(),
             stop: stopped.clone(),
         };
         let sessions = tokio::spawn(sessions.serve(link_listener));
@@ -117,9 +130,16 @@ impl Server {
             stop: stopped.clone(),
         };
         let retention = tokio::spawn(retention.run());
+        let webhooks = Delivery {
+            store: app.store.clone(),
+            bell: app.bell.clone(),
+            troubles: app.troubles.clone(),
+            stop: stopped.clone(),
+        };
+        let webhooks = tokio::spawn(webhooks.run());
         let http = tokio::spawn(http::port::serve(api_listener, http::router(app.clone()), stopped));
         info!(%api, %link, "server is up");
-        Ok(Server { api, link, app, stop, keeper: keeper_task, http, sessions, retention })
+        Ok(Server { api, link, app, stop, keeper: keeper_task, http, sessions, retention, webhooks })
     }
 
     /// Returns when a part of the server has ended that should not.
@@ -136,7 +156,7 @@ impl Server {
         let _ = self.stop.send(true);
         self.app.keeper.stop().await;
         let parts = async {
-            let _ = tokio::join!(self.http, self.sessions, self.keeper, self.retention);
+            let _ = tokio::join!(self.http, self.sessions, self.keeper, self.retention, self.webhooks);
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
             warn!("some calls or sessions were cut off");

@@ -19,6 +19,11 @@ struct CallLabels {
     code: u32,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EventLabel {
+    kind: String,
+}
+
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -29,6 +34,7 @@ pub struct Metrics {
     pub tasks_deleted: Counter,
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
+    events: Family<EventLabel, Counter>,
 }
 
 impl Metrics {
@@ -37,7 +43,7 @@ impl Metrics {
         let (open_ops, agents, sent, refused_sessions) =
             (Gauge::default(), Gauge::default(), Counter::default(), Counter::default());
         let tasks_deleted = Counter::default();
-        let (outcomes, calls) = (Family::default(), Family::default());
+        let (outcomes, calls, events) = (Family::default(), Family::default(), Family::default());
         registry.register("open_ops", "Ops without an outcome", open_ops.clone());
         registry.register("agents_connected", "Agents with a session on this server", agents.clone());
         registry.register("ops_sent", "Ops given to agents, repeats included", sent.clone());
@@ -49,7 +55,8 @@ impl Metrics {
         registry.register("tasks_deleted", "Tasks deleted because of their age", tasks_deleted.clone());
         registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
-        Metrics { registry, open_ops, agents, sent, refused_sessions, tasks_deleted, outcomes, calls }
+        registry.register("events", "What happened to procs without an op, by kind", events.clone());
+        Metrics { registry, open_ops, agents, sent, refused_sessions, tasks_deleted, outcomes, calls, events }
     }
 
     pub fn outcome(&self, code: Code) {
@@ -58,6 +65,13 @@ impl Metrics {
 
     pub fn call(&self, api: &'static str, code: u32) {
         self.calls.get_or_create(&CallLabels { api, code }).inc();
+    }
+
+    /// An agent may be of another version, and know kinds that we do not; what is no word at all is not counted by name.
+    pub fn event(&self, kind: &str) {
+        let is_word = kind.len() <= 32 && kind.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let kind = if is_word { kind } else { "other" };
+        self.events.get_or_create(&EventLabel { kind: kind.to_owned() }).inc();
     }
 
     pub fn text(&self) -> String {

@@ -3,14 +3,19 @@
 //! It holds each proc's record and each op from its acceptance to its confirmed outcome. One thread owns the
 //! connection; what waits for it is written in one transaction. An operator can open the file with any SQLite tool.
 
+mod events;
 mod thread;
+
+pub(crate) use events::Known;
 
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::supervise::{Record, Write};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thread::Thread;
+use tokio::sync::Notify;
 use tracing::{error, warn};
 
 #[derive(Debug, thiserror::Error)]
@@ -33,15 +38,17 @@ pub enum JournalError {
     Ended,
 }
 
-/// The format that this version writes.
-const FORMAT: i64 = 1;
-const SCHEMA: &str = include_str!("schema.sql");
+/// In order; the journal's format is how many of them were applied. Those that landed never change.
+const MIGRATIONS: [&str; 2] =
+    [include_str!("migrations/0001_init.sql"), include_str!("migrations/0002_events.sql")];
 /// Confirmed ops are kept so long, for the operator; the server never asks for them again.
 const KEEP_SECS: i64 = 7 * 86_400;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     thread: Thread,
+    /// There are new events.
+    news: Arc<Notify>,
 }
 
 /// What the agent's last life left.
@@ -82,20 +89,21 @@ impl Journal {
             .map_err(opening)?;
         let found: i64 =
             connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(opening)?;
-        if found > FORMAT {
-            return Err(JournalError::TooNew { path: path.to_owned(), found, known: FORMAT });
+        let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+        if found > known {
+            return Err(JournalError::TooNew { path: path.to_owned(), found, known });
         }
         let transaction = connection.transaction().map_err(opening)?;
-        if found == 0 {
-            transaction.execute_batch(SCHEMA).map_err(opening)?;
-            transaction.pragma_update(None, "user_version", FORMAT).map_err(opening)?;
+        for migration in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or_default()) {
+            transaction.execute_batch(migration).map_err(opening)?;
         }
+        transaction.pragma_update(None, "user_version", known).map_err(opening)?;
         let past = read_past(&transaction, boot)?;
         transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?1)", [&boot.0])?;
         let old = now_secs() - KEEP_SECS;
         transaction.execute("DELETE FROM ops WHERE confirmed = 1 AND accepted_at < ?1", [old])?;
         transaction.commit()?;
-        Ok((Journal { thread: Thread::start(connection) }, past))
+        Ok((Journal { thread: Thread::start(connection), news: Arc::default() }, past))
     }
 
     /// Writes ops down as they arrive, in one transaction. On failure none of them is accepted.
@@ -107,18 +115,24 @@ impl Journal {
     }
 
     /// Makes a step durable. It is not given up: what waits for it may only happen afterwards.
-    pub(crate) async fn write(&self, key: &ProcKey, writes: &[Write]) {
-        if writes.iter().all(|write| matches!(write, Write::Event(_))) {
+    pub(crate) async fn write(&self, key: &ProcKey, writes: &[Write], known: &Known) {
+        if writes.is_empty() {
             return;
         }
+        let tells = writes.iter().any(|write| matches!(write, Write::Event(_)));
         loop {
-            let (key, writes) = (key.clone(), writes.to_vec());
+            let (key, writes, known) = (key.clone(), writes.to_vec(), known.clone());
             match self
                 .thread
-                .write(move |t| writes.iter().try_for_each(|write| write_one(t, &key, write)))
+                .write(move |t| writes.iter().try_for_each(|write| write_one(t, &key, write, &known)))
                 .await
             {
-                Ok(()) => return,
+                Ok(()) => {
+                    if tells {
+                        self.news.notify_one();
+                    }
+                    return;
+                }
                 // The agent is ending: its next life finds the step undone, and says so.
                 Err(JournalError::Ended) => std::future::pending().await,
                 Err(failure) => {
@@ -183,7 +197,7 @@ fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result
     }
 }
 
-fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write) -> rusqlite::Result<()> {
+fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write, known: &Known) -> rusqlite::Result<()> {
     match write {
         Write::Record(record) => t
             .prepare_cached(
@@ -200,8 +214,7 @@ fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write) -> rusqlite::Res
         Write::Done(op, outcome) => t
             .prepare_cached("UPDATE ops SET state = 2, outcome = ?2 WHERE op = ?1 AND state < 2")?
             .execute(params![op.to_string(), json(outcome)]),
-        // Events go to the log; they have no place in the journal yet.
-        Write::Event(_) => Ok(0),
+        Write::Event(event) => events::write(t, key, event, known),
     }
     .map(|_| ())
 }
@@ -286,7 +299,7 @@ mod tests {
     use procfleet_core::op::Content;
     use procfleet_core::process::{Found, Process};
     use procfleet_core::spec::Spec;
-    use procfleet_core::supervise::{Hosting, Rest};
+    use procfleet_core::supervise::{Event, Hosting, Rest};
 
     fn key(name: &str) -> ProcKey {
         ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
@@ -330,10 +343,12 @@ mod tests {
             || async { journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0) };
         assert_eq!(accept().await, Acceptance::New);
         assert_eq!(accept().await, Acceptance::Known);
-        journal.write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())]).await;
+        journal
+            .write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())], &Known::default())
+            .await;
         assert_eq!(accept().await, Acceptance::Done(outcome()));
         let second = Outcome { message: "another".to_owned(), ..outcome() };
-        journal.write(&key("a"), &[Write::Done(start.op, second)]).await;
+        journal.write(&key("a"), &[Write::Done(start.op, second)], &Known::default()).await;
         assert_eq!(accept().await, Acceptance::Done(outcome()), "the first outcome stands");
 
         drop(journal);
@@ -358,8 +373,10 @@ mod tests {
             (order(0, OpKind::Stop), order(1, OpKind::Start), order(2, OpKind::Reload));
         let orders = vec![(key("a"), begun.clone()), (key("a"), waiting.clone()), (key("b"), lone.clone())];
         journal.accept(orders).await.expect("writable");
-        journal.write(&key("a"), &[Write::Record(Box::new(record())), Write::Begun(begun.op)]).await;
-        journal.write(&key("b"), &[Write::Begun(lone.op)]).await;
+        journal
+            .write(&key("a"), &[Write::Record(Box::new(record())), Write::Begun(begun.op)], &Known::default())
+            .await;
+        journal.write(&key("b"), &[Write::Begun(lone.op)], &Known::default()).await;
         drop(journal);
 
         let (journal, past) = reopened(&path, "one").await;
@@ -395,6 +412,31 @@ mod tests {
         let record = a.record.as_ref().expect("a record");
         assert_eq!((record.hosting, record.process.map(|process| process.pid)), (Hosting::Hosted, Some(7)));
         assert_eq!((a.interrupted.len(), a.waiting.len(), past.unacknowledged.len()), (1, 1, 1));
+    }
+
+    #[tokio::test]
+    async fn events_wait_in_order_until_the_server_has_them() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let (journal, _) = reopened(&path, "one").await;
+        let known = Known { report_id: 7, proc_name: "nginx".to_owned() };
+        for reason in ["first", "second", "third"] {
+            let gave_up = Write::Event(Event::GaveUp { reason: reason.to_owned() });
+            journal.write(&key("a"), &[gave_up], &known).await;
+        }
+        let all = journal.oldest_events(10_000).await.expect("readable");
+        let told: Vec<&str> = all.iter().map(|event| event.message.as_str()).collect();
+        assert_eq!(told, ["first", "second", "third"]);
+        assert_eq!((all[0].kind.as_str(), all[0].report_id, all[0].name.as_str()), ("gave_up", 7, "a"));
+        assert_eq!(journal.oldest_events(1).await.expect("readable").len(), 1, "one always fits");
+        journal.forget_events(all[1].number).await;
+        drop(journal);
+        let (journal, _) = reopened(&path, "one").await;
+        assert_eq!(journal.oldest_events(10_000).await.expect("readable"), all[2..]);
+        journal.forget_events(all[2].number).await;
+        journal.write(&key("a"), &[Write::Event(Event::RestartSucceeded { pid: 7 })], &known).await;
+        let next = journal.oldest_events(10_000).await.expect("readable").remove(0);
+        assert!(next.number > all[2].number && next.journal == all[0].journal, "no number comes twice");
     }
 
     #[tokio::test]

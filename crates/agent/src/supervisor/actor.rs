@@ -2,7 +2,7 @@
 
 use super::OpenOps;
 use crate::exec::{Hands, Host};
-use crate::journal::Journal;
+use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
 use crate::states::States;
 use procfleet_core::id::{OpId, ProcKey};
@@ -10,7 +10,7 @@ use procfleet_core::moment::Moment;
 use procfleet_core::op::{Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::Spec;
-use procfleet_core::supervise::{Effect, Event, Hosting, Input, Machine, Scope, Step, View, Write};
+use procfleet_core::supervise::{Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, View, Write};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
@@ -156,7 +156,7 @@ impl Actor {
     async fn carry_out(&mut self, step: Step) {
         let Step { writes, effects } = step;
         let key = self.machine.key().clone();
-        self.around.journal.write(&key, &writes).await;
+        self.around.journal.write(&key, &writes, &self.known()).await;
         if !writes.contains(&Write::Forget) {
             // Before the outcome: who has been told that it runs should not see a list that says otherwise.
             self.publish();
@@ -183,6 +183,15 @@ impl Actor {
         }
         for effect in effects {
             self.act(effect);
+        }
+    }
+
+    /// What the readers of this proc's events know it by.
+    fn known(&self) -> Known {
+        let spec = self.machine.spec();
+        Known {
+            report_id: spec.and_then(|spec| spec.report_id).unwrap_or_default(),
+            proc_name: spec.map(|spec| spec.identity.proc_name.clone()).unwrap_or_default(),
         }
     }
 
@@ -277,10 +286,8 @@ async fn sleep(pause: Option<Duration>) {
 }
 
 fn log_event(key: &ProcKey, event: &Event) {
-    match event {
-        Event::Exited { pid, exit } => info!(proc = %key, pid, %exit, "process exited"),
-        Event::RestartSucceeded { pid } => info!(proc = %key, pid, "process restarted"),
-        Event::RestartFailed { reason } => warn!(proc = %key, %reason, "restart failed"),
-        Event::GaveUp { reason } => warn!(proc = %key, %reason, "gave up"),
+    match event.severity() {
+        Severity::Info => info!(proc = %key, kind = event.kind(), %event, "event"),
+        Severity::Warning => warn!(proc = %key, kind = event.kind(), %event, "event"),
     }
 }

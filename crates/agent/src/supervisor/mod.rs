@@ -6,7 +6,7 @@
 mod actor;
 
 use crate::exec::Host;
-use crate::journal::{Acceptance, Journal, Past, PastProc};
+use crate::journal::{Acceptance, Journal, Known, Past, PastProc};
 use crate::outbox::Outbox;
 use crate::states::States;
 use actor::{Actor, Around};
@@ -179,7 +179,7 @@ impl Work {
             kind.verb()
         );
         let outcome = Outcome::without_agent(Code::Interrupted, message, kind);
-        self.around.journal.write(key, &[Write::Done(op, outcome.clone())]).await;
+        self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &Known::default()).await;
         self.around.done(op, outcome);
     }
 

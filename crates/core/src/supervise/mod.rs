@@ -33,12 +33,14 @@
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
 //!   twice does no harm.
 
+mod event;
 mod job;
 mod machine;
 mod policy;
 mod record;
 mod words;
 
+pub use event::Severity;
 pub use machine::Machine;
 pub use record::{Record, Rest};
 

@@ -10,6 +10,7 @@ mod bad_input;
 mod cli;
 mod crashes;
 mod enrolment;
+mod events;
 mod faults;
 mod first_generation;
 mod hostile;

@@ -85,6 +85,11 @@ pub fn create_business_set(body: &Value) -> Result<BusinessSetRow, Faults> {
     })
 }
 
+/// The url that events are to be sent to.
+pub fn create_webhook(body: &Value) -> Result<String, Faults> {
+    read(body, &["url"], |reader, faults| reader.required_text("url", 2_048, faults))
+}
+
 /// The agents as they were named, and the business that they go to.
 pub fn assign_agents(body: &Value) -> Result<(Vec<AgentId>, BusinessId), Faults> {
     read(body, &["agents", "bk_biz_id"], |reader, faults| {

@@ -6,6 +6,7 @@
 
 pub mod agents;
 pub mod content;
+pub mod events;
 pub mod fault;
 pub mod login;
 pub mod manage;

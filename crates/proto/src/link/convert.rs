@@ -161,6 +161,13 @@ impl ProcStateMessage {
     }
 }
 
+impl super::EventMessage {
+    /// How many bytes it takes in a message.
+    pub fn size(&self) -> usize {
+        self.encoded_len()
+    }
+}
+
 fn from_json<T: serde::de::DeserializeOwned>(field: &'static str, json: &[u8]) -> Result<T, BadMessage> {
     serde_json::from_slice(json).map_err(|source| BadMessage::Json { field, source })
 }

@@ -21,7 +21,7 @@ pub const BUFFER: usize = 4 * 1024;
 /// From an agent to the server.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AgentMessage {
-    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5")]
     pub body: Option<agent_message::Body>,
 }
 
@@ -36,13 +36,15 @@ pub mod agent_message {
         States(super::States),
         #[prost(message, tag = "4")]
         Enroll(super::Enroll),
+        #[prost(message, tag = "5")]
+        Events(super::Events),
     }
 }
 
 /// From the server to an agent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub body: Option<server_message::Body>,
 }
 
@@ -61,6 +63,8 @@ pub mod server_message {
         Refused(super::Refused),
         #[prost(message, tag = "6")]
         Enrolled(super::Enrolled),
+        #[prost(message, tag = "7")]
+        EventsStored(super::EventsStored),
     }
 }
 
@@ -110,6 +114,9 @@ pub struct Welcome {
     pub server_time: i64,
     #[prost(uint64, tag = "3")]
     pub heartbeat_ms: u64,
+    /// Whether this server takes [`Events`]; one of the first version does not, and would end the session.
+    #[prost(bool, tag = "4")]
+    pub takes_events: bool,
 }
 
 /// Carry this out, once.
@@ -191,6 +198,53 @@ pub struct ProcStateMessage {
     /// The proc is not to be remembered any more.
     #[prost(bool, tag = "5")]
     pub forgotten: bool,
+}
+
+/// What happened to procs without an op. Each is sent until it is confirmed.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Events {
+    #[prost(message, repeated, tag = "1")]
+    pub events: Vec<EventMessage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct EventMessage {
+    /// Where the agent wrote it down: a name of its journal that no other journal has, and a number that grows.
+    #[prost(string, tag = "1")]
+    pub journal: String,
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// By the host's clock; milliseconds since 1970.
+    #[prost(int64, tag = "3")]
+    pub at: i64,
+    #[prost(string, tag = "4")]
+    pub namespace: String,
+    #[prost(string, tag = "5")]
+    pub name: String,
+    /// `exited`, `gave_up`, ...
+    #[prost(string, tag = "6")]
+    pub kind: String,
+    /// What happened, for people.
+    #[prost(string, tag = "7")]
+    pub message: String,
+    /// JSON of `core`'s event.
+    #[prost(bytes = "vec", tag = "8")]
+    pub details: Vec<u8>,
+    /// The alarm that the spec names; 0: none.
+    #[prost(int64, tag = "9")]
+    pub report_id: i64,
+    /// The program's name, for those who know it by that.
+    #[prost(string, tag = "10")]
+    pub proc_name: String,
+}
+
+/// Everything of this journal up to this number is durable.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct EventsStored {
+    #[prost(string, tag = "1")]
+    pub journal: String,
+    #[prost(uint64, tag = "2")]
+    pub up_to: u64,
 }
 
 /// Go away for a while: the server is ending.

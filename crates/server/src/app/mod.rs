@@ -5,6 +5,7 @@ pub mod agents;
 pub mod apps;
 pub mod audit;
 pub mod businesses;
+pub mod events;
 pub mod operate;
 pub mod procs;
 pub mod registration;
@@ -14,6 +15,7 @@ pub mod setup;
 pub mod status;
 pub mod tasks;
 pub mod tokens;
+pub mod webhooks;
 
 use crate::clock::Clock;
 use crate::keeper::Keeper;
@@ -37,6 +39,8 @@ pub struct App {
     pub ca: Arc<Ca>,
     pub metrics: Arc<Metrics>,
     pub unfinished: registration::Unfinished,
+    pub bell: events::Bell,
+    pub troubles: webhooks::Troubles,
 }
 
 /// Who asks, after the login was checked.

@@ -16,7 +16,7 @@ const FIRST: Duration = Duration::from_secs(5);
 const EVERY: Duration = Duration::from_secs(3_600);
 /// The writer is busy with it for some ten milliseconds; who comes meanwhile waits that long.
 const SLICE: Slice = Slice { tasks: 500, ops: 5_000 };
-/// Audit records and tokens are small and have no ops.
+/// Audit records, events and tokens are small and have no ops.
 const ROWS: u32 = 2_000;
 /// A token is refused as expired, and not as unknown, for so long.
 const EXPIRED_TOKENS: Duration = Duration::from_secs(30 * 86_400);
@@ -71,9 +71,10 @@ impl Retention {
             rest(began).await;
         }
         let audit = all_rows(|| self.store.delete_audit(kept_since, ROWS)).await?;
+        let events = all_rows(|| self.store.delete_events(kept_since, ROWS)).await?;
         let tokens = all_rows(|| self.store.delete_tokens(now - millis(EXPIRED_TOKENS), ROWS)).await?;
-        if tasks + audit + tokens > 0 {
-            info!(tasks, audit, tokens, "what was too old to keep was deleted");
+        if tasks + audit + events + tokens > 0 {
+            info!(tasks, audit, events, tokens, "what was too old to keep was deleted");
         }
         Ok(())
     }

@@ -3,12 +3,13 @@
 use super::call::{Call, serve};
 use super::error::CallError;
 use super::native::{fault, limit, text};
-use crate::app::{App, access, apps, audit, businesses, tokens};
+use crate::app::{App, access, apps, audit, businesses, tokens, webhooks};
 use crate::store::AuditFilter;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
+use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::manage;
 use procfleet_proto::http::native::{AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow};
 use procfleet_proto::http::native::{CreateToken, CreatedToken};
@@ -35,6 +36,11 @@ pub(super) fn routes() -> Router<App> {
             get(only("business_set_list", list_sets)).post(only("business_set_create", create_set)),
         )
         .route("/api/v1/audit", get(only("audit", list_audit)))
+        .route(
+            "/api/v1/webhooks",
+            get(only("webhook_list", list_webhooks)).post(only("webhook_create", create_webhook)),
+        )
+        .route("/api/v1/webhooks/{id}/remove", post(only("webhook_remove", remove_webhook)))
 }
 
 type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -125,6 +131,20 @@ async fn list_sets(call: Call) -> Result<Vec<BusinessSetRow>, CallError> {
 
 async fn create_set(call: Call) -> Result<BusinessSetRow, CallError> {
     Ok(businesses::create_set(&call.app, &call.caller, manage::create_business_set(&call.body)?).await?)
+}
+
+async fn list_webhooks(call: Call) -> Result<Vec<WebhookRow>, CallError> {
+    Ok(webhooks::list(&call.app).await?)
+}
+
+async fn create_webhook(call: Call) -> Result<WebhookRow, CallError> {
+    Ok(webhooks::add(&call.app, &call.caller, manage::create_webhook(&call.body)?).await?)
+}
+
+async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
+    let id = code(&call).parse().map_err(|_| fault("id", "must be a webhook's number"))?;
+    webhooks::remove(&call.app, &call.caller, id).await?;
+    Ok(webhooks::list(&call.app).await?)
 }
 
 async fn list_audit(call: Call) -> Result<Vec<AuditRow>, CallError> {

@@ -2,7 +2,8 @@
 
 use super::call::{Call, serve};
 use super::error::CallError;
-use crate::app::{App, agents, procs, tasks};
+use crate::app::events::Question;
+use crate::app::{App, agents, events, procs, tasks};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -30,6 +31,7 @@ pub(super) fn routes() -> Router<App> {
             }),
         )
         .route("/api/v1/tasks/{task}", read("task", show_task))
+        .route("/api/v1/events", read("events", list_events))
 }
 
 fn read<T, F>(
@@ -50,20 +52,43 @@ where
 }
 
 async fn list_procs(call: Call) -> Result<impl Serialize + Send + 'static, CallError> {
-    let host = match text(&call, "host") {
-        None => None,
-        Some(host) => Some(host.parse::<Host>().map_err(|reason| fault("host", reason.to_string()))?),
-    };
+    let host = host(&call)?;
     Ok(procs::list(&call.app, &call.caller, text(&call, "namespace"), text(&call, "name"), host).await?)
 }
 
 async fn show_task(call: Call) -> Result<impl Serialize + Send + 'static, CallError> {
     let task = call.path.rsplit('/').next().unwrap_or_default().replace("%3A", ":").replace("%3a", ":");
-    let wait = match text(&call, "wait_ms") {
-        None => Duration::ZERO,
-        Some(ms) => Duration::from_millis(ms.parse().map_err(|_| fault("wait_ms", "must be an integer"))?),
+    Ok(tasks::show(&call.app, &call.caller, &task, wait(&call)?).await?)
+}
+
+async fn list_events(call: Call) -> Result<impl Serialize + Send + 'static, CallError> {
+    let after = match text(&call, "after") {
+        None => None,
+        Some(after) => Some(after.parse().map_err(|_| fault("after", "must be an integer from 0 on"))?),
     };
-    Ok(tasks::show(&call.app, &call.caller, &task, wait.min(LONGEST_WAIT)).await?)
+    let question = Question {
+        namespace: text(&call, "namespace"),
+        name: text(&call, "name"),
+        kind: text(&call, "kind"),
+        host: host(&call)?,
+        after,
+        limit: limit(&call, 100)?,
+        wait: wait(&call)?,
+    };
+    Ok(events::list(&call.app, &call.caller, question).await?)
+}
+
+fn host(call: &Call) -> Result<Option<Host>, CallError> {
+    let host = text(call, "host").map(|host| host.parse::<Host>());
+    host.transpose().map_err(|reason| fault("host", reason.to_string()))
+}
+
+fn wait(call: &Call) -> Result<Duration, CallError> {
+    match text(call, "wait_ms").map(|ms| ms.parse()) {
+        None => Ok(Duration::ZERO),
+        Some(Ok(ms)) => Ok(Duration::from_millis(ms).min(LONGEST_WAIT)),
+        Some(Err(_)) => Err(fault("wait_ms", "must be an integer")),
+    }
 }
 
 pub(super) fn text(call: &Call, field: &str) -> Option<String> {

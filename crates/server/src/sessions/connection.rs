@@ -1,15 +1,17 @@
 //! One agent's session: hello, welcome, then reports in and ops out until either side ends it.
 
 use super::listener::Link;
+use crate::app::events;
 use crate::keeper::Note;
 use crate::pki;
 use crate::secret;
-use crate::store::ProcRecord;
+use crate::store::{NewEvent, ProcRecord};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey};
 use procfleet_proto::link::{
-    BadMessage, Hello, Refused, Report, States, Welcome, agent_message, decode_agent, server_message::Body,
+    BadMessage, Events, EventsStored, Hello, Refused, Report, States, Welcome, agent_message, decode_agent,
+    server_message::Body,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -119,6 +121,7 @@ async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: 
         epoch: epoch.0,
         server_time: link.clock.wall(),
         heartbeat_ms: u64::try_from(HEARTBEAT.as_millis()).unwrap_or(u64::MAX),
+        takes_events: true,
     };
     if let Err(error) = send(socket, Body::Welcome(welcome)).await {
         return End::Broken(error);
@@ -163,24 +166,34 @@ async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: 
                         Err(error) => return End::Protocol(error),
                     },
                 };
-                if let Err(end) = heed(link, agent, epoch, body).await {
-                    return end;
+                match heed(link, agent, epoch, body).await {
+                    Ok(None) => {}
+                    Ok(Some(answer)) => if let Err(error) = send(socket, answer).await {
+                        return End::Broken(error);
+                    },
+                    Err(end) => return end,
                 }
             }
         }
     }
 }
 
-/// Acts on one message of a welcome agent.
-async fn heed(link: &Link, agent: &AgentId, epoch: Epoch, body: agent_message::Body) -> Result<(), End> {
+/// Acts on one message of a welcome agent; some are answered at once.
+async fn heed(
+    link: &Link,
+    agent: &AgentId,
+    epoch: Epoch,
+    body: agent_message::Body,
+) -> Result<Option<Body>, End> {
     match body {
         agent_message::Body::Reports(reports) => {
             let reports =
                 reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<_>, BadMessage>>()?;
             link.keeper.tell(Note::Reports { agent: agent.clone(), epoch, reports }).await;
-            Ok(())
+            Ok(None)
         }
-        agent_message::Body::States(states) => store_states(link, agent, states).await,
+        agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
+        agent_message::Body::Events(events) => store_events(link, agent, events).await,
         agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
             Err(End::Refused("a session has one hello and no enrolment".to_owned()))
         }
@@ -209,6 +222,31 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
         warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
         End::Refused("the server cannot store states now".to_owned())
     })
+}
+
+async fn store_events(link: &Link, agent: &AgentId, events: Events) -> Result<Option<Body>, End> {
+    let Some(last) = events.events.last() else { return Ok(None) };
+    let stored = EventsStored { journal: last.journal.clone(), up_to: last.number };
+    let new = events.events.into_iter().map(|event| NewEvent {
+        journal: event.journal,
+        journal_number: event.number,
+        at: event.at,
+        proc: ProcKey { namespace: event.namespace, name: event.name },
+        kind: event.kind,
+        message: event.message,
+        details: String::from_utf8_lossy(&event.details).into_owned(),
+        report_id: event.report_id,
+        proc_name: event.proc_name,
+    });
+    let (new, now) = (new.collect(), link.clock.wall());
+    match events::take(&link.store, &link.metrics, &link.bell, agent, new, now).await {
+        Ok(()) => Ok(Some(Body::EventsStored(stored))),
+        // They are sent again after the next connect.
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "writing events failed");
+            Err(End::Refused("the server cannot store events now".to_owned()))
+        }
+    }
 }
 
 async fn next(socket: &mut WebSocket) -> Result<agent_message::Body, End> {

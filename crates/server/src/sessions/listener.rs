@@ -1,6 +1,7 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
 use super::{connection, enroll};
+use crate::app::events::Bell;
 use crate::clock::Clock;
 use crate::keeper::Keeper;
 use crate::metrics::Metrics;
@@ -45,6 +46,7 @@ pub struct Link {
     pub ca: Arc<Ca>,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
+    pub bell: Bell,
     pub stop: watch::Receiver<bool>,
 }
 

@@ -53,6 +53,16 @@ impl Store {
         .await
     }
 
+    /// Deletes the oldest events; says how many.
+    pub async fn delete_events(&self, before: i64, most: u32) -> Result<u64, StoreError> {
+        self.write("deleting old events", move |db| {
+            let sql = "DELETE FROM events WHERE number IN \
+                       (SELECT number FROM events WHERE received_at < ? ORDER BY received_at LIMIT ?)";
+            Ok(count(db.prepare_cached(sql)?.execute(params![before, most])?))
+        })
+        .await
+    }
+
     /// Deletes the oldest records of the audit trail; says how many.
     pub async fn delete_audit(&self, before: i64, most: u32) -> Result<u64, StoreError> {
         self.write("deleting old audit records", move |db| {

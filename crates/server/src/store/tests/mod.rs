@@ -3,6 +3,7 @@
 mod agents;
 mod apps;
 mod businesses;
+mod events;
 mod groups;
 mod lifecycle;
 mod procs;

@@ -1,0 +1,110 @@
+//! Events on their way to the server. They are written in the transaction of the step that they tell of, and deleted when
+//! the server has them. If it stays away, the oldest make room.
+
+use super::{Journal, JournalError, json};
+use procfleet_core::id::ProcKey;
+use procfleet_core::supervise::Event;
+use procfleet_proto::link::EventMessage;
+use rusqlite::{Transaction, params};
+use tracing::warn;
+
+/// How many wait for the server at most: a few MB.
+const MOST: i64 = 10_000;
+/// No event says more than this. Its message may carry a command's output.
+const LONGEST_MESSAGE: usize = 8 * 1024;
+
+/// What an event's readers know the proc by, beside its key.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    /// The alarm that the spec names; 0: none.
+    pub(crate) report_id: i64,
+    pub(crate) proc_name: String,
+}
+
+impl Journal {
+    /// The oldest events, as many as fit `bytes`.
+    pub(crate) async fn oldest_events(&self, bytes: usize) -> Result<Vec<EventMessage>, JournalError> {
+        self.thread.write(move |t| read(t, bytes)).await
+    }
+
+    /// The server has these.
+    pub(crate) async fn forget_events(&self, up_to: u64) {
+        let up_to = i64::try_from(up_to).unwrap_or(i64::MAX);
+        let written = self.thread.write(move |t| {
+            t.prepare_cached("DELETE FROM events WHERE number <= ?1")?.execute([up_to]).map(|_| ())
+        });
+        // They are then sent once more after the next connect, and known.
+        if let Err(failure) = written.await {
+            warn!(
+                error = &failure as &dyn std::error::Error,
+                "a confirmation of events could not be written"
+            );
+        }
+    }
+
+    /// Returns when there may be new events.
+    pub(crate) async fn event_news(&self) {
+        self.news.notified().await;
+    }
+}
+
+pub(super) fn write(
+    t: &Transaction<'_>,
+    key: &ProcKey,
+    event: &Event,
+    known: &Known,
+) -> rusqlite::Result<usize> {
+    let mut message = event.to_string();
+    message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+    let Known { report_id, proc_name } = known;
+    t.prepare_cached(
+        "INSERT INTO events (at, namespace, name, kind, message, details, report_id, proc_name)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?
+    .execute(params![
+        jiff::Timestamp::now().as_millisecond(),
+        key.namespace,
+        key.name,
+        event.kind(),
+        message,
+        json(event),
+        report_id,
+        proc_name
+    ])?;
+    t.prepare_cached("DELETE FROM events WHERE number <= ?1")?.execute([t.last_insert_rowid() - MOST])
+}
+
+fn read(t: &Transaction<'_>, bytes: usize) -> rusqlite::Result<Vec<EventMessage>> {
+    let journal: String =
+        t.prepare_cached("SELECT value FROM meta WHERE key = 'journal'")?.query_row([], |row| row.get(0))?;
+    let mut statement = t.prepare_cached(
+        "SELECT number, at, namespace, name, kind, message, details, report_id, proc_name
+         FROM events ORDER BY number",
+    )?;
+    let mut rows = statement.query([])?;
+    let (mut events, mut size) = (Vec::new(), 0);
+    while let Some(row) = rows.next()? {
+        let mut event = EventMessage {
+            journal: journal.clone(),
+            number: u64::try_from(row.get::<_, i64>(0)?).unwrap_or_default(),
+            at: row.get(1)?,
+            namespace: row.get(2)?,
+            name: row.get(3)?,
+            kind: row.get(4)?,
+            message: row.get(5)?,
+            details: row.get::<_, String>(6)?.into_bytes(),
+            report_id: row.get(7)?,
+            proc_name: row.get(8)?,
+        };
+        if event.size() > bytes {
+            // The message says it all; a single event must always fit.
+            event.details = b"null".to_vec();
+        }
+        size += event.size() + 8;
+        if size > bytes && !events.is_empty() {
+            break;
+        }
+        events.push(event);
+    }
+    Ok(events)
+}

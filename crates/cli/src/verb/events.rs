@@ -1,0 +1,99 @@
+//! `procfleet events`: what happened to the processes without anybody asking for it.
+
+use crate::output::{Format, Output, Pace, moment, plain, plain_lines};
+use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_proto::http::events::{EventRow, EventsView};
+use std::time::Duration;
+
+/// How long the server may hold one question back while nothing happens.
+const LONG_POLL: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Events {
+    /// How many of the newest events to show
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub limit: u32,
+    /// Go on showing events as they come
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Only those of this namespace
+    #[arg(long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Only those of processes of this name
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Only those of this host, such as 0:10.0.0.5
+    #[arg(long, value_name = "CLOUD_ID:IP")]
+    pub host: Option<String>,
+    /// Only those of this kind, such as exited or gave_up
+    #[arg(long, value_name = "KIND")]
+    pub kind: Option<String>,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+impl Events {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let client = self.connection.client()?;
+        let mut filters = Vec::new();
+        for (field, value) in
+            [("namespace", &self.namespace), ("name", &self.name), ("host", &self.host), ("kind", &self.kind)]
+        {
+            filters.extend(value.iter().map(|value| (field, value.clone())));
+        }
+        let mut query = filters.clone();
+        query.push(("limit", self.limit.to_string()));
+        let answer = client.get("/api/v1/events", &query)?;
+        if !self.follow && self.output.format() == Format::Json {
+            around.json(&answer.data)?;
+            return Ok(Exit::Done);
+        }
+        let mut view: EventsView = answer.read()?;
+        let mut failed_tries = 0;
+        loop {
+            self.show(&view.events, around)?;
+            if !self.follow {
+                return Ok(Exit::Done);
+            }
+            let mut query = filters.clone();
+            query.push(("after", view.last.to_string()));
+            query.push(("wait_ms", LONG_POLL.as_millis().to_string()));
+            match client.get("/api/v1/events", &query) {
+                Ok(answer) => {
+                    failed_tries = 0;
+                    view = answer.read()?;
+                }
+                // A server that restarts is worth waiting for: nothing is missed, for the question names the last event seen.
+                Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
+                    let Pace { pause, tries, .. } = around.pace;
+                    if failed_tries >= tries {
+                        return Err(fault);
+                    }
+                    failed_tries += 1;
+                    view.events.clear();
+                    crate::wait::pause(pause);
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+
+    /// One line each, so that they can follow one another for ever.
+    fn show(&self, events: &[EventRow], around: &mut Surroundings<'_>) -> Result<(), Error> {
+        for event in events {
+            match self.output.format() {
+                Format::Json => around.say(&serde_json::to_string(event).unwrap_or_default())?,
+                Format::Text => {
+                    let EventRow { at, bk_cloud_id, ip, namespace, name, kind, message, .. } = event;
+                    let what = plain_lines(message);
+                    let proc = plain(&format!("{namespace}:{name}"));
+                    let kind = plain(kind);
+                    around.say(&format!("{} {bk_cloud_id}:{ip} {proc} {kind}: {what}", moment(at / 1000)))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

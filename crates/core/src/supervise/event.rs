@@ -1,0 +1,41 @@
+//! What an event is called, and what it says to people.
+
+use super::Event;
+use std::fmt;
+
+/// Whether somebody should look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    Info,
+    Warning,
+}
+
+impl Event {
+    /// Its name for programs; it never changes.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Event::Exited { .. } => "exited",
+            Event::RestartSucceeded { .. } => "restart_succeeded",
+            Event::RestartFailed { .. } => "restart_failed",
+            Event::GaveUp { .. } => "gave_up",
+        }
+    }
+
+    pub fn severity(&self) -> Severity {
+        match self {
+            Event::Exited { .. } | Event::RestartSucceeded { .. } => Severity::Info,
+            Event::RestartFailed { .. } | Event::GaveUp { .. } => Severity::Warning,
+        }
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Exited { pid, exit } => write!(f, "pid {pid} {exit}"),
+            Event::RestartSucceeded { pid } => write!(f, "it was started again as pid {pid}"),
+            Event::RestartFailed { reason } => write!(f, "starting it again failed: {reason}"),
+            Event::GaveUp { reason } => f.write_str(reason),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Events: what happens to processes without an op, from the host to whoever listens, once each.
+
+use crate::up;
+use procfleet_testkit::{Joined, Op, PATIENCE, Proc, Signal, Up, kill, programs, wait_for, wait_until};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+const IP: &str = "127.0.0.2";
+
+fn events_of(up: &Up, proc: &Proc) -> Vec<Value> {
+    let path = format!("/api/v1/events?namespace={}&name={}", proc.namespace, proc.name);
+    up.client.data(&path)["events"].as_array().expect("a list").clone()
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["kind"].as_str().expect("a kind")).collect()
+}
+
+/// Kills the process when it has lived longer than `start_interval`, and waits for its successor.
+#[track_caller]
+fn kill_and_replace(proc: &Proc) -> u32 {
+    let pid = proc.program_pid().expect("it runs");
+    let began = Instant::now();
+    wait_until(PATIENCE, "it has lived for a while", || began.elapsed() > Duration::from_millis(1_200));
+    kill(pid, Signal::KILL);
+    wait_for(PATIENCE, "there is a replacement", || proc.program_pid().filter(|other| *other != pid));
+    pid
+}
+
+#[test]
+fn a_death_and_a_restart_are_told_once_with_what_happened() {
+    let up = up();
+    let proc = up.proc("told").starts(&programs::foreground());
+    proc.start();
+    let pid = kill_and_replace(&proc);
+    let events = wait_for(PATIENCE, "both events are there", || {
+        let events = events_of(&up, &proc);
+        (kinds(&events) == ["exited", "restart_succeeded"]).then_some(events)
+    });
+    assert_eq!(events[0]["message"], format!("pid {pid} was ended by signal 9"));
+    assert_eq!(events[0]["details"]["exited"]["pid"], pid);
+    assert_eq!((&events[0]["ip"], &events[0]["bk_cloud_id"]), (&json!("127.0.0.1"), &json!(0)));
+    let shown = up.cli(&["events", "--namespace", &proc.namespace, "--kind", "exited"]);
+    assert!(shown.stdout.contains("exited: pid") && shown.stdout.lines().count() == 1, "{shown:?}");
+    let metrics = up.client.page("/metrics").text;
+    assert!(metrics.contains("procfleet_events_total{kind=\"exited\"} 1"), "{metrics}");
+    // An op is not an event.
+    proc.op(Op::Stop).assert_success();
+    assert_eq!(kinds(&events_of(&up, &proc)), ["exited", "restart_succeeded"]);
+}
+
+#[test]
+fn a_question_waits_for_the_next_event() {
+    let up = up();
+    let proc = up.proc("awaited").starts(&programs::foreground());
+    proc.start();
+    let last = up.client.data("/api/v1/events?limit=1")["last"].as_u64().expect("a number");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| up.client.data(&format!("/api/v1/events?after={last}&wait_ms=20000")));
+        kill_and_replace(&proc);
+        let view = asked.join().expect("an answer");
+        assert_eq!(view["events"][0]["kind"], "exited", "{view}");
+        assert!(view["last"].as_u64() > Some(last));
+    });
+    let bad = up.client.get("/api/v1/events?after=x");
+    bad.assert_refused(1000811, &["after"]);
+}
+
+#[test]
+fn events_wait_on_the_host_while_the_server_is_away() {
+    let mut up = up();
+    let data = up.folder("second");
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("far").on_host(IP).starts(&programs::foreground());
+    proc.start();
+    up.end(Signal::KILL);
+    kill_and_replace(&proc);
+    agent.wait_until_log_says("restart_succeeded");
+    // The agent goes down too, and comes back: what it wrote down is still there.
+    agent.end(Signal::KILL);
+    up.again_with_the_same_link();
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
+    agent.wait_until_connected(&up, IP);
+    wait_until(Duration::from_secs(90), "the events have come, once each", || {
+        kinds(&events_of(&up, &proc)) == ["exited", "restart_succeeded"]
+    });
+    Proc { client: up.client.clone(), ..proc }.op(Op::Kill).assert_success();
+}
+
+/// A receiver of webhooks: answers each delivery with the next of these statuses, and then with 200.
+fn receiver(statuses: &'static [u16]) -> (String, Receiver<Value>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/events", listener.local_addr().expect("bound"));
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let mut statuses = statuses.iter();
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let body = read_request(&mut stream);
+            let status = statuses.next().copied().unwrap_or(200);
+            let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            let _ = stream.write_all(answer.as_bytes());
+            if tell.send(body).is_err() {
+                return;
+            }
+        }
+    });
+    (url, told)
+}
+
+fn read_request(stream: &mut TcpStream) -> Value {
+    let mut bytes = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+            });
+            if length.is_some_and(|length| body.len() >= length) {
+                return serde_json::from_str(body).expect("JSON");
+            }
+        }
+        let count = stream.read(&mut part).expect("the rest of the request");
+        assert!(count > 0, "the request breaks off: {text}");
+        bytes.extend_from_slice(&part[..count]);
+    }
+}
+
+#[test]
+fn a_webhook_gets_every_event_until_it_has_taken_it() {
+    let up = up();
+    let (url, deliveries) = receiver(&[500, 503]);
+    let made = up.cli(&["webhook", "create", &url]);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    up.client.post("/api/v1/webhooks", json!({"url": url})).assert_refused(1000811, &["already"]);
+    up.client.post("/api/v1/webhooks", json!({"url": "ftp://x"})).assert_refused(1000811, &["url"]);
+    let mut proc = up.proc("hooked").starts(&programs::foreground());
+    proc.request["spec"]["warn_report_policy"] = json!({"report_id": 4711});
+    proc.start();
+    let pid = kill_and_replace(&proc);
+    let first = deliveries.recv_timeout(PATIENCE).expect("a delivery");
+    assert_eq!(first["data_id"], 4711, "the spec's own alarm: {first}");
+    let event = &first["data"][0];
+    assert_eq!(event["event_name"], "process_exited");
+    assert_eq!(event["event"]["content"], format!("pid {pid} was ended by signal 9"));
+    assert_eq!(event["target"], "127.0.0.1|0");
+    assert_eq!(event["dimension"]["process_index"], format!("{}:{}", proc.namespace, proc.name));
+    let mut taken: Vec<Value> = Vec::new();
+    let second = deliveries.recv_timeout(PATIENCE).expect("another try");
+    assert_eq!(second["data"][0], *event, "the same event, with the same id");
+    while taken.len() < 2 {
+        let delivery = deliveries.recv_timeout(PATIENCE).expect("and another");
+        taken.extend(delivery["data"].as_array().expect("events").clone());
+    }
+    let names: Vec<&Value> = taken.iter().map(|event| &event["event_name"]).collect();
+    assert_eq!(names, ["process_exited", "process_restart_success"], "each once");
+    let list = wait_for(PATIENCE, "nothing waits any more", || {
+        let rows = up.client.data("/api/v1/webhooks");
+        (rows[0]["waiting"] == 0 && rows[0]["trouble"] == "").then_some(rows)
+    });
+    let removed = up.cli(&["webhook", "remove", &list[0]["id"].to_string()]);
+    assert!(removed.stderr.contains("there are no webhooks"), "{removed:?}");
+    up.client.post("/api/v1/webhooks/99/remove", json!({})).assert_refused(1000811, &["webhook 99"]);
+}

@@ -1,0 +1,144 @@
+//! Events: procfleet's own list of them, and the shape in which GSE sends them to those who listen.
+
+use procfleet_core::id::{AgentId, Host, ProcKey};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// GSE's number for process events; a spec may name another one (`warn_report_policy.report_id`).
+const DATA_ID: i64 = 1_100_008;
+
+/// `GET /api/v1/events` (query: `after`, `limit`, `wait_ms`, `namespace`, `name`, `host`, `kind`).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EventsView {
+    pub events: Vec<EventRow>,
+    /// Ask for what comes `after` this number next time.
+    pub last: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EventRow {
+    /// It grows in the order in which events arrive.
+    pub number: u64,
+    /// By the host's clock; milliseconds since 1970, UTC.
+    pub at: i64,
+    pub received_at: i64,
+    pub bk_agent_id: String,
+    pub bk_cloud_id: u32,
+    pub ip: String,
+    pub namespace: String,
+    pub name: String,
+    /// `exited`, `restart_succeeded`, `gave_up`, ...
+    pub kind: String,
+    pub message: String,
+    /// What the event says beside its message.
+    pub details: Value,
+}
+
+/// One row of `GET /api/v1/webhooks`, and the answer to `POST`, whose body has only the url.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WebhookRow {
+    pub id: u64,
+    pub url: String,
+    /// Seconds since 1970, UTC.
+    pub created_at: i64,
+    /// How many events its receiver has yet to take.
+    pub waiting: u64,
+    /// Why the last try failed; empty if it did not.
+    pub trouble: String,
+}
+
+/// An event for whoever reads GSE's events.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a> {
+    pub agent: &'a AgentId,
+    pub host: Host,
+    pub proc: &'a ProcKey,
+    pub proc_name: &'a str,
+    pub kind: &'a str,
+    pub message: &'a str,
+    /// Milliseconds since 1970.
+    pub at: i64,
+    pub report_id: i64,
+    /// The same for every try to deliver it.
+    pub id: &'a str,
+}
+
+/// The body of one delivery: events of one data id.
+pub fn delivery<'a>(data_id: i64, events: impl Iterator<Item = Told<'a>>) -> Value {
+    json!({"data_id": data_id, "data": events.map(element).collect::<Vec<_>>()})
+}
+
+/// Which data id an event goes out under.
+pub fn data_id(report_id: i64) -> i64 {
+    if report_id > 0 { report_id } else { DATA_ID }
+}
+
+fn element(told: Told<'_>) -> Value {
+    json!({
+        "event_name": event_name(told.kind),
+        "event": {"content": told.message},
+        "target": format!("{}|{}", told.host.ip, told.host.cloud),
+        "timestamp": told.at,
+        "dimension": {
+            "bk_target_cloud_id": told.host.cloud.to_string(),
+            "bk_target_ip": told.host.ip.to_string(),
+            "bk_agent_id": told.agent.as_str(),
+            "process_group_id": told.proc.namespace,
+            "process_index": told.proc.to_string(),
+            "process_name": if told.proc_name.is_empty() { &told.proc.name } else { told.proc_name },
+            "event_id": told.id,
+        },
+    })
+}
+
+/// GSE's word where it has one; ours, said the same way, where it has none.
+fn event_name(kind: &str) -> String {
+    match kind {
+        "restart_succeeded" => "process_restart_success".to_owned(),
+        "restart_failed" => "process_restart_failed".to_owned(),
+        "gave_up" => "process_cancel_restart".to_owned(),
+        "over_limit" => "process_resource_limit_exceed".to_owned(),
+        "group_over_limit" => "process_group_resource_limit_exceed".to_owned(),
+        other => format!("process_{other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example that a reader of GSE's events gives (reference, 4.5), and what we add to it.
+    #[test]
+    fn an_event_has_gses_shape() {
+        let agent: AgentId = "a1".parse().expect("an agent id");
+        let proc = ProcKey { namespace: "nodeman".to_owned(), name: "bkmonitorbeat".to_owned() };
+        let told = Told {
+            agent: &agent,
+            host: "0:127.0.0.1".parse().expect("a host"),
+            proc: &proc,
+            proc_name: "bkmonitorbeat",
+            kind: "restart_succeeded",
+            message: "it was started again as pid 7",
+            at: 1_618_382_611_690,
+            report_id: 0,
+            id: "j-4",
+        };
+        let expected = json!({"data_id": 1_100_008, "data": [{
+            "event_name": "process_restart_success",
+            "event": {"content": "it was started again as pid 7"},
+            "target": "127.0.0.1|0",
+            "timestamp": 1_618_382_611_690_i64,
+            "dimension": {
+                "bk_target_cloud_id": "0",
+                "bk_target_ip": "127.0.0.1",
+                "bk_agent_id": "a1",
+                "process_group_id": "nodeman",
+                "process_index": "nodeman:bkmonitorbeat",
+                "process_name": "bkmonitorbeat",
+                "event_id": "j-4",
+            },
+        }]});
+        assert_eq!(delivery(data_id(told.report_id), [told].into_iter()), expected);
+        assert_eq!(data_id(77), 77, "the spec's own alarm");
+    }
+}

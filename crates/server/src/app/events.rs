@@ -1,0 +1,128 @@
+//! Events: what the agents told, for those who ask and for those who wait.
+
+use super::{App, AppError, Caller};
+use crate::metrics::Metrics;
+use crate::store::{EventFilter, EventRecord, Found, NewEvent, Page, Store, StoreError};
+use procfleet_core::id::{AgentId, Host};
+use procfleet_core::task::Target;
+use procfleet_proto::http::events::{EventRow, EventsView};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Rung whenever there may be new events. It says nothing of them: whoever hears it reads the store.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<watch::Sender<()>>);
+
+impl Default for Bell {
+    fn default() -> Self {
+        Bell(Arc::new(watch::channel(()).0))
+    }
+}
+
+impl Bell {
+    pub fn ring(&self) {
+        self.0.send_replace(());
+    }
+
+    pub fn listen(&self) -> watch::Receiver<()> {
+        self.0.subscribe()
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Question {
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub kind: Option<String>,
+    pub host: Option<Host>,
+    /// `None`: the newest.
+    pub after: Option<u64>,
+    pub limit: u32,
+    /// With `after`: how long to wait for one.
+    pub wait: Duration,
+}
+
+/// Stores what an agent told, once each.
+pub async fn take(
+    store: &Store,
+    metrics: &Metrics,
+    bell: &Bell,
+    agent: &AgentId,
+    events: Vec<NewEvent>,
+    now: i64,
+) -> Result<(), StoreError> {
+    let new = store.add_events(agent, events, now).await?;
+    for event in &new {
+        metrics.event(&event.kind);
+    }
+    if !new.is_empty() {
+        bell.ring();
+    }
+    Ok(())
+}
+
+/// Those of the caller's businesses and namespaces, in the order in which they came.
+pub async fn list(app: &App, caller: &Caller, question: Question) -> Result<EventsView, AppError> {
+    let agent = match question.host {
+        None => None,
+        Some(host) => {
+            let found = app.store.resolve_within(&[Target::Host(host)], caller.rights.businesses()).await?;
+            match found.into_iter().next().and_then(Found::agent) {
+                Some(agent) => Some(agent),
+                None => {
+                    return Ok(EventsView { events: Vec::new(), last: question.after.unwrap_or_default() });
+                }
+            }
+        }
+    };
+    let Question { namespace, name, kind, after, limit, wait, .. } = question;
+    let filter = EventFilter { namespace, name, kind, agent };
+    let until = Instant::now() + wait;
+    let mut bell = app.bell.listen();
+    let mut last = after;
+    loop {
+        bell.mark_unchanged();
+        let page = last.map_or(Page::Newest(limit), |last| Page::After(last, limit));
+        // Before the list is read: what comes in between is then listed twice at worst, and never missed.
+        let newest = match last {
+            None => app.store.last_event().await?,
+            Some(last) => last,
+        };
+        let records = app.store.events(filter.clone(), caller.rights.businesses(), page).await?;
+        let none_came = records.is_empty();
+        let seen = records.last().map_or(newest, |record| record.number.max(newest));
+        let events: Vec<EventRow> = records
+            .into_iter()
+            .filter(|record| caller.rights.allows_namespace(&record.event.proc.namespace))
+            .map(row)
+            .collect();
+        if !events.is_empty() || last.is_none() || Instant::now() >= until {
+            return Ok(EventsView { events, last: seen });
+        }
+        last = Some(seen);
+        // Otherwise there may be more behind those that the caller may not see.
+        if none_came {
+            let _ = tokio::time::timeout_at(until, bell.changed()).await;
+        }
+    }
+}
+
+fn row(record: EventRecord) -> EventRow {
+    let EventRecord { number, agent, host, received_at, event } = record;
+    EventRow {
+        number,
+        at: event.at,
+        received_at,
+        bk_agent_id: agent.to_string(),
+        bk_cloud_id: host.cloud.0,
+        ip: host.ip.to_string(),
+        namespace: event.proc.namespace,
+        name: event.proc.name,
+        kind: event.kind,
+        message: event.message,
+        details: serde_json::from_str(&event.details).unwrap_or_default(),
+    }
+}

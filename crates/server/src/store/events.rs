@@ -1,0 +1,246 @@
+//! What happened to procs without an op, and where it is sent to.
+
+use super::agents::require;
+use super::audit::insert_audit;
+use super::columns::{agent, host, integer, natural};
+use super::{Fault, NewAudit, Store, StoreError};
+use procfleet_core::access::Scope;
+use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
+use rusqlite::{OptionalExtension, Row, params};
+
+/// An event as its agent wrote it down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEvent {
+    pub journal: String,
+    pub journal_number: u64,
+    /// By the host's clock.
+    pub at: i64,
+    pub proc: ProcKey,
+    pub kind: String,
+    pub message: String,
+    /// JSON.
+    pub details: String,
+    pub report_id: i64,
+    pub proc_name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventRecord {
+    pub number: u64,
+    pub agent: AgentId,
+    pub host: Host,
+    pub received_at: i64,
+    pub event: NewEvent,
+}
+
+/// `None` is any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub kind: Option<String>,
+    pub agent: Option<AgentId>,
+}
+
+/// Which part of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    /// The newest so many.
+    Newest(u32),
+    /// The first so many after this number.
+    After(u64, u32),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Webhook {
+    pub id: u64,
+    pub url: String,
+    pub created_at: i64,
+    pub delivered: u64,
+}
+
+impl Store {
+    /// Those that are new; the others were stored before. Answers how many of them are new.
+    pub async fn add_events(
+        &self,
+        from: &AgentId,
+        events: Vec<NewEvent>,
+        received_at: i64,
+    ) -> Result<Vec<NewEvent>, StoreError> {
+        let from = from.clone();
+        self.write("storing events", move |db| {
+            require(db, &from)?;
+            let sql = "INSERT OR IGNORE INTO events (agent, journal, journal_number, at, received_at, namespace, name, \
+                       kind, message, details, report_id, proc_name) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+            let mut insert = db.prepare_cached(sql)?;
+            let mut new = Vec::new();
+            for event in events {
+                let inserted = insert.execute(params![
+                    from.as_str(),
+                    event.journal,
+                    integer(event.journal_number),
+                    event.at,
+                    received_at,
+                    event.proc.namespace,
+                    event.proc.name,
+                    event.kind,
+                    event.message,
+                    event.details,
+                    event.report_id,
+                    event.proc_name
+                ])?;
+                if inserted > 0 {
+                    new.push(event);
+                }
+            }
+            Ok(new)
+        })
+        .await
+    }
+
+    /// In the order of their numbers. Those of retired agents are among them: the host is the one they had.
+    pub async fn events(
+        &self,
+        filter: EventFilter,
+        within: &Scope<BusinessId>,
+        page: Page,
+    ) -> Result<Vec<EventRecord>, StoreError> {
+        let (within, businesses) = match within {
+            Scope::All => ("?5 = ''", String::new()),
+            Scope::Only(some) => (
+                "business_id IN (SELECT value FROM json_each(?5))",
+                format!("[{}]", some.iter().map(BusinessId::to_string).collect::<Vec<_>>().join(",")),
+            ),
+        };
+        let (after, limit, order) = match page {
+            Page::Newest(limit) => (0, limit, "DESC"),
+            Page::After(after, limit) => (after, limit, "ASC"),
+        };
+        self.read("reading events", move |db| {
+            let sql = format!(
+                "SELECT number, agent, cloud_id, ip, received_at, journal, journal_number, at, namespace, name, kind, \
+                 message, details, report_id, proc_name \
+                 FROM events JOIN agents ON agent_id = agent \
+                 WHERE number > ?6 AND (?1 IS NULL OR namespace = ?1) AND (?2 IS NULL OR name = ?2) \
+                 AND (?3 IS NULL OR kind = ?3) AND (?4 IS NULL OR agent = ?4) AND {within} \
+                 ORDER BY number {order} LIMIT ?7"
+            );
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query(params![
+                filter.namespace,
+                filter.name,
+                filter.kind,
+                filter.agent.as_ref().map(AgentId::as_str),
+                businesses,
+                integer(after),
+                limit
+            ])?;
+            let mut records = Vec::new();
+            while let Some(row) = rows.next()? {
+                records.push(record(row)?);
+            }
+            if matches!(page, Page::Newest(_)) {
+                records.reverse();
+            }
+            Ok(records)
+        })
+        .await
+    }
+
+    /// The number of the newest event; 0 if there never was one.
+    pub async fn last_event(&self) -> Result<u64, StoreError> {
+        self.read("reading the last event", |db| {
+            let sql = "SELECT coalesce(max(number), 0) FROM events";
+            Ok(natural(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
+        })
+        .await
+    }
+
+    /// A receiver of all events from now on. `None`: there is one with this url.
+    pub async fn add_webhook(
+        &self,
+        url: String,
+        created_at: i64,
+        audit: NewAudit,
+    ) -> Result<Option<Webhook>, StoreError> {
+        self.write("storing a webhook", move |db| {
+            let sql = "INSERT OR IGNORE INTO webhooks (url, created_at, delivered) \
+                       VALUES (?1, ?2, (SELECT coalesce(max(number), 0) FROM events)) \
+                       RETURNING id, url, created_at, delivered";
+            let added = db
+                .prepare_cached(sql)?
+                .query_row(params![url, created_at], |row| Ok(webhook(row)))
+                .optional()?;
+            if added.is_some() {
+                insert_audit(db, &audit)?;
+            }
+            added.transpose()
+        })
+        .await
+    }
+
+    /// False: there was none.
+    pub async fn remove_webhook(&self, id: u64, audit: NewAudit) -> Result<bool, StoreError> {
+        self.write("removing a webhook", move |db| {
+            let removed = db.prepare_cached("DELETE FROM webhooks WHERE id = ?")?.execute([integer(id)])? > 0;
+            if removed {
+                insert_audit(db, &audit)?;
+            }
+            Ok(removed)
+        })
+        .await
+    }
+
+    pub async fn webhooks(&self) -> Result<Vec<Webhook>, StoreError> {
+        self.read("reading webhooks", |db| {
+            let mut statement =
+                db.prepare_cached("SELECT id, url, created_at, delivered FROM webhooks ORDER BY id")?;
+            let mut rows = statement.query([])?;
+            let mut webhooks = Vec::new();
+            while let Some(row) = rows.next()? {
+                webhooks.push(webhook(row)?);
+            }
+            Ok(webhooks)
+        })
+        .await
+    }
+
+    /// Its receiver has taken everything up to this event.
+    pub async fn webhook_delivered(&self, id: u64, up_to: u64) -> Result<(), StoreError> {
+        self.write("storing what a webhook has taken", move |db| {
+            let sql = "UPDATE webhooks SET delivered = max(delivered, ?2) WHERE id = ?1";
+            db.prepare_cached(sql)?.execute([integer(id), integer(up_to)])?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn record(row: &Row<'_>) -> Result<EventRecord, Fault> {
+    Ok(EventRecord {
+        number: natural(row.get(0)?),
+        agent: agent(row, 1)?,
+        host: host(row, 2)?,
+        received_at: row.get(4)?,
+        event: NewEvent {
+            journal: row.get(5)?,
+            journal_number: natural(row.get(6)?),
+            at: row.get(7)?,
+            proc: ProcKey { namespace: row.get(8)?, name: row.get(9)? },
+            kind: row.get(10)?,
+            message: row.get(11)?,
+            details: row.get(12)?,
+            report_id: row.get(13)?,
+            proc_name: row.get(14)?,
+        },
+    })
+}
+
+fn webhook(row: &Row<'_>) -> Result<Webhook, Fault> {
+    Ok(Webhook {
+        id: natural(row.get(0)?),
+        url: row.get(1)?,
+        created_at: row.get(2)?,
+        delivered: natural(row.get(3)?),
+    })
+}
