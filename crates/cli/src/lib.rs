@@ -16,7 +16,7 @@ pub use error::Error;
 pub use output::{Output, Pace, Progress, Surroundings};
 pub use verb::{
     agents::Agents, app::App, audit::Audit, business::Business, events::Events, operate::Operate, ps::Ps,
-    task::Task, token::Token, webhook::Webhook,
+    task::Task, token::Token, user::User, webhook::Webhook,
 };
 
 use procfleet_core::op::OpKind;
@@ -52,6 +52,9 @@ pub enum Verb {
     /// Manage the apps that may call the API, and what each may use
     #[command(subcommand)]
     App(Box<App>),
+    /// Manage the users that apps may act for, and their tokens (bk_token)
+    #[command(subcommand)]
+    User(User),
     /// Manage the businesses that agents belong to
     #[command(subcommand)]
     Business(Business),
@@ -113,6 +116,7 @@ fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         Verb::Agents(agents) => agents.run(around),
         Verb::Token(token) => token.run(around),
         Verb::App(app) => app.run(around),
+        Verb::User(user) => user.run(around),
         Verb::Business(business) => business.run(around),
         Verb::Events(events) => events.run(around),
         Verb::Webhook(webhook) => webhook.run(around),

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use procfleet_agent::program;
 use procfleet_server::Server;
 use procfleet_server::config::Config;
+use procfleet_server::login_service::LoginUrl;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,6 +25,9 @@ pub(crate) struct Args {
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) keep_days: u64,
+    /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
+    #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
+    pub(crate) login_url: Option<LoginUrl>,
 }
 
 impl From<Args> for Config {
@@ -33,6 +37,7 @@ impl From<Args> for Config {
             listen: args.listen,
             link: args.link,
             keep: Duration::from_secs(args.keep_days * 86_400),
+            login_url: args.login_url,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a server is told at its start. Plain data, checked once.
 
+use crate::login_service::LoginUrl;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,4 +14,6 @@ pub struct Config {
     pub link: SocketAddr,
     /// How long tasks with their results, and audit records, are kept.
     pub keep: Duration,
+    /// Whom to ask about a `bk_token` that is none of ours.
+    pub login_url: Option<LoginUrl>,
 }

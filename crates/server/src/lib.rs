@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod http;
 pub mod keeper;
+pub mod login_service;
 pub mod metrics;
 pub mod pki;
 mod secret;
@@ -21,6 +22,7 @@ use crate::app::webhooks::Delivery;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::keeper::Keeper;
+use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::{Ca, PkiError};
 use crate::sessions::{Link, LinkError, Presences};
@@ -110,6 +112,7 @@ impl Server {
             unfinished: Default::default(),
             bell: Default::default(),
             troubles: Default::default(),
+            login_service: config.login_url.map(LoginService::new),
         };
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {

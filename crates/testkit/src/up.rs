@@ -25,6 +25,8 @@ const LOG_SHOWN: usize = 12_000;
 pub struct Up {
     binary: PathBuf,
     program: Program,
+    /// What it is given beside its addresses and folder.
+    flags: Vec<String>,
     /// Different for every `Up` on this machine: the mark that the agent leaves in processes holds it.
     pub namespace: String,
     pub client: Client,
@@ -37,16 +39,24 @@ impl Up {
     /// Starts it and waits until it is ready.
     #[track_caller]
     pub fn start(binary: impl AsRef<Path>) -> Up {
+        Up::start_with(binary, &[])
+    }
+
+    /// The same with more flags, which it keeps when it is started again.
+    #[track_caller]
+    pub fn start_with(binary: impl AsRef<Path>, flags: &[&str]) -> Up {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let folder = tempfile::Builder::new().prefix("procfleet-").tempdir().expect("a temp dir");
         // Commands may run as another user.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
         let binary = binary.as_ref().to_owned();
-        let program = program(&binary, folder.path(), ANY_PORT);
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let program = program(&binary, folder.path(), ANY_PORT, &flags);
         let mut up = Up {
             binary,
             program,
+            flags,
             namespace: format!("e2e-{}-{serial}", std::process::id()),
             client: Client::new("", "", ""),
             logs: Vec::new(),
@@ -77,7 +87,7 @@ impl Up {
     pub fn again(&mut self) {
         assert!(!self.program.is_running(), "it still runs");
         self.logs.push(self.program.stderr());
-        self.program = program(&self.binary, self.folder.path(), ANY_PORT);
+        self.program = program(&self.binary, self.folder.path(), ANY_PORT, &self.flags);
         self.begin();
     }
 
@@ -88,7 +98,7 @@ impl Up {
         let link = self.link();
         self.logs.push(self.program.stderr());
         let link = link.strip_prefix("https://").expect("the link is https");
-        self.program = program(&self.binary, self.folder.path(), link);
+        self.program = program(&self.binary, self.folder.path(), link, &self.flags);
         self.begin();
     }
 
@@ -243,9 +253,10 @@ impl Drop for Up {
     }
 }
 
-fn program(binary: &Path, folder: &Path, link: &str) -> Program {
+fn program(binary: &Path, folder: &Path, link: &str, flags: &[String]) -> Program {
     Program::new(binary)
         .args(["up", "--listen", "127.0.0.1:0", "--link", link, "--data"])
         .args([folder.join("data")])
+        .args(flags)
         .current_dir(folder)
 }

@@ -11,4 +11,5 @@ mod request;
 mod status;
 pub(crate) mod task;
 pub(crate) mod token;
+pub(crate) mod user;
 pub(crate) mod webhook;

@@ -90,3 +90,36 @@ fn agents_are_assigned() {
     assert!(ran.out.contains("7 shop"), "{ran:?}");
     assert_eq!(server.seen()[0].body, json!({"agents": ["a1", "2:10.0.0.2"], "bk_biz_id": 7}));
 }
+
+#[test]
+fn users_and_their_tokens() {
+    let user = json!({"name": "ann@shop", "disabled": true, "created_at": 0, "tokens": 2});
+    let made = json!({"name": "ann@shop", "token": "hush", "expires_at": 0});
+    let changed = || vec![ok(user.clone())];
+    let server = Server::start([
+        ("POST /api/v1/users", changed()),
+        ("GET /api/v1/users", vec![ok(json!([user.clone()]))]),
+        ("POST /api/v1/users/ann%40shop/token", vec![ok(made.clone())]),
+        ("POST /api/v1/users/ann%40shop/disable", changed()),
+        ("POST /api/v1/users/ann%40shop/enable", changed()),
+        ("POST /api/v1/users/ann%40shop/revoke", changed()),
+    ]);
+    let token = run(&server, "user token ann@shop --ttl 2h");
+    assert_eq!((token.exit, token.out.as_str()), (Exit::Done, "hush\n"));
+    assert!(token.err.contains("shown only this once") && !token.err.contains("hush"), "{token:?}");
+    assert_eq!(server.seen()[0].body, json!({"ttl_secs": 7_200}));
+    run(&server, "user token ann@shop");
+    assert_eq!(server.seen()[1].body, json!({"ttl_secs": 43_200}));
+    let lines =
+        ["create ann@shop", "list", "disable ann@shop", "enable ann@shop", "revoke ann@shop"].map(|line| {
+            let ran = run(&server, &format!("user {line}"));
+            assert_eq!(ran.exit, Exit::Done, "{ran:?}");
+            ran.out
+        });
+    for out in lines {
+        assert!(
+            out.starts_with("USER      STATE     TOKENS  CREATED\nann@shop  disabled  2       "),
+            "{out}"
+        );
+    }
+}

@@ -19,6 +19,7 @@ mod kinds;
 mod lifecycle;
 mod operations;
 mod retention;
+mod users;
 
 /// Checks several procs at the same time, for most of it is waiting.
 #[track_caller]

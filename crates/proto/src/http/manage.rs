@@ -109,7 +109,7 @@ pub fn assign_agents(body: &Value) -> Result<(Vec<AgentId>, BusinessId), Faults>
 }
 
 /// Reads with `fields`, and adds the fields that nobody knows to the faults.
-fn read<T>(
+pub(super) fn read<T>(
     body: &Value,
     known: &[&str],
     fields: impl FnOnce(&Reader<'_>, &mut Faults) -> T,

@@ -15,10 +15,12 @@ pub mod setup;
 pub mod status;
 pub mod tasks;
 pub mod tokens;
+pub mod users;
 pub mod webhooks;
 
 use crate::clock::Clock;
 use crate::keeper::Keeper;
+use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::Ca;
 use crate::sessions::Presences;
@@ -41,6 +43,8 @@ pub struct App {
     pub unfinished: registration::Unfinished,
     pub bell: events::Bell,
     pub troubles: webhooks::Troubles,
+    /// `None`: only our own users' tokens are known.
+    pub login_service: Option<LoginService>,
 }
 
 /// Who asks, after the login was checked.

@@ -1,9 +1,9 @@
-//! The part of procfleet's own API that is for administrators: apps, tokens, businesses, the audit trail.
+//! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, the audit trail.
 
 use super::call::{Call, serve};
 use super::error::CallError;
 use super::native::{fault, limit, text};
-use crate::app::{App, access, apps, audit, businesses, tokens, webhooks};
+use crate::app::{App, access, apps, audit, businesses, tokens, users, webhooks};
 use crate::store::AuditFilter;
 use axum::Router;
 use axum::extract::{Request, State};
@@ -13,6 +13,7 @@ use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::manage;
 use procfleet_proto::http::native::{AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow};
 use procfleet_proto::http::native::{CreateToken, CreatedToken};
+use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
 use serde::Serialize;
 use std::pin::Pin;
 
@@ -25,6 +26,11 @@ pub(super) fn routes() -> Router<App> {
         .route("/api/v1/apps/{code}/enable", post(only("app_enable", enable_app)))
         .route("/api/v1/apps/{code}/grant", post(only("app_grant", grant)))
         .route("/api/v1/apps/{code}/revoke", post(only("app_revoke", revoke)))
+        .route("/api/v1/users", get(only("user_list", list_users)).post(only("user_create", create_user)))
+        .route("/api/v1/users/{name}/token", post(only("user_token", create_user_token)))
+        .route("/api/v1/users/{name}/disable", post(only("user_disable", disable_user)))
+        .route("/api/v1/users/{name}/enable", post(only("user_enable", enable_user)))
+        .route("/api/v1/users/{name}/revoke", post(only("user_revoke", revoke_user)))
         .route("/api/v1/tokens", post(only("token_create", create_token)))
         .route("/api/v1/agents/assign", post(only("agents_assign", assign_agents)))
         .route(
@@ -97,9 +103,39 @@ async fn revoke(call: Call) -> Result<AppView, CallError> {
     Ok(apps::revoke(&call.app, &call.caller, code(&call), less).await?)
 }
 
-/// The app that the path names. A code has no characters that a url would change.
+/// What the path names. An app's code has no characters that a url would change.
 fn code(call: &Call) -> &str {
     call.path.split('/').nth(4).unwrap_or_default()
+}
+
+async fn list_users(call: Call) -> Result<Vec<UserView>, CallError> {
+    Ok(users::list(&call.app).await?)
+}
+
+async fn create_user(call: Call) -> Result<UserView, CallError> {
+    Ok(users::create(&call.app, &call.caller, users_shape::create_user(&call.body)?).await?)
+}
+
+async fn create_user_token(call: Call) -> Result<UserToken, CallError> {
+    let wanted = users_shape::create_user_token(&call.body)?;
+    Ok(users::create_token(&call.app, &call.caller, &user(&call), wanted).await?)
+}
+
+async fn disable_user(call: Call) -> Result<UserView, CallError> {
+    Ok(users::disable(&call.app, &call.caller, &user(&call)).await?)
+}
+
+async fn enable_user(call: Call) -> Result<UserView, CallError> {
+    Ok(users::enable(&call.app, &call.caller, &user(&call)).await?)
+}
+
+async fn revoke_user(call: Call) -> Result<UserView, CallError> {
+    Ok(users::revoke(&call.app, &call.caller, &user(&call)).await?)
+}
+
+/// The user that the path names. Of the characters of a name only the @ may be changed in a url.
+fn user(call: &Call) -> String {
+    code(call).replace("%40", "@")
 }
 
 async fn create_token(call: Call) -> Result<CreatedToken, CallError> {

@@ -1,9 +1,11 @@
 //! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and an audit record. So
-//! does one that names a user and is not trusted to.
+//! does one that names a user and is not trusted to, or shows a token that opens nothing.
+//!
+//! A user's token (`bk_token`) says who the user is, so the app need not be trusted; a name beside it must be the same.
 
 use super::error::CallError;
 use crate::app::setup::ADMIN;
-use crate::app::{App, Caller};
+use crate::app::{App, Caller, users};
 use crate::secret;
 use crate::store::{NewAudit, Trust};
 use axum::http::HeaderMap;
@@ -38,25 +40,49 @@ pub(super) async fn check(
         refuse(app, api, &login, from, Code::AppDenied, "wrong bk_app_code or bk_app_secret").await;
         return Err(CallError::AppDenied("bk_app_code or bk_app_secret is wrong".to_owned()));
     };
-    if !login.username.is_empty() && record.trust == Trust::Itself {
-        let reason = format!(
-            "app {:?} is not trusted to name a user; leave bk_username out, and it acts as itself",
-            login.app_code
-        );
-        refuse(app, api, &login, from, Code::UserDenied, "not trusted to name a user").await;
-        return Err(CallError::UserDenied(reason));
-    }
-    if login.username.is_empty() && !login.token.is_empty() {
-        let reason =
-            "bk_token cannot be checked: no login service is configured; name the user in bk_username";
-        refuse(app, api, &login, from, Code::UserDenied, "bk_token cannot be checked").await;
-        return Err(CallError::UserDenied(reason.to_owned()));
-    }
+    let username = user(app, api, &login, record.trust, from).await?;
     let rights = match login.app_code.as_str() {
         ADMIN => Rights::Administrator,
         _ => Rights::Granted(record.grants),
     };
-    Ok(Caller { app: login.app_code, username: login.username, from, rights: Arc::new(rights) })
+    Ok(Caller { app: login.app_code, username, from, rights: Arc::new(rights) })
+}
+
+/// The user that a call is made for; empty: the app itself.
+async fn user(
+    app: &App,
+    api: &'static str,
+    login: &Login,
+    trust: Trust,
+    from: IpAddr,
+) -> Result<String, CallError> {
+    if !login.token.is_empty() {
+        let user = match users::of_token(app, &login.token).await? {
+            Ok(user) => user,
+            Err(refusal) => {
+                let named = refusal.user().unwrap_or(&login.username).to_owned();
+                let login = Login { username: named, ..login.clone() };
+                refuse(app, api, &login, from, Code::UserDenied, &refusal.to_string()).await;
+                return Err(CallError::UserDenied(refusal.to_string()));
+            }
+        };
+        if !login.username.is_empty() && login.username != user {
+            let reason = "bk_username is not the user of bk_token; leave it out, the token says who it is";
+            refuse(app, api, login, from, Code::UserDenied, "bk_username is not the user of bk_token").await;
+            return Err(CallError::UserDenied(reason.to_owned()));
+        }
+        return Ok(user);
+    }
+    if !login.username.is_empty() && trust == Trust::Itself {
+        let reason = format!(
+            "app {:?} is not trusted to name a user; leave bk_username out, and it acts as itself, or send the user's \
+             bk_token",
+            login.app_code
+        );
+        refuse(app, api, login, from, Code::UserDenied, "not trusted to name a user").await;
+        return Err(CallError::UserDenied(reason));
+    }
+    Ok(login.username.clone())
 }
 
 async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr, code: Code, detail: &str) {

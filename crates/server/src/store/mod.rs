@@ -31,6 +31,7 @@ mod settings;
 mod submissions;
 mod tasks;
 mod tokens;
+mod users;
 mod writer;
 
 #[cfg(test)]
@@ -47,6 +48,7 @@ pub use retention::{Deleted, Slice};
 pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
 pub use tasks::{Counts, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
 pub use tokens::{NewToken, TokenRefusal, TokenUse};
+pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
 use procfleet_core::AgentId;
 use reader::Readers;

@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// In order; the schema's version is how many of them were applied.
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/0001_init.sql"), include_str!("migrations/0002_events.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_init.sql"),
+    include_str!("migrations/0002_events.sql"),
+    include_str!("migrations/0003_users.sql"),
+];
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);

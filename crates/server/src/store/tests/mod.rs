@@ -10,6 +10,7 @@ mod procs;
 mod retention;
 mod submissions;
 mod tasks;
+mod users;
 
 use super::*;
 use procfleet_core::op::{Instance, ProcStatus};

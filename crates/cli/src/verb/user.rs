@@ -1,0 +1,133 @@
+//! `procfleet user`: the people that apps may act for. Scripts read a token from stdout, so nothing else goes there.
+
+use super::token::Ttl;
+use crate::client::{Answer, path_segment};
+use crate::output::{Format, Output, moment, plain};
+use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
+use serde_json::json;
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum User {
+    /// Make a user
+    Create(Named),
+    /// Show all users
+    List(List),
+    /// Make a token and print it: an app that sends it as bk_token acts as this user
+    Token(Token),
+    /// Let a user in no more, whatever token it shows
+    Disable(Named),
+    /// Let a disabled user in again
+    Enable(Named),
+    /// Take back all tokens of a user
+    Revoke(Named),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Named {
+    /// The user's name: letters, digits and -_.@
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct List {
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Token {
+    /// The user's name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// How long the token can be used: 30s, 10m, 12h, 7d
+    #[arg(long, default_value = "12h")]
+    pub ttl: Ttl,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+impl User {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        match self {
+            User::Create(named) => {
+                let wanted = CreateUser { name: named.name.clone() };
+                let answer = named.connection.client()?.post("/api/v1/users", &wanted)?;
+                show(around, &answer, named.output, one)?;
+            }
+            User::List(list) => {
+                let answer = list.connection.client()?.get("/api/v1/users", &[])?;
+                show(around, &answer, list.output, |answer| answer.read())?;
+            }
+            User::Token(token) => token.run(around)?,
+            User::Disable(named) => show(around, &named.post("disable")?, named.output, one)?,
+            User::Enable(named) => show(around, &named.post("enable")?, named.output, one)?,
+            User::Revoke(named) => show(around, &named.post("revoke")?, named.output, one)?,
+        }
+        Ok(Exit::Done)
+    }
+}
+
+impl Named {
+    fn post(&self, action: &str) -> Result<Answer, Error> {
+        self.connection.client()?.post(&path(&self.name, action), &json!({}))
+    }
+}
+
+impl Token {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<(), Error> {
+        let wanted = CreateUserToken { ttl_secs: self.ttl.secs };
+        let answer = self.connection.client()?.post(&path(&self.name, "token"), &wanted)?;
+        match self.output.format() {
+            Format::Json => around.json(&answer.data),
+            Format::Text => {
+                let made: UserToken = answer.read()?;
+                around.say(&plain(&made.token))?;
+                around.note(&format!(
+                    "a bk_token of user {}, until {}; it is shown only this once",
+                    plain(&made.name),
+                    moment(made.expires_at)
+                ));
+                Ok(())
+            }
+        }
+    }
+}
+
+fn path(name: &str, action: &str) -> String {
+    format!("/api/v1/users/{}/{action}", path_segment(name))
+}
+
+fn one(answer: &Answer) -> Result<Vec<UserView>, Error> {
+    Ok(vec![answer.read()?])
+}
+
+fn show(
+    around: &mut Surroundings<'_>,
+    answer: &Answer,
+    output: Output,
+    rows: impl FnOnce(&Answer) -> Result<Vec<UserView>, Error>,
+) -> Result<(), Error> {
+    match output.format() {
+        Format::Json => around.json(&answer.data),
+        Format::Text => around.table(
+            ["USER", "STATE", "TOKENS", "CREATED"],
+            rows(answer)?.into_iter().map(cells).collect(),
+            "no users",
+        ),
+    }
+}
+
+fn cells(user: UserView) -> [String; 4] {
+    let state = if user.disabled { "disabled" } else { "enabled" };
+    [user.name, state.to_owned(), user.tokens.to_string(), moment(user.created_at)]
+}

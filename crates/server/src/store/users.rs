@@ -1,0 +1,169 @@
+//! Users, and the tokens that they show instead of a name.
+
+use super::audit::insert_audit;
+use super::columns::natural;
+use super::{Fault, NewAudit, Store, StoreError};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::fmt;
+
+/// A token that can no longer be used is remembered so long, so that whoever shows it is told why.
+const KEEP_EXPIRED: i64 = 7 * 86_400_000;
+
+/// Somebody whom apps may act for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserRow {
+    pub name: String,
+    pub created_at: i64,
+    pub disabled_at: Option<i64>,
+    /// How many of its tokens have not expired.
+    pub tokens: u64,
+}
+
+/// A token, by its hash.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NewUserToken {
+    pub user: String,
+    pub token_hash: [u8; 32],
+    pub created_at: i64,
+    pub expires_at: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserChange {
+    /// From this moment on.
+    Disable(i64),
+    Enable,
+    /// Its tokens open nothing any more.
+    RevokeTokens,
+}
+
+/// Whose token it is, and whether it still opens anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenHolder {
+    Valid(String),
+    Expired(String),
+    Disabled(String),
+    Unknown,
+}
+
+impl Store {
+    pub async fn create_user(&self, name: &str, at: i64, audit: NewAudit) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.write("creating a user", move |db| {
+            let sql = "INSERT INTO users (name, created_at) VALUES (?, ?) ON CONFLICT DO NOTHING";
+            if db.prepare_cached(sql)?.execute(params![name, at])? == 0 {
+                return Err(StoreError::Exists { what: "a user", key: name }.into());
+            }
+            insert_audit(db, &audit)
+        })
+        .await
+    }
+
+    pub async fn user(&self, name: &str, now: i64) -> Result<Option<UserRow>, StoreError> {
+        let name = name.to_owned();
+        self.read("reading a user", move |db| Ok(rows(db, Some(&name), now)?.pop())).await
+    }
+
+    /// By name.
+    pub async fn users(&self, now: i64) -> Result<Vec<UserRow>, StoreError> {
+        self.read("reading the users", move |db| rows(db, None, now)).await
+    }
+
+    pub async fn change_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        audit: NewAudit,
+    ) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.write("changing a user", move |db| {
+            require(db, &name)?;
+            match change {
+                // One that is disabled keeps the moment.
+                UserChange::Disable(at) => db
+                    .prepare_cached("UPDATE users SET disabled_at = ifnull(disabled_at, ?) WHERE name = ?")?
+                    .execute(params![at, name])?,
+                UserChange::Enable => db
+                    .prepare_cached("UPDATE users SET disabled_at = NULL WHERE name = ?")?
+                    .execute([&name])?,
+                UserChange::RevokeTokens => {
+                    db.prepare_cached("DELETE FROM user_tokens WHERE user = ?")?.execute([&name])?
+                }
+            };
+            insert_audit(db, &audit)
+        })
+        .await
+    }
+
+    /// The user must be known. What expired long ago is forgotten with it.
+    pub async fn create_user_token(&self, token: NewUserToken, audit: NewAudit) -> Result<(), StoreError> {
+        self.write("creating a user's token", move |db| {
+            require(db, &token.user)?;
+            db.prepare_cached("DELETE FROM user_tokens WHERE user = ? AND expires_at < ?")?
+                .execute(params![token.user, token.created_at - KEEP_EXPIRED])?;
+            let sql =
+                "INSERT INTO user_tokens (token_hash, user, created_at, expires_at) VALUES (?, ?, ?, ?)";
+            db.prepare_cached(sql)?.execute(params![
+                token.token_hash,
+                token.user,
+                token.created_at,
+                token.expires_at
+            ])?;
+            insert_audit(db, &audit)
+        })
+        .await
+    }
+
+    pub async fn token_holder(&self, token_hash: [u8; 32], now: i64) -> Result<TokenHolder, StoreError> {
+        self.read("looking a token up", move |db| {
+            let sql = "SELECT name, disabled_at IS NOT NULL, expires_at <= ?2 \
+                       FROM user_tokens JOIN users ON name = user WHERE token_hash = ?1";
+            let found: Option<(String, bool, bool)> = db
+                .prepare_cached(sql)?
+                .query_row(params![token_hash, now], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+                .optional()?;
+            Ok(match found {
+                None => TokenHolder::Unknown,
+                Some((user, true, _)) => TokenHolder::Disabled(user),
+                Some((user, false, true)) => TokenHolder::Expired(user),
+                Some((user, false, false)) => TokenHolder::Valid(user),
+            })
+        })
+        .await
+    }
+}
+
+fn require(db: &Connection, name: &str) -> Result<(), Fault> {
+    match db.prepare_cached("SELECT 1 FROM users WHERE name = ?")?.exists([name])? {
+        true => Ok(()),
+        false => Err(StoreError::Missing { what: "user", key: name.to_owned() }.into()),
+    }
+}
+
+fn rows(db: &Connection, name: Option<&str>, now: i64) -> Result<Vec<UserRow>, Fault> {
+    let sql = "SELECT name, created_at, disabled_at, \
+               (SELECT count(*) FROM user_tokens WHERE user = name AND expires_at > ?2) \
+               FROM users WHERE ?1 IS NULL OR name = ?1 ORDER BY name";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(params![name, now])?;
+    let mut users = Vec::new();
+    while let Some(row) = rows.next()? {
+        users.push(UserRow {
+            name: row.get(0)?,
+            created_at: row.get(1)?,
+            disabled_at: row.get(2)?,
+            tokens: natural(row.get(3)?),
+        });
+    }
+    Ok(users)
+}
+
+// The hash stays out of logs: whoever has one can try tokens against it at leisure.
+impl fmt::Debug for NewUserToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewUserToken")
+            .field("user", &self.user)
+            .field("expires_at", &self.expires_at)
+            .finish_non_exhaustive()
+    }
+}
