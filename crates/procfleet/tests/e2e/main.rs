@@ -19,6 +19,8 @@ mod kinds;
 mod lifecycle;
 mod operations;
 mod retention;
+mod task_state;
+mod upgrade;
 mod users;
 
 /// Checks several procs at the same time, for most of it is waiting.

@@ -16,4 +16,6 @@ pub mod operate;
 pub mod read;
 pub mod result;
 pub mod status;
+pub mod task_state;
+pub mod upgrade;
 pub mod users;

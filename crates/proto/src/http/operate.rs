@@ -218,7 +218,7 @@ fn present_hosts<'v>(reader: &Reader<'v>, faults: &mut Faults) -> Vec<Reader<'v>
     hosts
 }
 
-fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
+pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
     let ip = host.required_text("ip", 45, faults);
     if !host.has("bk_cloud_id") {
         host.missing("bk_cloud_id", faults);

@@ -13,8 +13,10 @@ pub mod results;
 pub mod retention;
 pub mod setup;
 pub mod status;
+pub mod task_state;
 pub mod tasks;
 pub mod tokens;
+pub mod upgrade;
 pub mod users;
 pub mod webhooks;
 

@@ -4,7 +4,7 @@ use super::call::{Call, serve};
 use super::error::CallError;
 use super::idempotency;
 use crate::app::results::KeyStyle;
-use crate::app::{App, agents, operate, registration, results, status};
+use crate::app::{App, agents, operate, registration, results, status, task_state, upgrade};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -12,6 +12,7 @@ use axum::routing::any;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{self as operate_shape, Suppliers};
 use procfleet_proto::http::{agents as agents_shape, result as result_shape, status as status_shape};
+use procfleet_proto::http::{task_state as task_state_shape, upgrade as upgrade_shape};
 use serde_json::{Value, json};
 
 /// The old gateway; the new one; the new one's own paths; and the path that two callers fall back to.
@@ -24,6 +25,9 @@ const PROC_PREFIXES: [&str; 4] = [
 /// Where the new gateway has its agent APIs.
 const CLUSTER_PREFIXES: [&str; 3] =
     ["/api/bk-gse/prod/api/v2/cluster", "/api/v2/cluster", "/api/c/compapi/v2/gse/api/v2/cluster"];
+/// And its task APIs.
+const TASK_PREFIXES: [&str; 3] =
+    ["/api/bk-gse/prod/api/v2/task", "/api/v2/task", "/api/c/compapi/v2/gse/api/v2/task"];
 
 #[derive(Clone, Copy)]
 enum Api {
@@ -40,12 +44,14 @@ enum Api {
     SyncProcStatus,
     GetAgentStatus,
     GetAgentInfo,
+    UpgradeToAgentId,
+    GetTaskState,
     ListAgentState,
     ListAgentInfo,
 }
 
 impl Api {
-    const PROC: [Api; 13] = [
+    const PROC: [Api; 14] = [
         Api::OperateProc,
         Api::OperateProcV2,
         Api::OperateProcMulti,
@@ -59,7 +65,9 @@ impl Api {
         Api::SyncProcStatus,
         Api::GetAgentStatus,
         Api::GetAgentInfo,
+        Api::UpgradeToAgentId,
     ];
+    const TASK: [Api; 1] = [Api::GetTaskState];
     const CLUSTER: [Api; 2] = [Api::ListAgentState, Api::ListAgentInfo];
 
     fn name(self) -> &'static str {
@@ -77,6 +85,8 @@ impl Api {
             Api::SyncProcStatus => "sync_proc_status",
             Api::GetAgentStatus => "get_agent_status",
             Api::GetAgentInfo => "get_agent_info",
+            Api::UpgradeToAgentId => "upgrade_to_agent_id",
+            Api::GetTaskState => "get_task_state",
             Api::ListAgentState => "list_agent_state",
             Api::ListAgentInfo => "list_agent_info",
         }
@@ -134,6 +144,14 @@ impl Api {
                     _ => agents_shape::alive(&hosts, find),
                 })
             }
+            Api::UpgradeToAgentId => {
+                let hosts = upgrade_shape::upgrade_to_agent_id(&body)?;
+                Ok(upgrade::to_agent_id(&app, &caller, hosts).await?)
+            }
+            Api::GetTaskState => {
+                let query = task_state_shape::get_task_state(&body)?;
+                Ok(task_state::of_task(&app, &caller, query).await?)
+            }
             Api::ListAgentState => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
                 Ok(known.iter().map(agents_shape::state).collect())
@@ -149,8 +167,9 @@ impl Api {
 pub(super) fn routes() -> Router<App> {
     let proc = PROC_PREFIXES.iter().flat_map(|prefix| Api::PROC.map(|api| (prefix, api)));
     let cluster = CLUSTER_PREFIXES.iter().flat_map(|prefix| Api::CLUSTER.map(|api| (prefix, api)));
+    let task = TASK_PREFIXES.iter().flat_map(|prefix| Api::TASK.map(|api| (prefix, api)));
     let mut router = Router::new();
-    for (prefix, api) in proc.chain(cluster) {
+    for (prefix, api) in proc.chain(cluster).chain(task) {
         let handler = any(move |State(app): State<App>, request: Request| handle(app, api, request));
         let path = format!("{prefix}/{}", api.name());
         router = router.route(&format!("{path}/"), handler.clone()).route(&path, handler);

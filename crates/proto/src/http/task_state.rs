@@ -1,0 +1,184 @@
+//! `get_task_state`: how a task stands, agent by agent.
+//!
+//! No document describes it. What is known is the shape that one public caller, BlueKing's configuration service, has written
+//! down for it; it declares the call and does not make it yet, and the job platform, which uses the other APIs below `task/`,
+//! does not know it. The request is `{"task_id": "..", "agent_id_list": [..]}`, and the answer's `data` is
+//! `{"result": {"state", "successed_agents", "timeout_agents", "failed_agents", "pending_agents", "offline_agents",
+//! "restarted_agents"}}` with lists of agent ids and one of the states `pending`, `executing`, `timeout`, `failed` and
+//! `successed` (sic). `counts` and `task_id` are ours.
+//!
+//! An agent stands in exactly one list: that of its gravest op. A host without an agent is named as the caller named it.
+
+use super::fault::Faults;
+use super::native::Counts;
+use super::read::Reader;
+use procfleet_core::code::Code;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateQuery {
+    /// As text: whether anybody issued it is not known here.
+    pub task: String,
+    /// Empty: all.
+    pub agents: Vec<String>,
+}
+
+pub fn get_task_state(body: &Value) -> Result<StateQuery, Faults> {
+    let mut faults = Faults::default();
+    let query = Reader::root(body, &mut faults).map(|reader| StateQuery {
+        task: reader.required_text("task_id", 128, &mut faults),
+        agents: reader
+            .texts("agent_id_list", &mut faults)
+            .iter()
+            .map(|(_, text)| (*text).to_owned())
+            .collect(),
+    });
+    match query {
+        Some(query) if faults.is_empty() => Ok(query),
+        _ => Err(faults),
+    }
+}
+
+/// How an agent stands. The later one is the graver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Succeeded,
+    TimedOut,
+    Offline,
+    /// It ended while it was carrying the op out.
+    Restarted,
+    Failed,
+    Pending,
+}
+
+impl Standing {
+    const ALL: [Standing; 6] = [
+        Standing::Succeeded,
+        Standing::TimedOut,
+        Standing::Failed,
+        Standing::Pending,
+        Standing::Offline,
+        Standing::Restarted,
+    ];
+
+    fn of(outcome: Option<Code>) -> Standing {
+        match outcome {
+            None => Standing::Pending,
+            Some(Code::Success) => Standing::Succeeded,
+            Some(Code::NoAgent) => Standing::Offline,
+            Some(Code::Interrupted) => Standing::Restarted,
+            Some(Code::Timeout | Code::CommandTimeout) => Standing::TimedOut,
+            // Every other code is a failure, and `Code` is a long list.
+            Some(_) => Standing::Failed,
+        }
+    }
+
+    fn list(self) -> &'static str {
+        match self {
+            Standing::Succeeded => "successed_agents",
+            Standing::TimedOut => "timeout_agents",
+            Standing::Failed => "failed_agents",
+            Standing::Pending => "pending_agents",
+            Standing::Offline => "offline_agents",
+            Standing::Restarted => "restarted_agents",
+        }
+    }
+}
+
+/// The answer's data, from each op's agent and the code of its outcome, if it has one.
+pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>) -> Value {
+    let mut agents: BTreeMap<String, Standing> = BTreeMap::new();
+    let mut counts = Counts::default();
+    for (agent, outcome) in ops {
+        let standing = Standing::of(outcome);
+        counts.total += 1;
+        match standing {
+            Standing::Pending => counts.open += 1,
+            Standing::Succeeded => counts.succeeded += 1,
+            Standing::Offline | Standing::Restarted | Standing::TimedOut | Standing::Failed => {
+                counts.failed += 1;
+            }
+        }
+        let gravest = agents.entry(agent).or_insert(standing);
+        *gravest = standing.max(*gravest);
+    }
+    let gravest = agents.values().max().copied();
+    let mut result = json!({"state": state(gravest)});
+    for standing in Standing::ALL {
+        let named: Vec<&String> =
+            agents.iter().filter(|(_, its)| **its == standing).map(|(agent, _)| agent).collect();
+        result[standing.list()] = json!(named);
+    }
+    result["counts"] = json!(counts);
+    json!({"task_id": task, "result": result})
+}
+
+/// A task is handed out as soon as it is accepted, so one that is not at its end is being executed.
+fn state(gravest: Option<Standing>) -> &'static str {
+    match gravest {
+        None | Some(Standing::Succeeded) => "successed",
+        Some(Standing::Pending) => "executing",
+        Some(Standing::TimedOut) => "timeout",
+        Some(Standing::Failed | Standing::Offline | Standing::Restarted) => "failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(ops: &[(&str, Option<Code>)], state: &str, lists: &[(&str, &[&str])]) {
+        let data = render("t", ops.iter().map(|(agent, code)| ((*agent).to_owned(), *code)));
+        assert_eq!(data["result"]["state"], state, "{data}");
+        for standing in Standing::ALL {
+            let expected = lists.iter().find(|(list, _)| *list == standing.list());
+            let expected: &[&str] = expected.map_or(&[], |(_, agents)| agents);
+            assert_eq!(data["result"][standing.list()], json!(expected), "{data}");
+        }
+    }
+
+    #[test]
+    fn an_agent_stands_where_its_gravest_op_puts_it() {
+        let (good, bad) = (Some(Code::Success), Some(Code::CommandFailed));
+        check(&[("a", good), ("a", good)], "successed", &[("successed_agents", &["a"])]);
+        check(
+            &[("a", good), ("a", bad), ("b", good)],
+            "failed",
+            &[("failed_agents", &["a"]), ("successed_agents", &["b"])],
+        );
+        check(&[("a", bad), ("a", None)], "executing", &[("pending_agents", &["a"])]);
+        check(
+            &[("a", Some(Code::Timeout)), ("b", Some(Code::NoAgent))],
+            "failed",
+            &[("timeout_agents", &["a"]), ("offline_agents", &["b"])],
+        );
+        check(&[("a", Some(Code::NoAgent))], "failed", &[("offline_agents", &["a"])]);
+        check(&[("a", Some(Code::Interrupted))], "failed", &[("restarted_agents", &["a"])]);
+        check(&[("a", Some(Code::CommandTimeout))], "timeout", &[("timeout_agents", &["a"])]);
+        check(
+            &[("a", Some(Code::Timeout)), ("b", good)],
+            "timeout",
+            &[("timeout_agents", &["a"]), ("successed_agents", &["b"])],
+        );
+    }
+
+    #[test]
+    fn ops_are_counted() {
+        let ops = [Some(Code::Success), None, Some(Code::NoAgent)].map(|code| ("a".to_owned(), code));
+        let counts = json!({"total": 3, "open": 1, "succeeded": 1, "failed": 1});
+        assert_eq!(render("t", ops)["result"]["counts"], counts);
+    }
+
+    #[test]
+    fn what_is_asked_is_checked() {
+        let query = get_task_state(&json!({"task_id": "t", "agent_id_list": ["a"], "x": 1})).expect("fine");
+        assert_eq!(query, StateQuery { task: "t".to_owned(), agents: vec!["a".to_owned()] });
+        let said = get_task_state(&json!({"agent_id_list": [1]})).expect_err("faults").to_string();
+        assert!(
+            said.contains("task_id: is required") && said.contains("agent_id_list[0]: must be"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! `upgrade_to_agent_id`: hosts, and the agent id that each is to be addressed by from now on.
+//!
+//! The node manager calls it while it takes hosts from GSE's first generation, where a host is its address, to the second,
+//! where it is its agent's id; the proc infos that were kept under the address must then be found under the id. The answer's
+//! `data` is `{"success": ["0:127.0.0.1"], "failed": []}`.
+
+use super::fault::Faults;
+use super::operate::read_host;
+use super::read::Reader;
+use procfleet_core::id::{AgentId, Host};
+use serde_json::{Value, json};
+
+pub fn upgrade_to_agent_id(body: &Value) -> Result<Vec<(Host, AgentId)>, Faults> {
+    let mut faults = Faults::default();
+    let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
+    let elements = reader.objects("hosts", &mut faults);
+    if elements.is_empty() && faults.is_empty() {
+        faults.add("hosts", "is required and must not be empty");
+    }
+    let mut hosts: Vec<(Host, AgentId)> = Vec::with_capacity(elements.len());
+    for element in &elements {
+        let host = read_host(element, &mut faults);
+        let id = element.required_text("bk_agent_id", AgentId::MAX_LEN, &mut faults);
+        match id.parse::<AgentId>() {
+            Ok(agent) => hosts.extend(host.map(|host| (host, agent))),
+            // What is missing or too long was said already.
+            Err(reason) if !id.is_empty() && id.len() <= AgentId::MAX_LEN => {
+                faults.add(element.path("bk_agent_id"), reason.to_string());
+            }
+            Err(_) => {}
+        }
+    }
+    if faults.is_empty() { Ok(hosts) } else { Err(faults) }
+}
+
+/// The answer's data, from each host and whether it is addressed by the id.
+pub fn render(hosts: impl IntoIterator<Item = (Host, bool)>) -> Value {
+    let (mut success, mut failed) = (Vec::new(), Vec::new());
+    for (host, so) in hosts {
+        if so { &mut success } else { &mut failed }.push(host.to_string());
+    }
+    json!({"success": success, "failed": failed})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_is_named() {
+        let body =
+            json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}, {"ip": "x", "bk_agent_id": "a b"}]});
+        let said = upgrade_to_agent_id(&body).expect_err("faults").to_string();
+        for word in [
+            "hosts[0].bk_agent_id: is required",
+            "hosts[1].ip: \"x\" is not",
+            "hosts[1].bk_cloud_id: is required",
+            "hosts[1].bk_agent_id: contains",
+        ] {
+            assert!(said.contains(word), "{word:?} is not in {said:?}");
+        }
+        let said = upgrade_to_agent_id(&json!({})).expect_err("faults").to_string();
+        assert_eq!(said, "hosts: is required and must not be empty");
+    }
+
+    #[test]
+    fn hosts_are_named_as_in_results() {
+        let body = json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_agent_id": "a"}]});
+        let hosts = upgrade_to_agent_id(&body).expect("fine");
+        let answer = render(hosts.into_iter().map(|(host, _)| (host, true)));
+        assert_eq!(answer, json!({"success": ["0:10.0.0.1"], "failed": []}));
+    }
+}
