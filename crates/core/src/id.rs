@@ -1,5 +1,6 @@
 //! One id type per kind of thing. Each is parsed at the edge and trusted inside.
 
+use crate::spec::Instances;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -198,6 +199,33 @@ pub struct ProcKey {
     pub name: String,
 }
 
+impl ProcKey {
+    /// The key of one of its instances: the first has the proc's own, the others are called `name#2`, `name#3` and so on.
+    #[must_use]
+    pub fn instance(&self, number: u32) -> ProcKey {
+        match number {
+            0 | 1 => self.clone(),
+            more => ProcKey { namespace: self.namespace.clone(), name: format!("{}#{more}", self.name) },
+        }
+    }
+
+    /// The proc of which this is an instance, and which one it is. A name without a number is the first of itself.
+    pub fn whole(&self) -> (ProcKey, u32) {
+        let numbered = self.name.rsplit_once('#').and_then(|(name, number)| {
+            // Written in one way only, so that no two keys are the same instance.
+            let plain = !number.starts_with('0') && !name.is_empty();
+            let number = u32::try_from(digits(number).filter(|_| plain)?).ok()?;
+            (2..=Instances::MAX).contains(&number).then_some((name, number))
+        });
+        match numbered {
+            Some((name, number)) => {
+                (ProcKey { namespace: self.namespace.clone(), name: name.to_owned() }, number)
+            }
+            None => (self.clone(), 1),
+        }
+    }
+}
+
 impl fmt::Display for ProcKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.namespace, self.name)
@@ -253,6 +281,26 @@ mod tests {
         }
         for text in ["", "127.0.0.1", "0:", "x:127.0.0.1", "0:host", "-1:127.0.0.1"] {
             assert!(text.parse::<Host>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_behind_the_name_is_an_instance() {
+        let key = |name: &str| ProcKey { namespace: "web".to_owned(), name: name.to_owned() };
+        for (name, whole, number) in [
+            ("nginx", "nginx", 1),
+            ("nginx#2", "nginx", 2),
+            ("nginx#64", "nginx", 64),
+            ("a#b#3", "a#b", 3),
+            ("nginx#1", "nginx#1", 1),
+            ("nginx#65", "nginx#65", 1),
+            ("nginx#02", "nginx#02", 1),
+            ("nginx#+2", "nginx#+2", 1),
+            ("nginx#", "nginx#", 1),
+            ("#2", "#2", 1),
+        ] {
+            assert_eq!(key(name).whole(), (key(whole), number), "{name}");
+            assert_eq!(key(whole).instance(number), key(name), "{name}");
         }
     }
 }

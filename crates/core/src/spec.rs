@@ -31,6 +31,11 @@ pub struct Spec {
 #[serde(transparent)]
 pub struct Instances(pub u32);
 
+impl Instances {
+    /// More of one proc on one host are not started by one request.
+    pub const MAX: u32 = 64;
+}
+
 impl Default for Instances {
     fn default() -> Self {
         Instances(1)

@@ -59,8 +59,8 @@ pub(super) fn launched(whom: Whom<'_>, run: &mut Run, leader: Leader) -> Sightin
     named.retain(|stat| {
         let is_wrapper = stat.id == run.leader && meant.is_some_and(|meant| meant != run.leader);
         let program = Program::of(stat);
-        let is_shell =
-            program.is_wrapper_of(&run.command) && !matches!(whom.identity.proc_name.as_str(), "sh" | "dash");
+        let is_shell = program.is_wrapper_of(&run.command)
+            && !matches!(whom.identity.proc_name.as_str(), "sh" | "dash" | "pwsh");
         !is_wrapper && !is_shell && program.is_named(&whom.identity.proc_name)
     });
     if let Some(top) = topmost(named) {

@@ -6,6 +6,7 @@
 //! stranger: a stranger taken for ours would be signalled.
 
 use super::procfs::{self, Stat};
+use super::spawn;
 use procfleet_core::spec::Identity;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -143,16 +144,17 @@ impl Program {
             || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
     }
 
-    /// Whether this is `/bin/sh -c COMMAND`, as `spawn` makes it, and not yet something else.
+    /// Whether this is `/bin/sh -c COMMAND`, or what else `spawn` makes of a command, and not yet something else.
     pub(super) fn is_wrapper_of(&self, command: &str) -> bool {
-        match self.argv.as_slice() {
-            [shell, flag, text] => {
-                // Of a very long command only the beginning was read.
-                let read = text.len() >= 32 << 10 && command.starts_with(text.as_str());
-                shell == super::spawn::SHELL && flag == "-c" && (text == command || read)
-            }
-            _ => false,
-        }
+        let Some((text, before)) = self.argv.split_last() else { return false };
+        let shell = match before {
+            [shell, flag] => shell == spawn::SHELL && flag == "-c",
+            [_, flags @ ..] => flags == spawn::POWERSHELL_FLAGS,
+            [] => false,
+        };
+        // Of a very long command only the beginning was read.
+        let read = text.len() >= 32 << 10 && command.starts_with(text.as_str());
+        shell && (text == command || read)
     }
 
     /// A short name for messages.
@@ -286,5 +288,9 @@ mod tests {
         assert!(wrapper.is_wrapper_of("./web start"));
         assert!(!wrapper.is_wrapper_of("./web"));
         assert!(!program("web", "/opt/web", &["./web", "start"]).is_wrapper_of("./web start"));
+        let powershell = ["/usr/bin/pwsh", "-NoProfile", "-NonInteractive", "-Command", "./web.ps1"];
+        assert!(program("pwsh", "/opt/pwsh", &powershell).is_wrapper_of("./web.ps1"));
+        assert!(!program("pwsh", "/opt/pwsh", &powershell[..4]).is_wrapper_of("-Command"));
+        assert!(!program("x", "", &[]).is_wrapper_of(""));
     }
 }

@@ -5,7 +5,7 @@
 //! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens later comes
 //! back as an [`Input`] on the channel that it gave.
 //!
-//! - A command runs as `/bin/sh -c` in a session of its own, and writes into a file (`spawn`, `user`, `output`). Its
+//! - A command runs as `/bin/sh -c` (or PowerShell) in a session of its own, and writes into a file (`spawn`, `user`, `output`). Its
 //!   environment carries a mark with the proc's key, which everything that it starts inherits.
 //! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
 //!   (`pidfd`), so a recycled pid is never touched.
@@ -86,7 +86,7 @@ impl Hands {
     /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
-        let launch = Launch::prepare(&self.mark, command, spec);
+        let launch = Launch::prepare(&self.key, &self.mark, command, spec);
         match launch.and_then(|launch| Run::start(launch, self.new_output(run))) {
             Ok((started, end)) => {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");

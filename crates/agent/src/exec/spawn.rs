@@ -1,19 +1,24 @@
-//! Starting a command: `/bin/sh -c COMMAND`, in its own session, as its user, in its folder, with a clean environment.
+//! Starting a command: `/bin/sh -c COMMAND`, in its own session, as its user, in its folder, with a clean environment that
+//! says what the spec says beside its commands.
 
 #![expect(unsafe_code, reason = "what a child does between fork and exec cannot be written without it")]
 
 use super::procfs::MARK;
 use super::user::Account;
-use procfleet_core::{Code, Spec};
+use procfleet_core::spec::Shell;
+use procfleet_core::{Code, ProcKey, Spec};
 use rustix::fs::Mode;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 pub(super) const SHELL: &str = "/bin/sh";
+/// What stands between PowerShell's name and the command.
+pub(super) const POWERSHELL_FLAGS: [&str; 3] = ["-NoProfile", "-NonInteractive", "-Command"];
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Why a command could not be started, for the caller who wrote the spec.
@@ -32,14 +37,29 @@ impl NotStarted {
 /// A command whose spec was checked against this host, ready to be started.
 #[derive(Debug)]
 pub(super) struct Launch {
-    mark: String,
+    shell: Interpreter,
     command: String,
+    environment: Vec<(&'static str, String)>,
     folder: CString,
     account: Account,
 }
 
+/// What reads a command on this host.
+#[derive(Debug, PartialEq, Eq)]
+enum Interpreter {
+    Sh,
+    /// PowerShell, and where it is.
+    Powershell(PathBuf),
+}
+
 impl Launch {
-    pub(super) fn prepare(mark: &str, command: &str, spec: &Spec) -> Result<Launch, NotStarted> {
+    /// `mark` is what all that it starts will be known by.
+    pub(super) fn prepare(
+        key: &ProcKey,
+        mark: &str,
+        command: &str,
+        spec: &Spec,
+    ) -> Result<Launch, NotStarted> {
         let refuse = |reason: &str| Err(NotStarted::new(Code::ArgsInvalid, reason));
         if command.contains('\0') {
             return refuse("the command contains a NUL byte");
@@ -47,9 +67,15 @@ impl Launch {
         if mark.contains('\0') {
             return refuse("the name of the process contains a NUL byte");
         }
+        let shell = Interpreter::of(spec.control.shell, PATH)?;
         let folder = folder(&spec.identity.setup_path)?;
         let account = Account::of(&spec.identity.user)?;
-        Ok(Launch { mark: mark.to_owned(), command: command.to_owned(), folder, account })
+        let mut environment = facts(key, spec);
+        if let Some((name, _)) = environment.iter().find(|(_, value)| value.contains('\0')) {
+            return refuse(&format!("{name} would contain a NUL byte"));
+        }
+        environment.push((MARK, mark.to_owned()));
+        Ok(Launch { shell, command: command.to_owned(), environment, folder, account })
     }
 
     pub(super) fn command(&self) -> &str {
@@ -58,9 +84,11 @@ impl Launch {
 
     /// Starts it, writing to `output`; `None` throws its output away. When this returns, the shell is running.
     pub(super) fn start(self, output: Option<File>) -> Result<Child, NotStarted> {
-        let Launch { mark, command, folder, account } = self;
+        let Launch { shell, command, environment, folder, account } = self;
+        let program = shell.program().to_owned();
         let failed = |user: &str, error: io::Error| {
-            let reason = format!("starting {SHELL} in setup_path {folder:?} as user {user:?}: {error}");
+            let reason =
+                format!("starting {} in setup_path {folder:?} as user {user:?}: {error}", program.display());
             NotStarted::new(Code::SystemError, reason)
         };
         let (out, err) = match output {
@@ -75,11 +103,12 @@ impl Launch {
             None => (Stdio::null(), Stdio::null()),
         };
         #[expect(clippy::disallowed_methods, reason = "this is the one place that makes processes")]
-        let mut shell = Command::new(SHELL);
-        shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(out).stderr(err);
-        shell.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").env(MARK, mark);
-        shell.env("HOME", &account.home).env("SHELL", &account.shell);
-        shell.env("USER", &account.name).env("LOGNAME", &account.name);
+        let mut child = Command::new(&program);
+        child.args(shell.flags());
+        child.arg(command).stdin(Stdio::null()).stdout(out).stderr(err);
+        child.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").envs(environment);
+        child.env("HOME", &account.home).env("SHELL", &account.shell);
+        child.env("USER", &account.name).env("LOGNAME", &account.name);
         let (name, cwd) = (account.name.clone(), folder.clone());
         let enter = move || {
             rustix::process::setsid()?;
@@ -92,9 +121,70 @@ impl Launch {
         };
         // SAFETY: between fork and exec the closure makes plain system calls only. It takes no lock and allocates
         // nothing: what it needs was made before the fork and is borrowed.
-        unsafe { shell.pre_exec(enter) };
-        shell.spawn().map_err(|error| failed(&name, error))
+        unsafe { child.pre_exec(enter) };
+        child.spawn().map_err(|error| failed(&name, error))
     }
+}
+
+impl Interpreter {
+    /// The one that the spec asks for, if this host has it.
+    fn of(shell: Shell, path: &str) -> Result<Interpreter, NotStarted> {
+        let without = |ext: &str, why: &str| {
+            let reason = format!("this host cannot run {ext} scripts (cmd_shell_ext): {why}");
+            NotStarted::new(Code::ArgsInvalid, reason)
+        };
+        match shell {
+            Shell::Sh => Ok(Interpreter::Sh),
+            Shell::Ps1 => on_path("pwsh", path)
+                .map(Interpreter::Powershell)
+                .ok_or_else(|| without("ps1", "it has no pwsh")),
+            Shell::Bat => Err(without("bat", "it runs Linux, and they need Windows")),
+        }
+    }
+
+    fn program(&self) -> &Path {
+        match self {
+            Interpreter::Sh => Path::new(SHELL),
+            Interpreter::Powershell(path) => path,
+        }
+    }
+
+    fn flags(&self) -> &'static [&'static str] {
+        match self {
+            Interpreter::Sh => &["-c"],
+            Interpreter::Powershell(_) => &POWERSHELL_FLAGS,
+        }
+    }
+}
+
+/// The first file of this name on a search path that may be run.
+fn on_path(name: &str, path: &str) -> Option<PathBuf> {
+    let runs = |file: &PathBuf| {
+        fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    };
+    path.split(':').map(|folder| Path::new(folder).join(name)).find(runs)
+}
+
+/// What a command may want to know of its spec. What the spec leaves empty is not there at all.
+fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
+    let (proc, instance) = key.whole();
+    let (identity, job) = (&spec.identity, &spec.job);
+    let mut facts = vec![
+        ("PROCFLEET_NAMESPACE", proc.namespace),
+        ("PROCFLEET_NAME", proc.name),
+        ("PROCFLEET_INSTANCE", instance.to_string()),
+        ("PROCFLEET_PROC_NAME", identity.proc_name.clone()),
+        ("PROCFLEET_SETUP_PATH", identity.setup_path.clone()),
+        ("PROCFLEET_PID_PATH", identity.pid_path.clone()),
+        ("PROCFLEET_CONFIG_PATH", identity.config_path.clone()),
+        ("PROCFLEET_LOG_PATH", identity.log_path.clone()),
+        ("PROCFLEET_CONTACT", job.contact.clone()),
+        ("PROCFLEET_FUNC_ID", job.func_id.clone()),
+        ("PROCFLEET_INSTANCE_ID", job.instance_id.clone()),
+        ("PROCFLEET_REPORT_ID", spec.report_id.map(|id| id.to_string()).unwrap_or_default()),
+    ];
+    facts.retain(|(_, value)| !value.is_empty());
+    facts
 }
 
 /// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked from the
@@ -122,5 +212,59 @@ fn folder(setup_path: &str) -> Result<CString, NotStarted> {
     match rustix::fs::access(c_path.as_c_str(), rustix::fs::Access::EXEC_OK) {
         Ok(()) => Ok(c_path),
         Err(error) => Err(unusable(&format!("cannot be entered: {}", io::Error::from(error)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_needs_what_reads_it() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let (empty, full) = (folder.path().join("empty"), folder.path().join("full"));
+        fs::create_dir(&empty).expect("our folder");
+        fs::create_dir(&full).expect("our folder");
+        let path = format!("{}:{}", empty.display(), full.display());
+        let check = |shell, expected: Result<Interpreter, &str>| {
+            let found = Interpreter::of(shell, &path);
+            let expected = expected.map_err(|reason| NotStarted::new(Code::ArgsInvalid, reason));
+            assert_eq!(found, expected, "{shell:?}");
+        };
+        let no_pwsh = "this host cannot run ps1 scripts (cmd_shell_ext): it has no pwsh";
+        let no_bat = "this host cannot run bat scripts (cmd_shell_ext): it runs Linux, and they need Windows";
+        check(Shell::Sh, Ok(Interpreter::Sh));
+        check(Shell::Bat, Err(no_bat));
+        check(Shell::Ps1, Err(no_pwsh));
+        let pwsh = full.join("pwsh");
+        fs::write(&pwsh, "").expect("our folder");
+        check(Shell::Ps1, Err(no_pwsh));
+        fs::set_permissions(&pwsh, fs::Permissions::from_mode(0o755)).expect("our file");
+        check(Shell::Ps1, Ok(Interpreter::Powershell(pwsh)));
+    }
+
+    #[test]
+    fn a_command_learns_what_its_spec_says() {
+        let key = ProcKey { namespace: "web".to_owned(), name: "nginx#3".to_owned() };
+        let mut spec = Spec { report_id: Some(0), ..Spec::default() };
+        let names = |spec: &Spec| facts(&key, spec).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        let always = ["PROCFLEET_NAMESPACE", "PROCFLEET_NAME", "PROCFLEET_INSTANCE", "PROCFLEET_REPORT_ID"];
+        assert_eq!(names(&spec), always);
+        for field in
+            [&mut spec.identity.proc_name, &mut spec.identity.setup_path, &mut spec.identity.pid_path]
+        {
+            *field = "x".to_owned();
+        }
+        for field in [&mut spec.identity.config_path, &mut spec.identity.log_path, &mut spec.job.contact] {
+            *field = "x".to_owned();
+        }
+        (spec.job.func_id, spec.job.instance_id) = ("x".to_owned(), "x".to_owned());
+        assert_eq!(names(&spec).len(), 12);
+        let value = |name| facts(&key, &spec).into_iter().find(|(known, _)| *known == name).expect("there").1;
+        assert_eq!(
+            (value("PROCFLEET_NAME"), value("PROCFLEET_INSTANCE")),
+            ("nginx".to_owned(), "3".to_owned())
+        );
+        assert_eq!(value("PROCFLEET_REPORT_ID"), "0");
     }
 }

@@ -1,6 +1,7 @@
 //! Commands: where, as whom and with what they run, and what is said about their end.
 
 use crate::support::*;
+use procfleet_core::spec::Shell;
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{Code, Exit};
 use std::collections::BTreeMap;
@@ -43,7 +44,15 @@ async fn the_environment_is_clean() {
     let (_, output) = proc.output_of("tr '\\0' '\\n' < /proc/$$/environ").await;
     let environment: BTreeMap<&str, &str> = output.lines().filter_map(|line| line.split_once('=')).collect();
     let names: Vec<&str> = environment.keys().copied().collect();
-    assert_eq!(names, ["HOME", "LANG", "LOGNAME", "PATH", "PROCFLEET_PROC", "SHELL", "USER"]);
+    let (ours, others): (Vec<&str>, Vec<&str>) =
+        names.into_iter().partition(|name| name.starts_with("PROCFLEET_"));
+    assert_eq!(others, ["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER"]);
+    let facts = ["INSTANCE", "NAME", "NAMESPACE", "PROC", "PROC_NAME", "SETUP_PATH"];
+    assert_eq!(ours, facts.map(|name| format!("PROCFLEET_{name}")));
+    assert_eq!(
+        ["INSTANCE", "NAME", "NAMESPACE"].map(|name| environment[&*format!("PROCFLEET_{name}")]),
+        ["1", "environment", "exec-test"]
+    );
     assert_eq!(environment["PROCFLEET_PROC"], proc.host.mark(&proc.key));
     assert_eq!(environment["PATH"], "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     assert_eq!((environment["USER"], environment["LANG"]), (me().as_str(), "C.UTF-8"));
@@ -89,6 +98,13 @@ async fn what_cannot_be_started_says_why() {
         let expected = CommandEnd::NotStarted { code: *code, reason: (*reason).to_owned() };
         assert_eq!(proc.end_of(run).await, expected);
     }
+    proc.spec.identity.setup_path = good;
+    proc.spec.identity.user = me();
+    proc.spec.control.shell = Shell::Bat;
+    let run = proc.run("start.bat");
+    let end = proc.end_of(run).await;
+    let CommandEnd::NotStarted { code: Code::ArgsInvalid, reason } = end else { panic!("{end:?}") };
+    assert!(reason.starts_with("this host cannot run bat scripts (cmd_shell_ext): "), "{reason}");
 }
 
 #[tokio::test]
