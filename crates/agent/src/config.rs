@@ -1,5 +1,6 @@
 //! What an agent is told at its start. Plain data, checked once.
 
+use procfleet_core::allow::Allow;
 use procfleet_proto::link::token::JoinToken;
 use std::fmt;
 use std::io;
@@ -16,6 +17,51 @@ pub struct Config {
     pub data: PathBuf,
     /// The address that the host is known by; `None`: the one that the server sees.
     pub ip: Option<IpAddr>,
+    /// What the host's owner lets the server do here.
+    pub allow: Allow,
+}
+
+/// Where the policy of a host is unless somebody says otherwise.
+const POLICY: &str = "/etc/procfleet/policy.json";
+
+/// Why a policy cannot be used. The agent does not start then: it would do what its owner does not want.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    #[error("reading the policy {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("the policy {} is not understood: {reason}", path.display())]
+    Bad { path: PathBuf, reason: String },
+    #[error("the policy {} can be changed by others than its owner; take that right away (chmod go-w)", path.display())]
+    Open { path: PathBuf },
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyFile {
+    allow: Allow,
+}
+
+/// The policy in this file; without a name, the one in the usual place, if there is one.
+pub fn read_policy(named: Option<PathBuf>) -> Result<Allow, PolicyError> {
+    let path = named.clone().unwrap_or_else(|| PathBuf::from(POLICY));
+    let failed = |source| PolicyError::Read { path: path.clone(), source };
+    let metadata = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => {
+            return Ok(Allow::default());
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    if metadata.permissions().mode() & 0o022 != 0 {
+        return Err(PolicyError::Open { path });
+    }
+    let text = std::fs::read_to_string(&path).map_err(failed)?;
+    let bad = |reason: String| PolicyError::Bad { path: path.clone(), reason };
+    let PolicyFile { allow } = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    match allow.paths.iter().flatten().find(|folder| !folder.is_absolute()) {
+        Some(folder) => Err(bad(format!("allow.paths: {} is not an absolute path", folder.display()))),
+        None => Ok(allow),
+    }
 }
 
 /// Where the server's agent link is.
@@ -69,6 +115,33 @@ pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_policy_is_understood_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("policy.json");
+        let read = |text: &str, mode: u32| {
+            std::fs::write(&path, text).expect("our own folder");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("our own file");
+            read_policy(Some(path.clone())).map_err(|error| error.to_string())
+        };
+        let good = r#"{"allow": {"users": ["www"], "paths": ["/srv"], "ops": ["start", "query"]}}"#;
+        let allow = read(good, 0o644).expect("a good policy");
+        assert_eq!(allow.users, Some(["www".to_owned()].into()));
+        assert_eq!(read(r#"{"allow": {}}"#, 0o600), Ok(Allow::default()));
+        for (text, mode, reason) in [
+            (good, 0o664, "can be changed by others"),
+            (r#"{"allow": {"user": []}}"#, 0o644, "unknown field `user`"),
+            (r#"{}"#, 0o644, "missing field `allow`"),
+            (r#"{"allow": {"ops": ["begin"]}}"#, 0o644, "unknown variant `begin`"),
+            (r#"{"allow": {"paths": ["srv"]}}"#, 0o644, "srv is not an absolute path"),
+            ("", 0o644, "EOF"),
+        ] {
+            let error = read(text, mode).expect_err(text);
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+        assert!(read_policy(Some(folder.path().join("missing"))).is_err(), "named, but not there");
+    }
 
     #[test]
     fn addresses() {

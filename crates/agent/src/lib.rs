@@ -68,7 +68,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         Err(std::fs::TryLockError::Error(source)) => return Err(prepared(source)),
     }
 
-    let host = Arc::new(Host::open(folder.join("output"))?);
+    let host = Arc::new(Host::open(folder.join("output"))?.allowing(config.allow.clone()));
     let (journal, past) = journal::Journal::open(&folder.join("agent.db"), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
     let states = states::States::default();

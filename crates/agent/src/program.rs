@@ -1,6 +1,6 @@
 //! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
 
-use crate::config::{Config, ServerAddress};
+use crate::config::{Config, ServerAddress, read_policy};
 use procfleet_proto::link::token::JoinToken;
 use std::error::Error;
 use std::fmt::Write;
@@ -25,6 +25,12 @@ pub struct Args {
     /// The address that this host is known by; by default the one that the server sees
     #[arg(long, env = "PROCFLEET_IP")]
     ip: Option<IpAddr>,
+    /// What this host lets the server do (JSON); by default /etc/procfleet/policy.json, if it is there
+    #[arg(long, env = "PROCFLEET_POLICY", value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Print a systemd unit that runs the agent with these arguments, and end
+    #[arg(long)]
+    print_systemd_unit: bool,
     /// End when standard input is closed (used by `procfleet up`)
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
@@ -38,6 +44,9 @@ impl std::fmt::Debug for Args {
 
 /// Runs the agent until it is told to stop.
 pub fn main(args: Args) -> ExitCode {
+    if args.print_systemd_unit {
+        return print_systemd_unit(&args);
+    }
     log();
     let until_stdin_closes = args.until_stdin_closes;
     // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
@@ -53,7 +62,11 @@ pub fn main(args: Args) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let config = Config { server: args.server, token, data: args.data, ip: args.ip };
+    let allow = match read_policy(args.policy) {
+        Ok(allow) => allow,
+        Err(error) => return failed(&error),
+    };
+    let config = Config { server: args.server, token, data: args.data, ip: args.ip, allow };
     // One thread is plenty, and a small process is quick to start others from.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -71,6 +84,42 @@ pub fn main(args: Args) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
+    }
+}
+
+/// The token is not in it: a unit file is readable for all, and the token is needed only once.
+fn print_systemd_unit(args: &Args) -> ExitCode {
+    let (program, data) = match (std::env::current_exe(), std::path::absolute(&args.data)) {
+        (Ok(program), Ok(data)) => (program, data),
+        (Err(error), _) | (_, Err(error)) => return failed(&error),
+    };
+    let mut command = quoted(&program.to_string_lossy());
+    if program.file_name().is_some_and(|name| name == "procfleet") {
+        command.push_str(" agent");
+    }
+    let options = [
+        Some(("--server", args.server.to_string())),
+        Some(("--data", data.to_string_lossy().into_owned())),
+        args.ip.map(|ip| ("--ip", ip.to_string())),
+        args.policy.as_ref().map(|policy| ("--policy", policy.to_string_lossy().into_owned())),
+    ];
+    for (name, value) in options.into_iter().flatten() {
+        let _ = write!(command, " {name} {}", quoted(&value));
+    }
+    println!("{}", include_str!("agent.service").replace("@COMMAND@", &command).trim_end());
+    ExitCode::SUCCESS
+}
+
+/// As systemd reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:[]@+".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => {
+            let escaped =
+                word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
+            format!("\"{escaped}\"")
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! around it (server, agent, cli) do the reading, waiting and running.
 
 pub mod access;
+pub mod allow;
 pub mod code;
 pub mod dispatch;
 pub mod id;

@@ -17,10 +17,25 @@ pub struct Joined {
 impl Joined {
     /// Starts `procfleet agent`; its token is given as an environment variable, as a unit file would.
     pub fn start(binary: &Path, server: &str, data: &Path, ip: &str, token: Option<&str>) -> Joined {
+        Joined::start_with(binary, server, data, ip, token, &[])
+    }
+
+    /// As [`Joined::start`], with more in its environment.
+    pub fn start_with(
+        binary: &Path,
+        server: &str,
+        data: &Path,
+        ip: &str,
+        token: Option<&str>,
+        environment: &[(&str, &Path)],
+    ) -> Joined {
         let mut program =
             Program::new(binary).args(["agent", "--server", server, "--ip", ip, "--data"]).args([data]);
         if let Some(token) = token {
             program = program.env("PROCFLEET_TOKEN", token);
+        }
+        for (name, value) in environment {
+            program = program.env(name, value);
         }
         program.start();
         Joined { program }

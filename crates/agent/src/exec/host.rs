@@ -1,7 +1,9 @@
 //! What all procs on this host share.
 
 use super::pidfd;
-use procfleet_core::{BootId, Moment, ProcKey};
+use super::spawn::NotStarted;
+use procfleet_core::allow::Allow;
+use procfleet_core::{BootId, Code, Moment, ProcKey, Spec};
 use procfleet_proto::link::HostFacts;
 use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
@@ -33,6 +35,8 @@ pub struct Host {
     pub(super) memory_bytes: u64,
     /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as zombies.
     strays: Mutex<Vec<OwnedFd>>,
+    /// What the host's owner lets be run here.
+    allow: Allow,
 }
 
 impl Host {
@@ -58,7 +62,34 @@ impl Host {
             cpus: count_cpus(&read("/proc/stat")?),
             memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
             strays: Mutex::default(),
+            allow: Allow::default(),
         })
+    }
+
+    #[must_use]
+    pub fn allowing(self, allow: Allow) -> Host {
+        Host { allow, ..self }
+    }
+
+    pub fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    /// The last look before anything is run, whoever wants it: an order, or the agent itself. A folder that is a link to
+    /// another place counts as that place.
+    pub(super) fn permit(&self, spec: &Spec) -> Result<(), NotStarted> {
+        let refuse = |reason| Err(NotStarted::new(Code::NotAllowed, reason));
+        if let Some(reason) = self.allow.spec_refusal(spec) {
+            return refuse(reason);
+        }
+        let setup_path = &spec.identity.setup_path;
+        match fs::canonicalize(setup_path) {
+            Ok(place) if !self.allow.holds(&place) => refuse(format!(
+                "this host does not allow setup_path {setup_path:?}, which is {place:?}: its policy says so"
+            )),
+            // What does not exist is refused where it is used, with its reason.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     pub fn boot_id(&self) -> &BootId {

@@ -86,7 +86,8 @@ impl Hands {
     /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
-        let launch = Launch::prepare(&self.key, &self.mark, command, spec);
+        let permitted = self.host.permit(spec);
+        let launch = permitted.and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec));
         match launch.and_then(|launch| Run::start(launch, self.new_output(run))) {
             Ok((started, end)) => {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");

@@ -178,7 +178,11 @@ impl Work {
             "interrupted: the agent ended while {} was under way and does not repeat it",
             kind.verb()
         );
-        let outcome = Outcome::without_agent(Code::Interrupted, message, kind);
+        self.end_unbegun(key, op, Outcome::without_agent(Code::Interrupted, message, kind)).await;
+    }
+
+    /// Ends an op without a proc's actor.
+    async fn end_unbegun(&self, key: &ProcKey, op: OpId, outcome: Outcome) {
         self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &Known::default()).await;
         self.around.done(op, outcome);
     }
@@ -206,6 +210,14 @@ impl Work {
         };
         for ((key, order), acceptance) in orders.into_iter().zip(accepted) {
             match acceptance {
+                Acceptance::New
+                    if let Some(reason) =
+                        self.around.host.allow().refusal(order.kind, order.spec.as_ref()) =>
+                {
+                    warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "an op was refused");
+                    let outcome = Outcome::without_agent(Code::NotAllowed, reason, order.kind);
+                    self.end_unbegun(&key, order.op, outcome).await;
+                }
                 Acceptance::New => {
                     info!(op = %order.op, proc = %key, kind = order.kind.verb(), "op taken");
                     self.around.open.lock().unwrap_or_else(PoisonError::into_inner).insert(order.op);

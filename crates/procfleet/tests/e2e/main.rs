@@ -18,6 +18,7 @@ mod idempotency;
 mod kinds;
 mod lifecycle;
 mod operations;
+mod policy;
 mod retention;
 mod task_state;
 mod upgrade;
