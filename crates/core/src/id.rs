@@ -53,6 +53,25 @@ pub struct OpId {
     pub index: u32,
 }
 
+impl OpId {
+    /// More than any place in a task: one call makes 100,000 ops at most.
+    const PART: u32 = 1 << 20;
+
+    /// The part of this op that concerns one instance of its proc. No op of any task has such an id, so an agent can write
+    /// parts down beside ops.
+    #[must_use]
+    pub fn part(self, instance: u32) -> OpId {
+        let (whole, _) = self.whole();
+        OpId { index: whole.index + instance.min(Instances::MAX) * Self::PART, ..self }
+    }
+
+    /// The op of which this is a part, and for which instance; or itself, if it is no part.
+    pub fn whole(self) -> (OpId, Option<u32>) {
+        let instance = self.index / Self::PART;
+        (OpId { index: self.index % Self::PART, ..self }, (instance > 0).then_some(instance))
+    }
+}
+
 impl fmt::Display for OpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:014}-{}-{}", self.task.stamp, self.task.number, self.index)
@@ -301,6 +320,22 @@ mod tests {
         ] {
             assert_eq!(key(name).whole(), (key(whole), number), "{name}");
             assert_eq!(key(whole).instance(number), key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_part_is_told_from_every_op_and_leads_back_to_its_own() {
+        let task = TaskId { stamp: 20_190_813_145_456, number: 8 };
+        for index in [0, 1, 99_999, OpId::PART - 1] {
+            let op = OpId { task, index };
+            assert_eq!(op.whole(), (op, None));
+            let parts: Vec<OpId> = (1..=Instances::MAX).map(|instance| op.part(instance)).collect();
+            for (instance, part) in (1..).zip(&parts) {
+                assert_eq!(part.whole(), (op, Some(instance)));
+                assert_eq!(part.part(2), op.part(2));
+                assert!(part.index >= OpId::PART);
+                round_trip::<OpId>(&part.to_string());
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod dispatch;
 pub mod id;
 pub mod moment;
 pub mod op;
+pub mod parts;
 pub mod process;
 pub mod spec;
 pub mod supervise;

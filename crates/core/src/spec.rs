@@ -26,6 +26,19 @@ pub struct Spec {
     pub job: JobFacts,
 }
 
+impl Spec {
+    /// The spec of one instance of many: the second and further ones have pid files of their own.
+    #[must_use]
+    pub fn of_instance(mut self, number: u32) -> Spec {
+        // One that the spec does not count is a proc of its own that is merely called so.
+        let counted = (2..=self.instances.0).contains(&number);
+        if counted && !self.identity.pid_path.is_empty() {
+            self.identity.pid_path.push_str(&format!(".{number}"));
+        }
+        self
+    }
+}
+
 /// How many processes of one proc run side by side: at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -161,4 +174,22 @@ pub enum Schedule {
 pub struct ConfigFile {
     pub path: String,
     pub md5: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_instances_have_pid_files_of_their_own() {
+        let path = |pid_path: &str, instances: u32, number: u32| {
+            let identity = Identity { pid_path: pid_path.to_owned(), ..Identity::default() };
+            let spec = Spec { identity, instances: Instances(instances), ..Spec::default() };
+            spec.of_instance(number).identity.pid_path
+        };
+        assert_eq!(path("/run/web.pid", 3, 1), "/run/web.pid");
+        assert_eq!(path("/run/web.pid", 3, 2), "/run/web.pid.2");
+        assert_eq!(path("/run/web.pid", 3, 4), "/run/web.pid", "a proc that is merely called so");
+        assert_eq!(path("", 3, 2), "");
+    }
 }

@@ -3,7 +3,7 @@
 use procfleet_core::code::Code;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
-use procfleet_core::spec::{Identity, Spec};
+use procfleet_core::spec::{Identity, JobFacts, Spec};
 use procfleet_core::task::Target;
 use procfleet_proto::http::result::{About, OpResult};
 use serde_json::{Value, json};
@@ -36,6 +36,11 @@ fn a_control_op_has_exactly_one_value_also_on_failure() {
         r#"{{"value":[{{"procName":"nginx","setupPath":"/usr/sbin","funcID":"","instanceID":"","result":"{message}","isAuto":true}}]}}"#
     );
     assert_eq!(said.content, expected, "to the letter, order included");
+    let job = JobFacts { func_id: "f".to_owned(), instance_id: "i".to_owned(), ..JobFacts::default() };
+    let with_job = Spec { job, ..spec.clone() };
+    let said: Value =
+        serde_json::from_str(&result(OpKind::Stop, Some(&outcome), Some(&with_job)).content).expect("JSON");
+    assert_eq!((&said["value"][0]["funcID"], &said["value"][0]["instanceID"]), (&json!("f"), &json!("i")));
     let without: Value =
         serde_json::from_str(&result(OpKind::Stop, Some(&outcome), None).content).expect("JSON");
     assert_eq!(without["value"][0]["procName"], "stored");
@@ -78,4 +83,25 @@ fn a_query_has_exactly_one_instance_running_or_not() {
         serde_json::from_str(&result(OpKind::Query, Some(&stopped), None).content).expect("JSON");
     let gone = &content["process"][0]["instance"][0];
     assert_eq!((&gone["pid"], &gone["stat"], &gone["startTime"]), (&json!(-1), &json!(""), &json!("")));
+}
+
+#[test]
+fn a_query_lists_all_instances_with_version_and_health() {
+    let instance = |pid| Some(Instance { pid, ..Instance::default() });
+    let status = ProcStatus {
+        instance: instance(5),
+        more: vec![None, instance(7)],
+        version: "1.2.3".to_owned(),
+        health: "healthy".to_owned(),
+        ..ProcStatus::default()
+    };
+    let outcome = Outcome::new(Code::Success, "success", Content::Status(Box::new(status)));
+    let content: Value =
+        serde_json::from_str(&result(OpKind::Query, Some(&outcome), None).content).expect("JSON");
+    let listed = content["process"][0]["instance"].as_array().expect("a list");
+    let pids: Vec<&Value> = listed.iter().map(|one| &one["pid"]).collect();
+    assert_eq!(pids, [&json!(5), &json!(-1), &json!(7)]);
+    for one in listed {
+        assert_eq!((&one["version"], &one["health"]), (&json!("1.2.3"), &json!("healthy")));
+    }
 }

@@ -1,7 +1,7 @@
 //! Reading `operate_proc_v2` and `operate_proc_multi`: what is accepted, and every fault at once.
 
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::Kind;
+use procfleet_core::spec::{Instances, Kind};
 use procfleet_core::task::Target;
 use procfleet_proto::http::operate::{operate_proc_multi, operate_proc_v2};
 use serde_json::{Value, json};
@@ -88,6 +88,9 @@ fn what_real_callers_send_is_accepted() {
     assert_eq!(spec(&unknown).policy.kind, Kind::Resident);
     assert_eq!(spec(&seed_with("/spec/alive_monitor_policy/auto_type", json!(2))).policy.kind, Kind::Once);
 
+    assert_eq!(spec(&seed()).instances, Instances(1));
+    assert_eq!(spec(&seed_with("/spec/instance_num", json!(3))).instances, Instances(3));
+
     let no_op = seed_with("/op_type", Value::Null);
     assert_eq!(operate_proc_v2(&no_op).expect("accepted")[0].kind, OpKind::Start);
     let no_spec = seed_with("/spec", Value::Null);
@@ -167,6 +170,9 @@ fn every_fault_has_its_place_and_reason() {
         ),
         ("/spec/resource", json!({"cpu": 101.0}), "spec.resource.cpu: is 101, must be from 0 to 100"),
         ("/spec/resource", json!({"mem": "10"}), "spec.resource.mem: must be a number, not a string"),
+        ("/spec/instance_num", json!(0), "spec.instance_num: is 0, must be from 1 to 64"),
+        ("/spec/instance_num", json!(65), "spec.instance_num: is 65, must be from 1 to 64"),
+        ("/spec/instance_num", json!("2"), "spec.instance_num: must be an integer, not a string"),
         ("/spec/configmap", json!([{"path": 1}]), "spec.configmap[0].path: must be a string, not a number"),
     ];
     for (pointer, value, expected) in rows {

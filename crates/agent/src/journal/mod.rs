@@ -3,6 +3,7 @@
 //! It holds each proc's record and each op from its acceptance to its confirmed outcome. One thread owns the
 //! connection; what waits for it is written in one transaction. An operator can open the file with any SQLite tool.
 
+mod divide;
 mod events;
 mod thread;
 
@@ -10,8 +11,11 @@ pub(crate) use events::Known;
 
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
+use procfleet_core::parts;
+use procfleet_core::spec::Instances;
 use procfleet_core::supervise::{Record, Write};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thread::Thread;
@@ -56,7 +60,12 @@ pub(crate) struct Journal {
 pub(crate) struct Past {
     pub(crate) procs: Vec<PastProc>,
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
+    /// Ops of which some parts have no outcome yet.
+    pub(crate) divided: Vec<(OpId, Parts)>,
 }
+
+/// The parts of an op by their instances, with the outcomes that there are.
+pub(crate) type Parts = BTreeMap<u32, Option<Outcome>>;
 
 #[derive(Debug)]
 pub(crate) struct PastProc {
@@ -73,7 +82,8 @@ pub(crate) struct PastProc {
 /// What the journal says of an op that has just arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Acceptance {
-    New,
+    /// These are to be carried out: the op itself, or its parts where it concerns several instances of its proc.
+    New(Vec<(ProcKey, Order)>),
     /// It came before and is waiting or under way.
     Known,
     /// It came before, and this is how it ended.
@@ -151,7 +161,16 @@ impl Journal {
         let written = self.thread.write(move |t| {
             let mut statement =
                 t.prepare_cached("UPDATE ops SET confirmed = 1 WHERE op = ?1 AND state = 2")?;
-            ops.iter().try_for_each(|op| statement.execute([op.to_string()]).map(|_| ()))
+            let mut confirm = |op: OpId| statement.execute([op.to_string()]);
+            for op in ops {
+                // An op that is not written down itself is there in parts, and they are confirmed together.
+                if confirm(op)? == 0 && confirm(op.part(1))? > 0 {
+                    for instance in 2..=Instances::MAX {
+                        confirm(op.part(instance))?;
+                    }
+                }
+            }
+            Ok(())
         });
         // Unwritten, the outcome is only reported once more after the next start.
         if let Err(failure) = written.await {
@@ -176,24 +195,55 @@ impl Journal {
 }
 
 fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result<Acceptance> {
-    let op = order.op.to_string();
+    if let Some(known) = known(t, order.op)? {
+        return Ok(known);
+    }
+    let parts = divide::divide(t, key, order)?;
+    let mut statement = t.prepare_cached(
+        "INSERT INTO ops (op, namespace, name, kind, state, request, accepted_at) VALUES (?1,?2,?3,?4,0,?5,?6)",
+    )?;
+    for (key, part) in &parts {
+        let (op, kind) = (part.op.to_string(), part.kind.number());
+        statement.execute(params![op, key.namespace, key.name, kind, json(part), now_secs()])?;
+    }
+    Ok(Acceptance::New(parts))
+}
+
+/// What has become of an op that came before, whole or in parts. `None`: it is new.
+fn known(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
+    let said = |outcome: Option<Outcome>| outcome.map_or(Acceptance::Known, Acceptance::Done);
+    if let Some(outcome) = written_outcome(t, op)? {
+        return Ok(Some(said(outcome)));
+    }
+    // The first instance is always among the parts.
+    if written_outcome(t, op.part(1))?.is_none() {
+        return Ok(None);
+    }
+    let mut parts = Parts::new();
+    for instance in 1..=Instances::MAX {
+        if let Some(outcome) = written_outcome(t, op.part(instance))? {
+            parts.insert(instance, outcome);
+        }
+    }
+    Ok(Some(said(merged(parts).ok())))
+}
+
+/// `None`: it is not written down. `Some(None)`: it has no outcome, or none that can be read.
+fn written_outcome(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Option<Outcome>>> {
     let known: Option<Option<String>> = t
         .prepare_cached("SELECT outcome FROM ops WHERE op = ?1")?
-        .query_row([&op], |row| row.get(0))
+        .query_row([op.to_string()], |row| row.get(0))
         .optional()?;
-    match known {
-        Some(Some(outcome)) => match serde_json::from_str(&outcome) {
-            Ok(outcome) => Ok(Acceptance::Done(outcome)),
-            Err(_) => Ok(Acceptance::Known),
-        },
-        Some(None) => Ok(Acceptance::Known),
-        None => {
-            t.prepare_cached(
-                "INSERT INTO ops (op, namespace, name, kind, state, request, accepted_at) VALUES (?1,?2,?3,?4,0,?5,?6)",
-            )?
-            .execute(params![op, key.namespace, key.name, order.kind.number(), json(order), now_secs()])?;
-            Ok(Acceptance::New)
-        }
+    Ok(known.map(|outcome| outcome.and_then(|text| serde_json::from_str(&text).ok())))
+}
+
+/// The outcome of an op whose parts have all ended; else the parts.
+fn merged(parts: Parts) -> Result<Outcome, Parts> {
+    let ended: BTreeMap<u32, Outcome> =
+        parts.iter().filter_map(|(instance, outcome)| Some((*instance, outcome.clone()?))).collect();
+    match parts::merge(&ended) {
+        Some(outcome) if ended.len() == parts.len() => Ok(outcome),
+        Some(_) | None => Err(parts),
     }
 }
 
@@ -253,6 +303,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         "SELECT op, namespace, name, state, request, outcome FROM ops WHERE confirmed = 0 ORDER BY rowid",
     )?;
     let mut rows = statement.query([])?;
+    let mut divided: BTreeMap<OpId, Parts> = BTreeMap::new();
     while let Some(row) = rows.next()? {
         let (op, state): (String, i64) = (row.get(0)?, row.get(3)?);
         let request: String = row.get(4)?;
@@ -262,11 +313,17 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         };
         if state == 2 {
             let outcome: String = row.get(5)?;
-            match serde_json::from_str(&outcome) {
-                Ok(outcome) => past.unacknowledged.push((op, outcome)),
-                Err(failure) => error!(%op, %failure, "an outcome in the journal cannot be read"),
+            match (serde_json::from_str(&outcome), op.whole()) {
+                (Ok(outcome), (_, None)) => past.unacknowledged.push((op, outcome)),
+                (Ok(outcome), (whole, Some(instance))) => {
+                    divided.entry(whole).or_default().insert(instance, Some(outcome));
+                }
+                (Err(failure), _) => error!(%op, %failure, "an outcome in the journal cannot be read"),
             }
             continue;
+        }
+        if let (whole, Some(instance)) = op.whole() {
+            divided.entry(whole).or_default().insert(instance, None);
         }
         let key = ProcKey { namespace: row.get(1)?, name: row.get(2)? };
         let place = past.procs.iter().position(|proc| proc.key == key).unwrap_or_else(|| {
@@ -278,6 +335,12 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         match state == 0 && same_boot {
             true => past.procs[place].waiting.push(order),
             false => past.procs[place].interrupted.push((op, order.kind)),
+        }
+    }
+    for (whole, parts) in divided {
+        match merged(parts) {
+            Ok(outcome) => past.unacknowledged.push((whole, outcome)),
+            Err(parts) => past.divided.push((whole, parts)),
         }
     }
     Ok(past)
@@ -341,7 +404,7 @@ mod tests {
         let start = order(0, OpKind::Start);
         let accept =
             || async { journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0) };
-        assert_eq!(accept().await, Acceptance::New);
+        assert_eq!(accept().await, Acceptance::New(vec![(key("a"), start.clone())]));
         assert_eq!(accept().await, Acceptance::Known);
         journal
             .write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())], &Known::default())
@@ -449,5 +512,89 @@ mod tests {
             .expect("writable");
         let refused = Journal::open(&path, &BootId("one".to_owned())).await.expect_err("too new");
         assert!(matches!(refused, JournalError::TooNew { found: 99, .. }), "{refused}");
+    }
+
+    fn parts_of(acceptance: Acceptance) -> Vec<(String, OpId, Option<String>)> {
+        let Acceptance::New(parts) = acceptance else { panic!("{acceptance:?}") };
+        let path = |order: &Order| order.spec.as_ref().map(|spec| spec.identity.pid_path.clone());
+        parts.into_iter().map(|(key, order)| (key.name, order.op, path(&order))).collect()
+    }
+
+    /// From the moment on that it is accepted, through a crash, to its confirmation.
+    #[tokio::test]
+    async fn an_op_on_several_instances_is_one_op_in_parts() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let (journal, _) = reopened(&path, "one").await;
+        let mut start = order(0, OpKind::Start);
+        let spec = start.spec.as_mut().expect("a spec");
+        (spec.instances, spec.identity.pid_path) = (Instances(3), "/run/a".to_owned());
+        let row = |name: &str, instance: u32, path: &str| {
+            (name.to_owned(), start.op.part(instance), Some(path.to_owned()))
+        };
+        let rows = [row("a", 1, "/run/a"), row("a#2", 2, "/run/a.2"), row("a#3", 3, "/run/a.3")];
+        let accepted = journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0);
+        assert_eq!(parts_of(accepted), rows);
+        let again = async |journal: &Journal| {
+            journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0)
+        };
+        assert_eq!(again(&journal).await, Acceptance::Known);
+
+        // One has ended, one had begun, one had not; and then the agent dies.
+        journal.write(&key("a"), &[Write::Done(start.op.part(1), outcome())], &Known::default()).await;
+        journal.write(&key("a#2"), &[Write::Begun(start.op.part(2))], &Known::default()).await;
+        assert_eq!(again(&journal).await, Acceptance::Known);
+        drop(journal);
+        let (journal, past) = reopened(&path, "one").await;
+        assert!(past.unacknowledged.is_empty());
+        let parts = Parts::from([(1, Some(outcome())), (2, None), (3, None)]);
+        assert_eq!(past.divided, [(start.op, parts)]);
+        let open: Vec<_> = past.procs.iter().map(|p| (p.interrupted.len(), p.waiting.len())).collect();
+        assert_eq!(open, [(1, 0), (0, 1)]);
+
+        let already = Outcome { code: Code::AlreadyRunning, ..outcome() };
+        journal.write(&key("a#2"), &[Write::Done(start.op.part(2), already)], &Known::default()).await;
+        journal.write(&key("a#3"), &[Write::Done(start.op.part(3), outcome())], &Known::default()).await;
+        assert_eq!(again(&journal).await, Acceptance::Done(outcome()));
+        drop(journal);
+        let (journal, past) = reopened(&path, "one").await;
+        assert_eq!((past.unacknowledged, past.divided), (vec![(start.op, outcome())], vec![]));
+        journal.confirm(vec![start.op]).await;
+        drop(journal);
+        let (journal, past) = reopened(&path, "one").await;
+        assert!(past.unacknowledged.is_empty() && past.procs.is_empty(), "{past:?}");
+        assert_eq!(again(&journal).await, Acceptance::Done(outcome()));
+    }
+
+    #[tokio::test]
+    async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let (journal, _) = reopened(&folder.path().join("agent.db"), "one").await;
+        let numbered = |number: u32, kind: OpKind, instances: Option<u32>| {
+            let spec = instances.map(|n| Spec { instances: Instances(n), ..Spec::default() });
+            Order { spec, ..order(number, kind) }
+        };
+        let accept = async |name: &str, order: Order| {
+            let accepted = journal.accept(vec![(key(name), order)]).await.expect("writable").remove(0);
+            parts_of(accepted).into_iter().map(|(name, _, _)| name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(accept("a", numbered(0, OpKind::Stop, Some(3))).await, "a", "nobody knows others");
+        assert_eq!(accept("a", numbered(1, OpKind::Start, Some(2))).await, "a a#2");
+        assert_eq!(accept("a", numbered(2, OpKind::Stop, None)).await, "a a#2", "on its way");
+        assert_eq!(accept("a", numbered(3, OpKind::Restart, None)).await, "a a#2");
+        for done in 0..4 {
+            let op = order(done, OpKind::Start).op;
+            let ops = [op, op.part(1), op.part(2)].map(|op| Write::Done(op, outcome()));
+            journal.write(&key("a"), &ops, &Known::default()).await;
+        }
+        assert_eq!(accept("a", numbered(4, OpKind::Stop, None)).await, "a", "none is left");
+        let stored = Record { spec: Spec { instances: Instances(3), ..Spec::default() }, ..record() };
+        for name in ["a", "a#2", "a#5", "a#x", "ab"] {
+            journal.write(&key(name), &[Write::Record(Box::new(stored.clone()))], &Known::default()).await;
+        }
+        assert_eq!(accept("a", numbered(5, OpKind::Query, None)).await, "a a#2 a#5");
+        assert_eq!(accept("a", numbered(6, OpKind::Restart, None)).await, "a a#2 a#3");
+        assert_eq!(accept("a", numbered(7, OpKind::Host, Some(1))).await, "a");
+        assert_eq!(accept("a#2", numbered(8, OpKind::Restart, Some(3))).await, "a#2", "it alone");
     }
 }

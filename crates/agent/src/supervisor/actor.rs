@@ -1,6 +1,6 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
-use super::OpenOps;
+use super::open::OpenOps;
 use crate::exec::{Hands, Host};
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
@@ -14,7 +14,7 @@ use procfleet_core::supervise::{Effect, Event, Hosting, Input, Machine, Scope, S
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -34,8 +34,9 @@ pub(super) struct Around {
 impl Around {
     /// An outcome that is durable.
     pub(super) fn done(&self, op: OpId, outcome: Outcome) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&op);
-        self.outbox.done(op, outcome);
+        if let Some((op, outcome)) = self.open.done(op, outcome) {
+            self.outbox.done(op, outcome);
+        }
     }
 }
 

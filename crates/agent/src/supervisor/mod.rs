@@ -1,22 +1,25 @@
 //! All procs of this host: one actor each, and the way of an order to its actor.
 //!
 //! An order is written to the journal before anybody acts on it. One that came before is answered from the journal
-//! and not carried out again.
+//! and not carried out again. One for several instances of a proc comes out of the journal in parts, a part for each
+//! instance's own actor, and is answered when the last of them has ended (`open`).
 
 mod actor;
+mod open;
 
 use crate::exec::Host;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc};
 use crate::outbox::Outbox;
 use crate::states::States;
 use actor::{Actor, Around};
+use open::OpenOps;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::supervise::{Input, Machine, Write};
 use procfleet_proto::link::{HostFacts, OpOrder};
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -43,9 +46,6 @@ enum Intake {
     Stop(oneshot::Sender<()>),
 }
 
-/// The ops that are in the journal without an outcome.
-type OpenOps = Arc<Mutex<BTreeSet<OpId>>>;
-
 impl Supervisor {
     /// Takes up every proc of the past and begins to work.
     pub(crate) fn start(
@@ -57,6 +57,9 @@ impl Supervisor {
     ) -> Supervisor {
         let (intake, orders) = mpsc::channel(INTAKE);
         let open = OpenOps::default();
+        for (op, parts) in &past.divided {
+            open.resume(*op, parts.clone());
+        }
         let (stop, stopped) = watch::channel(false);
         let around = Around { host: host.clone(), journal, outbox, states, open: open.clone(), stopped };
         tokio::spawn(
@@ -75,7 +78,7 @@ impl Supervisor {
 
     /// What need not be sent again.
     pub(crate) fn taken(&self) -> Vec<OpId> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+        self.open.all()
     }
 
     pub(crate) async fn order(&self, order: OpOrder) {
@@ -155,7 +158,8 @@ impl Work {
     async fn take_up(&mut self, proc: PastProc) {
         let PastProc { key, record, registered_at, interrupted, waiting } = proc;
         let open = interrupted.iter().map(|(op, _)| *op).chain(waiting.iter().map(|order| order.op));
-        self.around.open.lock().unwrap_or_else(PoisonError::into_inner).extend(open);
+        // Parts are known already, with what became of their siblings.
+        open.filter(|op| op.whole().1.is_none()).for_each(|op| self.around.open.begin(op));
         match record {
             Some(record) => {
                 let (machine, step) = Machine::recover(key.clone(), record, interrupted);
@@ -210,19 +214,25 @@ impl Work {
         };
         for ((key, order), acceptance) in orders.into_iter().zip(accepted) {
             match acceptance {
-                Acceptance::New
-                    if let Some(reason) =
-                        self.around.host.allow().refusal(order.kind, order.spec.as_ref()) =>
-                {
-                    warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "an op was refused");
-                    let outcome = Outcome::without_agent(Code::NotAllowed, reason, order.kind);
-                    self.end_unbegun(&key, order.op, outcome).await;
-                }
-                Acceptance::New => {
-                    info!(op = %order.op, proc = %key, kind = order.kind.verb(), "op taken");
-                    self.around.open.lock().unwrap_or_else(PoisonError::into_inner).insert(order.op);
+                Acceptance::New(parts) => {
+                    // All of them before the first can end.
+                    parts.iter().for_each(|(_, part)| self.around.open.begin(part.op));
+                    let refusal = self.around.host.allow().refusal(order.kind, order.spec.as_ref());
+                    if let Some(reason) = refusal {
+                        warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "an op was refused");
+                        for (key, part) in parts {
+                            let reason = reason.clone();
+                            let outcome = Outcome::without_agent(Code::NotAllowed, reason, part.kind);
+                            self.end_unbegun(&key, part.op, outcome).await;
+                        }
+                        continue;
+                    }
+                    let instances = parts.len();
+                    info!(op = %order.op, proc = %key, kind = order.kind.verb(), instances, "op taken");
                     self.around.outbox.taken(order.op);
-                    self.deliver(&key, order).await;
+                    for (key, part) in parts {
+                        self.deliver(&key, part).await;
+                    }
                 }
                 Acceptance::Known => self.around.outbox.taken(order.op),
                 Acceptance::Done(outcome) => self.around.outbox.done(order.op, outcome),

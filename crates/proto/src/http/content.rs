@@ -1,41 +1,42 @@
 //! The `content` text of a result, in GSE 2's shape.
 //!
 //! Callers parse it even on failure and count its elements, so there is always exactly one `value`, or one
-//! `process` with one `instance`.
+//! `process` with one `instance`, unless the spec itself asks for several.
 
 use super::result::About;
 use jiff::Timestamp;
 use jiff::tz::{Offset, TimeZone};
 use procfleet_core::op::{Content, Instance, Outcome, ProcStatus};
+use procfleet_core::spec::JobFacts;
 use serde_json::{Value, json};
 
 pub fn render(about: About<'_>, outcome: &Outcome) -> String {
     match &outcome.content {
         Content::Control { hosted, proc_name, setup_path } => {
             // What the caller sent is what it expects to see; without it, what the agent used.
-            let sent =
-                about.spec.map(|spec| (spec.identity.proc_name.as_str(), spec.identity.setup_path.as_str()));
-            control(sent.unwrap_or((proc_name, setup_path)), outcome, *hosted)
+            let (sent, none) = (about.spec, JobFacts::default());
+            let job = sent.map_or(&none, |spec| &spec.job);
+            let (proc_name, setup_path) =
+                sent.map_or((proc_name, setup_path), |s| (&s.identity.proc_name, &s.identity.setup_path));
+            json!({"value": [{
+                "procName": proc_name,
+                "setupPath": setup_path,
+                "funcID": job.func_id,
+                "instanceID": job.instance_id,
+                "result": outcome.message,
+                "isAuto": hosted,
+            }]})
         }
         Content::Status(status) => self::status(about, status),
     }
     .to_string()
 }
 
-fn control((proc_name, setup_path): (&str, &str), outcome: &Outcome, hosted: bool) -> Value {
-    json!({"value": [{
-        "procName": proc_name,
-        "setupPath": setup_path,
-        "funcID": "",
-        "instanceID": "",
-        "result": outcome.message,
-        "isAuto": hosted,
-    }]})
-}
-
 fn status(about: About<'_>, status: &ProcStatus) -> Value {
     let zone = Offset::from_seconds(status.utc_offset_secs).unwrap_or(Offset::UTC);
     let ip = about.target.host().map(|host| host.ip.to_string()).unwrap_or_default();
+    let seen = std::iter::once(&status.instance).chain(&status.more);
+    let instances: Vec<Value> = seen.map(|seen| instance(about, status, seen.as_ref(), zone)).collect();
     json!({
         "ip": ip,
         "bk_agent_id": about.agent.map_or("", |agent| agent.as_str()),
@@ -44,20 +45,19 @@ fn status(about: About<'_>, status: &ProcStatus) -> Value {
         "timezone": status.utc_offset_secs / 3600,
         "process": [{
             "procname": about.proc.name,
-            "instance": [instance(about, status, zone)],
+            "instance": instances,
         }],
     })
 }
 
-fn instance(about: About<'_>, status: &ProcStatus, zone: Offset) -> Value {
+fn instance(about: About<'_>, status: &ProcStatus, seen: Option<&Instance>, zone: Offset) -> Value {
     let stopped = Instance::default();
-    let seen = status.instance.as_ref();
     let i = seen.unwrap_or(&stopped);
     json!({
         "cmdline": i.command_line,
         "processName": about.proc.name,
-        "version": "",
-        "health": "",
+        "version": status.version,
+        "health": status.health,
         "isAuto": status.hosted,
         "cpuUsage": rounded(i.cpu_now),
         "cpuUsageAve": rounded(i.cpu_average),

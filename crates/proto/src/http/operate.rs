@@ -4,7 +4,7 @@ use super::fault::Faults;
 use super::read::Reader;
 use procfleet_core::id::{CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::{ConfigFile, Control, Identity, Kind, Policy, Resource, Shell, Spec};
+use procfleet_core::spec::{ConfigFile, Control, Identity, Instances, Kind, Policy, Resource, Shell, Spec};
 use procfleet_core::task::{Request, Target};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -261,7 +261,10 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
         .map(|r| ConfigFile { path: r.text("path", LONGEST_PATH, faults), md5: r.text("md5", 64, faults) })
         .filter(|file| !file.path.is_empty())
         .collect();
-    Spec { identity, control, resource, policy, report_id, configmap, ..Spec::default() }
+    // Ours: GSE's own API has no word for it.
+    let instances = spec.integer("instance_num", 1..=i64::from(Instances::MAX), faults);
+    let instances = instances.and_then(|n| u32::try_from(n).ok()).map_or_else(Instances::default, Instances);
+    Spec { identity, control, resource, policy, report_id, configmap, instances, ..Spec::default() }
 }
 
 fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity {

@@ -1,0 +1,97 @@
+//! Which procs an order is for: the one that it names, or several instances of it.
+//!
+//! It is read in the transaction that writes the order down, so that an order finds the instances of those before it.
+
+use procfleet_core::id::ProcKey;
+use procfleet_core::op::{OpKind, Order};
+use procfleet_core::parts::{self, Known};
+use procfleet_core::spec::{Instances, Spec};
+use procfleet_core::supervise::Record;
+use rusqlite::{OptionalExtension, Transaction, params};
+use std::collections::BTreeSet;
+
+/// The order itself, or its parts. A part has an id of its own, and the spec of its instance.
+pub(super) fn divide(
+    t: &Transaction<'_>,
+    key: &ProcKey,
+    order: &Order,
+) -> rusqlite::Result<Vec<(ProcKey, Order)>> {
+    let of_instance = |number: u32| order.spec.clone().map(|spec| spec.of_instance(number));
+    let (_, number) = key.whole();
+    if number > 1 {
+        return Ok(vec![(key.clone(), Order { spec: of_instance(number), ..order.clone() })]);
+    }
+    let sent = order.spec.as_ref().map(|spec| spec.instances);
+    let known = match (order.kind, sent) {
+        // What was sent decides.
+        (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, Some(_)) => {
+            Known::default()
+        }
+        (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, None) => {
+            Known { wanted: wanted(t, key)?, instances: BTreeSet::new() }
+        }
+        (
+            OpKind::Stop
+            | OpKind::Query
+            | OpKind::Unhost
+            | OpKind::Reload
+            | OpKind::Kill
+            | OpKind::Unregister,
+            _,
+        ) => Known { wanted: None, instances: instances(t, key)? },
+    };
+    let concerned = parts::concerned(order.kind, sent, &known);
+    if concerned.len() == 1 {
+        return Ok(vec![(key.clone(), order.clone())]);
+    }
+    let part = |number: u32| {
+        let order = Order { op: order.op.part(number), spec: of_instance(number), ..order.clone() };
+        (key.instance(number), order)
+    };
+    Ok(concerned.into_iter().map(part).collect())
+}
+
+/// Those that have a record or an order without an outcome.
+fn instances(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
+    let mut statement = t.prepare_cached(
+        "SELECT name FROM procs WHERE namespace = ?1 AND name >= ?2 AND name < ?3
+         UNION SELECT name FROM ops
+         WHERE confirmed = 0 AND state < 2 AND namespace = ?1 AND name >= ?2 AND name < ?3",
+    )?;
+    // All names that begin with the proc's and a number sign; the dollar sign is the next character.
+    let (from, to) = (format!("{}#", key.name), format!("{}$", key.name));
+    let names = statement.query_map(params![key.namespace, from, to], |row| row.get(0))?;
+    let mut instances = BTreeSet::new();
+    for name in names {
+        let (whole, number) = ProcKey { namespace: key.namespace.clone(), name: name? }.whole();
+        if whole == *key {
+            instances.insert(number);
+        }
+    }
+    Ok(instances)
+}
+
+/// How many the newest spec asks for: that of an order that is to be carried out, else the stored one.
+fn wanted(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Instances>> {
+    let mut statement = t.prepare_cached(
+        "SELECT request FROM ops
+         WHERE confirmed = 0 AND state < 2 AND namespace = ?1 AND name = ?2 ORDER BY rowid DESC",
+    )?;
+    let requests = statement.query_map(params![key.namespace, key.name], |row| row.get::<_, String>(0))?;
+    for request in requests {
+        let launches = |kind| {
+            matches!(kind, OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update)
+        };
+        let order: Option<Order> = serde_json::from_str(&request?).ok();
+        let spec = order.filter(|order| launches(order.kind)).and_then(|order| order.spec);
+        if let Some(Spec { instances, .. }) = spec {
+            return Ok(Some(instances));
+        }
+    }
+    let record: Option<String> = t
+        .prepare_cached("SELECT record FROM procs WHERE namespace = ?1 AND name = ?2")?
+        .query_row(params![key.namespace, key.name], |row| row.get(0))
+        .optional()?;
+    let record = record.and_then(|text| serde_json::from_str::<Record>(&text).ok());
+    Ok(record.map(|record| record.spec.instances))
+}

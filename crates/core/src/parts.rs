@@ -1,0 +1,293 @@
+//! An op on a proc of several instances: whom it concerns, and the one outcome that is made of many.
+//!
+//! Each instance is a proc of its own to its agent. What makes a proc run or known acts on as many instances as the spec
+//! asks for, and leaves any surplus alone: to ask for fewer ends no process. What ends, leaves or looks acts on all that
+//! are known, surplus too. So a proc gets smaller by a stop and an unregister, and a start with the smaller number.
+
+use crate::code::Code;
+use crate::op::{Content, OpKind, Outcome, ProcStatus};
+use crate::spec::Instances;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many bytes of command lines the status of several instances holds in all: an outcome must fit a frame of the link.
+const COMMAND_LINES: usize = 4_096;
+/// How many bytes of notes it holds.
+const NOTES: usize = 4_096;
+
+/// What an agent knows of a proc's instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// How many the newest spec that the agent has asks for.
+    pub wanted: Option<Instances>,
+    /// Those that it knows or has orders for.
+    pub instances: BTreeSet<u32>,
+}
+
+/// The instances that an order for the whole proc concerns. The first is always among them.
+pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &Known) -> BTreeSet<u32> {
+    match kind {
+        OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update => {
+            let wanted = sent.or(known.wanted).unwrap_or_default().0;
+            (1..=wanted.clamp(1, Instances::MAX)).collect()
+        }
+        OpKind::Stop
+        | OpKind::Query
+        | OpKind::Unhost
+        | OpKind::Reload
+        | OpKind::Kill
+        | OpKind::Unregister => known.instances.iter().copied().chain([1]).collect(),
+    }
+}
+
+/// How the op ended, when all of its parts have. `None` where there are no parts.
+///
+/// A failure of one is the op's own. Where some were already as they should be and others were made so, it is a success.
+pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
+    let first = parts.values().next()?;
+    let content = merge_contents(parts).unwrap_or_else(|| first.content.clone());
+    let mut failed = parts.iter().filter(|(_, outcome)| standing(outcome) == Standing::Failed);
+    if let Some((instance, outcome)) = failed.next() {
+        let others: Vec<String> = failed.map(|(instance, _)| instance.to_string()).collect();
+        let too = match others.as_slice() {
+            [] => String::new(),
+            [one] => format!(" (instance {one} failed too)"),
+            many => format!(" (instances {} failed too)", many.join(", ")),
+        };
+        let message = format!("instance {instance}: {}{too}", outcome.message);
+        return Some(Outcome::new(outcome.code, message, content));
+    }
+    let made_so = parts.values().find(|outcome| standing(outcome) == Standing::Done);
+    let said = made_so.unwrap_or(first);
+    Some(Outcome::new(said.code, said.message.clone(), content))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Done,
+    /// Nothing had to be done.
+    AlreadySo,
+    Failed,
+}
+
+fn standing(outcome: &Outcome) -> Standing {
+    match outcome.code {
+        Code::Success => Standing::Done,
+        Code::AlreadyRunning | Code::NotRunning => Standing::AlreadySo,
+        // Whatever else there is in the table.
+        _ => Standing::Failed,
+    }
+}
+
+/// `None` if they are of different kinds, which the parts of one op never are.
+fn merge_contents(parts: &BTreeMap<u32, Outcome>) -> Option<Content> {
+    match &parts.values().next()?.content {
+        Content::Control { .. } => {
+            let mut all_hosted = true;
+            let mut named = (String::new(), String::new());
+            for outcome in parts.values() {
+                let Content::Control { hosted, proc_name, setup_path } = &outcome.content else {
+                    return None;
+                };
+                all_hosted &= hosted;
+                if named.0.is_empty() {
+                    named = (proc_name.clone(), setup_path.clone());
+                }
+            }
+            let (proc_name, setup_path) = named;
+            Some(Content::Control { hosted: all_hosted, proc_name, setup_path })
+        }
+        Content::Status(_) => {
+            let mut statuses = Vec::new();
+            for (instance, outcome) in parts {
+                let Content::Status(status) = &outcome.content else { return None };
+                statuses.push((*instance, status.as_ref()));
+            }
+            merge_statuses(&statuses).map(|status| Content::Status(Box::new(status)))
+        }
+    }
+}
+
+/// The first is described as it would be alone; the others are listed behind it.
+fn merge_statuses(statuses: &[(u32, &ProcStatus)]) -> Option<ProcStatus> {
+    let (_, first) = statuses.first()?;
+    let shown = COMMAND_LINES / statuses.len();
+    let mut instances: Vec<_> = statuses.iter().map(|(_, status)| status.instance.clone()).collect();
+    for instance in instances.iter_mut().flatten() {
+        cut(&mut instance.command_line, shown);
+    }
+    let notes = statuses.iter().filter(|(_, status)| !status.note.is_empty());
+    let notes: Vec<String> =
+        notes.map(|(instance, status)| format!("instance {instance}: {}", status.note)).collect();
+    let mut note = notes.join("; ");
+    cut(&mut note, NOTES);
+    let mut more = instances.into_iter();
+    Some(ProcStatus {
+        hosted: statuses.iter().all(|(_, status)| status.hosted),
+        note,
+        instance: more.next().flatten(),
+        more: more.collect(),
+        version: statuses
+            .iter()
+            .map(|(_, s)| &s.version)
+            .find(|v| !v.is_empty())
+            .cloned()
+            .unwrap_or_default(),
+        health: merge_healths(statuses),
+        registered_at: first.registered_at,
+        started_at: first.started_at,
+        reported_at: first.reported_at,
+        utc_offset_secs: first.utc_offset_secs,
+    })
+}
+
+/// That of the first which is not well; if there is none, what the first says.
+fn merge_healths(statuses: &[(u32, &ProcStatus)]) -> String {
+    let ill = statuses.iter().find_map(|(instance, status)| {
+        let reason = status.health.strip_prefix("unhealthy: ")?;
+        Some(format!("unhealthy: instance {instance}: {reason}"))
+    });
+    ill.unwrap_or_else(|| statuses.first().map(|(_, status)| status.health.clone()).unwrap_or_default())
+}
+
+fn cut(text: &mut String, longest: usize) {
+    text.truncate(text.floor_char_boundary(longest));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Instance;
+
+    fn set(numbers: &[u32]) -> BTreeSet<u32> {
+        numbers.iter().copied().collect()
+    }
+
+    #[test]
+    fn an_order_concerns_those_that_the_spec_asks_for_or_those_that_are_known() {
+        let known = |wanted: Option<u32>, instances: &[u32]| Known {
+            wanted: wanted.map(Instances),
+            instances: set(instances),
+        };
+        // What was sent and what is known; then whom a start and whom a stop concerns.
+        type Row = (Option<u32>, Known, &'static [u32], &'static [u32]);
+        let rows: &[Row] = &[
+            (None, known(None, &[]), &[1], &[1]),
+            (Some(3), known(None, &[]), &[1, 2, 3], &[1]),
+            (None, known(Some(3), &[1]), &[1, 2, 3], &[1]),
+            (None, known(Some(2), &[1, 2, 3]), &[1, 2], &[1, 2, 3]),
+            (Some(1), known(Some(3), &[1, 2, 3]), &[1], &[1, 2, 3]),
+            (Some(2), known(Some(1), &[2, 5]), &[1, 2], &[1, 2, 5]),
+            (Some(0), known(None, &[]), &[1], &[1]),
+        ];
+        for (sent, known, launched, ended) in rows {
+            let sent = sent.map(Instances);
+            for kind in OpKind::ALL {
+                let expected = match kind {
+                    OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update => {
+                        launched
+                    }
+                    OpKind::Stop
+                    | OpKind::Query
+                    | OpKind::Unhost
+                    | OpKind::Reload
+                    | OpKind::Kill
+                    | OpKind::Unregister => ended,
+                };
+                assert_eq!(concerned(kind, sent, known), set(expected), "{kind:?} {sent:?} {known:?}");
+            }
+        }
+        let most = concerned(OpKind::Start, Some(Instances(1_000)), &Known::default());
+        assert_eq!(most.len(), 64);
+    }
+
+    fn control(code: Code, message: &str, hosted: bool) -> Outcome {
+        let content = Content::Control {
+            hosted,
+            proc_name: if code == Code::NoSpec { String::new() } else { "web".to_owned() },
+            setup_path: String::new(),
+        };
+        Outcome::new(code, message, content)
+    }
+
+    #[test]
+    fn one_failure_is_the_ops_and_one_success_outweighs_what_was_so_already() {
+        use Code::{AlreadyRunning, Cancelled, CommandFailed, NotRunning, PostCheck, Success};
+        type Said = (Code, &'static str, bool);
+        let rows: &[(&[Said], Said)] = &[
+            (&[(Success, "success", true)], (Success, "success", true)),
+            (&[(Success, "success", true), (Success, "success", false)], (Success, "success", false)),
+            (&[(AlreadyRunning, "runs", true), (Success, "success", true)], (Success, "success", true)),
+            (&[(Success, "success", false), (NotRunning, "gone", false)], (Success, "success", false)),
+            (&[(AlreadyRunning, "one", true), (AlreadyRunning, "two", true)], (AlreadyRunning, "one", true)),
+            (&[(NotRunning, "one", false), (NotRunning, "two", false)], (NotRunning, "one", false)),
+            (
+                &[(Success, "success", true), (PostCheck, "dead", false)],
+                (PostCheck, "instance 2: dead", false),
+            ),
+            (
+                &[(AlreadyRunning, "one", true), (CommandFailed, "bad", true), (Cancelled, "x", true)],
+                (CommandFailed, "instance 2: bad (instance 3 failed too)", true),
+            ),
+            (
+                &[(PostCheck, "a", true), (PostCheck, "b", true), (PostCheck, "c", true)],
+                (PostCheck, "instance 1: a (instances 2, 3 failed too)", true),
+            ),
+        ];
+        for (parts, expected) in rows {
+            let parts =
+                (1..).zip(parts.iter().map(|(code, message, hosted)| control(*code, message, *hosted)));
+            let merged = merge(&parts.collect()).expect("there are parts");
+            let Content::Control { hosted, proc_name, .. } = &merged.content else { panic!("{merged:?}") };
+            assert_eq!((merged.code, merged.message.as_str(), *hosted), *expected);
+            assert_eq!(proc_name, "web");
+        }
+        assert_eq!(merge(&BTreeMap::new()), None);
+        let unnamed =
+            BTreeMap::from([(1, control(Code::NoSpec, "", false)), (2, control(Success, "", false))]);
+        let merged = merge(&unnamed).expect("there are parts");
+        assert!(matches!(&merged.content, Content::Control { proc_name, .. } if proc_name == "web"));
+    }
+
+    fn status(pid: Option<u32>, hosted: bool, note: &str, health: &str) -> Outcome {
+        let instance =
+            pid.map(|pid| Instance { pid, command_line: "x".repeat(3_000), ..Instance::default() });
+        let status = ProcStatus {
+            hosted,
+            instance,
+            note: note.to_owned(),
+            health: health.to_owned(),
+            version: if pid == Some(7) { "1.2".to_owned() } else { String::new() },
+            registered_at: pid.map_or(0, i64::from),
+            ..ProcStatus::default()
+        };
+        Outcome::new(Code::Success, "success", Content::Status(Box::new(status)))
+    }
+
+    #[test]
+    fn a_status_lists_the_instances_in_order() {
+        let parts = [
+            status(Some(5), true, "", "healthy"),
+            status(None, true, "it gave up", ""),
+            status(Some(7), true, "", "unhealthy: no answer"),
+        ];
+        let merged = merge(&(1..).zip(parts).collect()).expect("there are parts");
+        let Content::Status(seen) = merged.content else { panic!("a status") };
+        let pids: Vec<Option<u32>> = seen.more.iter().map(|more| more.as_ref().map(|i| i.pid)).collect();
+        assert_eq!((seen.instance.as_ref().map(|i| i.pid), pids), (Some(5), vec![None, Some(7)]));
+        assert_eq!((seen.hosted, seen.registered_at, seen.version.as_str()), (true, 5, "1.2"));
+        assert_eq!(seen.note, "instance 2: it gave up");
+        assert_eq!(seen.health, "unhealthy: instance 3: no answer");
+        assert_eq!(seen.instance.expect("it runs").command_line.len(), COMMAND_LINES / 3);
+    }
+
+    #[test]
+    fn the_largest_status_fits_a_frame() {
+        let part =
+            || status(Some(4_194_304), true, &"n".repeat(3_000), &format!("unhealthy: {}", "h".repeat(256)));
+        let merged = merge(&(1..=Instances::MAX).map(|k| (k, part())).collect()).expect("there are parts");
+        let Content::Status(seen) = merged.content else { panic!("a status") };
+        let lines: usize = seen.more.iter().flatten().map(|i| i.command_line.len()).sum();
+        assert!(lines <= COMMAND_LINES && seen.note.len() <= NOTES && seen.health.len() < 400);
+        assert_eq!(seen.more.len(), 63);
+    }
+}
