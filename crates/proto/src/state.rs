@@ -29,4 +29,7 @@ pub struct ProcReport {
     pub fd: u64,
     #[serde(default)]
     pub version: String,
+    /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub health: String,
 }

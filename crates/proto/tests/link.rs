@@ -71,6 +71,7 @@ fn what_agents_say() {
         mem_usage: 0.5,
         fd: 4,
         version: "1.2".to_owned(),
+        health: String::new(),
     };
     let rows = [
         (

@@ -28,6 +28,14 @@ pub(super) struct Whom<'a> {
     pub(super) identity: &'a Identity,
     /// The sessions of this proc's runs that may still have members.
     pub(super) sessions: &'a [Id],
+    /// The sessions of all probes that are running: what is in them is nobody's process.
+    pub(super) probes: &'a [u32],
+}
+
+impl Whom<'_> {
+    fn is_probe(&self, stat: &Stat) -> bool {
+        self.probes.contains(&stat.session)
+    }
 }
 
 /// By pid file; without one, by name.
@@ -121,6 +129,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         let ours = match Mark::of(pid, whom.mark) {
             Mark::Ours => true,
             Mark::AnotherProcs => false,
+            Mark::Missing if whom.is_probe(&stat) => false,
             Mark::Missing => {
                 let ours =
                     |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
@@ -192,6 +201,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
             && match Mark::of(stat.id.pid, whom.mark) {
                 Mark::Ours => true,
                 Mark::AnotherProcs => false,
+                Mark::Missing if whom.is_probe(stat) => false,
                 Mark::Missing => folder.as_ref().is_some_and(|folder| program.runs_from(folder)),
             }
     });

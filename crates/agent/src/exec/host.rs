@@ -37,6 +37,8 @@ pub struct Host {
     strays: Mutex<Vec<OwnedFd>>,
     /// What the host's owner lets be run here.
     allow: Allow,
+    /// The shells of the probes that are running; each leads a session.
+    probes: Mutex<Vec<u32>>,
 }
 
 impl Host {
@@ -63,6 +65,7 @@ impl Host {
             memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
             strays: Mutex::default(),
             allow: Allow::default(),
+            probes: Mutex::default(),
         })
     }
 
@@ -99,7 +102,12 @@ impl Host {
     /// What everything that is started for this proc bears in its environment. The colon in the middle is the only one
     /// that is not escaped, so no two procs share a mark.
     pub fn mark(&self, key: &ProcKey) -> String {
-        format!("{}/{}:{}", self.instance, key.namespace.replace('%', "%25").replace(':', "%3A"), key.name)
+        format!("{}/{}", self.instance, escaped(key))
+    }
+
+    /// What a proc's probes bear instead. No proc's mark begins with a colon, for no namespace is empty.
+    pub(super) fn probe_mark(&self, key: &ProcKey) -> String {
+        format!("{}/:probe:{}", self.instance, escaped(key))
     }
 
     /// What the host is, for the server.
@@ -131,6 +139,18 @@ impl Host {
         &self.output_folder
     }
 
+    pub(super) fn probe_began(&self, shell: u32) {
+        self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(shell);
+    }
+
+    pub(super) fn probe_ended(&self, shell: u32) {
+        self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).retain(|one| *one != shell);
+    }
+
+    pub(super) fn probes(&self) -> Vec<u32> {
+        self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
     pub(super) fn adopt(&self, child: OwnedFd) {
         self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(child);
     }
@@ -140,6 +160,10 @@ impl Host {
         let mut strays = self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         strays.retain(|child| matches!(pidfd::reap(child), Ok(None)));
     }
+}
+
+fn escaped(key: &ProcKey) -> String {
+    format!("{}:{}", key.namespace.replace('%', "%25").replace(':', "%3A"), key.name)
 }
 
 /// The name of this agent among those on the host: random, and the same for as long as its folder lives.

@@ -11,6 +11,7 @@
 //!   (`pidfd`), so a recycled pid is never touched.
 //! - Each watched process has one task that sleeps on its pidfd. A command's shell may be the process at the same time:
 //!   its one task reaps it, and the watch hears of it from there, since a status can be had only once.
+//! - What only asks about a proc (`probe`) bears another mark and belongs to nobody.
 //! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is decided in
 //!   `identify`; where it is looked for, in `find`.
 //!
@@ -22,6 +23,7 @@ mod identify;
 mod inspect;
 mod output;
 mod pidfd;
+mod probe;
 mod procfs;
 mod run;
 mod spawn;
@@ -29,6 +31,7 @@ mod tree;
 mod user;
 
 pub use host::{ExecError, Host};
+pub use probe::{Probed, Prober};
 
 use find::Whom;
 use inspect::Sample;
@@ -117,7 +120,8 @@ impl Hands {
     pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
         let sessions: Vec<Id> =
             self.runs.values().filter(|run| run.has_session()).map(|run| run.leader).collect();
-        let whom = Whom { mark: &self.mark, identity: &spec.identity, sessions: &sessions };
+        let probes = self.host.probes();
+        let whom = Whom { mark: &self.mark, identity: &spec.identity, sessions: &sessions, probes: &probes };
         match scope {
             Scope::Settled => find::settled(whom),
             Scope::Recovery { last } => find::recovered(whom, last),

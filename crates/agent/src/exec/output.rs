@@ -68,6 +68,22 @@ impl Outputs {
     }
 }
 
+/// The file of a probe: one for each of its kind, which only the last one has written to.
+pub(super) fn of_probe(folder: &Path, key: &ProcKey, what: &str) -> io::Result<(PathBuf, File)> {
+    let path = folder.join(format!("{}.{what}.probe", stem(key)));
+    let file = OpenOptions::new().append(true).create(true).mode(0o640).open(&path)?;
+    file.set_len(0)?;
+    Ok((path, file))
+}
+
+/// The first line of the file, as far as it is short.
+pub(super) fn first_line(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    let _ = File::open(path).and_then(|file| file.take(TAIL).read_to_end(&mut bytes));
+    let text = String::from_utf8_lossy(&bytes);
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
 /// The last of what is in the file, as text. Empty if the file is gone.
 pub(super) fn tail(path: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {

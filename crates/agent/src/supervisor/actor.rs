@@ -1,6 +1,7 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
 use super::open::OpenOps;
+use super::probes::{Pace, Probes, Standing};
 use crate::exec::{Hands, Host};
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
@@ -65,6 +66,7 @@ pub(super) struct Actor {
     published: Option<ProcReport>,
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
+    probes: Probes,
 }
 
 impl Actor {
@@ -75,6 +77,8 @@ impl Actor {
         registered_at: i64,
     ) -> Actor {
         let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
+        let probes =
+            Probes::new(around.host.clone(), machine.key().clone(), Pace::default(), registered_at != 0);
         Actor {
             machine,
             hands,
@@ -83,6 +87,7 @@ impl Actor {
             sample: None,
             published: None,
             answers: VecDeque::new(),
+            probes,
         }
     }
 
@@ -100,6 +105,10 @@ impl Actor {
                     Next::Input(input) => *input,
                     Next::Sample => {
                         self.sample = self.machine.process().and_then(|process| self.sample_of(process));
+                        self.publish();
+                        continue;
+                    }
+                    Next::Probed => {
                         self.publish();
                         continue;
                     }
@@ -135,6 +144,7 @@ impl Actor {
                 true => Next::Input(Box::new(Input::Tick)),
                 false => Next::Sample,
             },
+            () = self.probes.changed() => Next::Probed,
         }
     }
 
@@ -177,6 +187,7 @@ impl Actor {
                 Write::Forget => {
                     self.registered_at = 0;
                     self.published = None;
+                    self.probes.forget();
                     self.around.states.forget(&key);
                 }
                 Write::Begun(_) => {}
@@ -224,14 +235,15 @@ impl Actor {
             },
         };
         let now = jiff::Zoned::now();
+        let seen = self.probes.seen();
         View {
             started_at: instance.as_ref().map_or(0, |instance| instance.began_at),
             sighting,
             instance,
             registered_at: self.registered_at,
             reported_at: now.timestamp().as_second(),
-            version: String::new(),
-            health: String::new(),
+            version: seen.version,
+            health: seen.health,
             utc_offset_secs: now.offset().seconds(),
         }
     }
@@ -241,6 +253,13 @@ impl Actor {
         let Some(spec) = self.machine.spec() else { return };
         let labels = spec.labels.clone();
         let process = self.machine.process();
+        let standing = match (self.machine.is_busy(), process) {
+            (true, _) => Standing::Changing,
+            (false, Some(process)) => Standing::Running(process),
+            (false, None) => Standing::Down,
+        };
+        self.probes.tend(spec, standing);
+        let seen = self.probes.seen();
         if self.sample.as_ref().map(|sample| sample.process) != process {
             self.sample = process.and_then(|process| self.sample_of(process));
         }
@@ -262,7 +281,8 @@ impl Actor {
             cpu_usage: sample.map_or(0.0, |sample| sample.cpu),
             mem_usage: sample.map_or(0.0, |sample| sample.memory),
             fd: sample.map_or(0, |sample| sample.files),
-            version: String::new(),
+            version: seen.version,
+            health: seen.health,
         };
         if self.published.as_ref() != Some(&report) {
             report.reported_at = jiff::Timestamp::now().as_second();
@@ -276,6 +296,8 @@ impl Actor {
 enum Next {
     Input(Box<Input>),
     Sample,
+    /// Something else is known of its version or health.
+    Probed,
     End,
 }
 

@@ -6,6 +6,7 @@
 
 mod actor;
 mod open;
+mod probes;
 
 use crate::exec::Host;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc};

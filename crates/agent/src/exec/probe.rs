@@ -1,0 +1,106 @@
+//! Short commands that ask about a proc, such as its version, and are no part of it.
+//!
+//! A probe runs as the proc's own commands do: same account, folder and environment. But its mark is its own, so it is never
+//! found when the process is looked for, and never ended with it; what throws its mark away is known by its session for as
+//! long as the probe runs. A probe that takes too long is ended with all that it started, and so is one that nobody waits
+//! for any more. One that has ended by itself may leave something behind: that is its own affair.
+
+use super::host::Host;
+use super::run::Run;
+use super::spawn::{Launch, NotStarted};
+use super::{output, pidfd, tree};
+use procfleet_core::process::Exit;
+use procfleet_core::supervise::CommandEnd;
+use procfleet_core::{ProcKey, Spec};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a probe that was killed may take to be gone before it is left to the host.
+const LAST_BREATH: Duration = Duration::from_secs(1);
+
+/// Runs the probes of one proc.
+#[derive(Clone, Debug)]
+pub struct Prober {
+    host: Arc<Host>,
+    key: ProcKey,
+    mark: String,
+}
+
+/// How a probe ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probed {
+    /// With the first line that it wrote, and the last one that is not empty.
+    Exited {
+        exit: Exit,
+        first: String,
+        last: String,
+    },
+    TimedOut,
+    NotStarted {
+        reason: String,
+    },
+}
+
+impl Prober {
+    pub fn new(host: Arc<Host>, key: ProcKey) -> Prober {
+        Prober { mark: host.probe_mark(&key), host, key }
+    }
+
+    /// Runs a command of the spec to its end, but no longer than `limit`. `what` names the file that it writes to.
+    pub async fn run(&self, what: &str, command: &str, spec: &Spec, limit: Duration) -> Probed {
+        self.host.reap_strays();
+        let output = output::of_probe(self.host.output_folder(), &self.key, what);
+        let path = output.as_ref().ok().map(|(path, _)| path.clone());
+        let started = self
+            .host
+            .permit(spec)
+            .and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec))
+            .and_then(|launch| Run::start(launch, output.ok()));
+        let (run, end) = match started {
+            Ok(started) => started,
+            Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },
+        };
+        tracing::debug!(key = %self.key, what, pid = run.leader.pid, "probe started");
+        self.host.probe_began(run.leader.pid);
+        let mut live = Live { prober: self, run };
+        tokio::pin!(end);
+        match tokio::time::timeout(limit, &mut end).await {
+            Ok(CommandEnd::Exited { exit, output: tail }) => {
+                let first = path.as_deref().map(output::first_line).unwrap_or_default();
+                let last = tail.lines().rev().map(str::trim).find(|line| !line.is_empty());
+                Probed::Exited { exit, first, last: last.unwrap_or_default().to_owned() }
+            }
+            Ok(CommandEnd::NotStarted { reason, .. }) => Probed::NotStarted { reason },
+            Err(_) => {
+                live.kill();
+                let _ = tokio::time::timeout(LAST_BREATH, end).await;
+                Probed::TimedOut
+            }
+        }
+    }
+}
+
+/// A probe that may be running. Dropping it ends it.
+struct Live<'a> {
+    prober: &'a Prober,
+    run: Run,
+}
+
+impl Live<'_> {
+    fn kill(&mut self) {
+        tree::kill_all(|scan| self.run.members(scan, &self.prober.mark).into_iter().collect());
+    }
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        if !self.run.has_ended() {
+            self.kill();
+            // Nobody waits for it any more, and somebody must reap it.
+            if let Ok(pidfd) = pidfd::open_exactly(self.run.leader) {
+                self.prober.host.adopt(pidfd);
+            }
+        }
+        self.prober.host.probe_ended(self.run.leader.pid);
+    }
+}

@@ -1,0 +1,530 @@
+//! What is asked about a proc beside its life: its version (`version_cmd`) and its health (`health_cmd`).
+//!
+//! One task per proc that has something to ask. The actor tells it what the proc is and how it stands, through one watch, and
+//! hears what was said through another; neither ever waits for the other. While an op or a restart is under way nothing is
+//! asked, and what was being asked is broken off: a process on its way down is not ill.
+
+use crate::exec::{Host, Probed, Prober};
+use procfleet_core::id::ProcKey;
+use procfleet_core::process::{Exit, Process};
+use procfleet_core::spec::{Kind, Spec};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+/// So many failures in a row make a process unhealthy.
+const FAILURES: u32 = 3;
+/// A version is a word; what is longer is cut.
+const LONGEST_VERSION: usize = 64;
+/// As much as is shown of why a process is unhealthy.
+const LONGEST_REASON: usize = 256;
+
+/// How often is asked, and how long an answer may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    pub(super) every: Duration,
+    pub(super) limit: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { every: Duration::from_secs(30), limit: Duration::from_secs(10) }
+    }
+}
+
+/// What was said last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) version: String,
+    /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
+    pub(super) health: String,
+}
+
+/// How a proc stands, as far as asking goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    Running(Process),
+    Down,
+    /// Something is under way.
+    #[default]
+    Changing,
+}
+
+/// Whom the task asks about.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Subject {
+    spec: Spec,
+    standing: Standing,
+    /// It grows whenever the version may have become another.
+    round: u64,
+}
+
+/// The actor's end.
+pub(super) struct Probes {
+    subject: watch::Sender<Subject>,
+    seen: watch::Receiver<Seen>,
+    /// `None` once the task is running: a proc that has nothing to ask needs none.
+    asker: Option<Asker>,
+    /// Dropping it ends the task, and the probe that is running.
+    task: JoinSet<()>,
+    /// The version of a proc from the agent's last life is not known any more, also if it does not run.
+    taken_up: bool,
+}
+
+impl Probes {
+    /// `taken_up`: the proc is one of the agent's last life.
+    pub(super) fn new(host: Arc<Host>, key: ProcKey, pace: Pace, taken_up: bool) -> Probes {
+        let (subject, heeded) = watch::channel(Subject::default());
+        let (tell, seen) = watch::channel(Seen::default());
+        let asker = Asker {
+            prober: Prober::new(host, key.clone()),
+            key,
+            pace,
+            subject: heeded,
+            tell,
+            asked_round: 0,
+            patient: None,
+            next_check: Instant::now(),
+        };
+        Probes { subject, seen, asker: Some(asker), task: JoinSet::new(), taken_up }
+    }
+
+    /// Says how the proc stands. Costs next to nothing where that has not changed.
+    pub(super) fn tend(&mut self, spec: &Spec, standing: Standing) {
+        let asks = !spec.control.version_cmd.is_empty() || !spec.control.health_cmd.is_empty();
+        if asks && let Some(asker) = self.asker.take() {
+            self.task.spawn(asker.run());
+        }
+        if self.asker.is_some() {
+            return;
+        }
+        let taken_up = &mut self.taken_up;
+        self.subject.send_if_modified(|subject| {
+            let settled = subject.standing == Standing::Changing && standing != Standing::Changing;
+            let others = subject.spec != *spec;
+            if settled && (matches!(standing, Standing::Running(_)) || *taken_up) {
+                *taken_up = false;
+                // A periodic process would be asked for its version with every run.
+                let known = subject.round > 0 && matches!(spec.policy.kind, Kind::Periodic(_)) && !others;
+                subject.round += u64::from(!known);
+            }
+            let changed = others || subject.standing != standing;
+            if others {
+                subject.spec = spec.clone();
+            }
+            subject.standing = standing;
+            changed
+        });
+    }
+
+    /// The proc is not known any more: there is nothing to ask, and nothing was said.
+    pub(super) fn forget(&mut self) {
+        let round = self.subject.borrow().round;
+        self.subject.send_replace(Subject { round, ..Subject::default() });
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        self.seen.borrow().clone()
+    }
+
+    /// Returns when something else is seen. Nothing is lost if it is not waited for to the end.
+    pub(super) async fn changed(&mut self) {
+        if self.seen.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// The task's end.
+struct Asker {
+    key: ProcKey,
+    prober: Prober,
+    pace: Pace,
+    subject: watch::Receiver<Subject>,
+    tell: watch::Sender<Seen>,
+    /// The last round whose version is known.
+    asked_round: u64,
+    /// The process whose health is asked after.
+    patient: Option<Patient>,
+    next_check: Instant,
+}
+
+#[derive(Debug)]
+struct Patient {
+    process: Process,
+    health: Health,
+}
+
+enum Question {
+    Version,
+    Health,
+}
+
+impl Asker {
+    async fn run(mut self) {
+        loop {
+            let subject = self.subject.borrow_and_update().clone();
+            self.heed(&subject);
+            let due = self.next(&subject);
+            tokio::select! {
+                // What is to be asked may just have changed.
+                biased;
+                changed = self.subject.changed() => if changed.is_err() { return },
+                question = come(due) => self.ask(&subject, question).await,
+            }
+        }
+    }
+
+    /// Forgets what was said about another process, or what nobody asks for any more.
+    fn heed(&mut self, subject: &Subject) {
+        let control = &subject.spec.control;
+        let running = match subject.standing {
+            Standing::Running(process) => Some(process),
+            Standing::Down => None,
+            Standing::Changing => self.patient.as_ref().map(|patient| patient.process),
+        };
+        let running = running.filter(|_| !control.health_cmd.is_empty());
+        if running != self.patient.as_ref().map(|patient| patient.process) {
+            self.patient = running.map(|process| Patient { process, health: Health::default() });
+            self.next_check = Instant::now();
+            self.see(|seen| seen.health.clear());
+        }
+        if control.version_cmd.is_empty() {
+            self.see(|seen| seen.version.clear());
+        }
+    }
+
+    /// What to ask next, and when.
+    fn next(&self, subject: &Subject) -> Option<(Instant, Question)> {
+        if subject.standing == Standing::Changing {
+            return None;
+        }
+        if self.asked_round != subject.round && !subject.spec.control.version_cmd.is_empty() {
+            return Some((Instant::now(), Question::Version));
+        }
+        self.patient.as_ref().map(|_| (self.next_check, Question::Health))
+    }
+
+    async fn ask(&mut self, subject: &Subject, question: Question) {
+        let control = &subject.spec.control;
+        let (what, command) = match question {
+            Question::Version => ("version", &control.version_cmd),
+            Question::Health => ("health", &control.health_cmd),
+        };
+        let began = Instant::now();
+        let said = tokio::select! {
+            // An answer about what no longer is would be wrong.
+            biased;
+            _ = self.subject.changed() => {
+                // The loop has to see the change too.
+                self.subject.mark_changed();
+                return;
+            }
+            said = self.prober.run(what, command, &subject.spec, self.pace.limit) => said,
+        };
+        match question {
+            Question::Version => {
+                self.asked_round = subject.round;
+                let version = version(&said);
+                if version.is_empty() {
+                    info!(proc = %self.key, ?said, "version_cmd said no version");
+                }
+                self.see(|seen| seen.version = version);
+            }
+            Question::Health => {
+                self.next_check = began + self.pace.every;
+                let Some(patient) = &mut self.patient else { return };
+                match patient.health.heard(&said, self.pace.limit) {
+                    Turn::None => {}
+                    Turn::Well => info!(proc = %self.key, "process is healthy"),
+                    Turn::Ill { reason } => warn!(proc = %self.key, %reason, "process is unhealthy"),
+                }
+                let health = patient.health.to_text();
+                self.see(|seen| seen.health = health);
+            }
+        }
+    }
+
+    fn see(&self, change: impl FnOnce(&mut Seen)) {
+        self.tell.send_if_modified(|seen| {
+            let before = seen.clone();
+            change(seen);
+            *seen != before
+        });
+    }
+}
+
+async fn come(due: Option<(Instant, Question)>) -> Question {
+    match due {
+        Some((at, question)) => {
+            tokio::time::sleep_until(at).await;
+            question
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// What answers add up to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Health {
+    failures: u32,
+    /// `None`: not yet known.
+    known: Option<Known>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Known {
+    Well,
+    Ill { reason: String },
+}
+
+/// What an answer changed, for the log.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    None,
+    Well,
+    Ill { reason: String },
+}
+
+impl Health {
+    fn heard(&mut self, said: &Probed, limit: Duration) -> Turn {
+        let reason = match said {
+            Probed::Exited { exit: Exit::Code(0), .. } => {
+                self.failures = 0;
+                let was_ill = matches!(self.known.replace(Known::Well), Some(Known::Ill { .. }));
+                return if was_ill { Turn::Well } else { Turn::None };
+            }
+            Probed::Exited { exit, last, .. } if last.is_empty() => format!("health_cmd {exit}"),
+            Probed::Exited { last, .. } => last.chars().take(LONGEST_REASON).collect(),
+            Probed::TimedOut => format!("health_cmd did not end within {} s", limit.as_secs()),
+            Probed::NotStarted { reason } => format!("health_cmd could not be run: {reason}"),
+        };
+        self.failures += 1;
+        if self.failures < FAILURES {
+            return Turn::None;
+        }
+        let was_ill = matches!(self.known, Some(Known::Ill { .. }));
+        self.known = Some(Known::Ill { reason: reason.clone() });
+        if was_ill { Turn::None } else { Turn::Ill { reason } }
+    }
+
+    fn to_text(&self) -> String {
+        match &self.known {
+            None => String::new(),
+            Some(Known::Well) => "healthy".to_owned(),
+            Some(Known::Ill { reason }) => format!("unhealthy: {reason}"),
+        }
+    }
+}
+
+/// The first word of the first line, as far as it is a version to those who read it: letters, digits, dots and dashes.
+fn version(said: &Probed) -> String {
+    match said {
+        Probed::Exited { exit: Exit::Code(0), first, .. } => {
+            let word = first.split_whitespace().next().unwrap_or_default();
+            let plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+            word.chars().take_while(plain).take(LONGEST_VERSION).collect()
+        }
+        Probed::Exited { .. } | Probed::TimedOut | Probed::NotStarted { .. } => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::process::Found;
+    use std::fs;
+    use std::path::PathBuf;
+
+    fn exited(code: i32, first: &str, last: &str) -> Probed {
+        Probed::Exited { exit: Exit::Code(code), first: first.to_owned(), last: last.to_owned() }
+    }
+
+    #[test]
+    fn a_version_is_what_its_readers_can_use() {
+        for (line, expected) in [
+            ("1.2.19", "1.2.19"),
+            ("  v2.0-rc1 built today", "v2.0-rc1"),
+            ("1.2_3", "1.2"),
+            ("(unknown)", ""),
+            ("\u{957f}", ""),
+            ("", ""),
+        ] {
+            assert_eq!(version(&exited(0, line, "")), expected, "{line:?}");
+        }
+        assert_eq!(version(&exited(0, &"1".repeat(100), "")).len(), 64);
+        for nothing in [exited(127, "sh: not found", ""), Probed::TimedOut] {
+            assert_eq!(version(&nothing), "", "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn three_failures_in_a_row_are_an_illness_and_one_success_is_its_end() {
+        let mut health = Health::default();
+        let limit = Duration::from_secs(10);
+        let ill = |reason: &str| Turn::Ill { reason: reason.to_owned() };
+        let no = || exited(1, "", "no answer");
+        let unstarted = Probed::NotStarted { reason: "no folder".to_owned() };
+        let rows: Vec<(Probed, Turn, &str)> = vec![
+            (no(), Turn::None, ""),
+            (no(), Turn::None, ""),
+            (exited(0, "", ""), Turn::None, "healthy"),
+            (no(), Turn::None, "healthy"),
+            (no(), Turn::None, "healthy"),
+            (no(), ill("no answer"), "unhealthy: no answer"),
+            (exited(7, "", ""), Turn::None, "unhealthy: health_cmd exited with status 7"),
+            (Probed::TimedOut, Turn::None, "unhealthy: health_cmd did not end within 10 s"),
+            (unstarted, Turn::None, "unhealthy: health_cmd could not be run: no folder"),
+            (exited(0, "x", "x"), Turn::Well, "healthy"),
+            (no(), Turn::None, "healthy"),
+        ];
+        for (said, turn, text) in rows {
+            assert_eq!((health.heard(&said, limit), health.to_text().as_str()), (turn, text), "{said:?}");
+        }
+    }
+
+    struct Fixture {
+        folder: tempfile::TempDir,
+        spec: Spec,
+        probes: Probes,
+    }
+
+    const QUICK: Pace = Pace { every: Duration::from_millis(20), limit: Duration::from_secs(20) };
+
+    fn fixture(pace: Pace, taken_up: bool) -> Fixture {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("passwd").expect("an account");
+        let mut spec = Spec::default();
+        spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
+        spec.identity.user = me.name;
+        let key = ProcKey { namespace: "probes-test".to_owned(), name: "web".to_owned() };
+        let probes = Probes::new(host, key, pace, taken_up);
+        Fixture { folder, spec, probes }
+    }
+
+    impl Fixture {
+        fn path(&self, file: &str) -> PathBuf {
+            self.folder.path().join(file)
+        }
+
+        fn lines(&self, file: &str) -> usize {
+            fs::read_to_string(self.path(file)).unwrap_or_default().lines().count()
+        }
+
+        fn tend(&mut self, standing: Standing) {
+            self.probes.tend(&self.spec, standing);
+        }
+
+        async fn until(&mut self, wanted: impl Fn(&Seen) -> bool) {
+            let seen = async {
+                while !wanted(&self.probes.seen()) {
+                    self.probes.changed().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), seen).await.expect("it is seen in time");
+        }
+    }
+
+    async fn until(ask: impl Fn() -> bool) {
+        let asked = async {
+            while !ask() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), asked).await.expect("it comes in time");
+    }
+
+    fn process(pid: u32) -> Standing {
+        Standing::Running(Process { pid, start_ticks: 1, found: Found::PidFile })
+    }
+
+    #[tokio::test]
+    async fn the_version_is_asked_whenever_the_process_may_be_another() {
+        let mut f = fixture(Pace::default(), false);
+        f.spec.control.version_cmd = "echo run >> asked; cat version".to_owned();
+        fs::write(f.path("version"), "1.0\n").expect("our folder");
+        f.tend(Standing::Down);
+        f.tend(Standing::Changing);
+        f.tend(process(7));
+        f.until(|seen| seen.version == "1.0").await;
+        f.tend(process(7));
+        // A reload leaves the process as it is, and may have replaced its program.
+        fs::write(f.path("version"), "2.0\n").expect("our folder");
+        f.tend(Standing::Changing);
+        f.tend(process(7));
+        f.until(|seen| seen.version == "2.0").await;
+        assert_eq!(f.lines("asked"), 2);
+        f.tend(Standing::Changing);
+        f.tend(Standing::Down);
+        f.spec.control.version_cmd.clear();
+        f.tend(Standing::Down);
+        f.until(|seen| seen.version.is_empty()).await;
+        assert_eq!(f.lines("asked"), 2, "a stopped process is not asked");
+    }
+
+    #[tokio::test]
+    async fn a_proc_of_the_last_life_is_asked_for_its_version_running_or_not() {
+        let mut f = fixture(Pace::default(), true);
+        f.spec.control.version_cmd = "echo 3.1".to_owned();
+        f.tend(Standing::Changing);
+        f.tend(Standing::Down);
+        f.until(|seen| seen.version == "3.1").await;
+    }
+
+    #[tokio::test]
+    async fn health_comes_and_goes_with_the_process() {
+        let mut f = fixture(QUICK, false);
+        f.spec.control.health_cmd = "test -e well || { echo run >> ill; echo not well; exit 1; }".to_owned();
+        f.tend(Standing::Down);
+        fs::write(f.path("well"), "").expect("our folder");
+        f.tend(Standing::Changing);
+        f.tend(process(7));
+        f.until(|seen| seen.health == "healthy").await;
+        fs::remove_file(f.path("well")).expect("it is there");
+        f.until(|seen| seen.health == "unhealthy: not well").await;
+        assert!(f.lines("ill") >= 3, "not before the third time");
+        // While something is under way it stays as it was, and nobody asks.
+        f.tend(Standing::Changing);
+        assert_eq!(f.probes.seen().health, "unhealthy: not well");
+        f.tend(process(8));
+        f.until(|seen| seen.health.is_empty()).await;
+        fs::write(f.path("well"), "").expect("our folder");
+        f.until(|seen| seen.health == "healthy").await;
+        f.tend(Standing::Changing);
+        f.tend(Standing::Down);
+        f.until(|seen| seen.health.is_empty()).await;
+    }
+
+    #[tokio::test]
+    async fn what_is_being_asked_is_broken_off_with_the_process_and_with_the_agent() {
+        let mut f = fixture(QUICK, false);
+        f.spec.control.health_cmd = "echo $$ >> shells; exec sleep 1000".to_owned();
+        // The dead who are not buried do not count.
+        let is_running = |pid: &str| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+        };
+        let shell = |f: &Fixture, place: usize| {
+            let text = fs::read_to_string(f.path("shells")).unwrap_or_default();
+            text.lines().nth(place).map(str::to_owned)
+        };
+        f.tend(Standing::Changing);
+        f.tend(process(7));
+        until(|| shell(&f, 0).is_some()).await;
+        let first = shell(&f, 0).expect("it runs");
+        assert!(is_running(&first));
+        f.tend(Standing::Changing);
+        until(|| !is_running(&first)).await;
+        f.tend(process(7));
+        until(|| shell(&f, 1).is_some()).await;
+        let second = shell(&f, 1).expect("it runs");
+        let Fixture { probes, folder, .. } = f;
+        drop(probes);
+        until(|| !is_running(&second)).await;
+        drop(folder);
+    }
+}

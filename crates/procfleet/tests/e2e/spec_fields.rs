@@ -1,0 +1,100 @@
+//! What a spec says beside its commands, as it shows to callers and to processes.
+
+use crate::up;
+use procfleet_testkit::{Op, PATIENCE, Proc, is_running, programs, wait_for, wait_until};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// What `get_proc_status_v2` says of it.
+#[track_caller]
+fn info(proc: &Proc) -> Value {
+    let body =
+        json!({"meta": {"namespace": proc.namespace, "name": proc.name}, "hosts": proc.request["hosts"]});
+    proc.client.post("/api/c/compapi/v2/gse/get_proc_status_v2/", body).data()["proc_infos"][0].clone()
+}
+
+#[test]
+fn commands_know_what_they_are_run_for() {
+    let up = up();
+    let proc = up
+        .proc("informed")
+        .with_pid_file()
+        .identity("config_path", "/etc/web.conf")
+        .starts(&format!("env > seen; {}", programs::daemon()));
+    proc.start();
+    let seen = proc.read("seen");
+    let value = |name: &str| seen.lines().find_map(|line| line.strip_prefix(&format!("PROCFLEET_{name}=")));
+    let folder = proc.folder.to_str().expect("a plain path");
+    let pid_path = format!("{folder}/web.pid");
+    for (name, expected) in [
+        ("NAMESPACE", Some(proc.namespace.as_str())),
+        ("NAME", Some("informed")),
+        ("PROC_NAME", Some("web")),
+        ("SETUP_PATH", Some(folder)),
+        ("PID_PATH", Some(pid_path.as_str())),
+        ("CONFIG_PATH", Some("/etc/web.conf")),
+        ("INSTANCE", Some("1")),
+        ("LOG_PATH", None),
+        ("CONTACT", None),
+        ("REPORT_ID", None),
+    ] {
+        assert_eq!(value(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn version_and_health_show_in_every_status() {
+    let up = up();
+    let proc = up
+        .proc("asked")
+        .starts(&programs::foreground())
+        .control("version_cmd", "echo run >> asked; cat version")
+        .control("health_cmd", "test -e web && echo fine")
+        .control("reload_cmd", "echo 2.0 > version");
+    std::fs::write(proc.folder.join("version"), "1.2.19 (stable)\n").expect("our own folder");
+    let pid = proc.start();
+    let seen = |version: &str, health: &str| {
+        wait_until(SOON, &format!("version {version:?} and health {health:?} are seen"), || {
+            let seen = proc.op(Op::Query);
+            seen.instance()["version"] == version && seen.instance()["health"] == health
+        });
+        wait_until(SOON, "the server knows the version too", || info(&proc)["version"] == version);
+    };
+    seen("1.2.19", "healthy");
+    proc.op(Op::Reload).assert_success();
+    seen("2.0", "healthy");
+    assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "the probes are not the process");
+    // An agent that comes back asks again.
+    let asked = proc.read("asked").lines().count();
+    up.kill_agent();
+    seen("2.0", "healthy");
+    assert!(proc.read("asked").lines().count() > asked);
+    proc.op(Op::Stop).assert_success();
+    seen("2.0", "");
+    assert!(!is_running(pid));
+}
+
+/// A probe that hangs holds up nothing: no op, and not the agent's end.
+#[test]
+fn a_probe_that_hangs_holds_up_nothing() {
+    let mut up = up();
+    let hanging = "echo $$ > hanging; exec sleep 1000";
+    let proc = up.proc("hanging").starts(&programs::foreground()).control("health_cmd", hanging);
+    let pid = proc.start();
+    let hung = |other: u32| {
+        let pid = || proc.read("hanging").trim().parse::<u32>().ok();
+        wait_for(PATIENCE, "the probe hangs", || pid().filter(|pid| *pid != other && is_running(*pid)))
+    };
+    let first = hung(0);
+    let (seen, took) = proc.timed(Op::Query);
+    assert!(seen.pid() == Some(pid) && took < SOON, "{took:?}");
+    proc.op(Op::Restart).assert_success();
+    wait_until(SOON, "it is broken off", || !is_running(first));
+    let second = hung(first);
+    let (code, took) = up.end(procfleet_testkit::Signal::TERM);
+    assert!(code == Some(0) && took < SOON, "{code:?} {took:?}");
+    wait_until(SOON, "the probe ends with its agent", || !is_running(second));
+    assert_eq!(proc.program_pids().len(), 1, "the process does not");
+}
