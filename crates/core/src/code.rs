@@ -1,8 +1,8 @@
 //! The one table of error codes.
 //!
 //! GSE's internal codes have three digits (and 65535); at the top level of a reply its callers see them plus
-//! 1,000,000. The gateway in front of GSE has codes of its own, which are not shifted. Nothing outside this file
-//! spells out a number.
+//! 1,000,000. JOB and the gateway in front of both have codes of their own, which are not shifted. Nothing outside this
+//! file spells out a number.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,10 @@ pub enum Code {
     CommandFailed,
     /// None of the agents that were asked for is known.
     NoSuchAgents,
+    /// (JOB) Something inside procfleet failed; the log has the details.
+    JobFailure,
+    /// (JOB) A field of the request is missing or wrong.
+    JobIllegalParam,
     /// (gateway) Something inside procfleet failed before the request was understood.
     GatewaySystem,
     /// (gateway) The named user may not do this.
@@ -101,6 +105,8 @@ const TABLE: &[(Code, u32)] = &[
     (Code::AlreadyRegistered, 850),
     (Code::CommandFailed, 65_535),
     (Code::NoSuchAgents, 1_011_003),
+    (Code::JobFailure, 1_210_001),
+    (Code::JobIllegalParam, 1_241_002),
     (Code::GatewaySystem, 1_306_000),
     (Code::UserDenied, 1_306_402),
     (Code::AppDenied, 1_306_403),

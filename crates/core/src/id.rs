@@ -219,6 +219,14 @@ pub struct ProcKey {
 }
 
 impl ProcKey {
+    /// JOB knows no namespaces: all that its APIs name is in this one.
+    pub const JOB_NAMESPACE: &str = "job";
+
+    /// A process as JOB's callers name it.
+    pub fn of_job(name: String) -> ProcKey {
+        ProcKey { namespace: ProcKey::JOB_NAMESPACE.to_owned(), name }
+    }
+
     /// The key of one of its instances: the first has the proc's own, the others are called `name#2`, `name#3` and so on.
     #[must_use]
     pub fn instance(&self, number: u32) -> ProcKey {

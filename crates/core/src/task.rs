@@ -40,6 +40,15 @@ impl Target {
         }
     }
 
+    /// The key of JOB's results: `name:cloud:ip`. Callers split it from the right, for a name may have colons. What is not
+    /// JOB's own keeps its namespace, without which two procs of one task could share a key.
+    pub fn job_key(&self, proc: &ProcKey) -> String {
+        match proc.namespace.as_str() {
+            ProcKey::JOB_NAMESPACE => format!("{}:{self}", proc.name),
+            _ => format!("{proc}:{self}"),
+        }
+    }
+
     /// The host that it names, if it names one.
     pub fn host(&self) -> Option<Host> {
         match self {
@@ -54,6 +63,46 @@ impl std::fmt::Display for Target {
         match self {
             Target::Host(host) | Target::SupplierHost(host, _) => host.fmt(f),
             Target::Agent(agent) => agent.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_api_has_its_own_keys() {
+        let host: Host = "3:10.0.0.1".parse().expect("a host");
+        let agent: AgentId = "a1".parse().expect("an agent");
+        let gse = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
+        let job = ProcKey::of_job("C:\\gse\\nginx".to_owned());
+        for (target, proc, second, first, of_job) in [
+            (
+                Target::Host(host),
+                &gse,
+                "3:10.0.0.1:web:nginx",
+                "3:0:10.0.0.1:web:nginx",
+                "web:nginx:3:10.0.0.1",
+            ),
+            (
+                Target::SupplierHost(host, 2),
+                &gse,
+                "3:10.0.0.1:web:nginx",
+                "3:2:10.0.0.1:web:nginx",
+                "web:nginx:3:10.0.0.1",
+            ),
+            (Target::Agent(agent), &gse, "a1:web:nginx", "a1:web:nginx", "web:nginx:a1"),
+            (
+                Target::Host(host),
+                &job,
+                "3:10.0.0.1:job:C:\\gse\\nginx",
+                "3:0:10.0.0.1:job:C:\\gse\\nginx",
+                "C:\\gse\\nginx:3:10.0.0.1",
+            ),
+        ] {
+            let keys = (target.result_key(proc), target.first_generation_key(proc), target.job_key(proc));
+            assert_eq!(keys, (second.to_owned(), first.to_owned(), of_job.to_owned()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The `content` text of a result, in GSE 2's shape.
+//! The `content` of a result, in GSE 2's shape.
 //!
 //! Callers parse it even on failure and count its elements, so there is always exactly one `value`, or one
 //! `process` with one `instance`, unless the spec itself asks for several.
@@ -10,7 +10,7 @@ use procfleet_core::op::{Content, Instance, Outcome, ProcStatus};
 use procfleet_core::spec::JobFacts;
 use serde_json::{Value, json};
 
-pub fn render(about: About<'_>, outcome: &Outcome) -> String {
+pub fn render(about: About<'_>, outcome: &Outcome) -> Value {
     match &outcome.content {
         Content::Control { hosted, proc_name, setup_path } => {
             // What the caller sent is what it expects to see; without it, what the agent used.
@@ -29,7 +29,6 @@ pub fn render(about: About<'_>, outcome: &Outcome) -> String {
         }
         Content::Status(status) => self::status(about, status),
     }
-    .to_string()
 }
 
 fn status(about: About<'_>, status: &ProcStatus) -> Value {

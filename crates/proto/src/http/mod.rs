@@ -1,4 +1,4 @@
-//! The public JSON: GSE's process APIs and procfleet's own.
+//! The public JSON: GSE's and JOB's process APIs and procfleet's own.
 //!
 //! A request goes through [`read::Reader`], which collects every fault with its place; a shape is converted to
 //! `core`'s types only if there was none. Callers' habits that must be tolerated (unknown fields, `null` for absent,
@@ -8,6 +8,7 @@ pub mod agents;
 pub mod content;
 pub mod events;
 pub mod fault;
+pub mod job;
 pub mod login;
 pub mod login_service;
 pub mod manage;

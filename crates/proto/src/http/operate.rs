@@ -10,11 +10,11 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::time::Duration;
 
-const LONGEST_NAME: usize = 256;
-const LONGEST_PATH: usize = 4_096;
+pub(super) const LONGEST_NAME: usize = 256;
+pub(super) const LONGEST_PATH: usize = 4_096;
 const LONGEST_COMMAND: usize = 32_768;
 /// A day: nothing that this API starts should be waited for any longer.
-const LONGEST_WAIT: i64 = 86_400;
+pub(super) const LONGEST_WAIT: i64 = 86_400;
 /// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
 const LARGEST_SPEC: usize = 48 * 1024;
 /// How many ops one call may make.
@@ -98,7 +98,7 @@ pub fn operate_proc_multi(body: &Value) -> Result<Vec<Request>, Faults> {
 }
 
 /// What only shows when all elements are read: too many ops, or two for one key.
-fn finish(
+pub(super) fn finish(
     mut requests: Vec<Request>,
     mut faults: Faults,
     path: impl Fn(usize) -> String,
@@ -135,13 +135,17 @@ fn read_request(reader: &Reader<'_>, kind: OpKind, suppliers: Suppliers, faults:
     let spec = reader.optional_object("spec", faults).map(|spec| {
         let mut spec = read_spec(&spec, kind, faults);
         spec.labels = labels.into_iter().collect();
-        let size = serde_json::to_vec(&spec).map_or(usize::MAX, |json| json.len());
-        if size > LARGEST_SPEC {
-            faults.add(reader.path("spec"), format!("has {size} bytes, at most {LARGEST_SPEC} are allowed"));
-        }
+        check_size(&spec, reader.path("spec"), faults);
         spec
     });
     Request { proc, kind, spec, targets }
+}
+
+pub(super) fn check_size(spec: &Spec, path: String, faults: &mut Faults) {
+    let size = serde_json::to_vec(spec).map_or(usize::MAX, |json| json.len());
+    if size > LARGEST_SPEC {
+        faults.add(path, format!("has {size} bytes, at most {LARGEST_SPEC} are allowed"));
+    }
 }
 
 pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, Vec<(String, String)>) {
@@ -164,12 +168,15 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
     // Absent is 0: callers that leave out zero values mean start.
     let Some(number) = reader.integer("op_type", i64::MIN..=i64::MAX, faults) else { return OpKind::Start };
     u64::try_from(number).ok().and_then(OpKind::from_op_type).unwrap_or_else(|| {
-        let reason = format!(
-            "{number} is no operation; there are 0 start, 1 stop, 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"
-        );
-        faults.add_unknown_op(reader.path("op_type"), reason);
+        faults.add_unknown_op(reader.path("op_type"), no_operation(number));
         OpKind::Start
     })
+}
+
+pub(super) fn no_operation(number: i64) -> String {
+    format!(
+        "{number} is no operation; there are 0 start, 1 stop, 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"
+    )
 }
 
 /// `agent_id_list`, which wins, or `hosts`.
@@ -287,7 +294,7 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
     }
 }
 
-fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
+pub(super) fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
     let mut command = |field: &str| {
         let text = r.text(field, LONGEST_COMMAND, faults);
         if text.trim().is_empty() { String::new() } else { text }

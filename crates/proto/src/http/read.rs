@@ -30,6 +30,11 @@ impl<'v> Reader<'v> {
         }
     }
 
+    /// The place of this object; empty for the request itself.
+    pub fn place(&self) -> &str {
+        &self.path
+    }
+
     /// The place of a field of this object.
     pub fn path(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
@@ -41,6 +46,14 @@ impl<'v> Reader<'v> {
 
     pub fn has(&self, field: &str) -> bool {
         self.get(field).is_some()
+    }
+
+    pub fn is_text(&self, field: &str) -> bool {
+        self.get(field).is_some_and(Value::is_string)
+    }
+
+    pub fn is_empty_list(&self, field: &str) -> bool {
+        self.get(field).and_then(Value::as_array).is_some_and(Vec::is_empty)
     }
 
     /// An object that must be there.
@@ -150,6 +163,25 @@ impl<'v> Reader<'v> {
             return None;
         };
         self.in_range(field, number, range, faults)
+    }
+
+    /// A whole number that may also be written as a text, as the parameters of a query always are; absent is `None`.
+    pub fn integer_or_text(
+        &self,
+        field: &str,
+        range: RangeInclusive<i64>,
+        faults: &mut Faults,
+    ) -> Option<i64> {
+        match self.get(field)? {
+            Value::String(text) => match text.trim().parse() {
+                Ok(number) => self.in_range(field, number, range, faults),
+                Err(_) => {
+                    faults.add(self.path(field), format!("must be an integer, not {text:?}"));
+                    None
+                }
+            },
+            _ => self.integer(field, range, faults),
+        }
     }
 
     /// A number; absent is `None`.

@@ -66,7 +66,7 @@ impl OpResult {
                     | OpKind::Unhost
                     | OpKind::Restart
                     | OpKind::Reload
-                    | OpKind::Kill => content::render(about, outcome),
+                    | OpKind::Kill => content::render(about, outcome).to_string(),
                 },
             },
         }

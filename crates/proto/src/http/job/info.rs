@@ -1,0 +1,230 @@
+//! One element of `process_infos`, as each of the three APIs has it.
+
+use super::script;
+use crate::http::fault::Faults;
+use crate::http::operate::{LONGEST_NAME, LONGEST_PATH, LONGEST_WAIT, read_control};
+use crate::http::read::Reader;
+use procfleet_core::id::ProcKey;
+use procfleet_core::op::OpKind;
+use procfleet_core::spec::{Identity, Instances, JobFacts, Kind, Policy, Resource, Schedule, Shell, Spec};
+use std::time::Duration;
+
+/// Whom `operate_proc`'s processes belong to, as JOB's own server writes it.
+const CONTACT: &str = "mapleleaf";
+const ACCOUNT: &str = "root";
+/// JOB's own server gives the scripts of `operate_proc` so long, and what they start.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(10);
+const SCRIPT_START_CHECK: Duration = Duration::from_secs(5);
+/// What JOB's own server takes for a limit of `operate_proc` that is no percentage.
+const ODD_CPU_LIMIT: f64 = 50.0;
+const ODD_MEM_LIMIT: f64 = 30.0;
+/// Where the commands of a process run that has no folder.
+const NO_FOLDER: &str = "/";
+/// A year.
+const LONGEST_CYCLE: i64 = 366 * 86_400;
+const MOST_INSTANCES: i64 = 64;
+
+pub(super) struct Info {
+    pub(super) proc: ProcKey,
+    pub(super) spec: Spec,
+}
+
+/// `operate_proc`: the caller says which shell its scripts are for.
+pub(super) fn with_scripts(r: &Reader<'_>, faults: &mut Faults) -> Info {
+    let identity = read_identity(r, Paths::Required, faults);
+    let shell = match r.text("cmd_shell_ext", LONGEST_NAME, faults).as_str() {
+        "" | "sh" => Shell::Sh,
+        "bat" => Shell::Bat,
+        "ps1" => Shell::Ps1,
+        other => {
+            let reason = format!("is {other:?}, must be \"sh\", \"bat\" or \"ps1\"");
+            faults.add(r.path("cmd_shell_ext"), reason);
+            Shell::Sh
+        }
+    };
+    let control = script::commands(shell, &identity.proc_name).unwrap_or_else(|reason| {
+        faults.add(r.path("proc_name"), reason);
+        Default::default()
+    });
+    let separator = match shell {
+        Shell::Sh => '/',
+        Shell::Bat | Shell::Ps1 => '\\',
+    };
+    let mut limit = |field: &str, otherwise: f64| {
+        let limit = r.integer(field, i64::MIN..=i64::MAX, faults)?;
+        let limit = u8::try_from(limit).ok().filter(|limit| *limit <= 100).map_or(otherwise, f64::from);
+        Some(limit).filter(|limit| *limit > 0.0)
+    };
+    let resource =
+        Resource { cpu: limit("cpu_lmt", ODD_CPU_LIMIT), mem: limit("mem_lmt", ODD_MEM_LIMIT), fd: None };
+    let policy = Policy { start_check: SCRIPT_START_CHECK, op_timeout: SCRIPT_TIMEOUT, ..Policy::default() };
+    let job = JobFacts { contact: CONTACT.to_owned(), ..JobFacts::default() };
+    let proc = key(&identity, separator);
+    Info { proc, spec: Spec { identity, control, resource, policy, job, ..Spec::default() } }
+}
+
+/// `operate_process`.
+pub(super) fn with_commands(r: &Reader<'_>, kind: Option<OpKind>, faults: &mut Faults) -> Info {
+    let identity = read_identity(r, Paths::Required, faults);
+    let life = read_life(r, kind, Unsaid::ByCycle, faults);
+    let contact = r.text("contact", LONGEST_NAME, faults);
+    whole(r, identity, life, contact, faults)
+}
+
+/// `manage_proc`. Its document requires neither paths nor commands.
+pub(super) fn to_be_hosted(r: &Reader<'_>, kind: Option<OpKind>, faults: &mut Faults) -> Info {
+    let identity = read_identity(r, Paths::Optional, faults);
+    let life = read_life(r, kind, Unsaid::Periodic, faults);
+    let contact = r.required_text("proc_owner", LONGEST_NAME, faults);
+    whole(r, identity, life, contact, faults)
+}
+
+/// What `operate_process` and `manage_proc` have in common.
+fn whole(r: &Reader<'_>, mut identity: Identity, kind: Kind, contact: String, faults: &mut Faults) -> Info {
+    let value_key = r.text("value_key", LONGEST_PATH, faults);
+    identity.index_key = plain(r, "value_key", value_key, faults);
+    identity.config_path = r.text("cfg_path", LONGEST_PATH, faults);
+    identity.log_path = r.text("log_path", LONGEST_PATH, faults);
+    let proc = key(&identity, '/');
+    if identity.setup_path.is_empty() {
+        identity.setup_path = NO_FOLDER.to_owned();
+    }
+    let control = read_control(r, faults);
+    let job = JobFacts {
+        contact,
+        func_id: r.text("func_id", LONGEST_NAME, faults),
+        instance_id: r.text("instance_id", LONGEST_NAME, faults),
+    };
+    let mut limit = |field: &str| {
+        let limit = r.integer(field, 0..=100, faults).and_then(|limit| u8::try_from(limit).ok());
+        limit.filter(|limit| *limit > 0).map(f64::from)
+    };
+    let resource = Resource { cpu: limit("cpu_lmt"), mem: limit("mem_lmt"), fd: None };
+    let instances = r.integer("instance_num", 0..=MOST_INSTANCES, faults);
+    let instances = instances.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Instances);
+    let policy = Policy { kind, ..read_times(r, faults) };
+    let instances = instances.unwrap_or_default();
+    Info { proc, spec: Spec { identity, control, resource, policy, instances, job, ..Spec::default() } }
+}
+
+/// Whether `setup_path` and `pid_path` must be there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Paths {
+    Required,
+    Optional,
+}
+
+fn read_identity(r: &Reader<'_>, paths: Paths, faults: &mut Faults) -> Identity {
+    let path = |field: &str, faults: &mut Faults| match paths {
+        Paths::Required => r.required_text(field, LONGEST_PATH, faults),
+        Paths::Optional => r.text(field, LONGEST_PATH, faults),
+    };
+    let proc_name = r.required_text("proc_name", LONGEST_NAME, faults);
+    let proc_name = plain(r, "proc_name", proc_name, faults);
+    let setup_path = path("setup_path", faults);
+    let setup_path = plain(r, "setup_path", setup_path, faults);
+    let pid_path = path("pid_path", faults);
+    let pid_path = plain(r, "pid_path", pid_path, faults);
+    let account = r.text("account", LONGEST_NAME, faults);
+    let account = plain(r, "account", account, faults);
+    Identity {
+        pid_path: pid_file(pid_path, &setup_path, &proc_name),
+        proc_name,
+        setup_path,
+        user: if account.is_empty() { ACCOUNT.to_owned() } else { account },
+        ..Identity::default()
+    }
+}
+
+/// A text that people and logs may know the process by. A blank one is none.
+fn plain(r: &Reader<'_>, field: &str, text: String, faults: &mut Faults) -> String {
+    if text.trim().is_empty() {
+        return String::new();
+    }
+    // The reader has said so of NUL.
+    if text.chars().any(|c| c.is_control() && c != '\0') {
+        faults.add(r.path(field), "contains a control character");
+    }
+    text
+}
+
+/// The document says that it is the path of the pid file, and its example that it is the folder of one. What ends in a
+/// separator, or is the folder of the program, is a folder.
+fn pid_file(path: String, setup_path: &str, proc_name: &str) -> String {
+    const SEPARATORS: [char; 2] = ['/', '\\'];
+    let folder = path.trim_end_matches(SEPARATORS);
+    let is_folder = folder.len() < path.len() || folder == setup_path.trim_end_matches(SEPARATORS);
+    if path.is_empty() || !is_folder {
+        return path;
+    }
+    let separator = if path.contains('\\') && !path.contains('/') { '\\' } else { '/' };
+    format!("{folder}{separator}{proc_name}.pid")
+}
+
+/// `value_key`, or else the path of the program: one separator between the two, however the folder is written.
+fn key(identity: &Identity, separator: char) -> ProcKey {
+    let Identity { index_key, setup_path, proc_name, .. } = identity;
+    let name = match (index_key.as_str(), setup_path.as_str()) {
+        ("", "") => proc_name.clone(),
+        ("", folder) => {
+            let folder = folder.trim_end_matches(['/', separator]);
+            format!("{folder}{separator}{proc_name}")
+        }
+        (key, _) => key.to_owned(),
+    };
+    ProcKey::of_job(name)
+}
+
+/// How a process is meant to live where `type` is left out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unsaid {
+    /// As `manage_proc`'s document says.
+    Periodic,
+    /// Periodic if there is a cycle, else resident: `operate_process`'s document says nothing.
+    ByCycle,
+}
+
+fn read_life(r: &Reader<'_>, kind: Option<OpKind>, unsaid: Unsaid, faults: &mut Faults) -> Kind {
+    let before = faults.list().len();
+    let number = r.integer("type", 0..=2, faults);
+    let cycle = seconds(r, "cycle_time", LONGEST_CYCLE, faults);
+    if faults.list().len() > before {
+        // What is missing beside them cannot be said.
+        return Kind::Resident;
+    }
+    match (number, cycle, unsaid) {
+        (Some(1), _, _) | (None, None, Unsaid::ByCycle) => Kind::Resident,
+        (Some(2), _, _) => Kind::Once,
+        (_, Some(cycle), _) => Kind::Periodic(Schedule::Every(cycle)),
+        (_, None, _) => {
+            // An operation that only ends or shows a process does not ask how it was meant to live.
+            if matches!(kind, Some(OpKind::Start | OpKind::Host | OpKind::Restart)) {
+                let said = if number.is_some() { "is" } else { "was left out, which is" };
+                let reason =
+                    format!("is required, for type {said} 0 (periodic); type 1 is resident, and 2 runs once");
+                faults.add(r.path("cycle_time"), reason);
+            }
+            Kind::Resident
+        }
+    }
+}
+
+fn read_times(r: &Reader<'_>, faults: &mut Faults) -> Policy {
+    let default = Policy::default();
+    let begin = seconds(r, "start_check_begin_time", LONGEST_WAIT, faults);
+    let end = seconds(r, "start_check_end_time", LONGEST_WAIT, faults);
+    // With nothing between the two there is one moment to look at: a start must hold until then.
+    let (check_begin, start_check) = match (begin, end) {
+        (begin, Some(end)) if end > begin.unwrap_or_default() => (begin.unwrap_or_default(), end),
+        (Some(begin), _) => (default.check_begin, begin),
+        (None, _) => (default.check_begin, default.start_check),
+    };
+    let op_timeout = seconds(r, "op_timeout", LONGEST_WAIT, faults).unwrap_or(default.op_timeout);
+    Policy { check_begin, start_check, op_timeout, ..default }
+}
+
+/// 0 is what callers send for "not set".
+fn seconds(r: &Reader<'_>, field: &str, longest: i64, faults: &mut Faults) -> Option<Duration> {
+    let secs = r.integer(field, 0..=longest, faults).and_then(|secs| u64::try_from(secs).ok())?;
+    (secs > 0).then(|| Duration::from_secs(secs))
+}

@@ -1,0 +1,134 @@
+//! JOB's process APIs: `operate_proc`, `operate_process`, `manage_proc`, `get_proc_result` and `get_agent_status`.
+//!
+//! They are other words for the same operations: each element of `process_infos` becomes a proc of the namespace
+//! [`ProcKey::JOB_NAMESPACE`](procfleet_core::id::ProcKey::JOB_NAMESPACE) and its spec. What the three that make a task
+//! differ in is which fields an element has, and what stands for those that it leaves out: [`info`].
+
+mod answer;
+mod info;
+mod scope;
+mod script;
+
+pub use answer::{Envelope, OpResult, alive, results};
+pub use scope::{NamedScope, ScopeOf};
+
+use super::fault::Faults;
+use super::operate::{check_size, finish, no_operation, read_host};
+use super::read::Reader;
+use info::Info;
+use procfleet_core::id::Host;
+use procfleet_core::op::OpKind;
+use procfleet_core::task::{Request, Target};
+use serde_json::Value;
+
+/// What a call asks for, and which businesses it is about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    pub scope: NamedScope,
+    pub requests: Vec<Request>,
+}
+
+/// `operate_proc`: the commands are scripts beside the program, by their names.
+pub fn operate_proc(body: &Value) -> Result<Operation, Faults> {
+    operation(body, read_op_type, |element, _, faults| info::with_scripts(element, faults))
+}
+
+/// `operate_process`: the commands are the caller's own.
+pub fn operate_process(body: &Value) -> Result<Operation, Faults> {
+    operation(body, read_op_type, info::with_commands)
+}
+
+/// `manage_proc`: from now on the agent keeps a process in its wanted state, or leaves it alone.
+pub fn manage_proc(body: &Value) -> Result<Operation, Faults> {
+    operation(body, read_hosting, info::to_be_hosted)
+}
+
+/// `get_proc_result`: the task id as text. Whether anybody issued it is not known here.
+pub fn get_proc_result(body: &Value) -> Result<(NamedScope, String), Faults> {
+    read_scoped(body, |reader, faults| reader.required_text("bk_gse_taskid", 128, faults))
+}
+
+/// `get_agent_status`: the hosts in the order of the request.
+pub fn get_agent_status(body: &Value) -> Result<(NamedScope, Vec<Host>), Faults> {
+    read_scoped(body, read_ip_list)
+}
+
+fn operation(
+    body: &Value,
+    read_kind: impl Fn(&Reader<'_>, &mut Faults) -> Option<OpKind>,
+    read_info: impl Fn(&Reader<'_>, Option<OpKind>, &mut Faults) -> Info,
+) -> Result<Operation, Faults> {
+    let (scope, requests) = read_scoped(body, |reader, faults| {
+        let kind = read_kind(reader, faults);
+        let requests = present(reader, "process_infos", faults).into_iter().map(|element| {
+            let Info { proc, spec } = read_info(&element, kind, faults);
+            check_size(&spec, element.place().to_owned(), faults);
+            let targets = read_ip_list(&element, faults).into_iter().map(Target::Host).collect();
+            // Which operation it is does not matter where it is not known: that was a fault.
+            Request { proc, kind: kind.unwrap_or(OpKind::Query), spec: Some(spec), targets }
+        });
+        requests.collect::<Vec<Request>>()
+    })?;
+    let requests = finish(requests, Faults::default(), |place| format!("process_infos[{place}]"))?;
+    Ok(Operation { scope, requests })
+}
+
+/// The scope of a call and what else it says, or all of its faults.
+fn read_scoped<T>(
+    body: &Value,
+    read: impl FnOnce(&Reader<'_>, &mut Faults) -> T,
+) -> Result<(NamedScope, T), Faults> {
+    let mut faults = Faults::default();
+    let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
+    let scope = scope::read(&reader, &mut faults);
+    let rest = read(&reader, &mut faults);
+    match scope {
+        Some(scope) if faults.is_empty() => Ok((scope, rest)),
+        Some(_) | None => Err(faults),
+    }
+}
+
+fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
+    let number = required_integer(reader, "op_type", faults)?;
+    let kind = u64::try_from(number).ok().and_then(OpKind::from_op_type);
+    if kind.is_none() {
+        faults.add(reader.path("op_type"), no_operation(number));
+    }
+    kind
+}
+
+/// `manage_proc` has numbers of its own.
+fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
+    match required_integer(reader, "op_type", faults)? {
+        1 => Some(OpKind::Host),
+        2 => Some(OpKind::Unhost),
+        number => {
+            let reason = format!("{number} is no operation of manage_proc; there are 1 host and 2 unhost");
+            faults.add(reader.path("op_type"), reason);
+            None
+        }
+    }
+}
+
+fn required_integer(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<i64> {
+    if !reader.has(field) {
+        reader.missing(field, faults);
+    }
+    reader.integer_or_text(field, i64::MIN..=i64::MAX, faults)
+}
+
+fn read_ip_list(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
+    present(reader, "ip_list", faults).iter().filter_map(|host| read_host(host, faults)).collect()
+}
+
+/// The objects of a list that must have some.
+fn present<'v>(reader: &Reader<'v>, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
+    if !reader.has(field) {
+        reader.missing(field, faults);
+        return Vec::new();
+    }
+    if reader.is_empty_list(field) {
+        faults.add(reader.path(field), "must not be empty");
+    }
+    reader.objects(field, faults)
+}
