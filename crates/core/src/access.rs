@@ -3,8 +3,9 @@
 //! A grant names something of one dimension: a business, a namespace, an operation or an OS account. What is not
 //! granted is not allowed. `*` stands for everything of its dimension.
 //!
-//! Whether one host of a request is within the app's businesses is not decided for the request as a whole: it is that
-//! host's outcome, so callers ask [`Rights::businesses`] about each.
+//! A request may name the businesses that it is about; one that is not granted denies all of it. Whether one host of a
+//! request is within the app's and the request's businesses is not decided for the request as a whole: it is that host's
+//! outcome, so callers ask [`Rights::businesses_within`] about each.
 
 use crate::id::BusinessId;
 use crate::op::OpKind;
@@ -59,6 +60,7 @@ pub enum Dimension {
 /// Something that a request would use, and its app may not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Denial {
+    Business(BusinessId),
     Namespace(String),
     Op(&'static str),
     Account(String),
@@ -81,10 +83,15 @@ pub struct StillGranted {
     pub by: String,
 }
 
-/// Everything that the requests would use and the rights do not cover, each thing once. Nothing: they are allowed.
-pub fn denials(rights: &Rights, requests: &[Request]) -> Vec<Denial> {
+/// Everything that the requests would use and the rights do not cover, each thing once. Nothing: they are allowed. `within`
+/// is what the requests are about: the businesses that they name, or `All` where they name none.
+pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>) -> Vec<Denial> {
     let Rights::Granted(grants) = rights else { return Vec::new() };
     let mut denied = BTreeSet::new();
+    if let Scope::Only(named) = within {
+        denied
+            .extend(named.iter().filter(|one| !grants.businesses.allows(one)).copied().map(Denial::Business));
+    }
     for request in requests {
         if !grants.namespaces.matches(&request.proc.namespace) {
             denied.insert(Denial::Namespace(request.proc.namespace.clone()));
@@ -115,6 +122,15 @@ impl Rights {
         match self {
             Rights::Administrator => &Scope::All,
             Rights::Granted(grants) => &grants.businesses,
+        }
+    }
+
+    /// The businesses whose hosts a request may use that is about these.
+    pub fn businesses_within(&self, named: &Scope<BusinessId>) -> Scope<BusinessId> {
+        match (self.businesses(), named) {
+            (all, Scope::All) => all.clone(),
+            (Scope::All, some) => some.clone(),
+            (Scope::Only(granted), Scope::Only(named)) => Scope::Only(granted & named),
         }
     }
 
@@ -335,6 +351,7 @@ impl fmt::Display for Dimension {
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Denial::Business(business) => write!(f, "business {business}"),
             Denial::Namespace(namespace) => write!(f, "namespace {namespace:?}"),
             Denial::Op(verb) => write!(f, "op {verb}"),
             Denial::Account(account) => write!(f, "account {account:?}"),

@@ -1,6 +1,6 @@
 //! Rights against requests, row by row.
 
-use procfleet_core::access::{Dimension, Grants, Rights, denials};
+use procfleet_core::access::{Dimension, Grants, Rights, Scope, denials};
 use procfleet_core::id::{BusinessId, ProcKey};
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::Spec;
@@ -33,11 +33,11 @@ fn request(text: &str) -> Request {
 #[track_caller]
 fn check(granted: &str, requests: &[&str], expected: &[&str]) {
     let requests: Vec<Request> = requests.iter().map(|text| request(text)).collect();
-    let denied = denials(&Rights::Granted(grants(granted)), &requests);
+    let denied = denials(&Rights::Granted(grants(granted)), &requests, &Scope::All);
     let said: Vec<String> = denied.iter().map(|denial| denial.to_string()).collect();
     let brief: Vec<&str> = said.iter().map(|text| text.split(" (").next().unwrap_or_default()).collect();
     assert_eq!(brief, expected, "{granted} for {requests:?}");
-    assert!(denials(&Rights::Administrator, &requests).is_empty());
+    assert!(denials(&Rights::Administrator, &requests, &Scope::All).is_empty());
 }
 
 #[test]
@@ -89,6 +89,30 @@ fn businesses_are_asked_about_one_by_one() {
     assert!(allowed("business:2", 2) && !allowed("business:2", 1) && !allowed("namespace:*", 1));
     assert!(allowed("business:*", 1) && Rights::Administrator.businesses().allows(&BusinessId(9)));
     assert!(Grants::everything().businesses.allows(&BusinessId(3)));
+}
+
+#[test]
+fn a_business_that_a_request_names_must_be_granted() {
+    let check = |granted: &str, named: &[u32], denied: &[&str], left: &[u32]| {
+        let rights = Rights::Granted(grants(granted));
+        let ids = |numbers: &[u32]| Scope::Only(numbers.iter().copied().map(BusinessId).collect());
+        let said: Vec<String> =
+            denials(&rights, &[], &ids(named)).iter().map(|denial| denial.to_string()).collect();
+        assert_eq!(said, denied, "{granted} for {named:?}");
+        assert_eq!(rights.businesses_within(&ids(named)), ids(left), "{granted} for {named:?}");
+        assert!(denials(&Rights::Administrator, &[], &ids(named)).is_empty());
+        assert_eq!(Rights::Administrator.businesses_within(&ids(named)), ids(named));
+    };
+    check("business:1 business:2", &[1], &[], &[1]);
+    check("business:*", &[1, 9], &[], &[1, 9]);
+    check("business:1", &[1, 2, 3], &["business 2", "business 3"], &[1]);
+    check("namespace:*", &[1], &["business 1"], &[]);
+    check("business:1", &[], &[], &[]);
+
+    let rights = Rights::Granted(grants("business:1"));
+    assert!(denials(&rights, &[], &Scope::All).is_empty(), "it names none");
+    assert_eq!(rights.businesses_within(&Scope::All), *rights.businesses());
+    assert_eq!(Rights::Administrator.businesses_within(&Scope::All), Scope::All);
 }
 
 #[test]

@@ -5,11 +5,11 @@ use procfleet_testkit::{Client, Finished, Joined, Op, PATIENCE, Up, account, pro
 use serde_json::{Value, json};
 
 const GSE: &str = "/api/c/compapi/v2/gse";
-const OTHER: &str = "127.0.0.2";
-const DENIED: u64 = 1_306_403;
+pub(crate) const OTHER: &str = "127.0.0.2";
+pub(crate) const DENIED: u64 = 1_306_403;
 
 #[track_caller]
-fn done(finished: Finished) -> Finished {
+pub(crate) fn done(finished: Finished) -> Finished {
     assert_eq!(finished.code, Some(0), "{finished:?}");
     finished
 }
@@ -29,7 +29,7 @@ fn refused(finished: Finished, words: &[&str]) {
 
 /// A new app as `procfleet app create` makes it.
 #[track_caller]
-fn app(up: &Up, code: &str, flags: &[&str]) -> Client {
+pub(crate) fn app(up: &Up, code: &str, flags: &[&str]) -> Client {
     let made = done(up.cli(&[&["app", "create", code], flags].concat()));
     let secret = made.stdout.trim_end();
     assert!(secret.len() >= 40 && !secret.contains(char::is_whitespace), "only the secret: {made:?}");
@@ -38,13 +38,13 @@ fn app(up: &Up, code: &str, flags: &[&str]) -> Client {
 }
 
 #[track_caller]
-fn grant(up: &Up, app: &Client, flags: &[&str]) -> Value {
+pub(crate) fn grant(up: &Up, app: &Client, flags: &[&str]) -> Value {
     json_of(up.cli(&[&["app", "grant", &app.app_code, "--json"], flags].concat()))
 }
 
 /// An app that may do everything but for what the test takes away.
 #[track_caller]
-fn granted_app(up: &Up, code: &str) -> Client {
+pub(crate) fn granted_app(up: &Up, code: &str) -> Client {
     let app = app(up, code, &[]);
     grant(up, &app, &["--all"]);
     app
@@ -62,7 +62,7 @@ fn operate(client: &Client, body: Value) -> procfleet_testkit::Answer {
 
 /// An agent of its own business on a second host.
 #[track_caller]
-fn shop_agent(up: &Up) -> Joined {
+pub(crate) fn shop_agent(up: &Up) -> Joined {
     done(up.cli(&["business", "create", "7", "shop"]));
     let token = up.token(&["--business", "7"]);
     let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("second"), OTHER, Some(&token));

@@ -16,6 +16,7 @@ mod first_generation;
 mod hostile;
 mod idempotency;
 mod instances;
+mod job;
 mod kinds;
 mod lifecycle;
 mod operations;

@@ -1,8 +1,9 @@
 //! Whether a caller may do what it asks for, and the record of what it was denied.
 
 use super::{App, AppError, Caller, audit};
-use procfleet_core::access::{self, Denial, Rights};
+use procfleet_core::access::{self, Denial, Rights, Scope};
 use procfleet_core::code::Code;
+use procfleet_core::id::BusinessId;
 use procfleet_core::task::Request;
 use tracing::warn;
 
@@ -11,9 +12,10 @@ const SHOWN: usize = 50;
 /// How much of a reason the audit keeps.
 const RECORDED: usize = 1_000;
 
-/// Namespaces, operations and accounts of all requests; their hosts are looked at one by one.
-pub fn permit(caller: &Caller, requests: &[Request]) -> Result<(), AppError> {
-    refuse(caller, &access::denials(&caller.rights, requests))
+/// The businesses that the requests are about, and the namespaces, operations and accounts of all of them; their hosts are
+/// looked at one by one.
+pub fn permit(caller: &Caller, requests: &[Request], within: &Scope<BusinessId>) -> Result<(), AppError> {
+    refuse(caller, &access::denials(&caller.rights, requests, within))
 }
 
 pub fn permit_namespace(caller: &Caller, namespace: &str) -> Result<(), AppError> {

@@ -1,7 +1,8 @@
 //! Agents: which there are, and which are here.
 
-use super::{App, AppError, Caller};
+use super::{App, AppError, Caller, access};
 use crate::store::{AgentRecord, Found};
+use procfleet_core::access::Scope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::agents::AgentView;
@@ -28,26 +29,33 @@ pub async fn list(app: &App, caller: &Caller) -> Result<Vec<AgentRow>, AppError>
     Ok(rows.collect())
 }
 
-/// Those of the hosts that have an agent, as far as the caller may see.
+/// Those of the hosts that have an agent, as far as the caller may see, within the businesses that it asks about.
 pub async fn at_hosts(
     app: &App,
     caller: &Caller,
     hosts: &[Host],
+    within: &Scope<BusinessId>,
 ) -> Result<HashMap<Host, AgentView>, AppError> {
+    access::permit(caller, &[], within)?;
     let targets: Vec<Target> = hosts.iter().copied().map(Target::Host).collect();
-    let agents = found(app, caller, &targets).await?;
+    let agents = found(app, &caller.rights.businesses_within(within), &targets).await?;
     Ok(hosts.iter().zip(agents).filter_map(|(host, agent)| Some((*host, agent?))).collect())
 }
 
 /// Those of the ids that are known to the caller, in their order.
 pub async fn with_ids(app: &App, caller: &Caller, ids: Vec<AgentId>) -> Result<Vec<AgentView>, AppError> {
     let targets: Vec<Target> = ids.into_iter().map(Target::Agent).collect();
-    let known: Vec<AgentView> = found(app, caller, &targets).await?.into_iter().flatten().collect();
+    let known: Vec<AgentView> =
+        found(app, caller.rights.businesses(), &targets).await?.into_iter().flatten().collect();
     if known.is_empty() { Err(AppError::NoSuchAgents) } else { Ok(known) }
 }
 
-async fn found(app: &App, caller: &Caller, targets: &[Target]) -> Result<Vec<Option<AgentView>>, AppError> {
-    let resolved = app.store.resolve_within(targets, caller.rights.businesses()).await?;
+async fn found(
+    app: &App,
+    within: &Scope<BusinessId>,
+    targets: &[Target],
+) -> Result<Vec<Option<AgentView>>, AppError> {
+    let resolved = app.store.resolve_within(targets, within).await?;
     let records: HashMap<AgentId, AgentRecord> =
         app.store.agents().await?.into_iter().map(|agent| (agent.agent.clone(), agent)).collect();
     let view = |found: Found| {

@@ -11,6 +11,7 @@ pub mod procs;
 pub mod registration;
 pub mod results;
 pub mod retention;
+pub mod scope;
 pub mod setup;
 pub mod status;
 pub mod task_state;

@@ -9,9 +9,10 @@ use crate::secret;
 use crate::store::{
     Found, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
 };
+use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::dispatch::QUEUE_ALLOWANCE;
-use procfleet_core::id::TaskId;
+use procfleet_core::id::{BusinessId, TaskId};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::spec::Policy;
 use procfleet_core::task::{Request, Target};
@@ -26,13 +27,15 @@ const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
 /// How long the same request under the same request id counts as a repeat.
 const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
 
+/// `within`: the businesses that the call is about; hosts of others are outside.
 pub async fn submit(
     app: &App,
     caller: &Caller,
     api: &'static str,
     requests: Vec<Request>,
+    within: &Scope<BusinessId>,
 ) -> Result<TaskId, AppError> {
-    let task = prepare(app, caller, api, requests).await?;
+    let task = prepare(app, caller, api, requests, within).await?;
     let ended = ended(&task);
     let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
     // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
@@ -51,17 +54,26 @@ pub async fn submit_once(
     caller: &Caller,
     api: &'static str,
     requests: Vec<Request>,
+    within: &Scope<BusinessId>,
     key: SubmissionKey,
 ) -> Result<TaskId, AppError> {
+    let businesses = match within {
+        Scope::All => None,
+        Scope::Only(named) => Some(named.clone()),
+    };
     // Aside, for the text of a large request takes a while. It is what was understood of the request: neither the login
     // nor the order of its fields counts. Another version of this program may understand more of it, and then refuses a
     // repeat rather than run it twice.
     let hashing = tokio::task::spawn_blocking(move || {
-        let text = serde_json::to_vec(&(api, &requests)).expect("what came from JSON is JSON");
-        (secret::hash(&text), requests)
+        // What names no businesses has the hash that it had before any call could name them.
+        let text = match businesses {
+            None => serde_json::to_vec(&(api, &requests)),
+            Some(named) => serde_json::to_vec(&(api, &requests, named)),
+        };
+        (secret::hash(&text.expect("what came from JSON is JSON")), requests)
     });
     let (request_hash, requests) = hashing.await.map_err(|_| AppError::Ending)?;
-    let task = prepare(app, caller, api, requests).await?;
+    let task = prepare(app, caller, api, requests, within).await?;
     let since = match key.kind {
         KeyKind::Idempotency => WallMs::MIN,
         KeyKind::RequestId => task.created_at - millis(REQUEST_ID_WINDOW),
@@ -92,10 +104,11 @@ async fn prepare(
     caller: &Caller,
     api: &'static str,
     requests: Vec<Request>,
+    within: &Scope<BusinessId>,
 ) -> Result<NewTask, AppError> {
-    access::permit(caller, &requests)?;
+    access::permit(caller, &requests, within)?;
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
-    let found = app.store.resolve_within(&targets, caller.rights.businesses()).await?;
+    let found = app.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
     let mut found = found.into_iter();
     let created_at = app.clock.wall();
     let summary = summary(&requests);
@@ -111,7 +124,7 @@ async fn prepare(
         for target in request.targets {
             let (agent, ended) = match found.next() {
                 Some(Found::Agent(agent)) => (Some(agent), None),
-                Some(Found::Outside) => (None, Some(Box::new(outside(&target, request.kind)))),
+                Some(Found::Outside) => (None, Some(Box::new(outside(&target, request.kind, within)))),
                 // The keeper ends it: there is nobody to send it to.
                 Some(Found::Nowhere) | None => (None, None),
             };
@@ -147,9 +160,13 @@ fn ended(task: &NewTask) -> Vec<Code> {
 }
 
 /// One host of another business is that host's outcome, not the call's.
-fn outside(target: &Target, kind: OpKind) -> Outcome {
-    let message = format!("{target} is outside the businesses that the app may use");
-    Outcome::without_agent(Code::NotAllowed, message, kind)
+fn outside(target: &Target, kind: OpKind, within: &Scope<BusinessId>) -> Outcome {
+    let businesses = match within {
+        Scope::All => "the businesses that the app may use",
+        // All that it names were granted, or there would be no task.
+        Scope::Only(_) => "the scope of the request",
+    };
+    Outcome::without_agent(Code::NotAllowed, format!("{target} is outside {businesses}"), kind)
 }
 
 /// What people see in lists: `start web:nginx on 3 hosts`.

@@ -6,6 +6,7 @@
 use super::results::{self, KeyStyle};
 use super::{App, AppError, Caller, access, operate};
 use crate::secret;
+use procfleet_core::access::Scope;
 use procfleet_core::id::TaskId;
 use procfleet_core::task::Request;
 use serde_json::Value;
@@ -30,14 +31,14 @@ pub async fn carry_out(
     requests: Vec<Request>,
 ) -> Result<Value, AppError> {
     // Before it is looked for among the unfinished ones: grants may have been taken back since.
-    access::permit(caller, &requests)?;
+    access::permit(caller, &requests, &Scope::All)?;
     let call = serde_json::to_vec(&(&caller.app, api, &requests)).map_err(|_| AppError::Ending)?;
     let call = secret::hash(&call);
     let task = match app.unfinished.get(&call) {
         // One that was deleted since has nothing to say.
         Some(task) if app.store.task(task).await?.is_some() => task,
         Some(_) | None => {
-            let task = operate::submit(app, caller, api, requests).await?;
+            let task = operate::submit(app, caller, api, requests, &Scope::All).await?;
             app.unfinished.remember(call, task);
             task
         }

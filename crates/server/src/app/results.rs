@@ -1,12 +1,14 @@
 //! How the ops of a task stand: exactly the requested keys, from the first moment on.
 
 use super::{App, AppError, Caller, access};
-use crate::store::{OpRecord, TaskRecord};
-use procfleet_core::id::TaskId;
+use crate::store::{OpRecord, RequestHead, TaskRecord};
+use procfleet_core::access::Scope;
+use procfleet_core::id::{BusinessId, TaskId};
+use procfleet_proto::http::job;
 use procfleet_proto::http::result::{About, OpResult};
 use serde_json::{Map, Value, json};
 
-/// Which generation of the API asks: each names its keys in its own way, whoever made the task.
+/// Which generation of GSE's API asks: each names its keys in its own way, whoever made the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStyle {
     First,
@@ -23,9 +25,29 @@ pub async fn by_key(app: &App, caller: &Caller, task_text: &str, style: KeyStyle
                 KeyStyle::First => op.target.first_generation_key(&head.proc),
                 KeyStyle::Second => op.target.result_key(&head.proc),
             };
-            Some((key, json!(result(&task, op)?)))
+            Some((key, json!(OpResult::new(about(head, op), op.outcome.as_ref()))))
         });
         Value::Object(results.collect::<Map<_, _>>())
+    });
+    rendered.await.map_err(|_| AppError::Ending)
+}
+
+/// The data of JOB's `get_proc_result`. The businesses that the caller names say what it may ask, and not which task: it sees
+/// those that it made.
+pub async fn by_job_key(
+    app: &App,
+    caller: &Caller,
+    task_text: &str,
+    within: &Scope<BusinessId>,
+) -> Result<Value, AppError> {
+    access::permit(caller, &[], within)?;
+    let (task, ops) = find(app, caller, task_text).await?;
+    let rendered = tokio::task::spawn_blocking(move || {
+        job::results(ops.iter().filter_map(|op| {
+            let head = task.requests.get(op.request as usize)?;
+            let result = job::OpResult::new(about(head, op), op.outcome.as_ref());
+            Some((op.target.job_key(&head.proc), result))
+        }))
     });
     rendered.await.map_err(|_| AppError::Ending)
 }
@@ -44,12 +66,15 @@ pub(super) async fn find(
 
 pub(super) fn result(task: &TaskRecord, op: &OpRecord) -> Option<OpResult> {
     let head = task.requests.get(op.request as usize)?;
-    let about = About {
+    Some(OpResult::new(about(head, op), op.outcome.as_ref()))
+}
+
+fn about<'a>(head: &'a RequestHead, op: &'a OpRecord) -> About<'a> {
+    About {
         proc: &head.proc,
         kind: head.kind,
         spec: head.spec.as_deref(),
         target: &op.target,
         agent: op.agent.as_ref(),
-    };
-    Some(OpResult::new(about, op.outcome.as_ref()))
+    }
 }

@@ -1,6 +1,6 @@
 //! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, the audit trail.
 
-use super::call::{Call, serve};
+use super::call::{Call, Family, serve};
 use super::error::CallError;
 use super::native::{fault, limit, text};
 use crate::app::{App, access, apps, audit, businesses, tokens, users, webhooks};
@@ -65,7 +65,7 @@ where
             access::administrators_only(&call.caller, api)?;
             act(call).await
         };
-        Box::pin(serve(app, api, request, act))
+        Box::pin(serve(app, Family::Gse, api, request, act))
     }
 }
 

@@ -8,12 +8,22 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use procfleet_core::code::Code;
+use procfleet_proto::http::job;
 use procfleet_proto::http::native::Envelope;
 use procfleet_proto::link::token::hex;
 use serde::Serialize;
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tracing::debug;
+
+/// Whose API is called: each has an envelope of its own, and its own numbers for some errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    /// Procfleet's own API is of this one.
+    Gse,
+    Job,
+}
 
 /// What a use case is given.
 pub(super) struct Call {
@@ -31,6 +41,7 @@ pub(super) struct Call {
 /// Reads, checks, hands over to `act`, and answers.
 pub(super) async fn serve<T, F>(
     app: App,
+    family: Family,
     api: &'static str,
     request: Request,
     act: impl FnOnce(Call) -> F,
@@ -62,43 +73,55 @@ where
         answer
     };
     let answer = answer.await;
-    let code = answer.as_ref().map_or_else(|error| error.answer().1, |_| 0);
+    let code = answer.as_ref().map_or_else(|error| error.answer(family).1, |_| Code::Success.external());
     metrics.call(api, code);
     match answer {
         Ok(data) => {
-            let envelope = Envelope {
-                result: true,
-                code: 0,
-                message: "success".to_owned(),
-                data: Some(data),
-                request_id,
+            // A large answer takes a while to write as text, so it is written beside the calls that others wait for.
+            let write = move || {
+                let message = match family {
+                    Family::Gse => "success",
+                    Family::Job => "",
+                };
+                envelope(family, Code::Success.external(), message.to_owned(), Some(data), request_id)
             };
-            write_aside(envelope).await
+            match tokio::task::spawn_blocking(write).await {
+                Ok(Ok(text)) => json(StatusCode::OK, text),
+                Ok(Err(_)) | Err(_) => refused(family, &CallError::Internal, String::new()),
+            }
         }
         Err(error) => {
             debug!(api, %from, ?error, "a call was refused");
-            refused(&error, request_id)
+            refused(family, &error, request_id)
         }
     }
 }
 
 pub(super) async fn no_such_api(State(app): State<App>, request: Request) -> Response {
-    app.metrics.call("unknown", procfleet_core::code::Code::NoSuchApi.external());
-    refused(&CallError::NoSuchApi(request.uri().path().to_owned()), String::new())
+    app.metrics.call("unknown", Code::NoSuchApi.external());
+    refused(Family::Gse, &CallError::NoSuchApi(request.uri().path().to_owned()), String::new())
 }
 
-fn refused(error: &CallError, request_id: String) -> Response {
-    let (status, code, message) = error.answer();
-    let envelope: Envelope<Value> = Envelope { result: false, code, message, data: None, request_id };
-    json(status, serde_json::to_vec(&envelope).unwrap_or_default())
+fn refused(family: Family, error: &CallError, request_id: String) -> Response {
+    let (status, code, message) = error.answer(family);
+    let text = envelope::<Value>(family, code, message, None, request_id);
+    json(status, text.unwrap_or_default())
 }
 
-/// A large answer takes a while to write as text, so it is written beside the calls that others wait for.
-async fn write_aside<T: Serialize + Send + 'static>(envelope: Envelope<T>) -> Response {
-    let text = tokio::task::spawn_blocking(move || serde_json::to_vec(&envelope)).await;
-    match text {
-        Ok(Ok(text)) => json(StatusCode::OK, text),
-        Ok(Err(_)) | Err(_) => refused(&CallError::Internal, String::new()),
+/// The text of a reply; the code says whether it is one of success.
+fn envelope<T: Serialize>(
+    family: Family,
+    code: u32,
+    message: String,
+    data: Option<T>,
+    request_id: String,
+) -> serde_json::Result<Vec<u8>> {
+    let result = code == Code::Success.external();
+    match family {
+        Family::Gse => serde_json::to_vec(&Envelope { result, code, message, data, request_id }),
+        Family::Job => {
+            serde_json::to_vec(&job::Envelope { result, code, message, data, permission: (), request_id })
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! What a call can end in beside success, and the one translation of it to codes and HTTP statuses.
 //!
 //! GSE's callers expect HTTP 200 with `result: false` for everything that the API itself refuses; other statuses make
-//! some of their clients raise before they read the message.
+//! some of their clients raise before they read the message. JOB's callers know other numbers for a few of the errors.
 
+use super::call::Family;
 use super::idempotency;
 use crate::app::AppError;
 use axum::http::StatusCode;
@@ -43,7 +44,7 @@ impl From<AppError> for CallError {
 
 impl CallError {
     /// The status, the code and the message for the caller. What only the operator should see goes to the log here.
-    pub(super) fn answer(&self) -> (StatusCode, u32, String) {
+    pub(super) fn answer(&self, family: Family) -> (StatusCode, u32, String) {
         let (status, code, message) = match self {
             CallError::Json(place) => {
                 (StatusCode::OK, Code::JsonInvalid, format!("the body is not usable JSON: {place}"))
@@ -103,6 +104,16 @@ impl CallError {
                 "something inside procfleet failed; its log says what".to_owned(),
             ),
         };
-        (status, code.external(), message)
+        (status, of_family(family, code).external(), message)
+    }
+}
+
+fn of_family(family: Family, code: Code) -> Code {
+    match (family, code) {
+        (Family::Gse, code) => code,
+        (Family::Job, Code::BadRequest | Code::UnknownOp | Code::JsonInvalid) => Code::JobIllegalParam,
+        (Family::Job, Code::SystemError) => Code::JobFailure,
+        // Logins, grants, tasks and limits are the same to both.
+        (Family::Job, other) => other,
     }
 }

@@ -1,14 +1,15 @@
 //! GSE's process and agent APIs, of both generations, under every path that their callers use.
 
-use super::call::{Call, serve};
+use super::call::{Call, Family, serve};
 use super::error::CallError;
 use super::idempotency;
 use crate::app::results::KeyStyle;
-use crate::app::{App, agents, operate, registration, results, status, task_state, upgrade};
+use crate::app::{App, agents, registration, results, status, task_state, upgrade};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::any;
+use procfleet_core::access::Scope;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{self as operate_shape, Suppliers};
 use procfleet_proto::http::{agents as agents_shape, result as result_shape, status as status_shape};
@@ -102,10 +103,8 @@ impl Api {
                     _ => operate_shape::operate_proc_v2(&body),
                 };
                 let (requests, key) = Faults::of_both(requests, idempotency::key(&headers))?;
-                let task = match key {
-                    Some(key) => operate::submit_once(&app, &caller, self.name(), requests, key).await?,
-                    None => operate::submit(&app, &caller, self.name(), requests).await?,
-                };
+                let task =
+                    idempotency::submit(&app, &caller, self.name(), requests, &Scope::All, key).await?;
                 Ok(json!({"task_id": task.to_string()}))
             }
             Api::RegisterProcInfo | Api::UpdateProcInfo | Api::UnregisterProcInfo => {
@@ -137,7 +136,7 @@ impl Api {
             }
             Api::GetAgentStatus | Api::GetAgentInfo => {
                 let hosts = agents_shape::by_hosts(&body)?;
-                let known = agents::at_hosts(&app, &caller, &hosts).await?;
+                let known = agents::at_hosts(&app, &caller, &hosts, &Scope::All).await?;
                 let find = |host: &_| known.get(host).cloned();
                 Ok(match self {
                     Api::GetAgentInfo => agents_shape::info(&hosts, find),
@@ -178,5 +177,5 @@ pub(super) fn routes() -> Router<App> {
 }
 
 async fn handle(app: App, api: Api, request: Request) -> Response {
-    serve(app, api.name(), request, |call| api.act(call)).await
+    serve(app, Family::Gse, api.name(), request, |call| api.act(call)).await
 }

@@ -1,7 +1,11 @@
 //! The key under which a caller may send the same request again: `Idempotency-Key`, or else `X-Bkapi-Request-Id`.
 
+use crate::app::{App, AppError, Caller, operate};
 use crate::store::{KeyKind, SubmissionKey};
 use axum::http::{HeaderMap, HeaderValue};
+use procfleet_core::access::Scope;
+use procfleet_core::id::{BusinessId, TaskId};
+use procfleet_core::task::Request;
 use procfleet_proto::http::fault::Faults;
 
 pub(super) const KEY: &str = "Idempotency-Key";
@@ -24,6 +28,21 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<SubmissionKey>, Faults> 
         faults.add(header, reason);
         faults
     })
+}
+
+/// Makes a task of a call that was read: one, however often it comes with this key.
+pub(super) async fn submit(
+    app: &App,
+    caller: &Caller,
+    api: &'static str,
+    requests: Vec<Request>,
+    within: &Scope<BusinessId>,
+    key: Option<SubmissionKey>,
+) -> Result<TaskId, AppError> {
+    match key {
+        Some(key) => operate::submit_once(app, caller, api, requests, within, key).await,
+        None => operate::submit(app, caller, api, requests, within).await,
+    }
 }
 
 fn text(value: &HeaderValue) -> Result<String, String> {

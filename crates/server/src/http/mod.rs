@@ -6,6 +6,7 @@ mod call;
 mod error;
 mod gse;
 mod idempotency;
+mod job;
 mod login;
 mod native;
 pub(crate) mod port;
@@ -21,6 +22,7 @@ use axum::routing::get;
 pub fn router(app: App) -> Router {
     Router::new()
         .merge(gse::routes())
+        .merge(job::routes())
         .merge(native::routes())
         .merge(admin::routes())
         .route("/healthz", get(healthz))

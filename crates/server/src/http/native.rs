@@ -1,6 +1,6 @@
 //! procfleet's own API, for the CLI and the console: what every app may ask, each within its grants.
 
-use super::call::{Call, serve};
+use super::call::{Call, Family, serve};
 use super::error::CallError;
 use crate::app::events::Question;
 use crate::app::{App, agents, events, procs, tasks};
@@ -46,7 +46,7 @@ where
         move |State(app): State<App>,
               request: Request|
               -> std::pin::Pin<Box<dyn Future<Output = Response> + Send>> {
-            Box::pin(serve(app, api, request, act))
+            Box::pin(serve(app, Family::Gse, api, request, act))
         },
     )
 }

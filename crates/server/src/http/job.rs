@@ -1,0 +1,95 @@
+//! JOB's process and agent APIs, under every path that their callers use.
+
+use super::call::{Call, Family, serve};
+use super::error::CallError;
+use super::idempotency;
+use crate::app::{App, agents, results, scope};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::any;
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::job as shape;
+use serde_json::{Value, json};
+
+/// The gateway in both of its versions; where it finds JOB; and JOB's own paths.
+const PREFIXES: [&str; 6] = [
+    "/api/c/compapi/v2/job",
+    "/api/c/compapi/v2/jobv3",
+    "/api/job/v2/job-execute",
+    "/api/job/v3/job-execute",
+    "/esb/api/v2",
+    "/esb/api/v3",
+];
+
+#[derive(Clone, Copy)]
+enum Api {
+    OperateProc,
+    OperateProcess,
+    ManageProc,
+    GetProcResult,
+    GetAgentStatus,
+}
+
+impl Api {
+    const ALL: [Api; 5] =
+        [Api::OperateProc, Api::OperateProcess, Api::ManageProc, Api::GetProcResult, Api::GetAgentStatus];
+
+    /// With the component before it, for GSE has APIs of the same names.
+    fn name(self) -> &'static str {
+        match self {
+            Api::OperateProc => "job.operate_proc",
+            Api::OperateProcess => "job.operate_process",
+            Api::ManageProc => "job.manage_proc",
+            Api::GetProcResult => "job.get_proc_result",
+            Api::GetAgentStatus => "job.get_agent_status",
+        }
+    }
+
+    fn path(self) -> &'static str {
+        self.name().trim_start_matches("job.")
+    }
+
+    async fn act(self, call: Call) -> Result<Value, CallError> {
+        let Call { app, caller, body, headers, .. } = call;
+        match self {
+            Api::OperateProc | Api::OperateProcess | Api::ManageProc => {
+                let read = match self {
+                    Api::OperateProc => shape::operate_proc(&body),
+                    Api::ManageProc => shape::manage_proc(&body),
+                    _ => shape::operate_process(&body),
+                };
+                let (asked, key) = Faults::of_both(read, idempotency::key(&headers))?;
+                let within = scope::businesses(&app, &caller, asked.scope).await?;
+                let task =
+                    idempotency::submit(&app, &caller, self.name(), asked.requests, &within, key).await?;
+                Ok(json!({"bk_gse_taskid": task.to_string()}))
+            }
+            Api::GetProcResult => {
+                let (named, task) = shape::get_proc_result(&body)?;
+                let within = scope::businesses(&app, &caller, named).await?;
+                Ok(results::by_job_key(&app, &caller, &task, &within).await?)
+            }
+            Api::GetAgentStatus => {
+                let (named, hosts) = shape::get_agent_status(&body)?;
+                let within = scope::businesses(&app, &caller, named).await?;
+                let known = agents::at_hosts(&app, &caller, &hosts, &within).await?;
+                Ok(shape::alive(&hosts, |host| known.get(host).cloned()))
+            }
+        }
+    }
+}
+
+pub(super) fn routes() -> Router<App> {
+    let mut router = Router::new();
+    for (prefix, api) in PREFIXES.iter().flat_map(|prefix| Api::ALL.map(|api| (prefix, api))) {
+        let handler = any(move |State(app): State<App>, request: Request| handle(app, api, request));
+        let path = format!("{prefix}/{}", api.path());
+        router = router.route(&format!("{path}/"), handler.clone()).route(&path, handler);
+    }
+    router
+}
+
+async fn handle(app: App, api: Api, request: Request) -> Response {
+    serve(app, Family::Job, api.name(), request, |call| api.act(call)).await
+}
