@@ -71,6 +71,8 @@ pub enum Cause {
     },
     /// The spec names neither a pid file nor a program.
     NoIdentity,
+    /// A periodic process between two runs.
+    NoRun,
 }
 
 impl fmt::Display for Cause {
@@ -87,6 +89,7 @@ impl fmt::Display for Cause {
             Cause::NoSuchName { proc_name, setup_path } => {
                 write!(f, "no process {proc_name} runs from {setup_path}")
             }
+            Cause::NoRun => f.write_str("no run is under way"),
             Cause::NoIdentity => f.write_str("the spec names neither a pid file nor a program"),
         }
     }

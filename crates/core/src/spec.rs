@@ -160,6 +160,16 @@ pub enum Kind {
     Periodic(Schedule),
 }
 
+impl Kind {
+    /// `None`: it does not run by a schedule.
+    pub fn schedule(&self) -> Option<&Schedule> {
+        match self {
+            Kind::Periodic(schedule) => Some(schedule),
+            Kind::Resident | Kind::Once => None,
+        }
+    }
+}
+
 /// When a periodic process runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Schedule {

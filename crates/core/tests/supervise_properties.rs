@@ -8,8 +8,10 @@ mod common;
 use common::{Does, Term, World, op, spec};
 use procfleet_core::op::Outcome;
 use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
-use procfleet_core::spec::{Kind, Spec};
-use procfleet_core::supervise::{CommandEnd, Input, LookId, Machine, Record, RunId, Step, View, Write};
+use procfleet_core::spec::{Kind, Schedule, Spec};
+use procfleet_core::supervise::{
+    CommandEnd, Input, LookId, Machine, Next, PlanId, Record, RunId, Step, View, Write,
+};
 use procfleet_core::{Moment, OpId, OpKind, ProcKey};
 use proptest::collection::vec;
 use proptest::option;
@@ -29,6 +31,8 @@ enum Act {
     Script(&'static str, Does),
     Term(Term),
     LookDelay(u64),
+    /// The wall clock is set.
+    Clock(u64),
     Crash {
         away: u64,
     },
@@ -85,7 +89,10 @@ impl Shape {
 }
 
 fn arb_shape() -> impl Strategy<Value = Shape> {
-    let kind = prop_oneof![7 => Just(Kind::Resident), 1 => Just(Kind::Once)];
+    let every = (1..20u64).prop_map(|secs| Kind::Periodic(Schedule::Every(Duration::from_secs(secs))));
+    let cron = proptest::sample::select(vec!["1000", "7000", "60000", "200000", "never"])
+        .prop_map(|rule| Kind::Periodic(Schedule::Cron(rule.to_owned())));
+    let kind = prop_oneof![7 => Just(Kind::Resident), 1 => Just(Kind::Once), 2 => every, 2 => cron];
     (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64).prop_map(
         |(pid_file, commands, kind, retries, interval, check)| Shape {
             pid_file,
@@ -174,6 +181,7 @@ fn arb_act() -> impl Strategy<Value = Act> {
         1 => prop_oneof![Just(Term::Ignores), (0..5_000u64).prop_map(|after| Term::Dies { after })]
             .prop_map(Act::Term),
         1 => (0..50u64).prop_map(Act::LookDelay),
+        1 => (0..300_000u64).prop_map(Act::Clock),
         1 => prop_oneof![Just(0), 0..20_000u64].prop_map(|away| Act::Crash { away }),
         1 => Just(Act::CrashBeforeEffects),
         2 => arb_garbage().prop_map(Act::Garbage),
@@ -199,6 +207,7 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
             Act::Script(command, does) => world.set(command, does),
             Act::Term(term) => world.term = term,
             Act::LookDelay(delay) => world.look_delay = delay,
+            Act::Clock(ahead) => world.wall_ahead = ahead,
             Act::Crash { away } => world.crash_for(away),
             Act::CrashBeforeEffects => world.fail_next_effects = true,
             Act::Garbage(input) => world.feed(input),
@@ -217,8 +226,16 @@ proptest! {
         let mut world = play(like, acts);
         // Liveness: sixteen orders of at most 4 + 2 + 3 + 4 + 2 + 5 seconds each, and the answers to looks.
         world.run_for(600_000);
+        world.look_delay = 0;
+        world.run_for(1_000);
         prop_assert_eq!(world.open_ops(), vec![], "{:#?}", world.machine);
         prop_assert!(world.max_mains <= 1);
+        // What is scheduled waits for its time, or runs, or says why not.
+        let scheduled = world.machine.spec().is_some_and(|spec| spec.policy.kind.schedule().is_some());
+        if scheduled && world.hosted() {
+            let waits = world.machine.wake_at().is_some() || world.machine.process().is_some();
+            prop_assert!(waits || !world.machine.note().is_empty(), "{:#?}", world.machine);
+        }
     }
 
     /// Whatever the world says, even if it contradicts itself.
@@ -238,6 +255,7 @@ enum OddInput {
     Sighted(u64, Sighting),
     Ended(u64, CommandEnd),
     Exited(Process, Exit),
+    Planned(u64, Next),
     Tick,
     Wake,
     Recover,
@@ -251,9 +269,17 @@ fn arb_odd() -> impl Strategy<Value = OddInput> {
         6 => (0..3u64, arb_sighting()).prop_map(|(back, sighting)| OddInput::Sighted(back, sighting)),
         4 => (0..3u64, arb_end()).prop_map(|(back, end)| OddInput::Ended(back, end)),
         2 => (arb_process(), arb_exit()).prop_map(|(process, exit)| OddInput::Exited(process, exit)),
+        2 => (0..3u64, arb_next()).prop_map(|(back, next)| OddInput::Planned(back, next)),
         1 => Just(OddInput::Tick),
         4 => Just(OddInput::Wake),
         1 => Just(OddInput::Recover),
+    ]
+}
+
+fn arb_next() -> impl Strategy<Value = Next> {
+    prop_oneof![
+        4 => (0..200_000u64, 0..3u32).prop_map(|(at, missed)| Next::At { at: Moment(at), missed }),
+        1 => Just(Next::Never { reason: String::new() }),
     ]
 }
 
@@ -303,6 +329,9 @@ impl Odd {
                 Input::CommandEnded { run: RunId(self.newest.saturating_sub(back)), end }
             }
             OddInput::Exited(process, exit) => Input::Exited { process, exit },
+            OddInput::Planned(back, next) => {
+                Input::Planned { plan: PlanId(self.newest.saturating_sub(back)), next }
+            }
             OddInput::Tick => Input::Tick,
             OddInput::Wake => return self.wake(),
             OddInput::Recover => {
@@ -355,7 +384,9 @@ impl Odd {
         for effect in step.effects {
             use procfleet_core::supervise::Effect;
             match effect {
-                Effect::Look { look: LookId(id), .. } | Effect::Run { run: RunId(id), .. } => {
+                Effect::Look { look: LookId(id), .. }
+                | Effect::Run { run: RunId(id), .. }
+                | Effect::Plan { plan: PlanId(id), .. } => {
                     self.newest = self.newest.max(id);
                 }
                 Effect::Inspect { op, process, .. } => {

@@ -1,7 +1,7 @@
 //! Reading `operate_proc_v2` and `operate_proc_multi`: what is accepted, and every fault at once.
 
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::{Instances, Kind};
+use procfleet_core::spec::{Instances, Kind, Schedule};
 use procfleet_core::task::Target;
 use procfleet_proto::http::operate::{operate_proc_multi, operate_proc_v2};
 use serde_json::{Value, json};
@@ -106,6 +106,62 @@ fn what_real_callers_send_is_accepted() {
     let mut query = seed_with("/op_type", json!(2));
     query["spec"] = json!({"identity": {"proc_name": "nginx", "setup_path": "", "pid_path": "", "user": ""}});
     assert_eq!(spec(&query).identity.proc_name, "nginx");
+}
+
+/// Each field of the policy, and what the schedule or the fault is then.
+#[test]
+fn what_says_when_a_periodic_process_runs() {
+    let read = |fields: &Value| {
+        let mut body = seed();
+        let policy = body["spec"]["alive_monitor_policy"].as_object_mut().expect("an object");
+        policy.extend(fields.as_object().expect("an object").clone());
+        operate_proc_v2(&body).map(|mut requests| requests.remove(0).spec.expect("a spec").policy.kind)
+    };
+    let every = |secs| Kind::Periodic(Schedule::Every(Duration::from_secs(secs)));
+    let cron = |rule: &str| Kind::Periodic(Schedule::Cron(rule.to_owned()));
+    for (fields, kind) in [
+        (json!({"auto_type": 0, "cycle_time": 10}), every(10)),
+        (json!({"auto_type": 0, "cycle_time": 31_536_000}), every(31_536_000)),
+        (json!({"auto_type": 0, "crontab_rule": "*/5 * * * *"}), cron("*/5 * * * *")),
+        (json!({"auto_type": 0, "crotab_rule": " @daily "}), cron("@daily")),
+        (json!({"auto_type": 0, "crontab_rule": "@daily", "crotab_rule": "@daily"}), cron("@daily")),
+        (
+            json!({"auto_type": 0, "crontab_rule": "@daily", "crotab_rule": "", "cycle_time": 0}),
+            cron("@daily"),
+        ),
+        // with another type they have no effect
+        (json!({"auto_type": 1, "crontab_rule": "nonsense", "cycle_time": -7}), Kind::Resident),
+        (json!({"auto_type": 2, "crontab_rule": "nonsense", "cycle_time": 7}), Kind::Once),
+    ] {
+        assert_eq!(read(&fields).ok(), Some(kind), "{fields}: {:?}", read(&fields));
+    }
+    let place = "spec.alive_monitor_policy";
+    for (fields, fault) in [
+        (json!({"auto_type": 0}), "auto_type: is 0 (periodic), which needs crontab_rule, or cycle_time"),
+        (json!({"auto_type": 0, "cycle_time": 0}), "auto_type: is 0 (periodic), which needs"),
+        (json!({"auto_type": 0, "cycle_time": -1}), "cycle_time: is -1, must be from 0 to 31536000"),
+        (json!({"auto_type": 0, "cycle_time": "10"}), "cycle_time: must be an integer, not a string"),
+        (json!({"auto_type": 0, "crontab_rule": "* * *"}), "crontab_rule: has 3 fields, must have five"),
+        (json!({"auto_type": 0, "crotab_rule": "0 0 31 2 *"}), "crotab_rule: never matches"),
+        (
+            json!({"auto_type": 0, "crontab_rule": "@daily", "cycle_time": 5}),
+            "crontab_rule: cannot be combined",
+        ),
+        (
+            json!({"auto_type": 0, "crontab_rule": "@daily", "crotab_rule": "@hourly"}),
+            "only one can be followed",
+        ),
+        (json!({"auto_type": 1, "crontab_rule": 5}), "crontab_rule: must be a string, not a number"),
+        (json!({"auto_type": 1, "cycle_time": "5"}), "cycle_time: must be an integer, not a string"),
+    ] {
+        let faults = read(&fields).expect_err(fault).to_string();
+        assert!(faults.contains(fault) && faults.starts_with(place), "{fields}: {faults}");
+        assert_eq!(faults.matches(place).count(), 1, "{fields}: {faults}");
+    }
+    // A query only wants to find it.
+    let mut query = seed_with("/op_type", json!(2));
+    query["spec"]["alive_monitor_policy"] = json!({"auto_type": 0});
+    assert!(operate_proc_v2(&query).is_ok());
 }
 
 #[test]

@@ -91,9 +91,6 @@ pub(super) fn launched(whom: Whom<'_>, run: &mut Run, leader: Leader) -> Sightin
 
 /// After a start of the agent: what was known, then the pid file, then the mark, then as settled.
 pub(super) fn recovered(whom: Whom<'_>, last: Option<Process>) -> Sighting {
-    let is_alive = |last: &Process| {
-        Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
-    };
     if let Some(last) = last.filter(is_alive) {
         return Sighting::Running(last);
     }
@@ -113,6 +110,42 @@ pub(super) fn recovered(whom: Whom<'_>, last: Option<Process>) -> Sighting {
         Ok(process) => Sighting::Running(process),
         Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
     }
+}
+
+/// The command of a run, as long as it runs.
+pub(super) fn leader(run: Option<&Run>) -> Sighting {
+    let alive = |run: &&Run| {
+        !run.has_ended()
+            && Stat::read(run.leader.pid).is_some_and(|stat| stat.id == run.leader && stat.is_running())
+    };
+    match run.filter(alive) {
+        Some(run) => running(run.leader, Found::Foreground),
+        None => no_run(),
+    }
+}
+
+/// The run of a periodic process from an earlier life of the agent. A run that was begun and not yet seen is known by its
+/// mark and its age; all else that bears the mark is what older runs have left.
+pub(super) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: Option<u64>) -> Sighting {
+    if let Some(last) = last.filter(is_alive) {
+        return Sighting::Running(last);
+    }
+    let Some(since) = since_ticks else { return no_run() };
+    let scan = Scan::take();
+    let marked = scan.marked(whom.mark);
+    let leads = |stat: &&&Stat| stat.session == stat.id.pid && stat.id.start_ticks >= since;
+    match marked.iter().find(leads) {
+        Some(stat) => running(stat.id, Found::Name),
+        None => no_run(),
+    }
+}
+
+fn no_run() -> Sighting {
+    Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true })
+}
+
+fn is_alive(last: &Process) -> bool {
+    Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
 }
 
 /// `None`: the spec names no pid file.

@@ -135,6 +135,11 @@ impl Host {
         millis(ClockId::Realtime)
     }
 
+    /// How many clock ticks after the host's boot a moment was, as the kernel tells the start of processes.
+    pub(super) fn ticks_at(&self, moment: Moment) -> u64 {
+        moment.0.saturating_mul(self.ticks_per_second) / 1_000
+    }
+
     pub(super) fn output_folder(&self) -> &Path {
         &self.output_folder
     }

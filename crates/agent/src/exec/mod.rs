@@ -125,6 +125,10 @@ impl Hands {
         match scope {
             Scope::Settled => find::settled(whom),
             Scope::Recovery { last } => find::recovered(whom, last),
+            Scope::Run(run) => find::leader(self.runs.get(&run)),
+            Scope::Turn { last, since } => {
+                find::turn(whom, last, since.map(|since| self.host.ticks_at(since)))
+            }
             Scope::Launch { run, leader } => match self.runs.get_mut(&run) {
                 Some(run) => {
                     let sighting = find::launched(whom, run, leader);

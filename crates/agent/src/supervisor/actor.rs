@@ -2,6 +2,7 @@
 
 use super::open::OpenOps;
 use super::probes::{Pace, Probes, Standing};
+use super::timetable::{Clocks, Timetable};
 use crate::exec::{Hands, Host};
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
@@ -64,6 +65,7 @@ pub(super) struct Actor {
     /// The present process, as it was last looked at.
     sample: Option<Sample>,
     published: Option<ProcReport>,
+    timetable: Timetable,
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
     probes: Probes,
@@ -86,6 +88,7 @@ impl Actor {
             registered_at,
             sample: None,
             published: None,
+            timetable: Timetable::default(),
             answers: VecDeque::new(),
             probes,
         }
@@ -218,18 +221,24 @@ impl Actor {
             Effect::EndRun(run) => self.hands.end_run(run),
             Effect::Signal { process, signal } => self.hands.signal(process, signal),
             Effect::Sweep => self.hands.sweep(),
-            Effect::Inspect { op, process, spec } => {
-                let view = self.inspect(process, &spec);
+            Effect::Plan { plan, rule, since } => {
+                let wall = jiff::Zoned::now();
+                let clocks = Clocks { wall, moment: self.around.host.now() };
+                let next = self.timetable.next(&rule, since, &clocks);
+                self.answers.push_back(Input::Planned { plan, next });
+            }
+            Effect::Inspect { op, process, scope, spec } => {
+                let view = self.inspect(process, scope, &spec);
                 self.answers.push_back(Input::Inspected { op, view: Box::new(view) });
             }
         }
     }
 
-    fn inspect(&mut self, process: Option<Process>, spec: &Spec) -> View {
+    fn inspect(&mut self, process: Option<Process>, scope: Scope, spec: &Spec) -> View {
         let known = process.and_then(|process| Some((process, self.hands.inspect(&process)?)));
         let (sighting, instance) = match known {
             Some((process, instance)) => (Sighting::Running(process), Some(instance)),
-            None => match self.hands.look(Scope::Settled, spec) {
+            None => match self.hands.look(scope, spec) {
                 Sighting::Running(process) => (Sighting::Running(process), self.hands.inspect(&process)),
                 absent @ Sighting::Absent(_) => (absent, None),
             },

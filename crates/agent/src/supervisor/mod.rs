@@ -7,6 +7,7 @@
 mod actor;
 mod open;
 mod probes;
+mod timetable;
 
 use crate::exec::Host;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc};

@@ -18,13 +18,18 @@ impl Event {
             Event::RestartSucceeded { .. } => "restart_succeeded",
             Event::RestartFailed { .. } => "restart_failed",
             Event::GaveUp { .. } => "gave_up",
+            Event::RunFailed { .. } => "run_failed",
+            Event::RunMissed { .. } => "run_missed",
         }
     }
 
     pub fn severity(&self) -> Severity {
         match self {
             Event::Exited { .. } | Event::RestartSucceeded { .. } => Severity::Info,
-            Event::RestartFailed { .. } | Event::GaveUp { .. } => Severity::Warning,
+            Event::RestartFailed { .. }
+            | Event::GaveUp { .. }
+            | Event::RunFailed { .. }
+            | Event::RunMissed { .. } => Severity::Warning,
         }
     }
 }
@@ -36,6 +41,9 @@ impl fmt::Display for Event {
             Event::RestartSucceeded { pid } => write!(f, "it was started again as pid {pid}"),
             Event::RestartFailed { reason } => write!(f, "starting it again failed: {reason}"),
             Event::GaveUp { reason } => f.write_str(reason),
+            Event::RunFailed { reason } => write!(f, "a scheduled run failed: {reason}"),
+            Event::RunMissed { count: 1 } => f.write_str("a scheduled run was missed"),
+            Event::RunMissed { count } => write!(f, "{count} scheduled runs were missed"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a machine is in the middle of: a purpose, and a stage with its deadlines.
 
-use super::{Hosting, LookId, Rest, RunId};
+use super::{Hosting, LookId, PlanId, Rest, RunId};
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
@@ -28,6 +28,8 @@ pub(super) enum Purpose {
     Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
+    /// The next run of a periodic process: when it is due, and its beginning.
+    Turn,
     /// The agent has just started.
     Recover { interrupted: Vec<(OpId, OpKind)> },
     /// A stop or kill has been answered, for the process is gone; only its command is still at work, and must not hit
@@ -60,6 +62,10 @@ pub(super) enum Stage {
     Clearing(Clearing),
     /// After a reload whose process is gone: has another taken its place?
     Reviewing(Review),
+    /// When is the next run due?
+    Planning {
+        plan: PlanId,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +81,8 @@ pub(super) struct Clearing {
 pub(super) struct Running {
     pub(super) run: RunId,
     pub(super) field: &'static str,
-    pub(super) deadline: Moment,
+    /// `None`: it may take as long as it likes.
+    pub(super) deadline: Option<Moment>,
     /// It ran out of time and was told to end.
     pub(super) timed_out: bool,
 }
@@ -135,14 +142,14 @@ pub(super) enum EndPhase {
 impl Running {
     /// The deadline has come. The first time the command is to be ended, the second time it is not waited for.
     pub(super) fn overdue(&mut self, now: Moment) -> Overdue {
-        if now < self.deadline {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
             return Overdue::No;
         }
         if self.timed_out {
             return Overdue::Abandon;
         }
         self.timed_out = true;
-        self.deadline = now + LAST_WORDS;
+        self.deadline = Some(now + LAST_WORDS);
         Overdue::End
     }
 }
@@ -161,6 +168,8 @@ impl Job {
         match &self.purpose {
             Purpose::Op { kind: OpKind::Start | OpKind::Host | OpKind::Restart, .. }
             | Purpose::Upkeep { .. } => ends,
+            // A plan is answered at once.
+            Purpose::Turn => ends && !matches!(self.stage, Stage::Planning { .. }),
             Purpose::Op { kind: OpKind::Stop | OpKind::Reload, .. } => {
                 // A look is answered at once.
                 order == OpKind::Kill && !matches!(self.stage, Stage::Looking { .. })
@@ -185,12 +194,12 @@ impl Job {
 impl Stage {
     pub(super) fn wake_at(&self, spec: &Spec) -> Option<Moment> {
         match self {
-            Stage::Looking { .. } => None,
+            Stage::Looking { .. } | Stage::Planning { .. } => None,
             Stage::Clearing(clearing) => clearing.looking.is_none().then_some(clearing.next_look),
             Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
-            | Stage::Reloading { command, .. } => Some(command.deadline),
+            | Stage::Reloading { command, .. } => command.deadline,
             Stage::Ending(Ending { phase: EndPhase::Vanish { until }, .. }) => Some(*until),
         }
     }
@@ -198,7 +207,7 @@ impl Stage {
     /// The process that this stage knows of, for status and the record.
     pub(super) fn process(&self) -> Option<Process> {
         match self {
-            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) => None,
+            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) | Stage::Planning { .. } => None,
             Stage::Launching(launch) => launch.seen.or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
@@ -215,7 +224,8 @@ impl Launch {
     /// From now on the command may be the process: if it is still running when the check is over, it is looked at.
     pub(super) fn await_foreground(&mut self, now: Moment, spec: &Spec) {
         self.began = now;
-        self.next_look = self.command.deadline.min(now + spec.policy.start_check);
+        let check = now + spec.policy.start_check;
+        self.next_look = self.command.deadline.map_or(check, |deadline| deadline.min(check));
     }
 
     /// When to look for the process next; `None` while it is known or a look is under way, and where nobody looks.
@@ -232,9 +242,7 @@ impl Launch {
         match (&self.ended, self.seen, self.looking) {
             // A process has been recognised: the command's own limit no longer counts.
             (_, Some(_), _) => Some(check),
-            (None, None, None) => {
-                Some(self.look_at(spec).map_or(self.command.deadline, |look| look.min(self.command.deadline)))
-            }
+            (None, None, None) => self.look_at(spec).into_iter().chain(self.command.deadline).min(),
             (Some(_), None, None) => Some(self.look_at(spec).map_or(check, |look| look.min(check))),
             // The verdict waits for the answer.
             (_, None, Some(_)) => None,

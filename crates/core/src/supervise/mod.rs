@@ -23,13 +23,26 @@
 //!      +--> GaveUp: ends with start or host
 //! ```
 //!
-//! - `Looking`, `Launching`, `Ending`, `Reloading` and `Reviewing` are stages of a job; while a job runs, further
-//!   orders wait in a queue. A stop or kill does not wait for what launches: it overtakes it. A kill does not wait for
-//!   a stop or a reload either. What was overtaken is told so.
+//! A periodic proc has a schedule instead of a wish to live, and its process is the command of a run:
+//!
+//! ```text
+//!   Order(host), the agent's return                the time has come        seen
+//!   -------------------------------> Planning --> Down (Due) -----> Launching ----> Up
+//!                                     ^   ^         |  every           |            |
+//!                                     |   +---------+  minute          | ended      | ended
+//!                                     +--------------------------------+------------+
+//!                                       hosted, else Down (Idle)        RunFailed, RunMissed
+//! ```
+//!
+//! - `Looking`, `Launching`, `Ending`, `Reloading`, `Reviewing` and `Planning` are stages of a job; while a job runs,
+//!   further orders wait in a queue. A stop or kill does not wait for what launches: it overtakes it. A kill does not
+//!   wait for a stop or a reload either. What was overtaken is told so.
 //! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
 //!   there are never two. What may be left of one that was not stopped is swept away first.
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
+//! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind may be what
+//!   it was for. It is written down before it begins and never begun twice, whatever dies.
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
 //!   twice does no harm.
 
@@ -38,6 +51,7 @@ mod job;
 mod machine;
 mod policy;
 mod record;
+mod timetable;
 mod words;
 
 pub use event::Severity;
@@ -46,6 +60,7 @@ pub use record::{Record, Rest};
 
 use crate::code::Code;
 use crate::id::OpId;
+use crate::moment::Moment;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
 use crate::spec::Spec;
@@ -58,6 +73,10 @@ pub struct RunId(pub u64);
 /// One question "is it running?". An answer to an older question is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookId(pub u64);
+
+/// One question "when is it due?". An answer to an older question is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanId(pub u64);
 
 /// Whether the agent keeps the proc in its wanted state (托管).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -90,8 +109,22 @@ pub enum Input {
         process: Process,
         exit: Exit,
     },
+    /// The answer to [`Effect::Plan`].
+    Planned {
+        plan: PlanId,
+        next: Next,
+    },
     /// Time has passed.
     Tick,
+}
+
+/// When a cron rule is to be followed next. Only the shell knows wall-clock time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// `missed`: how many of its times have passed since the moment that was asked for.
+    At { at: Moment, missed: u32 },
+    /// The rule cannot be followed on this host.
+    Never { reason: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +198,15 @@ pub enum Effect {
     Inspect {
         op: OpId,
         process: Option<Process>,
+        /// Where to look for it when it is not known.
+        scope: Scope,
         spec: Spec,
+    },
+    /// When does this rule match next by the host's wall clock, and how often has it matched after `since`?
+    Plan {
+        plan: PlanId,
+        rule: String,
+        since: Option<Moment>,
     },
 }
 
@@ -179,6 +220,12 @@ pub enum Scope {
     /// After a start of the agent: first the process that was known, then as above, then anything that bears this
     /// proc's mark.
     Recovery { last: Option<Process> },
+    /// The command of this run itself, and nothing else: a periodic process is its command.
+    Run(RunId),
+    /// The run of a periodic process from an earlier life of the agent: the process that was known; or, of a run that
+    /// began at `since` and was not seen yet, what bears this proc's mark and leads a session. What older runs have left
+    /// behind is no run.
+    Turn { last: Option<Process>, since: Option<Moment> },
 }
 
 /// Whether a command that is still running counts as the process although neither its name nor a pid file says so.
@@ -198,8 +245,26 @@ pub enum Signal {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    Exited { pid: u32, exit: Exit },
-    RestartSucceeded { pid: u32 },
-    RestartFailed { reason: String },
-    GaveUp { reason: String },
+    Exited {
+        pid: u32,
+        exit: Exit,
+    },
+    RestartSucceeded {
+        pid: u32,
+    },
+    RestartFailed {
+        reason: String,
+    },
+    GaveUp {
+        reason: String,
+    },
+    /// A scheduled run of a periodic process did not end well. The next one comes when it is due.
+    RunFailed {
+        reason: String,
+    },
+    /// So many runs of a periodic process were due and did not take place: the one before was still under way, or nobody
+    /// was there to begin them.
+    RunMissed {
+        count: u32,
+    },
 }

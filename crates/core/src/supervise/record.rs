@@ -25,6 +25,10 @@ pub enum Rest {
     Idle,
     /// To be started again.
     Retry { at: Moment },
+    /// For its next scheduled run.
+    Due { at: Moment },
+    /// For what becomes of a scheduled run that began then and was not seen yet.
+    Begun { at: Moment },
     /// For `start` or `host`: it was started too often in vain.
     GaveUp { reason: String },
 }
@@ -33,7 +37,7 @@ impl Record {
     #[must_use]
     pub fn after_reboot(self) -> Record {
         let rest = match self.rest {
-            Rest::Retry { .. } => Rest::Idle,
+            Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. } => Rest::Idle,
             rest @ (Rest::Idle | Rest::GaveUp { .. }) => rest,
         };
         Record { process: None, streak: Streak::default(), rest, ..self }

@@ -16,7 +16,7 @@ pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) 
     let base = format!("no need to {} the process({}) that is not running", kind.verb(), subject(spec, name));
     match cause {
         // A pid file that is not there, or that a dead process left, is the normal sight of a stopped process.
-        Cause::NoPidFile { .. } | Cause::DeadPid { .. } | Cause::NoSuchName { .. } => base,
+        Cause::NoPidFile { .. } | Cause::DeadPid { .. } | Cause::NoSuchName { .. } | Cause::NoRun => base,
         Cause::BadPidFile { .. } | Cause::Stranger { .. } | Cause::NoIdentity => {
             format!("{base}: {cause}")
         }
@@ -86,7 +86,7 @@ pub(super) fn command_note(field: &str, end: Option<&CommandEnd>) -> String {
         None => format!("{field} ran out of time and was ended"),
         Some(CommandEnd::Exited { exit: Exit::Code(0), output }) if output.trim().is_empty() => String::new(),
         Some(CommandEnd::Exited { exit, output }) => with_output(format!("{field} {exit}"), output),
-        Some(CommandEnd::NotStarted { reason, .. }) => format!("{field} could not be run: {reason}"),
+        Some(CommandEnd::NotStarted { reason, .. }) => not_run(field, reason),
     }
 }
 
@@ -117,6 +117,18 @@ pub(super) fn gave_up(restarts: u32, last: &str) -> String {
     format!(
         "gave up after {restarts} restarts in a row without a stable run; the last one: {last}; start or host begins anew"
     )
+}
+
+pub(super) const WAITING: &str = "waiting for its next run";
+
+pub(super) const RUN_OVER: &str = "the run has ended meanwhile";
+
+pub(super) fn no_plan(reason: &str) -> String {
+    format!("its schedule cannot be followed: {reason}; start or host begins anew")
+}
+
+pub(super) fn not_run(field: &str, reason: &str) -> String {
+    format!("{field} could not be run: {reason}")
 }
 
 fn with_output(base: String, output: &str) -> String {

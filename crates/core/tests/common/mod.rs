@@ -9,8 +9,8 @@ use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Policy, Spec};
 use procfleet_core::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Leader, LookId, Machine, Record, RunId, Scope, Signal, Step,
-    View, Write,
+    CommandEnd, Effect, Event, Hosting, Input, Leader, LookId, Machine, Next, Record, RunId, Scope, Signal,
+    Step, View, Write,
 };
 use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -83,6 +83,10 @@ pub struct World {
     /// How long an answer to a look takes.
     pub look_delay: u64,
     pub fail_next_effects: bool,
+    /// What the wall clock is ahead of the machine's own, in milliseconds.
+    pub wall_ahead: u64,
+    /// How often the wall clock was asked.
+    pub plans: u32,
     /// Commands do not take longer than their spec can bear.
     pub only_fair: bool,
     pub max_mains: usize,
@@ -157,6 +161,8 @@ impl World {
             term: Term::Dies { after: 10 },
             look_delay: 0,
             fail_next_effects: false,
+            wall_ahead: 0,
+            plans: 0,
             only_fair: false,
             max_mains: 0,
             done: Vec::new(),
@@ -246,6 +252,14 @@ impl World {
     /// The main process ends, and the agent will not live to hear of it.
     pub fn kill_behind_the_agents_back(&mut self) {
         self.live.retain(|live| live.role == Role::Shell);
+    }
+
+    /// Something that an earlier command started goes on by itself.
+    pub fn leave_behind(&mut self) {
+        self.max_mains = 0;
+        self.serial += 1;
+        let run = self.serial;
+        self.spawn(Role::Main, run);
     }
 
     /// The agent dies and comes back.
@@ -472,11 +486,16 @@ impl World {
                     .collect();
                 left.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
             }
-            Effect::Inspect { op, process, spec } => {
+            Effect::Plan { plan, rule, since } => {
+                self.plans += 1;
+                let next = self.next_time(&rule, since);
+                self.answers.push_back(Input::Planned { plan, next });
+            }
+            Effect::Inspect { op, process, scope, spec } => {
                 let known = process.filter(|process| self.live.iter().any(|live| live.process.is(process)));
                 let sighting = match known {
                     Some(process) => Sighting::Running(process),
-                    None => self.look(Scope::Settled, &spec),
+                    None => self.look(scope, &spec),
                 };
                 let view = View {
                     sighting,
@@ -493,10 +512,30 @@ impl World {
         }
     }
 
+    /// Here a rule is a number: it matches at each multiple of so many milliseconds of wall-clock time.
+    fn next_time(&self, rule: &str, since: Option<Moment>) -> Next {
+        let Ok(step) = rule.parse::<u64>() else { return Next::Never { reason: "a bad rule".to_owned() } };
+        let wall = |moment: Moment| moment.0 + self.wall_ahead;
+        let passed = |moment| wall(moment) / step;
+        let missed = since.map_or(0, |since| passed(self.now) - passed(since).min(passed(self.now)));
+        let at = Moment((passed(self.now) + 1) * step - self.wall_ahead);
+        Next::At { at, missed: u32::try_from(missed).expect("a small number") }
+    }
+
     fn run(&mut self, run: RunId, command: String, spec: &Spec) {
         assert!(!command.is_empty(), "an empty command was run");
         let quick = u64::try_from(spec.policy.start_check.as_millis() / 2).unwrap_or(u64::MAX);
+        let starts = command.starts_with("start");
         let does = match (self.scripts[&command].clone(), spec.policy.kind.clone()) {
+            // The command of a periodic process is the process.
+            (Does::Daemon { after, .. }, Kind::Periodic(_)) => {
+                Does::Foreground { lives: Some(after), code: 0 }
+            }
+            (Does::Exit { after, code }, Kind::Periodic(_)) if starts => {
+                Does::Foreground { lives: Some(after), code }
+            }
+            (Does::Hang, Kind::Periodic(_)) if starts => Does::Foreground { lives: None, code: 0 },
+            (Does::Replace { after, code, .. }, Kind::Periodic(_)) => Does::EndMain { after, code },
             // What something that runs once leaves behind is not the process.
             (Does::Daemon { after, .. }, Kind::Once) => Does::Exit { after, code: 0 },
             (Does::Replace { after, code, .. }, Kind::Once) => Does::Exit { after, code },
@@ -656,6 +695,26 @@ impl World {
         match scope {
             Scope::Settled => self.settled(spec),
             Scope::Launch { run, leader } => self.launched(run, leader, spec),
+            Scope::Run(run) => {
+                let serial = self.runs.get(&run);
+                let shell = |live: &&Live| Some(&live.run) == serial && live.role != Role::Main;
+                match self.live.iter().find(shell) {
+                    Some(live) => self.running(live.process.pid, Found::Foreground),
+                    None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
+                }
+            }
+            Scope::Turn { last, since } => {
+                let known = last.filter(|last| self.live.iter().any(|live| live.process.is(last)));
+                let began = |live: &&Live| {
+                    live.role == Role::Both
+                        && since.is_some_and(|since| live.process.start_ticks >= since.0 / 10)
+                };
+                match (known, self.live.iter().find(began)) {
+                    (Some(known), _) => Sighting::Running(known),
+                    (None, Some(live)) => self.running(live.process.pid, Found::Name),
+                    (None, None) => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
+                }
+            }
             Scope::Recovery { last } => {
                 let seen = |process: &Process| self.live.iter().any(|live| live.process.is(process));
                 if let Some(last) = last.filter(seen) {

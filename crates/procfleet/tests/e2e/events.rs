@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const IP: &str = "127.0.0.2";
 
-fn events_of(up: &Up, proc: &Proc) -> Vec<Value> {
+pub(crate) fn events_of(up: &Up, proc: &Proc) -> Vec<Value> {
     let path = format!("/api/v1/events?namespace={}&name={}", proc.namespace, proc.name);
     up.client.data(&path)["events"].as_array().expect("a list").clone()
 }

@@ -20,6 +20,7 @@ mod job;
 mod kinds;
 mod lifecycle;
 mod operations;
+mod periodic;
 mod policy;
 mod retention;
 mod spec_fields;

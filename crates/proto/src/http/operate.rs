@@ -2,9 +2,12 @@
 
 use super::fault::Faults;
 use super::read::Reader;
+use crate::cron::CronRule;
 use procfleet_core::id::{CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::{ConfigFile, Control, Identity, Instances, Kind, Policy, Resource, Shell, Spec};
+use procfleet_core::spec::{
+    ConfigFile, Control, Identity, Instances, Kind, Policy, Resource, Schedule, Shell, Spec,
+};
 use procfleet_core::task::{Request, Target};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -15,6 +18,8 @@ pub(super) const LONGEST_PATH: usize = 4_096;
 const LONGEST_COMMAND: usize = 32_768;
 /// A day: nothing that this API starts should be waited for any longer.
 pub(super) const LONGEST_WAIT: i64 = 86_400;
+/// A year: what comes more rarely is better named by its date.
+pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
 /// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
 const LARGEST_SPEC: usize = 48 * 1024;
 /// How many ops one call may make.
@@ -326,25 +331,68 @@ fn read_resource(r: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Resource 
     Resource { cpu, mem, fd }
 }
 
+/// Both spellings are in use.
+const RULES: [&str; 2] = ["crontab_rule", "crotab_rule"];
+
+/// When a periodic process runs: by a rule, or every so many seconds. `None` goes with a fault.
+fn read_schedule(r: &Reader<'_>, faults: &mut Faults) -> Option<Schedule> {
+    let before = faults.list().len();
+    let texts = RULES.map(|field| (field, r.text(field, LONGEST_NAME, faults).trim().to_owned()));
+    let mut rules = texts.into_iter().filter(|(_, text)| !text.is_empty());
+    let rule = rules.next();
+    if let (Some((field, text)), Some((other, second))) = (&rule, rules.next())
+        && *text != second
+    {
+        faults
+            .add(r.path(field), format!("is {text:?}, and {other} is {second:?}: only one can be followed"));
+    }
+    // 0 is what callers send for "not set".
+    let cycle = r.integer("cycle_time", 0..=LONGEST_CYCLE, faults).and_then(|secs| u64::try_from(secs).ok());
+    match (rule, cycle.filter(|secs| *secs > 0)) {
+        (Some((field, text)), None) => {
+            if let Err(reason) = CronRule::parse(&text) {
+                faults.add(r.path(field), reason.to_string());
+            }
+            Some(Schedule::Cron(text))
+        }
+        (None, Some(secs)) => Some(Schedule::Every(Duration::from_secs(secs))),
+        (Some((field, _)), Some(_)) => {
+            faults.add(r.path(field), "cannot be combined with cycle_time: only one can say when it runs");
+            None
+        }
+        // A field that could not be read has its own fault.
+        (None, None) if faults.list().len() > before => None,
+        (None, None) => {
+            faults.add(
+                r.path("auto_type"),
+                "is 0 (periodic), which needs crontab_rule, or cycle_time in seconds",
+            );
+            None
+        }
+    }
+}
+
 fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
     if !lenient && !r.has("auto_type") {
         r.missing("auto_type", faults);
     }
-    let kind = match r.integer("auto_type", 0..=2, faults) {
-        Some(0) if !lenient => {
-            faults.add(
-                r.path("auto_type"),
-                "0 (periodic) cannot be run by this version; 1 (resident) and 2 (once) can",
-            );
-            Kind::Resident
+    let auto_type = r.integer("auto_type", 0..=2, faults);
+    let schedule = match auto_type {
+        Some(0) if !lenient => read_schedule(r, faults),
+        // Only with auto_type 0 it has a meaning, and for a query none at all.
+        _ => {
+            for rule in RULES {
+                r.text(rule, LONGEST_NAME, faults);
+            }
+            r.integer("cycle_time", i64::MIN..=i64::MAX, faults);
+            None
         }
-        Some(2) => Kind::Once,
-        _ => Kind::Resident,
     };
-    // Its meaning is tied to auto_type 0; both spellings are in use.
-    for rule in ["crontab_rule", "crotab_rule"] {
-        r.text(rule, LONGEST_NAME, faults);
-    }
+    let kind = match (auto_type, schedule) {
+        (_, Some(schedule)) => Kind::Periodic(schedule),
+        (Some(2), None) => Kind::Once,
+        (_, None) => Kind::Resident,
+    };
     let default = Policy::default();
     // 0 is what callers send for "not set"; a check or limit of no seconds would only ever fail.
     let mut secs = |field: &str, default: Duration| {

@@ -56,7 +56,8 @@ impl Machine {
             | Input::Sighted { .. }
             | Input::CommandEnded { .. }
             | Input::Order(_)
-            | Input::Inspected { .. } => {}
+            | Input::Inspected { .. }
+            | Input::Planned { .. } => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
             out.effects.push(Effect::EndRun(clearing.run));

@@ -56,7 +56,7 @@ impl Machine {
                 match end {
                     // Without the command, the process that is gone is still as it was asked to be.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
-                        let message = format!("{field} could not be run: {reason}");
+                        let message = words::not_run(field, &reason);
                         return self.end_failed(purpose, ending, code, message, out);
                     }
                     CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
@@ -129,7 +129,7 @@ impl Machine {
                 State::Down(Rest::Idle)
             }
             Purpose::Aftermath => State::Down(Rest::Idle),
-            Purpose::Upkeep { .. } | Purpose::Recover { .. } => {
+            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
                 self.rest(now, Fall::Died, "it was ended", out)
             }
         }

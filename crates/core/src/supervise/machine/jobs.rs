@@ -1,5 +1,6 @@
 //! What a sighting means for the job that asked for it.
 
+use super::turns::Since;
 use super::{Leftover, Machine, State, busy, unreachable_kind};
 use crate::code::Code;
 use crate::id::OpId;
@@ -33,15 +34,19 @@ impl Machine {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
             }
             (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
+            (Stage::Planning { plan }, Input::Planned { plan: answered, next }) if plan == answered => {
+                self.planned(now, next, out)
+            }
             (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
             (
-                stage @ Stage::Looking { .. },
+                stage @ (Stage::Looking { .. } | Stage::Planning { .. }),
                 Input::Tick
                 | Input::Exited { .. }
                 | Input::Sighted { .. }
                 | Input::CommandEnded { .. }
                 | Input::Order(_)
-                | Input::Inspected { .. },
+                | Input::Inspected { .. }
+                | Input::Planned { .. },
             ) => busy(purpose, spec, stage),
         }
     }
@@ -75,7 +80,7 @@ impl Machine {
                 OpKind::Restart => {
                     self.spec = Some(spec.clone());
                     let purpose = Purpose::Op { op, kind, before };
-                    if spec.control.restart_cmd.is_empty() {
+                    if spec.control.restart_cmd.is_empty() || spec.policy.kind.schedule().is_some() {
                         self.end(now, purpose, spec, process, launch, out)
                     } else {
                         self.launch(now, purpose, spec, Some(process), out)
@@ -101,7 +106,7 @@ impl Machine {
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister => unreachable_kind(kind),
             },
-            Purpose::Upkeep { .. } | Purpose::Aftermath => State::Up(process),
+            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } => {
                 self.interrupted(interrupted, Some(process.pid), out);
                 State::Up(process)
@@ -125,6 +130,17 @@ impl Machine {
                     self.answer(op, Code::NoCommand, words::no_command(kind, "start_cmd"), out);
                     State::Down(before.rest)
                 }
+                OpKind::Host if spec.policy.kind.schedule().is_some() => {
+                    self.spec = Some(spec);
+                    self.hosting = Hosting::Hosted;
+                    self.streak.forgive();
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    let since = match before.hosting {
+                        Hosting::Unhosted => Since::Hosting,
+                        Hosting::Hosted => Since::Now,
+                    };
+                    self.schedule(now, since, out)
+                }
                 OpKind::Start | OpKind::Host | OpKind::Restart => {
                     if kind == OpKind::Host {
                         self.hosting = Hosting::Hosted;
@@ -141,6 +157,11 @@ impl Machine {
                     }
                     match launch {
                         Some(run) => self.clear(now, Purpose::Op { op, kind, before }, spec, run, out),
+                        // What was scheduled has been ended, although nothing was running.
+                        None if before.hosting == Hosting::Hosted && self.timetable().is_some() => {
+                            self.answer(op, Code::Success, words::SUCCESS, out);
+                            State::Down(Rest::Idle)
+                        }
                         None => {
                             let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
                             self.answer(op, Code::NotRunning, message, out);
@@ -156,14 +177,25 @@ impl Machine {
                 OpKind::Register | OpKind::Update => {
                     self.spec = Some(spec);
                     self.answer(op, Code::Success, words::SUCCESS, out);
-                    State::Down(before.rest)
+                    match before.rest {
+                        _ if self.timetable().is_some() => self.schedule(now, Since::Now, out),
+                        // It is no longer periodic.
+                        Rest::Due { .. } | Rest::Begun { .. } => {
+                            self.rest(now, Fall::Died, "it is no longer periodic", out)
+                        }
+                        rest @ (Rest::Idle | Rest::Retry { .. } | Rest::GaveUp { .. }) => State::Down(rest),
+                    }
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister => unreachable_kind(kind),
             },
             Purpose::Upkeep { last } => self.revive(now, &last, out),
+            Purpose::Turn => self.schedule(now, Since::Run, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.interrupted(interrupted, None, out);
+                if self.timetable().is_some() {
+                    return self.schedule(now, Since::Away, out);
+                }
                 let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
                 let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
                 match saved {
@@ -173,10 +205,10 @@ impl Machine {
                     }
                     // A restart that had begun counts, although nobody saw how it ended: it may have been what ended
                     // the agent, and would end it again for ever.
-                    Some((Rest::Idle | Rest::Retry { .. }, None)) => {
+                    Some((Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. }, None)) => {
                         self.rest(now, Fall::NotStarted, "it was not running when the agent came back", out)
                     }
-                    Some((Rest::Idle | Rest::Retry { .. }, Some(_))) | None => {
+                    Some((_, Some(_))) | None => {
                         self.rest(now, Fall::Died, "it ended while the agent was away", out)
                     }
                 }

@@ -1,5 +1,6 @@
 //! From the command of a start or restart to the end of its check.
 
+use super::turns::{Since, Turn};
 use super::{Machine, State, busy};
 use crate::code::Code;
 use crate::moment::Moment;
@@ -20,13 +21,19 @@ impl Machine {
         old: Option<Process>,
         out: &mut Step,
     ) -> State {
+        let periodic = spec.policy.kind.schedule().is_some();
         let (field, command) = match &purpose {
-            Purpose::Op { kind: OpKind::Restart, .. } if !spec.control.restart_cmd.is_empty() => {
+            // A run of a periodic process is always its start_cmd.
+            Purpose::Op { kind: OpKind::Restart, .. }
+                if !spec.control.restart_cmd.is_empty() && !periodic =>
+            {
                 ("restart_cmd", spec.control.restart_cmd.clone())
             }
-            Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
-                ("start_cmd", spec.control.start_cmd.clone())
-            }
+            Purpose::Op { .. }
+            | Purpose::Upkeep { .. }
+            | Purpose::Turn
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => ("start_cmd", spec.control.start_cmd.clone()),
         };
         self.spec = Some(spec.clone());
         self.streak.last_start = Some(now);
@@ -43,6 +50,11 @@ impl Machine {
             next_look: now,
         };
         launch.await_foreground(now, &spec);
+        if periodic {
+            // It runs to its end, and must be known from the beginning: nobody could find it by its name or pid file.
+            launch.command.deadline = None;
+            launch.looking = Some(self.look(Scope::Run(launch.command.run), &spec, out));
+        }
         busy(purpose, spec, Stage::Launching(launch))
     }
 
@@ -64,7 +76,13 @@ impl Machine {
                 launch.next_look = now + LOOK_EVERY;
                 match sighting {
                     Sighting::Running(process) => {
-                        out.effects.push(Effect::Watch(process));
+                        match spec.policy.kind {
+                            // Its command's end is its own, and is told in any case.
+                            Kind::Periodic(_) => {
+                                self.turn = Some(Turn { run: launch.command.run, process });
+                            }
+                            Kind::Resident | Kind::Once => out.effects.push(Effect::Watch(process)),
+                        }
                         launch.seen = Some(process);
                         launch.missing = None;
                     }
@@ -96,7 +114,8 @@ impl Machine {
             | Input::CommandEnded { .. }
             | Input::Sighted { .. }
             | Input::Order(_)
-            | Input::Inspected { .. } => {}
+            | Input::Inspected { .. }
+            | Input::Planned { .. } => {}
         }
         self.check_launch(now, purpose, spec, launch, out)
     }
@@ -112,9 +131,12 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         let field = launch.command.field;
+        if spec.policy.kind.schedule().is_some() {
+            (self.turn, launch.seen) = (None, None);
+        }
         match end {
             CommandEnd::NotStarted { code, reason } => {
-                let message = format!("{field} could not be run: {reason}");
+                let message = words::not_run(field, &reason);
                 self.launch_failed(now, purpose, launch, code, message, out)
             }
             CommandEnd::Exited { output, .. } if launch.command.timed_out => {
@@ -122,8 +144,10 @@ impl Machine {
                 self.launch_failed(now, purpose, launch, Code::CommandTimeout, message, out)
             }
             CommandEnd::Exited { exit: Exit::Code(0), output } => {
-                if spec.policy.kind == Kind::Once {
-                    return self.ran_once(purpose, launch.old, out);
+                match spec.policy.kind {
+                    Kind::Resident => {}
+                    Kind::Once => return self.ran_once(purpose, launch.old, out),
+                    Kind::Periodic(_) => return self.ran_on_schedule(now, purpose, out),
                 }
                 launch.ended = Some(Ended { at: now, output });
                 launch.next_look = now;
@@ -150,7 +174,9 @@ impl Machine {
         let check_until = launch.check_until(&spec);
         let resident = spec.policy.kind == Kind::Resident;
         match (&launch.ended, launch.seen) {
-            (_, Some(process)) if now >= check_until => return self.launch_succeeded(purpose, process, out),
+            (_, Some(process)) if now >= check_until || purpose == Purpose::Turn => {
+                return self.launch_succeeded(purpose, process, out);
+            }
             (_, Some(_)) => {}
             (Some(ended), None) => {
                 // It is given up when the window is over; or at once when it is certain that nothing will come;
@@ -164,7 +190,7 @@ impl Machine {
             }
             (None, None) => {
                 let looked = launch.missing.is_some() || launch.old.is_some() || !resident;
-                if now >= launch.command.deadline && (looked || launch.command.timed_out) {
+                if looked || launch.command.timed_out {
                     match launch.command.overdue(now) {
                         Overdue::No => {}
                         Overdue::End => out.effects.push(Effect::EndRun(launch.command.run)),
@@ -203,6 +229,7 @@ impl Machine {
             Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));
             }
+            Purpose::Turn => {}
         }
         State::Up(process)
     }
@@ -213,6 +240,17 @@ impl Machine {
         }
         // A restart_cmd may have left alone what was running.
         old.map_or(State::Down(Rest::Idle), State::Up)
+    }
+
+    /// A run that was ordered or due has ended well.
+    pub(super) fn ran_on_schedule(&mut self, now: Moment, purpose: Purpose, out: &mut Step) -> State {
+        if let Purpose::Op { op, kind, .. } = purpose {
+            if kind == OpKind::Start {
+                self.hosting = Hosting::Hosted;
+            }
+            self.answer(op, Code::Success, words::SUCCESS, out);
+        }
+        self.schedule(now, Since::Run, out)
     }
 
     pub(super) fn not_alive(
@@ -231,7 +269,9 @@ impl Machine {
         };
         let kind = match &purpose {
             Purpose::Op { kind, .. } => *kind,
-            Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => OpKind::Start,
+            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } | Purpose::Aftermath => {
+                OpKind::Start
+            }
         };
         let message = words::post_check(kind, &spec, &self.key.name, &why, output);
         self.launch_failed(now, purpose, launch, Code::PostCheck, message, out)
@@ -251,6 +291,7 @@ impl Machine {
             Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
             }
+            Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),
         }
         // A restart_cmd that failed may have left the old process alone.
         match launch.seen.or(launch.old) {

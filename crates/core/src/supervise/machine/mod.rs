@@ -7,6 +7,7 @@ mod launching;
 mod orders;
 mod queries;
 mod reloading;
+mod turns;
 mod upkeep;
 
 use super::policy::Streak;
@@ -21,6 +22,7 @@ use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
 use std::collections::VecDeque;
 use std::mem;
+use turns::{Since, Turn};
 
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
 const QUEUE_LIMIT: usize = 16;
@@ -36,6 +38,10 @@ pub struct Machine {
     queue: VecDeque<Order>,
     streak: Streak,
     saved: Option<Record>,
+    /// The run of a periodic process that is under way and that this life of the agent began.
+    turn: Option<Turn>,
+    /// When the wall clock was last asked for the next run.
+    planned: Moment,
     /// The op that has acted last.
     begun: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
@@ -64,6 +70,8 @@ impl Machine {
             queue: VecDeque::new(),
             streak: Streak::default(),
             saved: None,
+            turn: None,
+            planned: Moment(0),
             begun: None,
             untidy: false,
             serial: 0,
@@ -82,7 +90,11 @@ impl Machine {
             ..Machine::new(key)
         };
         let mut out = Step::default();
-        let scope = Scope::Recovery { last: record.process };
+        let scope = match (record.spec.policy.kind.schedule(), &record.rest, record.process) {
+            (None, _, last) => Scope::Recovery { last },
+            (Some(_), Rest::Begun { at }, None) => Scope::Turn { last: None, since: Some(*at) },
+            (Some(_), _, last) => Scope::Turn { last, since: None },
+        };
         let look = machine.look(scope, &record.spec, &mut out);
         machine.state = State::Busy(Box::new(Job {
             purpose: Purpose::Recover { interrupted },
@@ -117,7 +129,9 @@ impl Machine {
     pub fn note(&self) -> &str {
         match &self.state {
             State::Down(Rest::GaveUp { reason }) => reason,
-            State::Down(Rest::Idle | Rest::Retry { .. }) | State::Up(_) | State::Busy(_) => "",
+            State::Down(Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. })
+            | State::Up(_)
+            | State::Busy(_) => "",
         }
     }
 
@@ -135,7 +149,8 @@ impl Machine {
     pub fn wake_at(&self) -> Option<Moment> {
         let state = match &self.state {
             State::Down(Rest::Retry { at }) => Some(*at),
-            State::Down(Rest::Idle | Rest::GaveUp { .. }) | State::Up(_) => None,
+            State::Down(Rest::Due { at }) => self.plans_again_at().into_iter().chain([*at]).min(),
+            State::Down(Rest::Idle | Rest::GaveUp { .. } | Rest::Begun { .. }) | State::Up(_) => None,
             State::Busy(job) => job.stage.wake_at(&job.spec),
         };
         state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
@@ -144,12 +159,19 @@ impl Machine {
     pub fn step(&mut self, now: Moment, input: Input) -> Step {
         let mut out = Step::default();
         let state = self.take();
+        let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
             (state, Input::Order(order)) => self.admit(now, state, *order, &mut out),
             (state, Input::Inspected { op, view }) => self.inspected(state, op, *view, &mut out),
 
             (State::Down(Rest::Retry { at }), Input::Tick) if now >= at => {
-                self.upkeep("a restart was due".to_owned(), &mut out)
+                self.upkeep(now, "a restart was due".to_owned(), &mut out)
+            }
+            (State::Down(Rest::Due { at }), Input::Tick) if now >= at => self.due(now, at, &mut out),
+            (State::Down(Rest::Due { .. }), Input::Tick)
+                if self.plans_again_at().is_some_and(|again| now >= again) =>
+            {
+                self.schedule(now, Since::Now, &mut out)
             }
             (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
@@ -160,7 +182,11 @@ impl Machine {
             // Late answers to questions that no longer matter, and ticks that are not due.
             (
                 state @ (State::Down(_) | State::Up(_)),
-                Input::Tick | Input::Exited { .. } | Input::Sighted { .. } | Input::CommandEnded { .. },
+                Input::Tick
+                | Input::Exited { .. }
+                | Input::Sighted { .. }
+                | Input::CommandEnded { .. }
+                | Input::Planned { .. },
             ) => state,
         };
         self.expire(now, &mut out);
@@ -222,7 +248,7 @@ impl Machine {
     ) -> Running {
         let run = RunId(self.serial());
         out.effects.push(Effect::Run { run, command: command.to_owned(), spec: spec.clone() });
-        Running { run, field, deadline: now + spec.policy.op_timeout, timed_out: false }
+        Running { run, field, deadline: Some(now + spec.policy.op_timeout), timed_out: false }
     }
 
     fn answer(&self, op: OpId, code: Code, message: impl Into<String>, out: &mut Step) {
@@ -250,7 +276,7 @@ impl Machine {
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
             Effect::Run { .. } | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep => true,
-            Effect::Look { .. } | Effect::Watch(_) | Effect::Inspect { .. } => false,
+            Effect::Look { .. } | Effect::Watch(_) | Effect::Inspect { .. } | Effect::Plan { .. } => false,
         });
         if let State::Busy(job) = &self.state
             && let Purpose::Op { op, .. } = job.purpose
@@ -273,9 +299,15 @@ impl Machine {
             State::Busy(job) => match (&job.purpose, &job.stage, &self.saved) {
                 (Purpose::Upkeep { .. } | Purpose::Recover { .. }, _, Some(saved)) => saved.rest.clone(),
                 (Purpose::Op { before, .. }, Stage::Looking { .. }, _) => before.rest.clone(),
+                // A run that has begun is not begun again, even if nobody has seen it yet.
+                (_, Stage::Launching(launch), _) if job.spec.policy.kind.schedule().is_some() => {
+                    Rest::Begun { at: launch.began }
+                }
+                (Purpose::Turn, Stage::Planning { .. }, Some(saved)) => saved.rest.clone(),
                 (
                     Purpose::Op { .. }
                     | Purpose::Upkeep { .. }
+                    | Purpose::Turn
                     | Purpose::Recover { .. }
                     | Purpose::Aftermath,
                     _,
@@ -321,7 +353,9 @@ fn busy(purpose: Purpose, spec: Spec, stage: Stage) -> State {
 fn op_kind(purpose: &Purpose) -> OpKind {
     match purpose {
         Purpose::Op { kind, .. } => *kind,
-        Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => OpKind::Start,
+        Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } | Purpose::Aftermath => {
+            OpKind::Start
+        }
     }
 }
 
@@ -330,6 +364,9 @@ fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
     let control = &spec.control;
     match kind {
         OpKind::Start if control.start_cmd.is_empty() => Some("start_cmd"),
+        OpKind::Restart if control.start_cmd.is_empty() && spec.policy.kind.schedule().is_some() => {
+            Some("start_cmd")
+        }
         OpKind::Restart if control.restart_cmd.is_empty() && control.start_cmd.is_empty() => {
             Some("restart_cmd and no start_cmd")
         }

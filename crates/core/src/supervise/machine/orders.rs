@@ -5,6 +5,7 @@ use crate::code::Code;
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{OpKind, Order};
+use crate::process::{Absence, Cause};
 use crate::spec::Spec;
 use crate::supervise::job::{Before, EndPhase, Ending, Job, Launch, Purpose, Stage};
 use crate::supervise::policy::Streak;
@@ -102,6 +103,11 @@ impl Machine {
             State::Up(_) | State::Busy(_) => Rest::Idle,
         };
         let purpose = Purpose::Op { op, kind, before: Before { hosting: self.hosting, rest } };
+        if !matches!(state, State::Up(_)) && self.has_turns(kind, &spec) {
+            // Its run would be known.
+            let absence = Absence { cause: Cause::NoRun, hopeless: true };
+            return self.missing(now, purpose, spec, absence, None, out);
+        }
         // A proc that nobody knows may have been known before it was unregistered, and its process goes on since then.
         let scope = match self.spec {
             Some(_) => Scope::Settled,
@@ -113,6 +119,25 @@ impl Machine {
         }
     }
 
+    /// Whether the order is for a proc that runs by a schedule. What ends it needs not know how it began.
+    fn has_turns(&self, kind: OpKind, spec: &Spec) -> bool {
+        match kind {
+            OpKind::Stop | OpKind::Kill | OpKind::Reload => self.spec.as_ref().unwrap_or(spec),
+            OpKind::Start
+            | OpKind::Query
+            | OpKind::Host
+            | OpKind::Unhost
+            | OpKind::Restart
+            | OpKind::Register
+            | OpKind::Update
+            | OpKind::Unregister => spec,
+        }
+        .policy
+        .kind
+        .schedule()
+        .is_some()
+    }
+
     /// The proc is left alone and not remembered; its process goes on.
     fn forget(&mut self, op: OpId, state: State, out: &mut Step) -> State {
         if self.spec.is_none() {
@@ -121,7 +146,7 @@ impl Machine {
         }
         self.hosting = Hosting::Unhosted;
         self.answer(op, Code::Success, words::SUCCESS, out);
-        (self.spec, self.saved, self.streak) = (None, None, Streak::default());
+        (self.spec, self.saved, self.turn, self.streak) = (None, None, None, Streak::default());
         out.writes.push(Write::Forget);
         State::Down(Rest::Idle)
     }
@@ -134,9 +159,11 @@ impl Machine {
         let hosting = match &job.purpose {
             // It has ended hosting already.
             Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
-            Purpose::Op { .. } | Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
-                self.hosting
-            }
+            Purpose::Op { .. }
+            | Purpose::Upkeep { .. }
+            | Purpose::Turn
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => self.hosting,
         };
         self.answer_op(
             &job.purpose,
@@ -151,7 +178,7 @@ impl Machine {
         let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
         let spec = order.spec.unwrap_or_else(|| job.spec.clone());
         match job.stage {
-            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) => {
+            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) | Stage::Planning { .. } => {
                 self.look_first(Scope::Settled, purpose, spec, None, out)
             }
             Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
@@ -193,6 +220,8 @@ impl Machine {
         let run = launch.command.run;
         let leftover = launch.ended.is_none().then_some(run);
         match (launch.seen, launch.old) {
+            // What a run leaves behind may be what it was for.
+            (Some(process), _) if self.turn.is_some() => self.found(now, purpose, spec, process, None, out),
             (Some(process), _) => self.found(now, purpose, spec, process, leftover, out),
             // The process is not the run's, so the run can end at once, before it brings a second one.
             (None, Some(old)) => {

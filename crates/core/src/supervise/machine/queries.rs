@@ -6,7 +6,7 @@ use crate::id::OpId;
 use crate::op::{OpKind, Order, ProcStatus};
 use crate::process::Sighting;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Hosting, Step, View, words};
+use crate::supervise::{Effect, Hosting, Scope, Step, View, words};
 
 impl Machine {
     pub(super) fn inspect(&mut self, state: &State, order: &Order, out: &mut Step) {
@@ -20,7 +20,11 @@ impl Machine {
             );
         };
         let identity = &spec.identity;
-        if identity.pid_path.is_empty() && (identity.proc_name.is_empty() || identity.setup_path.is_empty()) {
+        let periodic = self.timetable().is_some();
+        if !periodic
+            && identity.pid_path.is_empty()
+            && (identity.proc_name.is_empty() || identity.setup_path.is_empty())
+        {
             return self.answer_query(
                 order.op,
                 Code::NoSpec,
@@ -34,18 +38,21 @@ impl Machine {
             State::Busy(job) => job.stage.process(),
             State::Down(_) => None,
         };
-        out.effects.push(Effect::Inspect { op: order.op, process, spec });
+        // Of a periodic proc only the run counts, and that is known.
+        let scope = if periodic { Scope::Turn { last: None, since: None } } else { Scope::Settled };
+        out.effects.push(Effect::Inspect { op: order.op, process, scope, spec });
     }
 
     pub(super) fn inspected(&mut self, state: State, op: OpId, view: View, out: &mut Step) -> State {
         let note = match &state {
             State::Down(Rest::GaveUp { reason }) => reason.clone(),
-            State::Down(Rest::Idle | Rest::Retry { .. }) | State::Up(_) | State::Busy(_) => {
-                match &view.sighting {
-                    Sighting::Absent(absence) => absence.cause.to_string(),
-                    Sighting::Running(_) => String::new(),
-                }
-            }
+            State::Down(Rest::Due { .. }) => words::WAITING.to_owned(),
+            State::Down(Rest::Idle | Rest::Retry { .. } | Rest::Begun { .. })
+            | State::Up(_)
+            | State::Busy(_) => match &view.sighting {
+                Sighting::Absent(absence) => absence.cause.to_string(),
+                Sighting::Running(_) => String::new(),
+            },
         };
         let status = ProcStatus {
             hosted: self.hosting == Hosting::Hosted,

@@ -1,5 +1,6 @@
 //! A reload, and whether the process is still there afterwards.
 
+use super::turns::Since;
 use super::{Machine, State, busy, op_kind};
 use crate::code::Code;
 use crate::moment::Moment;
@@ -40,13 +41,12 @@ impl Machine {
             | Input::CommandEnded { .. }
             | Input::Sighted { .. }
             | Input::Order(_)
-            | Input::Inspected { .. } => {}
+            | Input::Inspected { .. }
+            | Input::Planned { .. } => {}
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
-            Some(CommandEnd::NotStarted { code, reason }) => {
-                (code, format!("reload_cmd could not be run: {reason}"))
-            }
+            Some(CommandEnd::NotStarted { code, reason }) => (code, words::not_run("reload_cmd", &reason)),
             Some(CommandEnd::Exited { output, .. }) if command.timed_out => {
                 (Code::CommandTimeout, words::command_timeout("reload_cmd", spec.policy.op_timeout, &output))
             }
@@ -56,7 +56,15 @@ impl Machine {
                     self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
                     return State::Up(process);
                 }
-                let until = command.deadline.min(now + spec.policy.start_check);
+                if self.timetable().is_some() {
+                    // Nobody takes the place of a run.
+                    let kind = op_kind(&purpose);
+                    let message = words::post_check(kind, &spec, &self.key.name, words::RUN_OVER, &output);
+                    self.answer_op(&purpose, Code::PostCheck, message, out);
+                    return self.schedule(now, Since::Run, out);
+                }
+                let check = now + spec.policy.start_check;
+                let until = command.deadline.map_or(check, |deadline| deadline.min(check));
                 let review = Review { looking: None, next_look: now, until, output };
                 return self.reviewing(now, purpose, spec, review, Input::Tick, out);
             }
@@ -65,7 +73,7 @@ impl Machine {
             }
         };
         self.answer_op(&purpose, code, message.clone(), out);
-        if gone { self.upkeep(message, out) } else { State::Up(process) }
+        if gone { self.upkeep(now, message, out) } else { State::Up(process) }
     }
 
     pub(super) fn reviewing(
@@ -101,7 +109,8 @@ impl Machine {
             | Input::Sighted { .. }
             | Input::CommandEnded { .. }
             | Input::Order(_)
-            | Input::Inspected { .. } => {}
+            | Input::Inspected { .. }
+            | Input::Planned { .. } => {}
         }
         if review.looking.is_none() && now >= review.next_look {
             review.looking = Some(self.look(Scope::Settled, &spec, out));

@@ -1,5 +1,6 @@
 //! What becomes of a process that died: looked for, started again, or given up.
 
+use super::turns::Since;
 use super::{Machine, State, busy};
 use crate::moment::Moment;
 use crate::op::{OpKind, Order};
@@ -12,6 +13,10 @@ use crate::supervise::{Event, Hosting, Scope, Step, Write, words};
 
 impl Machine {
     pub(super) fn exited(&mut self, now: Moment, process: Process, exit: Exit, out: &mut Step) -> State {
+        if self.timetable().is_some() {
+            // The end of a run is nothing out of the ordinary; that it failed has been told.
+            return self.schedule(now, Since::Run, out);
+        }
         out.writes.push(Write::Event(Event::Exited { pid: process.pid, exit }));
         let last = format!("pid {} {exit}", process.pid);
         match (process.found, exit) {
@@ -19,12 +24,15 @@ impl Machine {
             (Found::Foreground, exit) if exit != Exit::Code(0) => self.revive(now, &last, out),
             // It may have been replaced by itself: a new process under the same pid file; or it was a slow start
             // command that left the real one behind and ended well.
-            (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(last, out),
+            (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(now, last, out),
         }
     }
 
     /// Look whether it is there, and start it again if not and if it is hosted.
-    pub(super) fn upkeep(&mut self, last: String, out: &mut Step) -> State {
+    pub(super) fn upkeep(&mut self, now: Moment, last: String, out: &mut Step) -> State {
+        if self.timetable().is_some() {
+            return self.schedule(now, Since::Run, out);
+        }
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let look = self.look(Scope::Settled, &spec, out);
         busy(Purpose::Upkeep { last }, spec, Stage::Looking { look, launch: None })
@@ -43,6 +51,9 @@ impl Machine {
     /// Where a proc that is not running goes from here.
     pub(super) fn rest(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
         self.untidy = true;
+        if self.timetable().is_some() {
+            return self.schedule(now, Since::Run, out);
+        }
         let Some(spec) = self.spec.clone().filter(|_| self.hosting == Hosting::Hosted) else {
             return State::Down(Rest::Idle);
         };

@@ -2,7 +2,7 @@
 
 use super::script;
 use crate::http::fault::Faults;
-use crate::http::operate::{LONGEST_NAME, LONGEST_PATH, LONGEST_WAIT, read_control};
+use crate::http::operate::{LONGEST_CYCLE, LONGEST_NAME, LONGEST_PATH, LONGEST_WAIT, read_control};
 use crate::http::read::Reader;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
@@ -20,9 +20,6 @@ const ODD_CPU_LIMIT: f64 = 50.0;
 const ODD_MEM_LIMIT: f64 = 30.0;
 /// Where the commands of a process run that has no folder.
 const NO_FOLDER: &str = "/";
-/// A year.
-const LONGEST_CYCLE: i64 = 366 * 86_400;
-const MOST_INSTANCES: i64 = 64;
 
 pub(super) struct Info {
     pub(super) proc: ProcKey,
@@ -100,7 +97,7 @@ fn whole(r: &Reader<'_>, mut identity: Identity, kind: Kind, contact: String, fa
         limit.filter(|limit| *limit > 0).map(f64::from)
     };
     let resource = Resource { cpu: limit("cpu_lmt"), mem: limit("mem_lmt"), fd: None };
-    let instances = r.integer("instance_num", 0..=MOST_INSTANCES, faults);
+    let instances = r.integer("instance_num", 0..=i64::from(Instances::MAX), faults);
     let instances = instances.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Instances);
     let policy = Policy { kind, ..read_times(r, faults) };
     let instances = instances.unwrap_or_default();

@@ -1,0 +1,202 @@
+//! `auto_type` 0: commands that run on time, one at a time, whatever becomes of the agent.
+
+use crate::events::events_of;
+use crate::{at_once, up};
+use procfleet_testkit::{Op, PATIENCE, Proc, is_running, programs, wait_for, wait_until};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// Writes down when it begins and ends.
+fn run_of(secs: &str) -> String {
+    format!("echo begin $(date +%s%N) >> log; ./web {secs}; echo end $(date +%s%N) >> log")
+}
+
+fn every(proc: Proc, secs: u32) -> Proc {
+    proc.policy("auto_type", 0).policy("cycle_time", secs)
+}
+
+/// When each run began, in milliseconds since 1970.
+fn beginnings(proc: &Proc) -> Vec<u64> {
+    let log = proc.read("log");
+    let nanos = log.lines().filter_map(|line| line.strip_prefix("begin ")?.parse::<u64>().ok());
+    nanos.map(|nanos| nanos / 1_000_000).collect()
+}
+
+#[track_caller]
+fn wait_for_beginnings(proc: &Proc, count: usize) -> Vec<u64> {
+    wait_for(PATIENCE, &format!("{} has begun {count} times", proc.name), || {
+        Some(beginnings(proc)).filter(|seen| seen.len() >= count)
+    })
+}
+
+/// A run ends before the next begins.
+#[track_caller]
+fn check_one_at_a_time(proc: &Proc) {
+    let log = proc.read("log");
+    let words: Vec<&str> = log.lines().filter_map(|line| line.split(' ').next()).collect();
+    for (place, word) in words.iter().enumerate() {
+        assert_eq!(*word, ["begin", "end"][place % 2], "{}: {words:?}", proc.name);
+    }
+}
+
+#[track_caller]
+fn let_pass(time: Duration) {
+    let began = Instant::now();
+    wait_until(PATIENCE, "some time has passed", || began.elapsed() > time);
+}
+
+#[test]
+fn what_runs_every_second_runs_until_it_is_stopped() {
+    let up = up();
+    let ruled = up.proc("rule").policy("auto_type", 0).policy("crontab_rule", "* * * * * *");
+    let procs = [every(up.proc("cycle"), 1), ruled].map(|proc| proc.starts(&run_of("0.1")));
+    at_once(procs, |proc| {
+        let (hosted, took) = proc.timed(Op::Host);
+        hosted.assert_success().assert_hosted(true);
+        assert!(took < Duration::from_secs(2), "hosting does not wait for a run: {took:?}");
+        let seen = wait_for_beginnings(proc, 5);
+        for pair in seen.windows(2) {
+            let pause = pair[1] - pair[0];
+            // A loaded machine may come late, but never early.
+            assert!((900..5_000).contains(&pause), "{}: {seen:?}", proc.name);
+        }
+        if proc.name == "rule" {
+            assert!(seen.iter().all(|millis| millis % 1_000 < 900), "on the whole second: {seen:?}");
+        }
+        assert_eq!(proc.row().expect("it is known")["hosted"], true);
+        proc.op(Op::Stop).assert_success().assert_hosted(false);
+        let stopped = beginnings(proc).len();
+        let_pass(Duration::from_millis(2_500));
+        assert_eq!(beginnings(proc).len(), stopped, "{}", proc.name);
+        check_one_at_a_time(proc);
+        proc.op(Op::Stop).assert(829, "no need to stop").assert_hosted(false);
+    });
+}
+
+#[test]
+fn a_slow_run_is_not_overtaken_by_the_next() {
+    let up = up();
+    let proc = every(up.proc("slow"), 1).starts(&run_of("2.3"));
+    proc.op(Op::Host).assert_success();
+    wait_for_beginnings(&proc, 1);
+    // The run is the process.
+    let pid = proc.pid().expect("a run is under way");
+    proc.op(Op::Start).assert(828, "no need to start");
+    wait_for_beginnings(&proc, 3);
+    check_one_at_a_time(&proc);
+    wait_until(PATIENCE, "what was missed is told", || {
+        events_of(&up, &proc).iter().any(|event| event["kind"] == "run_missed")
+    });
+    assert!(!is_running(pid), "each run has its own process");
+    // Unhosted, the run goes on to its end, and there is no other.
+    proc.op(Op::Unhost).assert_success().assert_hosted(false);
+    let begun = beginnings(&proc).len();
+    wait_until(PATIENCE, "the run has ended", || proc.read("log").matches("end").count() == begun);
+    let_pass(Duration::from_millis(1_500));
+    assert_eq!(beginnings(&proc).len(), begun);
+}
+
+#[test]
+fn how_a_start_is_answered() {
+    let up = up();
+    let proc = |name: &str| every(up.proc(name), 3600);
+    let ends = proc("ends").starts(&programs::exits(0));
+    ends.op(Op::Start).assert_success().assert_hosted(true);
+    assert_eq!((ends.runs(), ends.pid()), (1, None));
+
+    let fails = proc("fails").starts(&programs::exits(3));
+    fails
+        .op(Op::Start)
+        .assert(65535, "Script exit code non-zero")
+        .assert_says("said on stderr")
+        .assert_hosted(false);
+
+    let long = proc("long").starts(&run_of("1000"));
+    long.op(Op::Start).assert_success().assert_hosted(true);
+    let pid = long.pid().expect("it goes on");
+    long.op(Op::Restart).assert_success().assert_hosted(true);
+    wait_until(PATIENCE, "the first run has ended", || !is_running(pid));
+    assert_eq!((beginnings(&long).len(), long.program_pids().len()), (2, 1));
+    long.op(Op::Kill).assert_success().assert_hosted(false);
+    assert_eq!(long.pids(), Vec::<u32>::new());
+}
+
+/// A failure is told, and changes nothing about the next run.
+#[test]
+fn a_failed_run_is_followed_by_the_next() {
+    let up = up();
+    let proc = every(up.proc("failing"), 1).policy("start_retries", 1).starts(&programs::exits(3));
+    proc.op(Op::Host).assert_success().assert_hosted(true);
+    proc.wait_for_runs(5);
+    let row = proc.row().expect("it is known");
+    assert_eq!((&row["hosted"], &row["note"]), (&json!(true), &json!("")));
+    let events =
+        wait_for(PATIENCE, "it is told", || Some(events_of(&up, &proc)).filter(|told| !told.is_empty()));
+    let told = events[0]["message"].as_str().expect("a message");
+    assert!(told.starts_with("a scheduled run failed: Script exit code non-zero"), "{told}");
+    assert!(told.ends_with("said on stderr] (start_cmd exited with status 3)"), "{told}");
+    assert!(events.iter().all(|event| event["kind"] == "run_failed"), "{events:?}");
+}
+
+#[test]
+fn a_killed_agent_repeats_no_run_and_goes_on_with_the_schedule() {
+    let up = up();
+    let proc = every(up.proc("kept"), 4).starts(&run_of("3"));
+    proc.op(Op::Host).assert_success();
+    wait_for_beginnings(&proc, 1);
+    let pid = proc.pid().expect("a run is under way");
+    up.kill_agent();
+    up.wait_for_agent();
+    let seen = proc.op(Op::Query);
+    seen.assert_success().assert_hosted(true);
+    assert!(seen.pid() == Some(pid) || !is_running(pid), "the same run: {:?} and {pid}", seen.pid());
+    let times = wait_for_beginnings(&proc, 3);
+    assert!(times.windows(2).all(|pair| pair[1] - pair[0] > 3_900), "{times:?}");
+    check_one_at_a_time(&proc);
+}
+
+/// What a run starts and leaves running is its work, and no run.
+#[test]
+fn what_a_run_leaves_behind_stays() {
+    let up = up();
+    let proc = every(up.proc("watchdog"), 1).with_pid_file();
+    let proc = proc.starts(&format!(
+        "{}; kill -0 $(cat web.pid) || {{ {}; }}",
+        "echo look >> looks",
+        programs::daemon()
+    ));
+    proc.op(Op::Host).assert_success();
+    let daemon = proc.pid_in_file();
+    let looks = || proc.read("looks").lines().count();
+    wait_until(PATIENCE, "it has looked three times", || looks() >= 3);
+    up.kill_agent();
+    let before = looks();
+    wait_until(PATIENCE, "it looks on after the agent's return", || looks() >= before + 3);
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(is_running(daemon) && proc.runs() == 1, "one daemon, and it goes on");
+    proc.op(Op::Kill).assert(829, "no need to kill");
+    wait_until(PATIENCE, "a kill ends all of it", || !is_running(daemon));
+}
+
+#[test]
+fn a_schedule_that_cannot_be_is_refused() {
+    let up = up();
+    let refused = |fields: &[(&str, serde_json::Value)], says: &str| {
+        let proc =
+            fields.iter().fold(up.proc("bad"), |proc, (field, value)| proc.policy(field, value.clone()));
+        let answer = up.client.post("/api/v2/proc/operate_proc_v2", proc.body(Op::Host));
+        answer.assert_refused(1000811, &[says]);
+    };
+    refused(
+        &[("auto_type", json!(0))],
+        "auto_type: is 0 (periodic), which needs crontab_rule, or cycle_time",
+    );
+    refused(
+        &[("auto_type", json!(0)), ("crontab_rule", json!("61 * * * *"))],
+        "crontab_rule: \"61 * * * *\" is no rule",
+    );
+    refused(
+        &[("auto_type", json!(0)), ("crotab_rule", json!("@daily")), ("cycle_time", json!(5))],
+        "cannot be combined",
+    );
+}
