@@ -86,7 +86,7 @@ impl OpKind {
     /// How long the op may take on an idle proc, at most: its commands and checks one after the other.
     pub fn budget(self, policy: &Policy) -> Duration {
         let command = policy.op_timeout;
-        let launch = command + policy.start_check;
+        let launch = command + policy.launch_check();
         let end = command + policy.stop_check;
         match self {
             OpKind::Query | OpKind::Unhost | OpKind::Register | OpKind::Update | OpKind::Unregister => {

@@ -135,6 +135,13 @@ pub struct Policy {
     pub op_timeout: Duration,
 }
 
+impl Policy {
+    /// How long a launch is checked. What is not looked at before `check_begin` is looked at then, at least once.
+    pub fn launch_check(&self) -> Duration {
+        self.start_check.max(self.check_begin)
+    }
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Policy {

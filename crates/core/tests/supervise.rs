@@ -287,6 +287,59 @@ fn how_a_start_ends_and_when() {
     }
 }
 
+/// Before `check_begin` nobody looks: what dies by then may come again.
+#[test]
+fn when_a_launch_is_first_looked_at() {
+    let daemon = |file, lives| Does::Daemon { after: 100, file, lives };
+    let rows = [
+        // (begin, check, command, comes again after, code, takes)
+        (0, 2, daemon(Some(0), None), None, 0, 2_100),
+        (1, 2, daemon(Some(0), None), None, 0, 2_100),
+        // the check lasts until the later of the two
+        (4, 2, daemon(Some(0), None), None, 0, 4_100),
+        (4, 2, daemon(Some(3_000), None), None, 0, 4_100),
+        (4, 2, daemon(Some(0), Some(500)), Some(2_000), 0, 4_100),
+        (1, 3, daemon(Some(0), Some(500)), Some(800), 0, 3_100),
+        // it did not come again: certain at the first looks, or at the end
+        (1, 3, daemon(Some(0), Some(500)), None, 836, 1_150),
+        (4, 2, daemon(Some(0), Some(500)), None, 836, 4_100),
+        (4, 2, daemon(None, None), None, 836, 4_100),
+        // after the beginning a death counts at once
+        (1, 4, daemon(Some(0), Some(2_000)), None, 836, 2_100),
+        // a command that fails has failed
+        (4, 2, Does::Exit { after: 10, code: 1 }, None, 65_535, 10),
+    ];
+    for (begin, check, does, again, code, millis) in rows {
+        let row = format!("{does:?} with {begin} s and {check} s");
+        let mut spec = spec();
+        spec.policy.check_begin = Duration::from_secs(begin);
+        spec.policy.start_check = Duration::from_secs(check);
+        let mut world = World::new().script("start", does);
+        let began = world.now;
+        let op = world.send(OpKind::Start, Some(spec));
+        if let Some(after) = again {
+            world.run_for(after);
+            world.come_again();
+        }
+        let outcome = world.outcome(op);
+        assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
+        assert_eq!(world.now.since(began), Duration::from_millis(millis), "{row}: {}", outcome.message);
+    }
+    // The command itself is the process.
+    let mut foreground = spec();
+    foreground.identity.pid_path.clear();
+    foreground.policy.check_begin = Duration::from_secs(4);
+    check_start(Does::Foreground { lives: None, code: 0 }, &foreground, 0, 4_000, "success");
+    // A stop does not wait for it.
+    let mut world = World::new();
+    let mut patient = spec();
+    patient.policy.check_begin = Duration::from_secs(10);
+    let start = world.send(OpKind::Start, Some(patient.clone()));
+    world.run_for(1_000);
+    let stop = world.order(OpKind::Stop, &patient);
+    assert_eq!((stop.code.number(), world.code(start), world.mains()), (0, Some(826), 0));
+}
+
 struct End {
     kind: OpKind,
     command: Option<Does>,

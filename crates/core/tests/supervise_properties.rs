@@ -62,6 +62,7 @@ struct Shape {
     retries: u32,
     interval: u64,
     check: u64,
+    begin: u64,
 }
 
 impl Shape {
@@ -83,6 +84,7 @@ impl Shape {
         spec.policy.start_retries = self.retries;
         spec.policy.start_interval = Duration::from_secs(self.interval);
         spec.policy.start_check = Duration::from_secs(self.check);
+        spec.policy.check_begin = Duration::from_secs(self.begin);
         spec.policy.op_timeout = Duration::from_secs(4);
         spec
     }
@@ -93,14 +95,16 @@ fn arb_shape() -> impl Strategy<Value = Shape> {
     let cron = proptest::sample::select(vec!["1000", "7000", "60000", "200000", "never"])
         .prop_map(|rule| Kind::Periodic(Schedule::Cron(rule.to_owned())));
     let kind = prop_oneof![7 => Just(Kind::Resident), 1 => Just(Kind::Once), 2 => every, 2 => cron];
-    (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64).prop_map(
-        |(pid_file, commands, kind, retries, interval, check)| Shape {
+    let begin = prop_oneof![3 => Just(0), 1 => 1..8u64];
+    (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64, begin).prop_map(
+        |(pid_file, commands, kind, retries, interval, check, begin)| Shape {
             pid_file,
             commands,
             kind,
             retries,
             interval,
             check,
+            begin,
         },
     )
 }
@@ -224,7 +228,7 @@ proptest! {
     #[test]
     fn nothing_is_lost_run_twice_or_brought_back(like in arb_shape(), acts in vec(arb_act(), 1..40)) {
         let mut world = play(like, acts);
-        // Liveness: sixteen orders of at most 4 + 2 + 3 + 4 + 2 + 5 seconds each, and the answers to looks.
+        // Liveness: sixteen orders of at most 4 + 2 + 3 + 4 + 2 + 7 seconds each, and the answers to looks.
         world.run_for(600_000);
         world.look_delay = 0;
         world.run_for(1_000);

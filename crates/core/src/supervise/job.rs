@@ -218,13 +218,13 @@ impl Stage {
 impl Launch {
     /// When the process must have been alive until, as things stand.
     pub(super) fn check_until(&self, spec: &Spec) -> Moment {
-        self.ended.as_ref().map_or(self.began, |ended| ended.at) + spec.policy.start_check
+        self.ended.as_ref().map_or(self.began, |ended| ended.at) + spec.policy.launch_check()
     }
 
     /// From now on the command may be the process: if it is still running when the check is over, it is looked at.
     pub(super) fn await_foreground(&mut self, now: Moment, spec: &Spec) {
         self.began = now;
-        let check = now + spec.policy.start_check;
+        let check = now + spec.policy.launch_check();
         self.next_look = self.command.deadline.map_or(check, |deadline| deadline.min(check));
     }
 
@@ -234,7 +234,9 @@ impl Launch {
         // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be followed by a
         // second launch beside the one under way.
         let too_early = self.ended.is_none() && self.old.is_some();
-        (!known && !too_early && spec.policy.kind == Kind::Resident).then_some(self.next_look)
+        // What has died by then may come again, so nobody looks.
+        let first = self.ended.as_ref().map_or(self.next_look, |ended| ended.at + spec.policy.check_begin);
+        (!known && !too_early && spec.policy.kind == Kind::Resident).then_some(self.next_look.max(first))
     }
 
     fn wake_at(&self, spec: &Spec) -> Option<Moment> {

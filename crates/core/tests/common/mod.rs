@@ -254,6 +254,13 @@ impl World {
         self.live.retain(|live| live.role == Role::Shell);
     }
 
+    /// The process comes again by itself, and writes its pid file.
+    pub fn come_again(&mut self) {
+        self.serial += 1;
+        let run = self.serial;
+        self.daemonise(run, Some(0), None);
+    }
+
     /// Something that an earlier command started goes on by itself.
     pub fn leave_behind(&mut self) {
         self.max_mains = 0;
