@@ -502,6 +502,10 @@ fn two_elements_never_ask_for_one_key() {
         said[0].starts_with("process_infos[1]: asks for ") && said[0].contains("process_infos[0]"),
         "{said:?}"
     );
+    let said = faults(operate_process, &with(body.clone(), json!({"op_type": null}), json!({})));
+    assert_eq!((said.len(), &*said[0]), (2, "op_type: is required"), "{said:?}");
+    let nameless = with(body.clone(), json!({}), json!({"proc_name": null}));
+    assert_eq!(faults(operate_process, &nameless), ["process_infos[0].proc_name: is required"]);
     // Two of one path are told apart by their keys.
     body["process_infos"][1]["value_key"] = json!("second");
     assert_eq!(operate_process(&body).map(|operation| operation.requests.len()), Ok(2));

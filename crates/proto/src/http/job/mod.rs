@@ -61,15 +61,26 @@ fn operation(
     let (scope, requests) = read_scoped(body, |reader, faults| {
         let kind = read_kind(reader, faults);
         let requests = present(reader, "process_infos", faults).into_iter().map(|element| {
+            let before = faults.list().len();
             let Info { proc, spec } = read_info(&element, kind, faults);
             check_size(&spec, element.place().to_owned(), faults);
-            let targets = read_ip_list(&element, faults).into_iter().map(Target::Host).collect();
+            let mut targets: Vec<Target> =
+                read_ip_list(&element, faults).into_iter().map(Target::Host).collect();
+            if faults.list().len() > before {
+                // Whether another asks for the same cannot be said of an element that does not say what it asks for.
+                targets.clear();
+            }
             // Which operation it is does not matter where it is not known: that was a fault.
             Request { proc, kind: kind.unwrap_or(OpKind::Query), spec: Some(spec), targets }
         });
-        requests.collect::<Vec<Request>>()
+        let requests = requests.collect();
+        finish(requests, std::mem::take(faults), |place| format!("process_infos[{place}]")).unwrap_or_else(
+            |all| {
+                *faults = all;
+                Vec::new()
+            },
+        )
     })?;
-    let requests = finish(requests, Faults::default(), |place| format!("process_infos[{place}]"))?;
     Ok(Operation { scope, requests })
 }
 
