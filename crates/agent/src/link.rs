@@ -5,14 +5,14 @@ use crate::config::Config;
 use crate::identity::Identity;
 use crate::journal::Journal;
 use crate::outbox::Outbox;
-use crate::states::States;
+use crate::states::{News, States};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::Epoch;
 use procfleet_proto::link::{
-    BadMessage, Events, Hello, LINK_PATH, OpOrder, ProcStateMessage, Reports, States as StatesMessage,
-    agent_message, decode_server, server_message::Body,
+    BadMessage, Events, Hello, LINK_PATH, OpOrder, Reports, States as StatesMessage, agent_message,
+    decode_server, server_message::Body,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
@@ -154,11 +154,12 @@ impl Session<'_> {
             if events == Telling::Due {
                 events = self.send_events(&mut socket).await?;
             }
-            let (latest, changed) = self.states.since(revision);
-            revision = latest;
-            send_states(&mut socket, false, changed).await?;
             loop {
+                // Taken before the states are looked at, and sent after them: whoever has an outcome can see what it did.
                 let reports = self.outbox.next_batch(Instant::now());
+                let (latest, changed) = self.states.since(revision);
+                revision = latest;
+                send_states(&mut socket, false, changed).await?;
                 if reports.is_empty() {
                     break;
                 }
@@ -266,22 +267,37 @@ async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End>
 }
 
 /// In several messages if they are many. The first says that it begins the whole list.
-async fn send_states(socket: &mut Socket, mut all: bool, states: Vec<ProcStateMessage>) -> Result<(), End> {
-    let mut batch = Vec::new();
+async fn send_states(socket: &mut Socket, all: bool, news: News) -> Result<(), End> {
+    let mut batch = StatesMessage { all, ..StatesMessage::default() };
     let mut bytes = 0;
-    for state in states {
+    for state in news.procs {
         let size = state.report.len() + state.namespace.len() + state.name.len() + 32;
-        if bytes + size > STATES_BYTES && !batch.is_empty() {
-            let procs = std::mem::take(&mut batch);
-            send(socket, agent_message::Body::States(StatesMessage { all, procs })).await?;
-            (all, bytes) = (false, 0);
-        }
-        bytes += size;
-        batch.push(state);
+        make_room(socket, &mut batch, &mut bytes, size).await?;
+        batch.procs.push(state);
     }
-    if all || !batch.is_empty() {
-        send(socket, agent_message::Body::States(StatesMessage { all, procs: batch })).await?;
+    for groups in news.groups {
+        let size = groups.groups.len() + groups.namespace.len() + 32;
+        make_room(socket, &mut batch, &mut bytes, size).await?;
+        batch.groups.push(groups);
     }
+    if batch != StatesMessage::default() {
+        send(socket, agent_message::Body::States(batch)).await?;
+    }
+    Ok(())
+}
+
+/// Sends what there is if so many more bytes would be too many.
+async fn make_room(
+    socket: &mut Socket,
+    batch: &mut StatesMessage,
+    bytes: &mut usize,
+    more: usize,
+) -> Result<(), End> {
+    if *bytes + more > STATES_BYTES && *bytes > 0 {
+        send(socket, agent_message::Body::States(std::mem::take(batch))).await?;
+        *bytes = 0;
+    }
+    *bytes += more;
     Ok(())
 }
 

@@ -1,7 +1,9 @@
-//! The procs' states as the server should see them. Each actor writes its own; the link reads what has changed.
+//! The procs' states as the server should see them, and the process groups. Each actor writes its own proc's, and the supervisor
+//! the groups; the link reads what has changed.
 
 use procfleet_core::id::ProcKey;
-use procfleet_proto::link::ProcStateMessage;
+use procfleet_core::spec::ProcessGroup;
+use procfleet_proto::link::{GroupsMessage, ProcStateMessage};
 use procfleet_proto::state::ProcReport;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +20,15 @@ struct Inner {
     revision: u64,
     /// `None`: the proc was forgotten, and the server should forget it too.
     procs: BTreeMap<ProcKey, (u64, Option<ProcReport>)>,
+    /// By namespace. An empty list: there are none any more, and the server should know that.
+    groups: BTreeMap<String, (u64, Vec<ProcessGroup>)>,
+}
+
+/// What is to be told.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct News {
+    pub(crate) procs: Vec<ProcStateMessage>,
+    pub(crate) groups: Vec<GroupsMessage>,
 }
 
 impl States {
@@ -41,17 +52,26 @@ impl States {
         self.news.notify_one();
     }
 
+    pub(crate) fn publish_groups(&self, namespace: &str, groups: Vec<ProcessGroup>) {
+        let mut inner = self.lock();
+        inner.revision += 1;
+        let revision = inner.revision;
+        inner.groups.insert(namespace.to_owned(), (revision, groups));
+        self.news.notify_one();
+    }
+
     /// All that there are, for a new session. What was forgotten need not be said: it is not in the list.
-    pub(crate) fn all(&self) -> (u64, Vec<ProcStateMessage>) {
+    pub(crate) fn all(&self) -> (u64, News) {
         let mut inner = self.lock();
         inner.procs.retain(|_, (_, report)| report.is_some());
-        (inner.revision, messages(&inner, 0))
+        inner.groups.retain(|_, (_, groups)| !groups.is_empty());
+        (inner.revision, news_since(&inner, 0))
     }
 
     /// What has changed since `revision`, and the revision that this is.
-    pub(crate) fn since(&self, revision: u64) -> (u64, Vec<ProcStateMessage>) {
+    pub(crate) fn since(&self, revision: u64) -> (u64, News) {
         let inner = self.lock();
-        (inner.revision, messages(&inner, revision))
+        (inner.revision, news_since(&inner, revision))
     }
 
     pub(crate) async fn news(&self) {
@@ -59,7 +79,11 @@ impl States {
     }
 }
 
-fn messages(inner: &Inner, since: u64) -> Vec<ProcStateMessage> {
-    let changed = inner.procs.iter().filter(|(_, (at, _))| *at > since);
-    changed.map(|(proc, (at, report))| ProcStateMessage::new(proc, *at, report.as_ref())).collect()
+fn news_since(inner: &Inner, since: u64) -> News {
+    let procs = inner.procs.iter().filter(|(_, (at, _))| *at > since);
+    let groups = inner.groups.iter().filter(|(_, (at, _))| *at > since);
+    News {
+        procs: procs.map(|(proc, (at, report))| ProcStateMessage::new(proc, *at, report.as_ref())).collect(),
+        groups: groups.map(|(namespace, (at, groups))| GroupsMessage::new(namespace, *at, groups)).collect(),
+    }
 }

@@ -99,7 +99,7 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
         if !grants.ops.allows(&request.kind) {
             denied.insert(Denial::Op(request.kind.verb()));
         }
-        if grants.accounts == Scope::All {
+        if grants.accounts == Scope::All || !uses_an_account(request.kind) {
             continue;
         }
         // A query may leave the account out even where it has a spec; which one it means is then up to the host, too.
@@ -114,6 +114,11 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
         }
     }
     denied.into_iter().collect()
+}
+
+/// The groups of a namespace are a note that the agent takes: nothing is run for it.
+fn uses_an_account(kind: OpKind) -> bool {
+    kind != OpKind::Group
 }
 
 impl Rights {

@@ -23,8 +23,9 @@ impl Allow {
         if self.ops.as_ref().is_some_and(|ops| !ops.contains(&kind)) {
             return Some(format!("this host does not allow {}: its policy says so", kind.verb()));
         }
-        // What is only asked about is not touched.
-        spec.filter(|_| kind != OpKind::Query).and_then(|spec| self.spec_refusal(spec))
+        // What is only asked about is not touched, and a group has limits and nothing to run.
+        spec.filter(|_| !matches!(kind, OpKind::Query | OpKind::Group))
+            .and_then(|spec| self.spec_refusal(spec))
     }
 
     /// Why nothing of this spec is run here; `None`: it may be.

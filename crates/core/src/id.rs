@@ -211,7 +211,7 @@ impl FromStr for Host {
     }
 }
 
-/// A process as its callers name it, on one agent.
+/// A process as its callers name it, on one agent. Without a name it stands for its namespace as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcKey {
     pub namespace: String,
@@ -255,7 +255,10 @@ impl ProcKey {
 
 impl fmt::Display for ProcKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.namespace, self.name)
+        match self.name.as_str() {
+            "" => f.write_str(&self.namespace),
+            name => write!(f, "{}:{name}", self.namespace),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod access;
 pub mod allow;
 pub mod code;
 pub mod dispatch;
+pub mod groups;
 pub mod id;
 pub mod moment;
 pub mod op;

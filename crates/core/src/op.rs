@@ -24,10 +24,12 @@ pub enum OpKind {
     Update,
     /// Forget the proc. Its process goes on.
     Unregister,
+    /// Set the process groups of a namespace. It is about no proc: the key has no name.
+    Group,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 11] = [
+    pub const ALL: [OpKind; 12] = [
         OpKind::Start,
         OpKind::Stop,
         OpKind::Query,
@@ -39,6 +41,7 @@ impl OpKind {
         OpKind::Register,
         OpKind::Update,
         OpKind::Unregister,
+        OpKind::Group,
     ];
 
     pub fn number(self) -> u32 {
@@ -54,6 +57,7 @@ impl OpKind {
             OpKind::Register => 100,
             OpKind::Update => 101,
             OpKind::Unregister => 102,
+            OpKind::Group => 103,
         }
     }
 
@@ -80,6 +84,7 @@ impl OpKind {
             OpKind::Register => "register",
             OpKind::Update => "update",
             OpKind::Unregister => "unregister",
+            OpKind::Group => "group",
         }
     }
 
@@ -89,9 +94,12 @@ impl OpKind {
         let launch = command + policy.launch_check();
         let end = command + policy.stop_check;
         match self {
-            OpKind::Query | OpKind::Unhost | OpKind::Register | OpKind::Update | OpKind::Unregister => {
-                Duration::from_secs(5)
-            }
+            OpKind::Query
+            | OpKind::Unhost
+            | OpKind::Register
+            | OpKind::Update
+            | OpKind::Unregister
+            | OpKind::Group => Duration::from_secs(5),
             OpKind::Start | OpKind::Host => launch,
             OpKind::Stop | OpKind::Kill => end,
             OpKind::Restart => end + launch,
@@ -126,7 +134,8 @@ impl Outcome {
             | OpKind::Kill
             | OpKind::Register
             | OpKind::Update
-            | OpKind::Unregister => {
+            | OpKind::Unregister
+            | OpKind::Group => {
                 Content::Control { hosted: false, proc_name: String::new(), setup_path: String::new() }
             }
         };

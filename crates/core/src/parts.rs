@@ -36,6 +36,8 @@ pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &Known) -> BTreeS
         | OpKind::Reload
         | OpKind::Kill
         | OpKind::Unregister => known.instances.iter().copied().chain([1]).collect(),
+        // It is about a namespace, which has no instances.
+        OpKind::Group => BTreeSet::from([1]),
     }
 }
 
@@ -182,7 +184,7 @@ mod tests {
         for (sent, known, launched, ended) in rows {
             let sent = sent.map(Instances);
             for kind in OpKind::ALL {
-                let expected = match kind {
+                let expected: &[u32] = match kind {
                     OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update => {
                         launched
                     }
@@ -192,6 +194,7 @@ mod tests {
                     | OpKind::Reload
                     | OpKind::Kill
                     | OpKind::Unregister => ended,
+                    OpKind::Group => &[1],
                 };
                 assert_eq!(concerned(kind, sent, known), set(expected), "{kind:?} {sent:?} {known:?}");
             }

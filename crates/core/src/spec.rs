@@ -24,6 +24,9 @@ pub struct Spec {
     pub instances: Instances,
     /// JOB's own names for it, and whom to ask about it. Only people and answers use them.
     pub job: JobFacts,
+    /// The process groups of a namespace. Only [`crate::op::OpKind::Group`] has them, and it has nothing else.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ProcessGroup>,
 }
 
 impl Spec {
@@ -184,6 +187,38 @@ pub enum Schedule {
     Every(Duration),
     /// `crontab_rule`, in the host's time zone. It was checked where the request was read.
     Cron(String),
+}
+
+/// What all processes of a namespace may use together on a host. What happens above that is in [`crate::groups`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessGroup {
+    pub id: String,
+    /// Per cent of the whole host. `None` is no limit.
+    pub cpu_pool_limit: Option<f64>,
+    pub mem_pool_limit: Option<f64>,
+    pub cpu_pool_weight: Weight,
+    pub mem_pool_weight: Weight,
+}
+
+/// Whose turn it is when a pool is overused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Weight {
+    /// 0: his who uses most.
+    #[default]
+    Usage,
+    /// 1: his who uses most of what he is allowed himself.
+    Limit,
+}
+
+impl Weight {
+    pub fn number(self) -> u32 {
+        match self {
+            Weight::Usage => 0,
+            Weight::Limit => 1,
+        }
+    }
 }
 
 /// A file that the caller expects on the host (`configmap`).

@@ -61,6 +61,9 @@ fn what_is_not_granted_is_denied_and_all_of_it_is_named() {
     check(most, &["query web:nginx -"], &[unnamed]);
     check("namespace:web op:* account:*", &["start web:nginx", "kill web:nginx -"], &[]);
     check("op:* account:*", &["start web:nginx"], &["namespace \"web\""]);
+    // The groups of a namespace are nobody's processes.
+    check("namespace:web op:group", &["group web: -"], &[]);
+    check(most, &["group web: -"], &["op group"]);
 }
 
 #[test]

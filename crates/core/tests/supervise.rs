@@ -77,7 +77,9 @@ fn state(world: &World) -> Then {
 #[test]
 fn every_operation_in_every_state() {
     use Given::{Down, Ending, GaveUp, Launching, Unknown, UpHosted, UpUnhosted};
-    use OpKind::{Host, Kill, Query, Register, Reload, Restart, Start, Stop, Unhost, Unregister, Update};
+    use OpKind::{
+        Group, Host, Kill, Query, Register, Reload, Restart, Start, Stop, Unhost, Unregister, Update,
+    };
     const H: bool = true;
     const U: bool = false;
     let rows = [
@@ -156,6 +158,14 @@ fn every_operation_in_every_state() {
         (GaveUp, Update, 0, H, Then::GaveUp),
         (Launching, Update, 0, H, Then::Up),
         (Ending, Update, 0, U, Then::Down),
+        // about a namespace: whoever looks after one proc has no part in it
+        (Unknown, Group, 832, U, Then::Down),
+        (Down, Group, 832, U, Then::Down),
+        (UpUnhosted, Group, 832, U, Then::Up),
+        (UpHosted, Group, 832, H, Then::Up),
+        (GaveUp, Group, 832, H, Then::GaveUp),
+        (Launching, Group, 832, H, Then::Up),
+        (Ending, Group, 832, U, Then::Down),
         (Unknown, Unregister, 829, U, Then::Down),
         (Down, Unregister, 0, U, Then::Down),
         (GaveUp, Unregister, 0, U, Then::Down),

@@ -6,13 +6,13 @@
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::{Content, OpKind, Outcome};
-use procfleet_core::spec::{Identity, Spec};
+use procfleet_core::spec::{Identity, ProcessGroup, Spec, Weight};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    Ack, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, Hello, HostFacts, Op, OpOrder,
-    ProcStateMessage, Refused, Report, Reports, States, Welcome, agent_message, decode_agent, decode_server,
-    server_message,
+    Ack, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello, HostFacts, Op,
+    OpOrder, ProcStateMessage, Refused, Report, Reports, States, Welcome, agent_message, decode_agent,
+    decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -29,6 +29,16 @@ fn proc() -> ProcKey {
 fn spec() -> Spec {
     let identity = Identity { proc_name: "nginx".to_owned(), user: "root".to_owned(), ..Identity::default() };
     Spec { identity, ..Spec::default() }
+}
+
+fn group() -> ProcessGroup {
+    ProcessGroup {
+        id: "gse".to_owned(),
+        cpu_pool_limit: Some(20.0),
+        mem_pool_limit: None,
+        cpu_pool_weight: Weight::Limit,
+        mem_pool_weight: Weight::Usage,
+    }
 }
 
 fn outcome() -> Outcome {
@@ -98,7 +108,19 @@ fn what_agents_say() {
         ),
         (
             "states",
-            Body::States(States { all: true, procs: vec![ProcStateMessage::new(&proc(), 9, Some(&report))] }),
+            Body::States(States {
+                all: true,
+                procs: vec![ProcStateMessage::new(&proc(), 9, Some(&report))],
+                groups: Vec::new(),
+            }),
+        ),
+        (
+            "states_groups",
+            Body::States(States {
+                all: false,
+                procs: Vec::new(),
+                groups: vec![GroupsMessage::new("web", 9, &[group()]), GroupsMessage::new("db", 10, &[])],
+            }),
         ),
         (
             "enroll",

@@ -24,9 +24,8 @@ pub(super) fn divide(
     let sent = order.spec.as_ref().map(|spec| spec.instances);
     let known = match (order.kind, sent) {
         // What was sent decides.
-        (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, Some(_)) => {
-            Known::default()
-        }
+        (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, Some(_))
+        | (OpKind::Group, _) => Known::default(),
         (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, None) => {
             Known { wanted: wanted(t, key)?, instances: BTreeSet::new() }
         }

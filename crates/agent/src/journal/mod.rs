@@ -1,7 +1,7 @@
 //! What must survive the agent: one SQLite file, written with full sync.
 //!
-//! It holds each proc's record and each op from its acceptance to its confirmed outcome. One thread owns the
-//! connection; what waits for it is written in one transaction. An operator can open the file with any SQLite tool.
+//! It holds each proc's record, the process groups, and each op from its acceptance to its confirmed outcome. One thread owns
+//! the connection; what waits for it is written in one transaction. An operator can open the file with any SQLite tool.
 
 mod divide;
 mod events;
@@ -12,7 +12,7 @@ pub(crate) use events::Known;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::parts;
-use procfleet_core::spec::Instances;
+use procfleet_core::spec::{Instances, ProcessGroup};
 use procfleet_core::supervise::{Record, Write};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use std::collections::BTreeMap;
@@ -43,8 +43,11 @@ pub enum JournalError {
 }
 
 /// In order; the journal's format is how many of them were applied. Those that landed never change.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("migrations/0001_init.sql"), include_str!("migrations/0002_events.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("migrations/0001_init.sql"),
+    include_str!("migrations/0002_events.sql"),
+    include_str!("migrations/0003_groups.sql"),
+];
 /// Confirmed ops are kept so long, for the operator; the server never asks for them again.
 const KEEP_SECS: i64 = 7 * 86_400;
 
@@ -62,6 +65,8 @@ pub(crate) struct Past {
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
     /// Ops of which some parts have no outcome yet.
     pub(crate) divided: Vec<(OpId, Parts)>,
+    /// The process groups of each namespace that has some.
+    pub(crate) groups: Vec<(String, Vec<ProcessGroup>)>,
 }
 
 /// The parts of an op by their instances, with the outcomes that there are.
@@ -130,19 +135,42 @@ impl Journal {
             return;
         }
         let tells = writes.iter().any(|write| matches!(write, Write::Event(_)));
-        loop {
-            let (key, writes, known) = (key.clone(), writes.to_vec(), known.clone());
-            match self
-                .thread
-                .write(move |t| writes.iter().try_for_each(|write| write_one(t, &key, write, &known)))
-                .await
-            {
-                Ok(()) => {
-                    if tells {
-                        self.news.notify_one();
-                    }
-                    return;
+        let (key, writes, known) = (key.clone(), writes.to_vec(), known.clone());
+        self.insist(move |t| writes.iter().try_for_each(|write| write_one(t, &key, write, &known))).await;
+        if tells {
+            self.news.notify_one();
+        }
+    }
+
+    /// Replaces the process groups of a namespace, together with the outcome of the op that asked for it.
+    pub(crate) async fn set_groups(
+        &self,
+        namespace: &str,
+        groups: &[ProcessGroup],
+        op: OpId,
+        outcome: &Outcome,
+    ) {
+        let key = ProcKey { namespace: namespace.to_owned(), name: String::new() };
+        let (groups, done) = (groups.to_vec(), Write::Done(op, outcome.clone()));
+        self.insist(move |t| {
+            match groups.is_empty() {
+                true => {
+                    t.prepare_cached("DELETE FROM groups WHERE namespace = ?1")?.execute([&key.namespace])?
                 }
+                false => t
+                    .prepare_cached("INSERT OR REPLACE INTO groups (namespace, groups) VALUES (?1, ?2)")?
+                    .execute(params![key.namespace, json(&groups)])?,
+            };
+            write_one(t, &key, &done, &Known::default())
+        })
+        .await;
+    }
+
+    /// Tries until it is written.
+    async fn insist(&self, act: impl Fn(&Transaction<'_>) -> rusqlite::Result<()> + Clone + Send + 'static) {
+        loop {
+            match self.thread.write(act.clone()).await {
+                Ok(()) => return,
                 // The agent is ending: its next life finds the step undone, and says so.
                 Err(JournalError::Ended) => std::future::pending().await,
                 Err(failure) => {
@@ -343,6 +371,17 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
             Err(parts) => past.divided.push((whole, parts)),
         }
     }
+    drop(rows);
+
+    let mut statement = t.prepare("SELECT namespace, groups FROM groups ORDER BY namespace")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let (namespace, text): (String, String) = (row.get(0)?, row.get(1)?);
+        match serde_json::from_str(&text) {
+            Ok(groups) => past.groups.push((namespace, groups)),
+            Err(failure) => error!(namespace, %failure, "process groups in the journal cannot be read"),
+        }
+    }
     Ok(past)
 }
 
@@ -475,6 +514,61 @@ mod tests {
         let record = a.record.as_ref().expect("a record");
         assert_eq!((record.hosting, record.process.map(|process| process.pid)), (Hosting::Hosted, Some(7)));
         assert_eq!((a.interrupted.len(), a.waiting.len(), past.unacknowledged.len()), (1, 1, 1));
+        assert!(past.groups.is_empty());
+    }
+
+    /// As it was when it had events and process groups.
+    #[tokio::test]
+    async fn a_journal_of_the_third_format_is_understood() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let old = Connection::open(&path).expect("a database");
+        old.execute_batch(include_str!("golden/format-3.sql")).expect("the old journal");
+        drop(old);
+        let (journal, past) = reopened(&path, "one").await;
+        assert_eq!((past.procs.len(), past.unacknowledged.len()), (1, 1));
+        let events = journal.oldest_events(10_000).await.expect("readable");
+        assert_eq!((events.len(), events[0].number, events[0].report_id), (1, 5, 7));
+        let [(namespace, groups)] = &past.groups[..] else { panic!("one namespace: {past:?}") };
+        assert_eq!((namespace.as_str(), groups.as_slice()), ("demo", &[group("pool")][..]));
+    }
+
+    fn group(id: &str) -> ProcessGroup {
+        let weight = procfleet_core::spec::Weight::Limit;
+        ProcessGroup {
+            id: id.to_owned(),
+            cpu_pool_limit: Some(20.5),
+            mem_pool_weight: weight,
+            ..ProcessGroup::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn groups_are_replaced_together_with_the_outcome() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        // One of the first format, which is upgraded.
+        let old = Connection::open(&path).expect("a database");
+        old.execute_batch(include_str!("golden/format-1.sql")).expect("the old journal");
+        drop(old);
+        let (journal, _) = reopened(&path, "one").await;
+        let key = ProcKey { namespace: "web".to_owned(), name: String::new() };
+        let orders: Vec<Order> = (10..13).map(|number| order(number, OpKind::Group)).collect();
+        let all: Vec<_> = orders.iter().map(|order| (key.clone(), order.clone())).collect();
+        let expected: Vec<_> = all.iter().map(|one| Acceptance::New(vec![one.clone()])).collect();
+        assert_eq!(journal.accept(all).await.expect("writable"), expected);
+        journal.set_groups("web", &[group("a"), group("b")], orders[0].op, &outcome()).await;
+        journal.set_groups("db", &[group("c")], orders[1].op, &outcome()).await;
+        journal.set_groups("web", &[group("d")], orders[2].op, &outcome()).await;
+        drop(journal);
+        let (journal, past) = reopened(&path, "one").await;
+        let expected = [("db".to_owned(), vec![group("c")]), ("web".to_owned(), vec![group("d")])];
+        assert_eq!(past.groups, expected);
+        assert_eq!(past.unacknowledged.len(), 1 + 3, "each outcome is there with its groups");
+        journal.set_groups("web", &[], orders[2].op, &outcome()).await;
+        drop(journal);
+        let (_journal, past) = reopened(&path, "two").await;
+        assert_eq!(past.groups, [("db".to_owned(), vec![group("c")])], "an empty list clears it");
     }
 
     #[tokio::test]

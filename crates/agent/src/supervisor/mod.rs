@@ -2,7 +2,8 @@
 //!
 //! An order is written to the journal before anybody acts on it. One that came before is answered from the journal
 //! and not carried out again. One for several instances of a proc comes out of the journal in parts, a part for each
-//! instance's own actor, and is answered when the last of them has ended (`open`).
+//! instance's own actor, and is answered when the last of them has ended (`open`). One that is about a namespace and not about
+//! a proc is carried out here: it is a note to be taken.
 
 mod actor;
 mod open;
@@ -63,6 +64,10 @@ impl Supervisor {
             open.resume(*op, parts.clone());
         }
         let (stop, stopped) = watch::channel(false);
+        // Before anybody can ask for all states: a list without them would take them back.
+        for (namespace, groups) in &past.groups {
+            states.publish_groups(namespace, groups.clone());
+        }
         let around = Around { host: host.clone(), journal, outbox, states, open: open.clone(), stopped };
         tokio::spawn(
             Work { around, stop, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders),
@@ -252,6 +257,9 @@ impl Work {
     }
 
     async fn deliver(&mut self, key: &ProcKey, order: Order) {
+        if order.kind == OpKind::Group {
+            return self.set_groups(key, order).await;
+        }
         let mut input = Input::Order(Box::new(order));
         loop {
             if !self.actors.contains_key(key) {
@@ -266,6 +274,34 @@ impl Work {
                 }
             }
         }
+    }
+
+    /// Takes the groups of a namespace down. Nothing waits for it, so its time is up only after a long absence.
+    async fn set_groups(&self, key: &ProcKey, order: Order) {
+        let Order { op, kind, spec, start_by } = order;
+        let groups = match spec {
+            _ if self.around.host.now() >= start_by => {
+                Err((Code::Timeout, format!("{} was not begun before its deadline", kind.verb())))
+            }
+            None => Err((Code::NoSpec, format!("{} is not possible: no groups were sent", kind.verb()))),
+            Some(spec) => Ok(spec.groups),
+        };
+        let outcome = match &groups {
+            Ok(_) => Outcome::without_agent(Code::Success, "success", kind),
+            Err((code, message)) => Outcome::without_agent(*code, message, kind),
+        };
+        match groups {
+            Ok(groups) => {
+                self.around.journal.set_groups(&key.namespace, &groups, op, &outcome).await;
+                info!(%op, namespace = key.namespace, groups = groups.len(), "process groups set");
+                // Before the outcome: who has been told that they are set should see them.
+                self.around.states.publish_groups(&key.namespace, groups);
+            }
+            Err(_) => {
+                self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &Known::default()).await;
+            }
+        }
+        self.around.done(op, outcome);
     }
 
     fn spawn(&mut self, machine: Machine, first: procfleet_core::supervise::Step, registered_at: i64) {

@@ -88,7 +88,7 @@ pub struct Grants {
     /// Processes of this namespace, or of all that begin alike: web*
     #[arg(long = "namespace", value_name = "PATTERN")]
     pub namespaces: Vec<String>,
-    /// This operation: start, stop, query, host, unhost, restart, reload, kill, register, update, unregister
+    /// This operation: start, stop, query, host, unhost, restart, reload, kill, register, update, unregister, group
     #[arg(long = "op", value_name = "KIND")]
     pub ops: Vec<String>,
     /// This OS account on the hosts; operations without a spec need all of them (*)

@@ -146,7 +146,8 @@ impl Operate {
                 | OpKind::Kill
                 | OpKind::Register
                 | OpKind::Update
-                | OpKind::Unregister,
+                | OpKind::Unregister
+                | OpKind::Group,
             ) => around.say(&seen.summary())?,
         }
         Ok(seen.exit())

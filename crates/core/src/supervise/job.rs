@@ -182,7 +182,8 @@ impl Job {
                     | OpKind::Unhost
                     | OpKind::Register
                     | OpKind::Update
-                    | OpKind::Unregister,
+                    | OpKind::Unregister
+                    | OpKind::Group,
                 ..
             }
             | Purpose::Recover { .. }

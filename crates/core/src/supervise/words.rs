@@ -29,6 +29,10 @@ pub(super) fn not_registered(name: &str) -> String {
     format!("no need to unregister the process({name}) that is not registered")
 }
 
+pub(super) fn not_of_a_proc(kind: OpKind) -> String {
+    format!("{} is about a namespace, and not about one process of it", kind.verb())
+}
+
 pub(super) fn no_command(kind: OpKind, field: &str) -> String {
     format!("{} is not possible: the spec has no {field}", kind.verb())
 }

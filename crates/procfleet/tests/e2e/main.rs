@@ -13,6 +13,7 @@ mod enrolment;
 mod events;
 mod faults;
 mod first_generation;
+mod groups;
 mod hostile;
 mod idempotency;
 mod instances;

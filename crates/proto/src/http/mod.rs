@@ -8,6 +8,7 @@ pub mod agents;
 pub mod content;
 pub mod events;
 pub mod fault;
+pub mod groups;
 pub mod job;
 pub mod login;
 pub mod login_service;

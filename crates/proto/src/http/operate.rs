@@ -21,7 +21,7 @@ pub(super) const LONGEST_WAIT: i64 = 86_400;
 /// A year: what comes more rarely is better named by its date.
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
 /// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
-const LARGEST_SPEC: usize = 48 * 1024;
+pub(super) const LARGEST_SPEC: usize = 48 * 1024;
 /// How many ops one call may make.
 pub const MOST_OPS: usize = 100_000;
 

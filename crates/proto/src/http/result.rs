@@ -58,7 +58,7 @@ impl OpResult {
                 error_msg: outcome.message.clone(),
                 content: match about.kind {
                     // Their documents show an empty one.
-                    OpKind::Register | OpKind::Update | OpKind::Unregister => String::new(),
+                    OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => String::new(),
                     OpKind::Start
                     | OpKind::Stop
                     | OpKind::Query

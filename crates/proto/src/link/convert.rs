@@ -1,13 +1,14 @@
 //! Between the messages and `core`'s types.
 
 use super::{
-    AgentMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage, agent_message, server_message,
+    AgentMessage, GroupsMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage, agent_message,
+    server_message,
 };
 use crate::state::ProcReport;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BadId, Epoch, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
-use procfleet_core::spec::Spec;
+use procfleet_core::spec::{ProcessGroup, Spec};
 use prost::Message;
 use std::time::Duration;
 
@@ -165,6 +166,16 @@ impl super::EventMessage {
     /// How many bytes it takes in a message.
     pub fn size(&self) -> usize {
         self.encoded_len()
+    }
+}
+
+impl GroupsMessage {
+    pub fn new(namespace: &str, revision: u64, groups: &[ProcessGroup]) -> GroupsMessage {
+        GroupsMessage { namespace: namespace.to_owned(), revision, groups: to_json(&groups) }
+    }
+
+    pub fn groups(&self) -> Result<Vec<ProcessGroup>, BadMessage> {
+        from_json("list of process groups", &self.groups)
     }
 }
 

@@ -181,6 +181,21 @@ pub struct States {
     pub all: bool,
     #[prost(message, repeated, tag = "2")]
     pub procs: Vec<ProcStateMessage>,
+    /// Namespaces whose process groups have changed; all that have some after a connect. Absent from agents that know none.
+    #[prost(message, repeated, tag = "3")]
+    pub groups: Vec<GroupsMessage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct GroupsMessage {
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    /// Grows with every change that this agent reports.
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+    /// JSON of a list of [`procfleet_core::spec::ProcessGroup`]; an empty list: there are none any more.
+    #[prost(bytes = "vec", tag = "3")]
+    pub groups: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

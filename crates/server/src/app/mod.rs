@@ -7,6 +7,7 @@ pub mod audit;
 pub mod businesses;
 pub mod events;
 pub mod operate;
+pub mod process_groups;
 pub mod procs;
 pub mod registration;
 pub mod results;

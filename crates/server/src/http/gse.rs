@@ -4,7 +4,7 @@ use super::call::{Call, Family, serve};
 use super::error::CallError;
 use super::idempotency;
 use crate::app::results::KeyStyle;
-use crate::app::{App, agents, registration, results, status, task_state, upgrade};
+use crate::app::{App, agents, process_groups, registration, results, status, task_state, upgrade};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -12,7 +12,9 @@ use axum::routing::any;
 use procfleet_core::access::Scope;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{self as operate_shape, Suppliers};
-use procfleet_proto::http::{agents as agents_shape, result as result_shape, status as status_shape};
+use procfleet_proto::http::{
+    agents as agents_shape, groups as groups_shape, result as result_shape, status as status_shape,
+};
 use procfleet_proto::http::{task_state as task_state_shape, upgrade as upgrade_shape};
 use serde_json::{Value, json};
 
@@ -40,6 +42,8 @@ enum Api {
     RegisterProcInfo,
     UpdateProcInfo,
     UnregisterProcInfo,
+    SetProcessGroupInfo,
+    GetProcessGroupInfo,
     GetProcStatus,
     GetProcStatusV2,
     SyncProcStatus,
@@ -52,7 +56,7 @@ enum Api {
 }
 
 impl Api {
-    const PROC: [Api; 14] = [
+    const PROC: [Api; 16] = [
         Api::OperateProc,
         Api::OperateProcV2,
         Api::OperateProcMulti,
@@ -61,6 +65,8 @@ impl Api {
         Api::RegisterProcInfo,
         Api::UpdateProcInfo,
         Api::UnregisterProcInfo,
+        Api::SetProcessGroupInfo,
+        Api::GetProcessGroupInfo,
         Api::GetProcStatus,
         Api::GetProcStatusV2,
         Api::SyncProcStatus,
@@ -81,6 +87,8 @@ impl Api {
             Api::RegisterProcInfo => "register_proc_info",
             Api::UpdateProcInfo => "update_proc_info",
             Api::UnregisterProcInfo => "unregister_proc_info",
+            Api::SetProcessGroupInfo => "set_process_group_info",
+            Api::GetProcessGroupInfo => "get_process_group_info",
             Api::GetProcStatus => "get_proc_status",
             Api::GetProcStatusV2 => "get_proc_status_v2",
             Api::SyncProcStatus => "sync_proc_status",
@@ -114,6 +122,14 @@ impl Api {
                     _ => operate_shape::update_proc_info(&body)?,
                 };
                 Ok(registration::carry_out(&app, &caller, self.name(), requests).await?)
+            }
+            Api::SetProcessGroupInfo => {
+                let requests = groups_shape::set_process_group_info(&body)?;
+                Ok(registration::carry_out(&app, &caller, self.name(), requests).await?)
+            }
+            Api::GetProcessGroupInfo => {
+                let query = groups_shape::get_process_group_info(&body)?;
+                Ok(process_groups::of_targets(&app, &caller, query).await?)
             }
             Api::GetProcOperateResult => {
                 let task = result_shape::get_proc_operate_result(&body)?;

@@ -5,13 +5,13 @@ use crate::app::events;
 use crate::keeper::Note;
 use crate::pki;
 use crate::secret;
-use crate::store::{NewEvent, ProcRecord};
+use crate::store::{GroupsRecord, NewEvent, ProcRecord};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey};
 use procfleet_proto::link::{
-    BadMessage, Events, EventsStored, Hello, Refused, Report, States, Welcome, agent_message, decode_agent,
-    server_message::Body,
+    BadMessage, Events, EventsStored, GroupsMessage, Hello, Refused, Report, States, Welcome, agent_message,
+    decode_agent, server_message::Body,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -213,12 +213,31 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
             }
         }
     }
-    let stored = match states.all {
-        true => link.store.replace_procs(agent, records).await,
-        false => link.store.put_procs(agent, records, forgotten).await,
-    };
+    let mut groups = Vec::with_capacity(states.groups.len());
+    for message in states.groups {
+        let of_namespace = message.groups()?;
+        let GroupsMessage { namespace, revision, .. } = message;
+        groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
+    }
+    // Side by side, so that they share a commit.
+    let (procs, groups) = tokio::join!(
+        async {
+            match states.all {
+                true => link.store.replace_procs(agent, records).await,
+                false if records.is_empty() && forgotten.is_empty() => Ok(()),
+                false => link.store.put_procs(agent, records, forgotten).await,
+            }
+        },
+        async {
+            match states.all {
+                true => link.store.replace_process_groups(agent, groups).await,
+                false if groups.is_empty() => Ok(()),
+                false => link.store.put_process_groups(agent, groups).await,
+            }
+        }
+    );
     // A status that could not be written is sent again in full after the next connect.
-    stored.map_err(|error| {
+    procs.and(groups).map_err(|error| {
         warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
         End::Refused("the server cannot store states now".to_owned())
     })

@@ -244,6 +244,7 @@ fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> 
     }
     for agent in &retired {
         db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
+        db.prepare_cached("DELETE FROM process_groups WHERE agent = ?")?.execute([agent.as_str()])?;
     }
     Ok(retired)
 }

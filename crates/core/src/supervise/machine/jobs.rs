@@ -104,7 +104,7 @@ impl Machine {
                     self.answer(op, Code::Success, words::SUCCESS, out);
                     State::Up(process)
                 }
-                OpKind::Query | OpKind::Unhost | OpKind::Unregister => unreachable_kind(kind),
+                OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
             },
             Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } => {
@@ -186,7 +186,7 @@ impl Machine {
                         rest @ (Rest::Idle | Rest::Retry { .. } | Rest::GaveUp { .. }) => State::Down(rest),
                     }
                 }
-                OpKind::Query | OpKind::Unhost | OpKind::Unregister => unreachable_kind(kind),
+                OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
             },
             Purpose::Upkeep { last } => self.revive(now, &last, out),
             Purpose::Turn => self.schedule(now, Since::Run, out),

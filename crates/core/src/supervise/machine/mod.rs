@@ -342,7 +342,8 @@ fn queue_limit(kind: OpKind) -> usize {
         | OpKind::Reload
         | OpKind::Register
         | OpKind::Update
-        | OpKind::Unregister => QUEUE_LIMIT,
+        | OpKind::Unregister
+        | OpKind::Group => QUEUE_LIMIT,
     }
 }
 
@@ -381,7 +382,8 @@ fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
         | OpKind::Kill
         | OpKind::Register
         | OpKind::Update
-        | OpKind::Unregister => None,
+        | OpKind::Unregister
+        | OpKind::Group => None,
     }
 }
 

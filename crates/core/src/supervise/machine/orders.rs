@@ -86,6 +86,10 @@ impl Machine {
         if kind == OpKind::Unregister {
             return self.forget(op, state, out);
         }
+        if kind == OpKind::Group {
+            self.answer(op, Code::UnknownOp, words::not_of_a_proc(kind), out);
+            return state;
+        }
         if kind == OpKind::Register && self.spec.is_some() {
             self.answer(op, Code::AlreadyRegistered, words::ALREADY_REGISTERED, out);
             return state;
@@ -130,7 +134,8 @@ impl Machine {
             | OpKind::Restart
             | OpKind::Register
             | OpKind::Update
-            | OpKind::Unregister => spec,
+            | OpKind::Unregister
+            | OpKind::Group => spec,
         }
         .policy
         .kind

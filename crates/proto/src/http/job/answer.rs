@@ -39,7 +39,7 @@ impl OpResult {
         };
         let content = match about.kind {
             // GSE's own, whose content is empty there too.
-            OpKind::Register | OpKind::Update | OpKind::Unregister => json!({}),
+            OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => json!({}),
             OpKind::Start
             | OpKind::Stop
             | OpKind::Query

@@ -6,6 +6,7 @@ mod businesses;
 mod events;
 mod groups;
 mod lifecycle;
+mod process_groups;
 mod procs;
 mod retention;
 mod submissions;

@@ -1,0 +1,26 @@
+//! `get_process_group_info`: the process groups that the agents have. They are set as an op of the first generation, see
+//! `registration`; what is answered here is what the agents say that they have noted.
+
+use super::{App, AppError, Caller, access};
+use procfleet_core::task::Target;
+use procfleet_proto::http::groups::{GroupQuery, group_info};
+use serde_json::{Value, json};
+
+/// In the order of the targets. On a host that has none, or that belongs to another business, there are none.
+pub async fn of_targets(app: &App, caller: &Caller, query: GroupQuery) -> Result<Value, AppError> {
+    access::permit_namespace(caller, &query.namespace)?;
+    let agents = app.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
+    let known = app.store.process_groups(&query.namespace).await?;
+    let mut infos = Vec::new();
+    for (target, found) in query.targets.iter().zip(agents) {
+        let (Some(agent), Some(host)) = (found.agent(), target.host()) else { continue };
+        let supplier = match target {
+            Target::SupplierHost(_, supplier) => *supplier,
+            Target::Host(_) | Target::Agent(_) => 0,
+        };
+        for group in known.get(&agent).into_iter().flatten() {
+            infos.push(group_info(&query.namespace, host, supplier, group));
+        }
+    }
+    Ok(json!({"process_group_infos": infos}))
+}

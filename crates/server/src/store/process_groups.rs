@@ -1,0 +1,88 @@
+//! The process groups of each namespace, as the agents say that they have them.
+
+use super::agents::require;
+use super::columns::{agent, from_json, integer, to_json};
+use super::{Fault, Store, StoreError};
+use procfleet_core::AgentId;
+use procfleet_core::spec::ProcessGroup;
+use rusqlite::{Connection, params};
+use std::collections::HashMap;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupsRecord {
+    pub namespace: String,
+    /// It grows with every change on the agent; what is older than the stored one is ignored.
+    pub revision: u64,
+    /// Empty: there are none any more.
+    pub groups: Vec<ProcessGroup>,
+}
+
+impl Store {
+    /// Takes over what is newer than the stored groups. The agent must be enrolled.
+    pub async fn put_process_groups(
+        &self,
+        agent: &AgentId,
+        groups: Vec<GroupsRecord>,
+    ) -> Result<(), StoreError> {
+        let agent = agent.clone();
+        self.write("storing changed process groups", move |db| {
+            require(db, &agent)?;
+            upsert(db, &agent, &groups)
+        })
+        .await
+    }
+
+    /// Takes over an agent's full list: what is not in it is forgotten.
+    pub async fn replace_process_groups(
+        &self,
+        agent: &AgentId,
+        groups: Vec<GroupsRecord>,
+    ) -> Result<(), StoreError> {
+        let agent = agent.clone();
+        self.write("storing an agent's process groups", move |db| {
+            require(db, &agent)?;
+            db.prepare_cached("DELETE FROM process_groups WHERE agent = ?")?.execute([agent.as_str()])?;
+            upsert(db, &agent, &groups)
+        })
+        .await
+    }
+
+    /// Those of a namespace, by agent.
+    pub async fn process_groups(
+        &self,
+        namespace: &str,
+    ) -> Result<HashMap<AgentId, Vec<ProcessGroup>>, StoreError> {
+        let namespace = namespace.to_owned();
+        self.read("reading process groups", move |db| {
+            let sql = "SELECT agent, groups_json FROM process_groups WHERE namespace = ?";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut rows = statement.query([namespace])?;
+            let mut found = HashMap::new();
+            while let Some(row) = rows.next()? {
+                let text: String = row.get(1)?;
+                found.insert(agent(row, 0)?, from_json("process groups", &text)?);
+            }
+            Ok(found)
+        })
+        .await
+    }
+}
+
+fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<(), Fault> {
+    let sql = "INSERT INTO process_groups (agent, namespace, revision, groups_json) VALUES (?, ?, ?, ?) \
+               ON CONFLICT (agent, namespace) DO UPDATE \
+               SET revision = excluded.revision, groups_json = excluded.groups_json \
+               WHERE excluded.revision > revision";
+    let mut set = db.prepare_cached(sql)?;
+    let mut clear = db.prepare_cached("DELETE FROM process_groups WHERE agent = ? AND namespace = ?")?;
+    for GroupsRecord { namespace, revision, groups } in groups {
+        match groups.is_empty() {
+            true => clear.execute([agent.as_str(), namespace])?,
+            false => {
+                let text = to_json("process groups", groups)?;
+                set.execute(params![agent.as_str(), namespace, integer(*revision), text])?
+            }
+        };
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Process groups as the agents report them.
+
+use super::*;
+use procfleet_core::spec::ProcessGroup;
+
+fn groups(namespace: &str, revision: u64, ids: &[&str]) -> GroupsRecord {
+    let group = |id: &&str| ProcessGroup {
+        id: (*id).to_owned(),
+        cpu_pool_limit: Some(20.5),
+        ..ProcessGroup::default()
+    };
+    GroupsRecord { namespace: namespace.to_owned(), revision, groups: ids.iter().map(group).collect() }
+}
+
+#[tokio::test]
+async fn the_agents_word_counts() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "b"]).await;
+    let seen = async |namespace: &str| {
+        let found = store.process_groups(namespace).await.expect("no error");
+        let ids =
+            |groups: &Vec<ProcessGroup>| groups.iter().map(|group| group.id.clone()).collect::<String>();
+        let mut found: Vec<String> =
+            found.iter().map(|(agent, groups)| format!("{agent}={}", ids(groups))).collect();
+        found.sort();
+        found.join(" ")
+    };
+    let put = async |agent_id: &str, record: GroupsRecord| {
+        store.put_process_groups(&agent(agent_id), vec![record]).await.expect("stored");
+    };
+    put("a", groups("web", 2, &["x", "y"])).await;
+    put("b", groups("web", 1, &["z"])).await;
+    put("b", groups("db", 2, &["q"])).await;
+    assert_eq!((seen("web").await, seen("db").await), ("a=xy b=z".to_owned(), "b=q".to_owned()));
+    put("a", groups("web", 1, &["old"])).await;
+    assert_eq!(seen("web").await, "a=xy b=z", "what is older is ignored");
+    put("a", groups("web", 3, &[])).await;
+    assert_eq!(seen("web").await, "b=z");
+    // An agent that has lost its data begins anew.
+    store.replace_process_groups(&agent("b"), vec![groups("web", 1, &["n"])]).await.expect("stored");
+    assert_eq!((seen("web").await, seen("db").await), ("b=n".to_owned(), String::new()));
+
+    store.join(shown(), joining("c", 2), 1_700).await.expect("no error").expect("joined");
+    assert_eq!(seen("web").await, "", "they went with the agent");
+    let late = store.put_process_groups(&agent("b"), vec![groups("web", 9, &["x"])]).await;
+    assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
+}
