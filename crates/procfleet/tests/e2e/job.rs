@@ -203,6 +203,13 @@ fn what_is_missing_on_the_host_is_said() {
     assert_ne!(said["error_code"], 0);
     let nobody = Script::new(&up, "nobody").with(json!({"account": "nobody-of-that-name"}));
     nobody.script("start.sh", "true").check(&operate_proc(), 0, 122);
+    let windows = Script::new(&up, "windows").with(json!({"cmd_shell_ext": "bat"}));
+    let key = format!("{}\\web:0:127.0.0.1", path(&windows.folder));
+    let said = self::results(&up.client, &windows.submit(&operate_proc(), 0))[&key].clone();
+    assert!(
+        said["error_msg"].as_str().is_some_and(|text| text.contains("bat") && text.contains("Windows")),
+        "{said}"
+    );
     // A host without an agent is that host's outcome.
     let away = Script::new(&up, "away").with(json!({"ip_list": [{"bk_cloud_id": 0, "ip": "10.9.9.9"}]}));
     let key = format!("{}:0:10.9.9.9", away.key());
@@ -263,14 +270,25 @@ fn commands_of_the_callers_own_run_it() {
     let key = format!("C:\\jobs/{}:web", up.namespace);
     let proc = Script::new(&up, "commands").with(json!({
         "value_key": key,
-        "start_cmd": programs::daemon(),
+        "start_cmd": format!("env > environment; {}", programs::daemon()),
         "stop_cmd": "echo stopped >> calls; kill $(cat web.pid)",
         "kill_cmd": "kill -9 $(cat web.pid)",
         "start_check_begin_time": 1, "op_timeout": 10, "contact": "ann", "func_id": "12", "instance_id": "7",
         "cfg_path": "/etc/web.conf", "log_path": "/var/log/web", "cpu_lmt": 90, "mem_lmt": 90,
     }));
     let api = operate_process();
-    proc.check(&api, 0, 0);
+    let value = proc.check(&api, 0, 0)["content"]["value"][0].clone();
+    assert_eq!((&value["funcID"], &value["instanceID"]), (&json!("12"), &json!("7")));
+    for fact in [
+        "CONTACT=ann",
+        "FUNC_ID=12",
+        "CONFIG_PATH=/etc/web.conf",
+        "LOG_PATH=/var/log/web",
+        &format!("NAME={key}"),
+    ] {
+        let line = format!("PROCFLEET_{fact}");
+        assert!(proc.read("environment").lines().any(|known| known == line), "{line} is not known");
+    }
     let pid = proc.pid(&api).expect("it runs");
     assert_eq!(proc.pids(), [pid], "its mark bears the whole name");
     proc.check(&api, 8, 827);
@@ -291,6 +309,16 @@ fn commands_of_the_callers_own_run_it() {
     let once = Script::new(&up, "once").with(json!({"type": 2, "start_cmd": "echo ran >> calls"}));
     once.check(&api, 0, 0);
     assert_eq!(once.read("calls"), "ran\n");
+    let several = json!({
+        "start_cmd": "exec ./web 1000", "instance_num": 2, "start_check_begin_time": 1, "pid_path": "/nonexistent/",
+    });
+    let several = Script::new(&up, "several").with(several);
+    several.check(&api, 0, 0);
+    let seen = several.check(&api, 2, 0)["content"]["process"][0]["instance"].clone();
+    let pids: Vec<i64> =
+        seen.as_array().expect("a list").iter().filter_map(|one| one["pid"].as_i64()).collect();
+    assert!(pids.len() == 2 && pids[0] > 0 && pids[1] > 0 && pids[0] != pids[1], "{seen}");
+    several.check(&api, 1, 0);
     let cycle = json!({"type": 0, "cycle_time": 3600, "start_cmd": "echo ran >> calls"});
     Script::new(&up, "periodic").with(cycle).submit(&api, 0);
 }
