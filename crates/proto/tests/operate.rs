@@ -88,6 +88,9 @@ fn what_real_callers_send_is_accepted() {
     assert_eq!(spec(&unknown).policy.kind, Kind::Resident);
     assert_eq!(spec(&seed_with("/spec/alive_monitor_policy/auto_type", json!(2))).policy.kind, Kind::Once);
 
+    let files = seed_with("/spec/configmap", json!([{"path": "/etc/x", "md5": "A".repeat(32)}]));
+    assert_eq!(spec(&files).configmap[0].md5, "a".repeat(32));
+
     assert_eq!(spec(&seed()).instances, Instances(1));
     assert_eq!(spec(&seed_with("/spec/instance_num", json!(3))).instances, Instances(3));
 
@@ -230,6 +233,21 @@ fn every_fault_has_its_place_and_reason() {
         ("/spec/instance_num", json!(65), "spec.instance_num: is 65, must be from 1 to 64"),
         ("/spec/instance_num", json!("2"), "spec.instance_num: must be an integer, not a string"),
         ("/spec/configmap", json!([{"path": 1}]), "spec.configmap[0].path: must be a string, not a number"),
+        (
+            "/spec/configmap",
+            json!([{"path": "", "md5": ""}, {"path": "etc/x", "md5": "0".repeat(32)}]),
+            "spec.configmap[1].path: \"etc/x\" is not an absolute path",
+        ),
+        (
+            "/spec/configmap",
+            json!([{"path": "/etc/x", "md5": "0".repeat(31)}]),
+            "spec.configmap[0].md5: must be 32 hexadecimal digits",
+        ),
+        (
+            "/spec/configmap",
+            json!([{"path": "/etc/x", "md5": "g".repeat(32)}]),
+            "spec.configmap[0].md5: must be 32 hexadecimal digits",
+        ),
     ];
     for (pointer, value, expected) in rows {
         let faults = operate_proc_v2(&seed_with(pointer, value.clone())).expect_err(expected);

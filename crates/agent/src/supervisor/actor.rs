@@ -9,7 +9,7 @@ use crate::outbox::Outbox;
 use crate::states::States;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::moment::Moment;
-use procfleet_core::op::{Order, Outcome};
+use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::Spec;
 use procfleet_core::supervise::{Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, View, Write};
@@ -168,8 +168,9 @@ impl Actor {
     }
 
     async fn carry_out(&mut self, step: Step) {
-        let Step { writes, effects } = step;
+        let Step { mut writes, effects } = step;
         let key = self.machine.key().clone();
+        self.annotate(&mut writes);
         self.around.journal.write(&key, &writes, &self.known()).await;
         if !writes.contains(&Write::Forget) {
             // Before the outcome: who has been told that it runs should not see a list that says otherwise.
@@ -244,6 +245,7 @@ impl Actor {
             },
         };
         let now = jiff::Zoned::now();
+        self.probes.look_at_files();
         let seen = self.probes.seen();
         View {
             started_at: instance.as_ref().map_or(0, |instance| instance.began_at),
@@ -254,6 +256,15 @@ impl Actor {
             version: seen.version,
             health: seen.health,
             utc_offset_secs: now.offset().seconds(),
+        }
+    }
+
+    /// The machine does not know what is wrong beside the process.
+    fn annotate(&self, writes: &mut [Write]) {
+        for write in writes {
+            if let Write::Done(_, Outcome { content: Content::Status(status), .. }) = write {
+                status.note = joined(&status.note, &self.probes.seen().note);
+            }
         }
     }
 
@@ -282,7 +293,7 @@ impl Actor {
             },
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
-            note: self.machine.note().to_owned(),
+            note: joined(self.machine.note(), &seen.note),
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),
@@ -308,6 +319,11 @@ enum Next {
     /// Something else is known of its version or health.
     Probed,
     End,
+}
+
+/// Two notes in one.
+fn joined(one: &str, other: &str) -> String {
+    if one.is_empty() || other.is_empty() { format!("{one}{other}") } else { format!("{one}; {other}") }
 }
 
 async fn sleep(pause: Option<Duration>) {

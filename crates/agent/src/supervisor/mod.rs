@@ -6,6 +6,7 @@
 //! a proc is carried out here: it is a note to be taken.
 
 mod actor;
+mod drift;
 mod open;
 mod probes;
 mod timetable;

@@ -1,14 +1,16 @@
-//! What is asked about a proc beside its life: its version (`version_cmd`) and its health (`health_cmd`).
+//! What is asked about a proc beside its life: its version (`version_cmd`), its health (`health_cmd`), and whether its files
+//! are as they should be (`configmap`).
 //!
 //! One task per proc that has something to ask. The actor tells it what the proc is and how it stands, through one watch, and
 //! hears what was said through another; neither ever waits for the other. While an op or a restart is under way nothing is
 //! asked, and what was being asked is broken off: a process on its way down is not ill.
 
+use super::drift::{Effort, Files};
 use crate::exec::{Host, Probed, Prober};
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::{Exit, Process};
-use procfleet_core::spec::{Kind, Spec};
-use std::sync::Arc;
+use procfleet_core::spec::{ConfigFile, Kind, Spec};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -41,6 +43,8 @@ pub(super) struct Seen {
     pub(super) version: String,
     /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
     pub(super) health: String,
+    /// What is wrong with its files; else empty.
+    pub(super) note: String,
 }
 
 /// How a proc stands, as far as asking goes.
@@ -66,6 +70,9 @@ struct Subject {
 pub(super) struct Probes {
     subject: watch::Sender<Subject>,
     seen: watch::Receiver<Seen>,
+    tell: watch::Sender<Seen>,
+    files: Arc<Mutex<Files>>,
+    key: ProcKey,
     /// `None` once the task is running: a proc that has nothing to ask needs none.
     asker: Option<Asker>,
     /// Dropping it ends the task, and the probe that is running.
@@ -79,22 +86,28 @@ impl Probes {
     pub(super) fn new(host: Arc<Host>, key: ProcKey, pace: Pace, taken_up: bool) -> Probes {
         let (subject, heeded) = watch::channel(Subject::default());
         let (tell, seen) = watch::channel(Seen::default());
+        let files = Arc::<Mutex<Files>>::default();
         let asker = Asker {
             prober: Prober::new(host, key.clone()),
-            key,
+            key: key.clone(),
             pace,
             subject: heeded,
-            tell,
+            tell: tell.clone(),
             asked_round: 0,
             patient: None,
             next_check: Instant::now(),
+            files: files.clone(),
+            expected: Vec::new(),
+            next_look: Instant::now(),
         };
-        Probes { subject, seen, asker: Some(asker), task: JoinSet::new(), taken_up }
+        Probes { subject, seen, tell, files, key, asker: Some(asker), task: JoinSet::new(), taken_up }
     }
 
     /// Says how the proc stands. Costs next to nothing where that has not changed.
     pub(super) fn tend(&mut self, spec: &Spec, standing: Standing) {
-        let asks = !spec.control.version_cmd.is_empty() || !spec.control.health_cmd.is_empty();
+        let control = &spec.control;
+        let asks =
+            !(control.version_cmd.is_empty() && control.health_cmd.is_empty() && spec.configmap.is_empty());
         if asks && let Some(asker) = self.asker.take() {
             self.task.spawn(asker.run());
         }
@@ -130,6 +143,16 @@ impl Probes {
         self.seen.borrow().clone()
     }
 
+    /// Looks at the files now, because somebody asks for the proc's status. If they are being looked at just then, or are
+    /// large, what was seen last has to do.
+    pub(super) fn look_at_files(&self) {
+        let subject = self.subject.borrow();
+        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), self.files.try_lock()) {
+            let note = files.check(&self.key, &subject.spec, Effort::Small);
+            see(&self.tell, |seen| seen.note = note);
+        }
+    }
+
     /// Returns when something else is seen. Nothing is lost if it is not waited for to the end.
     pub(super) async fn changed(&mut self) {
         if self.seen.changed().await.is_err() {
@@ -150,6 +173,10 @@ struct Asker {
     /// The process whose health is asked after.
     patient: Option<Patient>,
     next_check: Instant,
+    files: Arc<Mutex<Files>>,
+    /// What the files should be.
+    expected: Vec<ConfigFile>,
+    next_look: Instant,
 }
 
 #[derive(Debug)]
@@ -158,9 +185,11 @@ struct Patient {
     health: Health,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
     Version,
     Health,
+    Files,
 }
 
 impl Asker {
@@ -190,22 +219,29 @@ impl Asker {
         if running != self.patient.as_ref().map(|patient| patient.process) {
             self.patient = running.map(|process| Patient { process, health: Health::default() });
             self.next_check = Instant::now();
-            self.see(|seen| seen.health.clear());
+            see(&self.tell, |seen| seen.health.clear());
         }
         if control.version_cmd.is_empty() {
-            self.see(|seen| seen.version.clear());
+            see(&self.tell, |seen| seen.version.clear());
+        }
+        if subject.spec.configmap != self.expected {
+            self.expected.clone_from(&subject.spec.configmap);
+            self.next_look = Instant::now();
+        }
+        if self.expected.is_empty() {
+            see(&self.tell, |seen| seen.note.clear());
         }
     }
 
-    /// What to ask next, and when.
+    /// What to ask next, and when. Files may be looked at whatever the process does.
     fn next(&self, subject: &Subject) -> Option<(Instant, Question)> {
-        if subject.standing == Standing::Changing {
-            return None;
-        }
-        if self.asked_round != subject.round && !subject.spec.control.version_cmd.is_empty() {
-            return Some((Instant::now(), Question::Version));
-        }
-        self.patient.as_ref().map(|_| (self.next_check, Question::Health))
+        let settled = subject.standing != Standing::Changing;
+        let version =
+            settled && self.asked_round != subject.round && !subject.spec.control.version_cmd.is_empty();
+        let version = version.then(|| (Instant::now(), Question::Version));
+        let health = self.patient.as_ref().filter(|_| settled).map(|_| (self.next_check, Question::Health));
+        let files = (!self.expected.is_empty()).then_some((self.next_look, Question::Files));
+        version.or_else(|| health.into_iter().chain(files).min_by_key(|(at, _)| *at))
     }
 
     async fn ask(&mut self, subject: &Subject, question: Question) {
@@ -213,6 +249,7 @@ impl Asker {
         let (what, command) = match question {
             Question::Version => ("version", &control.version_cmd),
             Question::Health => ("health", &control.health_cmd),
+            Question::Files => return self.look_at_files(subject).await,
         };
         let began = Instant::now();
         let said = tokio::select! {
@@ -232,7 +269,7 @@ impl Asker {
                 if version.is_empty() {
                     info!(proc = %self.key, ?said, "version_cmd said no version");
                 }
-                self.see(|seen| seen.version = version);
+                see(&self.tell, |seen| seen.version = version);
             }
             Question::Health => {
                 self.next_check = began + self.pace.every;
@@ -243,18 +280,32 @@ impl Asker {
                     Turn::Ill { reason } => warn!(proc = %self.key, %reason, "process is unhealthy"),
                 }
                 let health = patient.health.to_text();
-                self.see(|seen| seen.health = health);
+                see(&self.tell, |seen| seen.health = health);
             }
+            Question::Files => {}
         }
     }
 
-    fn see(&self, change: impl FnOnce(&mut Seen)) {
-        self.tell.send_if_modified(|seen| {
-            let before = seen.clone();
-            change(seen);
-            *seen != before
-        });
+    /// Files may be large and disks slow, so it happens beside everything else.
+    async fn look_at_files(&mut self, subject: &Subject) {
+        self.next_look = Instant::now() + self.pace.every;
+        let (files, key, spec) = (self.files.clone(), self.key.clone(), subject.spec.clone());
+        let look = move || {
+            let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
+            files.check(&key, &spec, Effort::Any)
+        };
+        if let Ok(note) = tokio::task::spawn_blocking(look).await {
+            see(&self.tell, |seen| seen.note = note);
+        }
     }
+}
+
+fn see(tell: &watch::Sender<Seen>, change: impl FnOnce(&mut Seen)) {
+    tell.send_if_modified(|seen| {
+        let before = seen.clone();
+        change(seen);
+        *seen != before
+    });
 }
 
 async fn come(due: Option<(Instant, Question)>) -> Question {
@@ -473,6 +524,33 @@ mod tests {
         f.tend(Standing::Changing);
         f.tend(Standing::Down);
         f.until(|seen| seen.version == "3.1").await;
+    }
+
+    #[tokio::test]
+    async fn files_are_looked_at_while_the_proc_is_known_and_when_somebody_asks() {
+        let mut f = fixture(QUICK, false);
+        let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
+        let md5 = "b1946ac92492d2347c6235b4d2611184".to_owned();
+        f.spec.configmap = vec![ConfigFile { path: path.clone(), md5 }];
+        f.tend(Standing::Down);
+        f.until(|seen| seen.note.contains("web.conf does not exist")).await;
+        fs::write(&path, "hello\n").expect("our folder");
+        f.until(|seen| seen.note.is_empty()).await;
+        f.tend(Standing::Changing);
+        fs::write(&path, "other\n").expect("our folder");
+        f.until(|seen| seen.note.contains("web.conf has md5 ")).await;
+        f.probes.forget();
+        f.until(|seen| seen.note.is_empty()).await;
+
+        let mut f = fixture(Pace::default(), false);
+        let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
+        f.spec.configmap = vec![ConfigFile { path: path.clone(), md5: "0".repeat(32) }];
+        f.tend(Standing::Down);
+        f.until(|seen| seen.note.contains("does not exist")).await;
+        let said = f.probes.seen().note;
+        fs::write(&path, "hello\n").expect("our folder");
+        f.probes.look_at_files();
+        assert_ne!(f.probes.seen().note, said, "without waiting for the next time");
     }
 
     #[tokio::test]

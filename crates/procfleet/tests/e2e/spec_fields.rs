@@ -98,3 +98,41 @@ fn a_probe_that_hangs_holds_up_nothing() {
     wait_until(SOON, "the probe ends with its agent", || !is_running(second));
     assert_eq!(proc.program_pids().len(), 1, "the process does not");
 }
+
+#[test]
+fn a_config_that_is_not_as_expected_is_named() {
+    let up = up();
+    let proc = up.proc("configured").starts(&programs::foreground());
+    let path = proc.folder.join("web.conf");
+    let mut proc = proc;
+    proc.request["spec"]["configmap"] =
+        json!([{"path": path, "md5": "B1946AC92492D2347C6235B4D2611184"}, {"path": "", "md5": ""}]);
+    std::fs::write(&path, "hello\n").expect("our own folder");
+    let pid = proc.start();
+    assert_eq!(proc.row_with_pid(pid)["note"], "");
+    std::fs::write(&path, "goodbye\n").expect("our own folder");
+    // A query looks anew.
+    assert_eq!(proc.pid(), Some(pid));
+    let row = wait_for(PATIENCE, "the row says what is wrong", || {
+        proc.row().filter(|row| row["note"].as_str().is_some_and(|note| note.contains("has md5 ")))
+    });
+    assert_eq!(row["state"], "running");
+    assert!(info(&proc)["message"].as_str().is_some_and(|m| m.contains("expected b1946ac9")), "{row}");
+    std::fs::remove_file(&path).expect("it is there");
+    proc.op(Op::Query).assert_success();
+    wait_until(PATIENCE, "the row says that it is gone", || {
+        proc.row().is_some_and(|row| row["note"].as_str().is_some_and(|note| note.contains("does not exist")))
+    });
+    std::fs::write(&path, "hello\n").expect("our own folder");
+    proc.op(Op::Query).assert_success();
+    wait_until(PATIENCE, "all is well", || proc.row().is_some_and(|row| row["note"] == ""));
+    let bad = json!([{"path": "web.conf", "md5": "x"}]);
+    proc.request["spec"]["configmap"] = bad;
+    let refused = up.client.post("/api/c/compapi/v2/gse/operate_proc_v2/", proc.body(Op::Start));
+    assert_eq!(refused.body["result"], false);
+    let message = refused.body["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("spec.configmap[0].path") && message.contains("spec.configmap[0].md5"),
+        "{message}"
+    );
+}

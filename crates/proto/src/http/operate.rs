@@ -267,16 +267,28 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
     let policy = section(policy_name, faults).map(|r| read_policy(&r, lenient, faults)).unwrap_or_default();
     let warn = spec.optional_object("warn_report_policy", faults);
     let report_id = warn.and_then(|r| r.integer("report_id", i64::MIN..=i64::MAX, faults));
-    let configmap = spec
-        .objects("configmap", faults)
-        .iter()
-        .map(|r| ConfigFile { path: r.text("path", LONGEST_PATH, faults), md5: r.text("md5", 64, faults) })
-        .filter(|file| !file.path.is_empty())
-        .collect();
+    let configmap =
+        spec.objects("configmap", faults).iter().filter_map(|r| read_config_file(r, faults)).collect();
     // Ours: GSE's own API has no word for it.
     let instances = spec.integer("instance_num", 1..=i64::from(Instances::MAX), faults);
     let instances = instances.and_then(|n| u32::try_from(n).ok()).map_or_else(Instances::default, Instances);
     Spec { identity, control, resource, policy, report_id, configmap, instances, ..Spec::default() }
+}
+
+/// Callers send an entry without a path for "none".
+fn read_config_file(r: &Reader<'_>, faults: &mut Faults) -> Option<ConfigFile> {
+    let path = r.text("path", LONGEST_PATH, faults);
+    let md5 = r.text("md5", 64, faults);
+    if path.is_empty() {
+        return None;
+    }
+    if !path.starts_with('/') {
+        faults.add(r.path("path"), format!("{path:?} is not an absolute path"));
+    }
+    if md5.len() != 32 || !md5.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        faults.add(r.path("md5"), "must be 32 hexadecimal digits");
+    }
+    Some(ConfigFile { path, md5: md5.to_ascii_lowercase() })
 }
 
 fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity {
