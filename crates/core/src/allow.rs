@@ -40,7 +40,10 @@ impl Allow {
             ("config_path", &identity.config_path),
             ("log_path", &identity.log_path),
         ];
-        let outside = paths.iter().find(|(_, path)| !path.is_empty() && !self.holds(Path::new(path)));
+        // The agent reads them with its own rights.
+        let files = spec.configmap.iter().map(|file| ("configmap path", &file.path));
+        let outside =
+            paths.into_iter().chain(files).find(|(_, path)| !path.is_empty() && !self.holds(Path::new(path)));
         outside.map(|(field, path)| format!("this host does not allow {field} {path:?}: its policy says so"))
     }
 
@@ -55,6 +58,7 @@ impl Allow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::ConfigFile;
 
     fn allow() -> Allow {
         Allow {
@@ -94,6 +98,9 @@ mod tests {
         let mut elsewhere = spec("www", "/srv");
         elsewhere.identity.log_path = "/var/log".to_owned();
         check(OpKind::Start, Some(&elsewhere), Some("log_path"));
+        let mut reading = spec("www", "/srv");
+        reading.configmap = vec![ConfigFile { path: "/etc/shadow".to_owned(), md5: "0".repeat(32) }];
+        check(OpKind::Start, Some(&reading), Some("configmap path"));
     }
 
     #[test]

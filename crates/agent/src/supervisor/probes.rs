@@ -72,6 +72,7 @@ pub(super) struct Probes {
     seen: watch::Receiver<Seen>,
     tell: watch::Sender<Seen>,
     files: Arc<Mutex<Files>>,
+    host: Arc<Host>,
     key: ProcKey,
     /// `None` once the task is running: a proc that has nothing to ask needs none.
     asker: Option<Asker>,
@@ -88,7 +89,7 @@ impl Probes {
         let (tell, seen) = watch::channel(Seen::default());
         let files = Arc::<Mutex<Files>>::default();
         let asker = Asker {
-            prober: Prober::new(host, key.clone()),
+            prober: Prober::new(host.clone(), key.clone()),
             key: key.clone(),
             pace,
             subject: heeded,
@@ -100,7 +101,7 @@ impl Probes {
             expected: Vec::new(),
             next_look: Instant::now(),
         };
-        Probes { subject, seen, tell, files, key, asker: Some(asker), task: JoinSet::new(), taken_up }
+        Probes { subject, seen, tell, files, host, key, asker: Some(asker), task: JoinSet::new(), taken_up }
     }
 
     /// Says how the proc stands. Costs next to nothing where that has not changed.
@@ -113,6 +114,10 @@ impl Probes {
         }
         if self.asker.is_some() {
             return;
+        }
+        if self.host.allow().spec_refusal(spec).is_some() {
+            // The host's owner does not want anything of it run or read.
+            return self.forget();
         }
         let taken_up = &mut self.taken_up;
         self.subject.send_if_modified(|subject| {
@@ -135,8 +140,11 @@ impl Probes {
 
     /// The proc is not known any more: there is nothing to ask, and nothing was said.
     pub(super) fn forget(&mut self) {
-        let round = self.subject.borrow().round;
-        self.subject.send_replace(Subject { round, ..Subject::default() });
+        self.subject.send_if_modified(|subject| {
+            let before = std::mem::take(subject);
+            subject.round = before.round;
+            *subject != before
+        });
     }
 
     pub(super) fn seen(&self) -> Seen {

@@ -1,10 +1,12 @@
 //! Probes: what they say, and that they are never the process, nor outlive whoever asked.
 
 use crate::support::*;
-use procfleet_agent::exec::{Probed, Prober};
+use procfleet_agent::exec::{Host, Probed, Prober};
+use procfleet_core::allow::Allow;
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{Leader, Signal};
 use procfleet_core::{Exit, Sighting};
+use std::sync::Arc;
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -35,6 +37,11 @@ async fn a_probe_tells_its_status_and_its_first_and_last_line() {
         matches!(&refused, Probed::NotStarted { reason } if reason.contains("no-such-user")),
         "{refused:?}"
     );
+    let allow = Allow { users: Some(["nobody".to_owned()].into()), ..Allow::default() };
+    let host = Host::open(proc.path("output")).expect("a host").allowing(allow);
+    let refused =
+        Prober::new(Arc::new(host), proc.key.clone()).run("version", "true", &proc.spec, LONG).await;
+    assert!(matches!(&refused, Probed::NotStarted { reason } if reason.contains("policy")), "{refused:?}");
 }
 
 #[tokio::test]
