@@ -7,12 +7,14 @@
 //! - `link`: the session with the server, and `enroll`, which happens once;
 //! - `outbox`: what the server has not confirmed yet;
 //! - `journal`: what must survive the agent;
+//! - `hosting_file`: the hosted procs, as platforms look for them on the host;
 //! - `supervisor`: one actor per proc, which feeds `core`'s machine;
 //! - `exec`: the only place that makes, finds or signals processes.
 
 pub mod config;
 mod enroll;
 pub mod exec;
+mod hosting_file;
 mod identity;
 mod journal;
 mod link;
@@ -72,8 +74,21 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     let (journal, past) = journal::Journal::open(&folder.join("agent.db"), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
     let states = states::States::default();
-    let supervisor =
-        supervisor::Supervisor::start(host.clone(), journal.clone(), outbox.clone(), states.clone(), past);
+    let hosting = hosting_file::HostingFile::open(folder);
+    for proc in &past.procs {
+        // All of them before the first change: no reader should miss one that was there all the time.
+        if let Some(record) = &proc.record {
+            hosting.keep(&proc.key, &record.spec, record.hosting);
+        }
+    }
+    let supervisor = supervisor::Supervisor::start(
+        host.clone(),
+        journal.clone(),
+        outbox.clone(),
+        states.clone(),
+        hosting.clone(),
+        past,
+    );
 
     tokio::pin!(stop);
     tokio::select! {
@@ -82,9 +97,11 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         () = &mut stop => {}
         ended = talk(&config, &journal, &supervisor, &outbox, &states) => ended?,
         never = keep_house(&host) => match never {},
+        never = hosting.keep_written() => match never {},
     }
     info!("agent is ending; its processes go on");
     supervisor.stop().await;
+    hosting.write();
     journal.close().await;
     Ok(())
 }

@@ -4,6 +4,7 @@ use super::open::OpenOps;
 use super::probes::{Pace, Probes, Standing};
 use super::timetable::{Clocks, Timetable};
 use crate::exec::{Hands, Host};
+use crate::hosting_file::HostingFile;
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
 use crate::states::States;
@@ -28,6 +29,7 @@ pub(super) struct Around {
     pub(super) journal: Journal,
     pub(super) outbox: Outbox,
     pub(super) states: States,
+    pub(super) hosting: HostingFile,
     pub(super) open: OpenOps,
     /// True: the agent is ending. Actors look at it between two steps only.
     pub(super) stopped: watch::Receiver<bool>,
@@ -118,10 +120,14 @@ impl Actor {
                     Next::End => return (self.machine.key().clone(), Vec::new()),
                 },
             };
+            if let Input::Order(order) = &input {
+                self.around.hosting.ordered(self.machine.key(), order.kind);
+            }
             let step = self.machine.step(self.around.host.now(), input);
             self.carry_out(step).await;
             if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
                 inbox.close();
+                self.around.hosting.forget(self.machine.key());
                 let mut late = Vec::new();
                 while let Ok(input) = inbox.try_recv() {
                     if let Input::Order(order) = input {
@@ -192,6 +198,7 @@ impl Actor {
                     self.registered_at = 0;
                     self.published = None;
                     self.probes.forget();
+                    self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
                 Write::Begun(_) => {}
@@ -279,6 +286,7 @@ impl Actor {
             (false, None) => Standing::Down,
         };
         self.probes.tend(spec, standing);
+        self.around.hosting.keep(self.machine.key(), spec, self.machine.hosting());
         let seen = self.probes.seen();
         if self.sample.as_ref().map(|sample| sample.process) != process {
             self.sample = process.and_then(|process| self.sample_of(process));

@@ -12,6 +12,7 @@ mod probes;
 mod timetable;
 
 use crate::exec::Host;
+use crate::hosting_file::HostingFile;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc};
 use crate::outbox::Outbox;
 use crate::states::States;
@@ -57,6 +58,7 @@ impl Supervisor {
         journal: Journal,
         outbox: Outbox,
         states: States,
+        hosting: HostingFile,
         past: Past,
     ) -> Supervisor {
         let (intake, orders) = mpsc::channel(INTAKE);
@@ -69,7 +71,8 @@ impl Supervisor {
         for (namespace, groups) in &past.groups {
             states.publish_groups(namespace, groups.clone());
         }
-        let around = Around { host: host.clone(), journal, outbox, states, open: open.clone(), stopped };
+        let around =
+            Around { host: host.clone(), journal, outbox, states, hosting, open: open.clone(), stopped };
         tokio::spawn(
             Work { around, stop, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders),
         );
@@ -327,7 +330,8 @@ mod tests {
         let path = folder.path().join("agent.db");
         let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
         let outbox = Outbox::new(Vec::new());
-        let supervisor = Supervisor::start(host, journal.clone(), outbox.clone(), States::default(), past);
+        let (states, hosting) = (States::default(), HostingFile::open(folder.path()));
+        let supervisor = Supervisor::start(host, journal.clone(), outbox.clone(), states, hosting, past);
         let order = OpOrder {
             op: "20190813145456-8-0".parse().expect("an op id"),
             epoch: Epoch(1),

@@ -136,3 +136,40 @@ fn a_config_that_is_not_as_expected_is_named() {
         "{message}"
     );
 }
+
+/// The hosting file of GSE's agent, which platforms read on the host.
+#[test]
+fn the_hosting_file_lists_what_is_hosted() {
+    let mut up = up();
+    let path = up.data().join("agent/etc/.proc");
+    let listed = || -> Vec<Value> {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let file: Value = serde_json::from_str(&text).unwrap_or_default();
+        file["proc"].as_array().cloned().unwrap_or_default()
+    };
+    let procs = ["one", "two"].map(|name| up.proc(name).starts(&programs::foreground()));
+    let tasks = procs.each_ref().map(|proc| proc.submit(Op::Start));
+    tasks.iter().for_each(|task| _ = task.outcome().assert_success());
+    wait_until(SOON, "both are listed", || listed().len() == 2);
+    let entry = listed().remove(0);
+    assert_eq!(entry["valuekey"], format!("{}:one", procs[0].namespace));
+    assert_eq!(
+        (&entry["operateType"], &entry["type"], &entry["procName"]),
+        (&json!(0), &json!(1), &json!("web"))
+    );
+    assert_eq!(entry["setupPath"], json!(procs[0].folder));
+    procs[1].op(Op::Stop).assert_success();
+    procs[0].op(Op::Restart).assert_success();
+    wait_until(SOON, "one is left, and was restarted", || {
+        listed().iter().map(|entry| entry["operateType"].clone()).collect::<Vec<_>>() == [json!(7)]
+    });
+    let before = listed();
+    up.kill_agent();
+    up.wait_for_agent();
+    procs[0].op(Op::Query).assert_success();
+    assert_eq!(listed(), before, "it is the same for the next agent");
+    // What happens just before the end is in it too.
+    procs[0].op(Op::Unhost).assert_success();
+    up.end(procfleet_testkit::Signal::TERM);
+    assert_eq!(listed(), Vec::<Value>::new());
+}

@@ -1,0 +1,385 @@
+//! The hosting file: the hosted procs as GSE's agent writes them to `etc/.proc`, because platforms read it there.
+//!
+//! It is written for others and read only for what is not kept elsewhere: which operation was the last, and when. Actors say
+//! what has changed; the file follows within a second, whole or not at all.
+
+use procfleet_core::id::ProcKey;
+use procfleet_core::op::OpKind;
+use procfleet_core::spec::{Kind, Schedule, Spec};
+use procfleet_core::supervise::Hosting;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tracing::warn;
+
+/// It is not written more often than this.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Procs of this namespace are JOB's, whose names are the whole of their `valuekey`.
+const JOBS_NAMESPACE: &str = "job";
+
+#[derive(Clone, Debug)]
+pub(crate) struct HostingFile {
+    path: PathBuf,
+    inner: Arc<Mutex<Inner>>,
+    news: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    hosted: BTreeMap<ProcKey, Hosted>,
+    /// The last operation of procs that are not hosted, or not yet.
+    operated: HashMap<ProcKey, Operated>,
+    /// What an earlier life wrote, by `valuekey`.
+    earlier: HashMap<String, Operated>,
+    /// What is in the file.
+    written: String,
+}
+
+#[derive(Debug)]
+struct Hosted {
+    spec: Spec,
+    operated: Operated,
+}
+
+/// The last operation, and when something about the proc last changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Operated {
+    number: u32,
+    /// Seconds since 1970.
+    at: i64,
+}
+
+impl HostingFile {
+    /// `data` is the agent's folder. A file that cannot be read is as good as none: it will be written anew.
+    pub(crate) fn open(data: &Path) -> HostingFile {
+        let path = data.join("etc/.proc");
+        let written = fs::read_to_string(&path).unwrap_or_default();
+        let inner = Inner { earlier: earlier(&written), written, ..Inner::default() };
+        HostingFile { path, inner: Arc::new(Mutex::new(inner)), news: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An order for this proc has arrived.
+    pub(crate) fn ordered(&self, key: &ProcKey, kind: OpKind) {
+        // A query changes nothing, and those that are not operations to GSE have no number there.
+        let Some(kind) = OpKind::from_op_type(u64::from(kind.number())).filter(|kind| *kind != OpKind::Query)
+        else {
+            return;
+        };
+        let operated = Operated { number: kind.number(), at: now() };
+        let mut inner = self.lock();
+        match inner.hosted.get_mut(key) {
+            Some(hosted) => {
+                hosted.operated = operated;
+                self.news.notify_one();
+            }
+            None => {
+                inner.operated.insert(key.clone(), operated);
+            }
+        }
+    }
+
+    /// This is how the proc stands.
+    pub(crate) fn keep(&self, key: &ProcKey, spec: &Spec, hosting: Hosting) {
+        let mut inner = self.lock();
+        match (hosting, inner.hosted.get_mut(key)) {
+            (Hosting::Unhosted, None) => {}
+            (Hosting::Unhosted, Some(_)) => {
+                if let Some(before) = inner.hosted.remove(key) {
+                    inner.operated.insert(key.clone(), before.operated);
+                }
+                self.news.notify_one();
+            }
+            (Hosting::Hosted, Some(hosted)) => {
+                if hosted.spec != *spec {
+                    hosted.spec = spec.clone();
+                    hosted.operated.at = now();
+                    self.news.notify_one();
+                }
+            }
+            (Hosting::Hosted, None) => {
+                let known = inner.operated.remove(key);
+                let known = known.or_else(|| inner.earlier.remove(&value_key(key)));
+                let operated = known.unwrap_or_else(|| Operated { number: OpKind::Host.number(), at: now() });
+                inner.hosted.insert(key.clone(), Hosted { spec: spec.clone(), operated });
+                self.news.notify_one();
+            }
+        }
+    }
+
+    /// The proc is not known any more.
+    pub(crate) fn forget(&self, key: &ProcKey) {
+        let mut inner = self.lock();
+        inner.operated.remove(key);
+        if inner.hosted.remove(key).is_some() {
+            self.news.notify_one();
+        }
+    }
+
+    /// Keeps the file as it should be.
+    pub(crate) async fn keep_written(&self) -> Infallible {
+        loop {
+            self.news.notified().await;
+            let file = self.clone();
+            // A disk may be slow.
+            if tokio::task::spawn_blocking(move || file.write()).await.is_ok_and(|written| !written) {
+                self.news.notify_one();
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Writes the file if it would be another one. False: it could not be written.
+    pub(crate) fn write(&self) -> bool {
+        let text = {
+            let inner = self.lock();
+            let text = render(&inner.hosted);
+            if text == inner.written || inner.written.is_empty() && inner.hosted.is_empty() {
+                return true;
+            }
+            text
+        };
+        match replace(&self.path, &text) {
+            Ok(()) => {
+                self.lock().written = text;
+                true
+            }
+            Err(error) => {
+                warn!(file = %self.path.display(), %error, "the hosting file cannot be written; trying again");
+                false
+            }
+        }
+    }
+}
+
+/// Its readers find the old file or the new one, and nobody but its owner reads it: commands may hold secrets.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let draft = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(draft, path)
+}
+
+fn render(hosted: &BTreeMap<ProcKey, Hosted>) -> String {
+    let procs: Vec<Value> = hosted.iter().map(|(key, hosted)| entry(key, hosted)).collect();
+    format!("{}\n", json!({"proc": procs}))
+}
+
+/// The names are GSE's; a reader of its file finds them all.
+fn entry(key: &ProcKey, hosted: &Hosted) -> Value {
+    let Hosted { spec, operated } = hosted;
+    let Spec { identity, control, resource, policy, job, .. } = spec;
+    let (kind, cycle) = match &policy.kind {
+        Kind::Periodic(Schedule::Every(cycle)) => (0, cycle.as_secs()),
+        Kind::Periodic(Schedule::Cron(_)) => (0, 0),
+        Kind::Resident => (1, 0),
+        Kind::Once => (2, 0),
+    };
+    // GSE's callers give one time, which is its begin; JOB's give both.
+    let (check_begin, check_end) = match policy.check_begin.as_secs() {
+        0 => (policy.start_check.as_secs(), 0),
+        begin => (begin, policy.start_check.as_secs()),
+    };
+    json!({
+        "procName": identity.proc_name,
+        "setupPath": identity.setup_path,
+        "pidPath": identity.pid_path,
+        "configPath": identity.config_path,
+        "logPath": identity.log_path,
+        "contact": if job.contact.is_empty() { &key.namespace } else { &job.contact },
+        "startCmd": control.start_cmd,
+        "stopCmd": control.stop_cmd,
+        "restartCmd": control.restart_cmd,
+        "reloadCmd": control.reload_cmd,
+        "killCmd": control.kill_cmd,
+        "versionCmd": control.version_cmd,
+        "healthCmd": control.health_cmd,
+        "type": kind,
+        "cycleTime": cycle,
+        "cpulmt": limit(resource.cpu),
+        "memlmt": limit(resource.mem),
+        "user": identity.user,
+        "password": "",
+        "valuekey": value_key(key),
+        "instanceNum": spec.instances.0,
+        "funcID": job.func_id,
+        "instanceID": job.instance_id,
+        "reportId": spec.report_id.unwrap_or_default(),
+        "startCheckBeginTime": check_begin,
+        "startCheckEndTime": check_end,
+        "opTimeOut": policy.op_timeout.as_secs(),
+        "operateType": operated.number,
+        "timestamp": operated.at,
+    })
+}
+
+fn value_key(key: &ProcKey) -> String {
+    if key.namespace == JOBS_NAMESPACE { key.name.clone() } else { key.to_string() }
+}
+
+/// 0 is none. A whole number is written as one: some readers take no other.
+fn limit(limit: Option<f64>) -> Value {
+    let limit = limit.unwrap_or(0.0);
+    if limit.fract() == 0.0 { json!(limit as i64) } else { json!(limit) }
+}
+
+/// What a file of ours says that nobody else remembers.
+fn earlier(text: &str) -> HashMap<String, Operated> {
+    let file: Value = serde_json::from_str(text).unwrap_or_default();
+    let procs = file["proc"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let read = |proc: &Value| {
+        let number = u32::try_from(proc["operateType"].as_u64()?).ok()?;
+        let operated = Operated { number, at: proc["timestamp"].as_i64()? };
+        Some((proc["valuekey"].as_str()?.to_owned(), operated))
+    };
+    procs.iter().filter_map(read).collect()
+}
+
+fn now() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::spec::{Instances, JobFacts};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn key(namespace: &str, name: &str) -> ProcKey {
+        ProcKey { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    fn read(path: &Path) -> Vec<Value> {
+        let text = fs::read_to_string(path).expect("it is there");
+        let file: Value = serde_json::from_str(&text).expect("it is JSON");
+        file["proc"].as_array().expect("a list").clone()
+    }
+
+    fn spec() -> Spec {
+        let mut spec = Spec { instances: Instances(2), ..Spec::default() };
+        spec.identity.proc_name = "nginx".to_owned();
+        spec.identity.pid_path = "/run/nginx-1.pid".to_owned();
+        spec.control.start_cmd = "nginx -c /etc/nginx-1.conf".to_owned();
+        (spec.policy.start_check, spec.policy.op_timeout) = (Duration::from_secs(10), Duration::from_secs(7));
+        (spec.resource.cpu, spec.resource.mem) = (Some(30.0), Some(12.5));
+        spec
+    }
+
+    #[test]
+    fn an_entry_has_every_field_that_gses_has() {
+        let hosted = Hosted { spec: spec(), operated: Operated { number: 0, at: 1_782_360_282 } };
+        let entry = entry(&key("GSEKIT_BIZ_100148", "nginx_1"), &hosted);
+        for (field, expected) in [
+            ("procName", json!("nginx")),
+            ("setupPath", json!("")),
+            ("pidPath", json!("/run/nginx-1.pid")),
+            ("contact", json!("GSEKIT_BIZ_100148")),
+            ("startCmd", json!("nginx -c /etc/nginx-1.conf")),
+            ("stopCmd", json!("")),
+            ("restartCmd", json!("")),
+            ("reloadCmd", json!("")),
+            ("killCmd", json!("")),
+            ("versionCmd", json!("")),
+            ("healthCmd", json!("")),
+            ("type", json!(1)),
+            ("cpulmt", json!(30)),
+            ("memlmt", json!(12.5)),
+            ("user", json!("")),
+            ("password", json!("")),
+            ("valuekey", json!("GSEKIT_BIZ_100148:nginx_1")),
+            ("startCheckBeginTime", json!(10)),
+            ("startCheckEndTime", json!(0)),
+            ("opTimeOut", json!(7)),
+            ("operateType", json!(0)),
+            ("timestamp", json!(1_782_360_282)),
+            ("instanceNum", json!(2)),
+            ("cycleTime", json!(0)),
+        ] {
+            assert_eq!(entry[field], expected, "{field}");
+        }
+        let mut spec = spec();
+        spec.job =
+            JobFacts { contact: "me".to_owned(), func_id: "f".to_owned(), instance_id: "i".to_owned() };
+        spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(60)));
+        spec.policy.check_begin = Duration::from_secs(3);
+        let hosted = Hosted { spec, ..hosted };
+        let entry = super::entry(&key("job", "/opt/nginx"), &hosted);
+        for (field, expected) in [
+            ("valuekey", json!("/opt/nginx")),
+            ("contact", json!("me")),
+            ("funcID", json!("f")),
+            ("instanceID", json!("i")),
+            ("type", json!(0)),
+            ("cycleTime", json!(60)),
+            ("startCheckBeginTime", json!(3)),
+            ("startCheckEndTime", json!(10)),
+        ] {
+            assert_eq!(entry[field], expected, "{field}");
+        }
+    }
+
+    #[test]
+    fn the_file_follows_what_is_hosted_and_outlives_the_agent() {
+        let data = tempfile::tempdir().expect("a temp dir");
+        let path = data.path().join("etc/.proc");
+        let file = HostingFile::open(data.path());
+        assert!(file.write() && !path.exists(), "nothing is hosted, and nobody expects a file");
+        let (one, two) = (key("web", "one"), key("web", "two"));
+        file.ordered(&one, OpKind::Start);
+        file.keep(&one, &spec(), Hosting::Hosted);
+        file.keep(&two, &spec(), Hosting::Unhosted);
+        assert!(file.write());
+        let mode = fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!((mode & 0o777, read(&path).len()), (0o600, 1));
+        assert_eq!(read(&path)[0]["operateType"], 0);
+        file.ordered(&one, OpKind::Query);
+        file.ordered(&one, OpKind::Update);
+        file.ordered(&one, OpKind::Restart);
+        file.keep(&two, &spec(), Hosting::Hosted);
+        assert!(file.write());
+        let types: Vec<Value> = read(&path).iter().map(|proc| proc["operateType"].clone()).collect();
+        assert_eq!(types, [json!(7), json!(3)]);
+
+        // The next life finds the same procs in its journal, and leaves the file alone.
+        let written = fs::metadata(&path).expect("it is there").modified().expect("a time");
+        let again = HostingFile::open(data.path());
+        again.keep(&one, &spec(), Hosting::Hosted);
+        again.keep(&two, &spec(), Hosting::Hosted);
+        assert!(again.write());
+        assert_eq!(fs::metadata(&path).expect("it is there").modified().expect("a time"), written);
+        again.keep(&one, &spec(), Hosting::Unhosted);
+        again.forget(&two);
+        assert!(again.write());
+        assert!(read(&path).is_empty());
+        again.keep(&one, &spec(), Hosting::Hosted);
+        assert!(again.write());
+        assert_eq!(read(&path)[0]["operateType"], 7, "the last operation is remembered");
+    }
+
+    #[test]
+    fn a_file_that_is_nonsense_is_written_anew() {
+        let data = tempfile::tempdir().expect("a temp dir");
+        let path = data.path().join("etc/.proc");
+        for nonsense in ["", "{", "[]", "{\"proc\": 7}", "{\"proc\": [{\"valuekey\": 1}]}"] {
+            fs::create_dir_all(path.parent().expect("a folder")).expect("our folder");
+            fs::write(&path, nonsense).expect("our folder");
+            let file = HostingFile::open(data.path());
+            file.keep(&key("web", "one"), &spec(), Hosting::Hosted);
+            assert!(file.write());
+            assert_eq!(read(&path).len(), 1, "{nonsense}");
+        }
+    }
+}
