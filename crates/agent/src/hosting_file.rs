@@ -21,8 +21,6 @@ use tracing::warn;
 
 /// It is not written more often than this.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Procs of this namespace are JOB's, whose names are the whole of their `valuekey`.
-const JOBS_NAMESPACE: &str = "job";
 
 #[derive(Clone, Debug)]
 pub(crate) struct HostingFile {
@@ -226,8 +224,9 @@ fn entry(key: &ProcKey, hosted: &Hosted) -> Value {
     })
 }
 
+/// To JOB, a name is the whole of it.
 fn value_key(key: &ProcKey) -> String {
-    if key.namespace == JOBS_NAMESPACE { key.name.clone() } else { key.to_string() }
+    if key.namespace == ProcKey::JOB_NAMESPACE { key.name.clone() } else { key.to_string() }
 }
 
 /// 0 is none. A whole number is written as one: some readers take no other.
