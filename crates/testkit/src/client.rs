@@ -122,13 +122,19 @@ impl Client {
         Raw { status: response.status().as_u16(), text }
     }
 
-    /// A call whose every byte is the test's own. The body is sent in parts until the server answers or it is all sent.
+    /// A POST whose every byte is the test's own.
     #[track_caller]
     pub fn raw(&self, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Raw {
+        self.send("POST", path, headers, body)
+    }
+
+    /// A call whose every byte is the test's own. The body is sent in parts until the server answers or it is all sent.
+    #[track_caller]
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Raw {
         let address = self.url.strip_prefix("http://").expect("an http url");
         let mut stream = TcpStream::connect(address).expect("the server listens");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket of ours");
-        let mut head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
         head.push_str("\r\n");

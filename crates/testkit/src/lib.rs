@@ -8,10 +8,12 @@
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended;
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
+//! - [`pattern`]: what an answer should look like;
 //! - [`wait_for`]: the one way to wait.
 
 mod client;
 mod joined;
+pub mod pattern;
 mod proc;
 mod process;
 mod program;
@@ -26,4 +28,4 @@ pub use process::{Stranger, account, dead_pid, is_running, kill, pids_marked, st
 pub use program::{Finished, Program, Stdin};
 pub use rustix::process::Signal;
 pub use up::Up;
-pub use wait::{PATIENCE, wait_for, wait_until};
+pub use wait::{PATIENCE, ask_again, wait_for, wait_until};

@@ -8,14 +8,23 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// Asks until there is an answer, and panics with `what` was waited for when there is none in time.
 #[track_caller]
-pub fn wait_for<T>(deadline: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(deadline: Duration, what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    let Some(answer) = ask_again(EVERY, deadline, ask) else {
+        panic!("waited {deadline:?} in vain for this: {what}");
+    };
+    answer
+}
+
+/// Asks so often until there is an answer; `None` when there is none in time, for the caller knows better what to say
+/// about that.
+pub fn ask_again<T>(every: Duration, deadline: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {
-        if let Some(answer) = ask() {
+        let answer = ask();
+        if answer.is_some() || began.elapsed() >= deadline {
             return answer;
         }
-        assert!(began.elapsed() < deadline, "waited {deadline:?} in vain for this: {what}");
-        pause();
+        pause_for(every);
     }
 }
 
@@ -25,10 +34,14 @@ pub fn wait_until(deadline: Duration, what: &str, mut ask: impl FnMut() -> bool)
     wait_for(deadline, what, || ask().then_some(()));
 }
 
+pub(crate) fn pause() {
+    pause_for(EVERY);
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "what happens in another process can only be asked for again and again"
 )]
-pub(crate) fn pause() {
-    std::thread::sleep(EVERY);
+fn pause_for(time: Duration) {
+    std::thread::sleep(time);
 }
