@@ -3,10 +3,13 @@
 use super::{App, AppError, Caller, access};
 use crate::store::{OpRecord, RequestHead, TaskRecord};
 use procfleet_core::access::Scope;
-use procfleet_core::id::{BusinessId, TaskId};
+use procfleet_core::id::{AgentId, BusinessId, TaskId};
+use procfleet_core::op::OpKind;
+use procfleet_core::task::Target;
 use procfleet_proto::http::job;
 use procfleet_proto::http::result::{About, OpResult};
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
 /// Which generation of GSE's API asks: each names its keys in its own way, whoever made the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +21,7 @@ pub enum KeyStyle {
 /// The data of `get_proc_operate_result` and `get_proc_operate_result_v2`.
 pub async fn by_key(app: &App, caller: &Caller, task_text: &str, style: KeyStyle) -> Result<Value, AppError> {
     let (task, ops) = find(app, caller, task_text).await?;
+    let places = places(app, &task, &ops).await?;
     let rendered = tokio::task::spawn_blocking(move || {
         let results = ops.iter().filter_map(|op| {
             let head = task.requests.get(op.request as usize)?;
@@ -25,7 +29,9 @@ pub async fn by_key(app: &App, caller: &Caller, task_text: &str, style: KeyStyle
                 KeyStyle::First => op.target.first_generation_key(&head.proc),
                 KeyStyle::Second => op.target.result_key(&head.proc),
             };
-            Some((key, json!(OpResult::new(about(head, op), op.outcome.as_ref()))))
+            let place = op.agent.as_ref().and_then(|agent| places.get(agent));
+            let about = About { target: place.unwrap_or(&op.target), ..about(head, op) };
+            Some((key, json!(OpResult::new(about, op.outcome.as_ref()))))
         });
         Value::Object(results.collect::<Map<_, _>>())
     });
@@ -62,6 +68,20 @@ pub(super) async fn find(
     let task: TaskId = task_text.parse().map_err(|_| no_task())?;
     let found = app.store.task_results(task).await?;
     found.filter(|(task, _)| access::may_read_tasks_of(caller, &task.app)).ok_or_else(no_task)
+}
+
+/// Where the agents are that a query named by their ids alone: its content has the host's address all the same.
+async fn places(
+    app: &App,
+    task: &TaskRecord,
+    ops: &[OpRecord],
+) -> Result<HashMap<AgentId, Target>, AppError> {
+    let asks = task.requests.iter().any(|head| head.kind == OpKind::Query);
+    if !asks || ops.iter().all(|op| op.target.host().is_some()) {
+        return Ok(HashMap::new());
+    }
+    let agents = app.store.agents().await?.into_iter();
+    Ok(agents.map(|agent| (agent.agent, Target::Host(agent.host))).collect())
 }
 
 pub(super) fn result(task: &TaskRecord, op: &OpRecord) -> Option<OpResult> {
