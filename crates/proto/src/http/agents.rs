@@ -100,6 +100,10 @@ pub fn list_info(agent: &AgentView) -> Value {
         "bk_cpu_architecture": facts.architecture,
         "parent_ip": "",
         "parent_port": 0,
+        // Not measured. They are there for callers that index; others read the same from an absent field.
+        "cpu_rate": 0.0,
+        "mem_rate": 0.0,
+        "conn_cycle_time": 0,
         "cpu_num": facts.cpus,
         "mem_size": facts.memory_mib,
         "start_time": facts.started_at,
