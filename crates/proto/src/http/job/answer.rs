@@ -84,8 +84,9 @@ fn content(about: About<'_>, outcome: &Outcome) -> Value {
     let namespace = about.proc.namespace.clone();
     let shown = program.map(|name| ProcKey { namespace, name: name.clone() });
     let mut content = content::render(About { proc: shown.as_ref().unwrap_or(about.proc), ..about }, outcome);
-    for process in content["process"].as_array_mut().into_iter().flatten() {
-        for instance in process["instance"].as_array_mut().into_iter().flatten() {
+    // Looked up and not indexed, for an index would make what is not there.
+    for process in content.get_mut("process").and_then(Value::as_array_mut).into_iter().flatten() {
+        for instance in process.get_mut("instance").and_then(Value::as_array_mut).into_iter().flatten() {
             // It is not measured here; its callers parse the text all the same.
             instance["freeVMem"] = json!("0");
         }
