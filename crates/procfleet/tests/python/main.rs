@@ -1,4 +1,4 @@
-//! Public Python packages, unmodified, against the built program: what platforms are written with, and schemathesis.
+//! Public Python packages, unmodified, against the built program: what platforms are written with.
 //!
 //! `scripts/test` puts the packages of requirements.txt into `target/venv`.
 
@@ -69,6 +69,11 @@ fn platform(file: &str) {
 #[test]
 fn a_platform_on_the_old_gateway() {
     platform("test_esb.py");
+}
+
+#[test]
+fn a_platform_that_runs_processes_through_job() {
+    platform("test_job.py");
 }
 
 #[test]
