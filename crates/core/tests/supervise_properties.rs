@@ -10,7 +10,7 @@ use procfleet_core::op::Outcome;
 use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Schedule, Spec};
 use procfleet_core::supervise::{
-    CommandEnd, Input, LookId, Machine, Next, PlanId, Record, RunId, Step, View, Write,
+    CommandEnd, Input, LookId, Machine, Next, PlanId, Record, RunId, Step, Usage, View, Write,
 };
 use procfleet_core::{Moment, OpId, OpKind, ProcKey};
 use proptest::collection::vec;
@@ -33,6 +33,8 @@ enum Act {
     LookDelay(u64),
     /// The wall clock is set.
     Clock(u64),
+    /// So many samples in a row see so much.
+    Sample(usize, f64),
     Crash {
         away: u64,
     },
@@ -63,6 +65,7 @@ struct Shape {
     interval: u64,
     check: u64,
     begin: u64,
+    limited: bool,
 }
 
 impl Shape {
@@ -84,6 +87,7 @@ impl Shape {
         spec.policy.start_retries = self.retries;
         spec.policy.start_interval = Duration::from_secs(self.interval);
         spec.policy.start_check = Duration::from_secs(self.check);
+        spec.resource.cpu = self.limited.then_some(50.0);
         spec.policy.check_begin = Duration::from_secs(self.begin);
         spec.policy.op_timeout = Duration::from_secs(4);
         spec
@@ -96,8 +100,8 @@ fn arb_shape() -> impl Strategy<Value = Shape> {
         .prop_map(|rule| Kind::Periodic(Schedule::Cron(rule.to_owned())));
     let kind = prop_oneof![7 => Just(Kind::Resident), 1 => Just(Kind::Once), 2 => every, 2 => cron];
     let begin = prop_oneof![3 => Just(0), 1 => 1..8u64];
-    (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64, begin).prop_map(
-        |(pid_file, commands, kind, retries, interval, check, begin)| Shape {
+    (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64, begin, any::<bool>()).prop_map(
+        |(pid_file, commands, kind, retries, interval, check, begin, limited)| Shape {
             pid_file,
             commands,
             kind,
@@ -105,6 +109,7 @@ fn arb_shape() -> impl Strategy<Value = Shape> {
             interval,
             check,
             begin,
+            limited,
         },
     )
 }
@@ -186,6 +191,7 @@ fn arb_act() -> impl Strategy<Value = Act> {
             .prop_map(Act::Term),
         1 => (0..50u64).prop_map(Act::LookDelay),
         1 => (0..300_000u64).prop_map(Act::Clock),
+        1 => (1..4usize, prop_oneof![Just(10.0), Just(90.0)]).prop_map(|(n, cpu)| Act::Sample(n, cpu)),
         1 => prop_oneof![Just(0), 0..20_000u64].prop_map(|away| Act::Crash { away }),
         1 => Just(Act::CrashBeforeEffects),
         2 => arb_garbage().prop_map(Act::Garbage),
@@ -212,6 +218,9 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
             Act::Term(term) => world.term = term,
             Act::LookDelay(delay) => world.look_delay = delay,
             Act::Clock(ahead) => world.wall_ahead = ahead,
+            Act::Sample(times, cpu) => {
+                (0..times).for_each(|_| world.sample(Usage { cpu, ..Usage::default() }));
+            }
             Act::Crash { away } => world.crash_for(away),
             Act::CrashBeforeEffects => world.fail_next_effects = true,
             Act::Garbage(input) => world.feed(input),
@@ -260,6 +269,7 @@ enum OddInput {
     Ended(u64, CommandEnd),
     Exited(Process, Exit),
     Planned(u64, Next),
+    Sampled(Process, f64),
     Tick,
     Wake,
     Recover,
@@ -274,6 +284,7 @@ fn arb_odd() -> impl Strategy<Value = OddInput> {
         4 => (0..3u64, arb_end()).prop_map(|(back, end)| OddInput::Ended(back, end)),
         2 => (arb_process(), arb_exit()).prop_map(|(process, exit)| OddInput::Exited(process, exit)),
         2 => (0..3u64, arb_next()).prop_map(|(back, next)| OddInput::Planned(back, next)),
+        2 => (arb_process(), 0.0..100.0).prop_map(|(process, cpu)| OddInput::Sampled(process, cpu)),
         1 => Just(OddInput::Tick),
         4 => Just(OddInput::Wake),
         1 => Just(OddInput::Recover),
@@ -333,6 +344,9 @@ impl Odd {
                 Input::CommandEnded { run: RunId(self.newest.saturating_sub(back)), end }
             }
             OddInput::Exited(process, exit) => Input::Exited { process, exit },
+            OddInput::Sampled(process, cpu) => {
+                Input::Sampled { process, usage: Usage { cpu, ..Usage::default() } }
+            }
             OddInput::Planned(back, next) => {
                 Input::Planned { plan: PlanId(self.newest.saturating_sub(back)), next }
             }

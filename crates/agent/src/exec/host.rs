@@ -2,6 +2,7 @@
 
 use super::pidfd;
 use super::spawn::NotStarted;
+use super::usage::Snapshot;
 use procfleet_core::allow::Allow;
 use procfleet_core::{BootId, Code, Moment, ProcKey, Spec};
 use procfleet_proto::link::HostFacts;
@@ -11,7 +12,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long one look at all processes serves.
+const SNAPSHOT_LASTS: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot look after processes on this host at all.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +44,8 @@ pub struct Host {
     allow: Allow,
     /// The shells of the probes that are running; each leads a session.
     probes: Mutex<Vec<u32>>,
+    /// All processes as they were a moment ago, for all who want to know at about the same time.
+    snapshot: Mutex<Option<Arc<Snapshot>>>,
 }
 
 impl Host {
@@ -66,6 +73,7 @@ impl Host {
             strays: Mutex::default(),
             allow: Allow::default(),
             probes: Mutex::default(),
+            snapshot: Mutex::default(),
         })
     }
 
@@ -133,6 +141,18 @@ impl Host {
 
     pub(super) fn wall_millis(&self) -> u64 {
         millis(ClockId::Realtime)
+    }
+
+    /// All processes, as they were less than a second ago. Those who ask meanwhile wait for the one who looks.
+    pub(super) fn snapshot(&self) -> Arc<Snapshot> {
+        let mut latest = self.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = self.now();
+        if let Some(latest) = latest.as_ref().filter(|latest| now.since(latest.taken()) < SNAPSHOT_LASTS) {
+            return latest.clone();
+        }
+        let fresh = Arc::new(Snapshot::take(now));
+        *latest = Some(fresh.clone());
+        fresh
     }
 
     /// How many clock ticks after the host's boot a moment was, as the kernel tells the start of processes.

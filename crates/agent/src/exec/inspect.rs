@@ -57,7 +57,7 @@ pub(super) fn inspect(host: &Host, id: Id, last: &mut Option<Sample>) -> Option<
     })
 }
 
-fn per_cent_of_host(host: &Host, ticks: u64, span_millis: u64) -> f64 {
+pub(super) fn per_cent_of_host(host: &Host, ticks: u64, span_millis: u64) -> f64 {
     if span_millis == 0 {
         return 0.0;
     }

@@ -28,6 +28,7 @@ mod procfs;
 mod run;
 mod spawn;
 mod tree;
+mod usage;
 mod user;
 
 pub use host::{ExecError, Host};
@@ -38,7 +39,7 @@ use inspect::Sample;
 use output::Outputs;
 use procfleet_core::op::Instance;
 use procfleet_core::process::{Found, Process};
-use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
+use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal, Usage};
 use procfleet_core::{ProcKey, Sighting, Spec};
 use procfs::Id;
 use run::Run;
@@ -66,6 +67,8 @@ pub struct Hands {
     watches: HashMap<Id, AbortHandle>,
     /// What the last inspection saw.
     sample: Option<Sample>,
+    /// What all that belongs to the process had used when it was last sampled.
+    used: Option<usage::Last>,
     /// Dropping it stops all of them.
     tasks: JoinSet<()>,
 }
@@ -82,6 +85,7 @@ impl Hands {
             runs: BTreeMap::new(),
             watches: HashMap::new(),
             sample: None,
+            used: None,
             tasks: JoinSet::new(),
         }
     }
@@ -195,10 +199,15 @@ impl Hands {
         });
     }
 
-    /// How many files the process has open; 0 if that cannot be read.
+    /// How many files the process itself has open; 0 if that cannot be read.
     pub fn open_files(&self, process: &Process) -> u64 {
-        let entries = std::fs::read_dir(format!("/proc/{}/fd", process.pid));
-        entries.map_or(0, |entries| entries.count() as u64)
+        usage::open_files(process.pid)
+    }
+
+    /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet when the host was last
+    /// looked over, which was less than a second ago.
+    pub fn usage(&mut self, process: &Process) -> Option<Usage> {
+        usage::usage(&self.host, &self.host.snapshot(), process, &mut self.used)
     }
 
     /// Describes a process. `None` when it is gone.

@@ -49,6 +49,8 @@ pub(super) struct Stat {
     pub(super) flags: u64,
     pub(super) user_ticks: u64,
     pub(super) system_ticks: u64,
+    /// The CPU time of its children that have ended and that it has waited for, and of theirs.
+    pub(super) children_ticks: u64,
     pub(super) threads: u64,
     pub(super) rss_pages: u64,
     /// As `wait` gives it, of one that is dead; 0 also where it is none of our business.
@@ -82,6 +84,8 @@ impl Stat {
             flags: number(6)?,
             user_ticks: number(11)?,
             system_ticks: number(12)?,
+            // The kernel prints them signed.
+            children_ticks: [13, 14].iter().filter_map(|index| number(*index)).sum(),
             threads: number(17)?,
             // The kernel prints it signed.
             rss_pages: fields.get(21)?.parse::<i64>().ok()?.max(0).unsigned_abs(),
@@ -185,6 +189,7 @@ mod tests {
         assert_eq!(stat.id, Id { pid: 42, start_ticks: 777 });
         assert_eq!((stat.comm.as_str(), stat.state, stat.parent, stat.session), ("a) b (c)", 'S', 7, 9));
         assert_eq!((stat.user_ticks, stat.system_ticks, stat.threads, stat.rss_pages), (50, 60, 3, 25));
+        assert_eq!(stat.children_ticks, 15);
     }
 
     #[test]

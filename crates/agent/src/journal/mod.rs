@@ -427,6 +427,21 @@ mod tests {
             process: Some(process),
             streak: Default::default(),
             rest,
+            fault: String::new(),
+        }
+    }
+
+    /// What was written down by every version that there was.
+    #[test]
+    fn a_record_of_any_age_is_read() {
+        let first = r#"{"spec":{},"hosting":"Hosted","process":null,"streak":{"restarts":0,"last_start":null},"rest":"Idle"}"#;
+        let read: Record = serde_json::from_str(first).expect("the first version's record");
+        assert_eq!((read.rest.clone(), read.fault.as_str(), read.hosting), (Rest::Idle, "", Hosting::Hosted));
+        for rest in [Rest::Due { at: Moment(7) }, Rest::Begun { at: Moment(8) }] {
+            let record = Record { rest, fault: "it used too much".to_owned(), ..read.clone() };
+            let again: Record = serde_json::from_str(&json(&record)).expect("our own record");
+            assert_eq!(again, record);
+            assert_eq!(again.after_reboot().rest, Rest::Idle, "moments mean nothing then");
         }
     }
 

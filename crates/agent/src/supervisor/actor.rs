@@ -12,8 +12,10 @@ use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::moment::Moment;
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
-use procfleet_core::spec::Spec;
-use procfleet_core::supervise::{Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, View, Write};
+use procfleet_core::spec::{Resource, Spec};
+use procfleet_core::supervise::{
+    Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, Usage, View, Write,
+};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
@@ -50,14 +52,13 @@ struct Sample {
     taken: Moment,
     /// Seconds since 1970.
     began_at: i64,
-    /// Per cent of the whole host.
-    cpu: f64,
-    memory: f64,
-    files: u64,
+    usage: Usage,
 }
 
-/// How often a running process is looked at. It costs a few dozen microseconds.
+/// How often a running process is looked at, and one that has limits. All look at the same time, for one look at the
+/// host's processes serves all of them.
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
+const SAMPLE_LIMITED_EVERY: Duration = Duration::from_secs(5);
 
 pub(super) struct Actor {
     machine: Machine,
@@ -108,11 +109,10 @@ impl Actor {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
                     Next::Input(input) => *input,
-                    Next::Sample => {
-                        self.sample = self.machine.process().and_then(|process| self.sample_of(process));
-                        self.publish();
-                        continue;
-                    }
+                    Next::Sample => match self.sample_again() {
+                        Some(input) => input,
+                        None => continue,
+                    },
                     Next::Probed => {
                         self.publish();
                         continue;
@@ -141,7 +141,7 @@ impl Actor {
 
     async fn next(&mut self, inbox: &mut mpsc::Receiver<Input>) -> Next {
         let now = self.around.host.now();
-        let sample = self.sample.as_ref().map(|sample| sample.taken + SAMPLE_EVERY);
+        let sample = self.sample.as_ref().map(|sample| self.samples_after(sample.taken));
         let wake = self.machine.wake_at().into_iter().chain(sample).min();
         tokio::select! {
             // The end of the agent first: nothing new is begun then. Then inputs: an exit that has happened must win
@@ -157,20 +157,33 @@ impl Actor {
         }
     }
 
+    /// The next moment at which all processes of the host are sampled.
+    fn samples_after(&self, taken: Moment) -> Moment {
+        let limited = self.machine.spec().is_some_and(|spec| spec.resource != Resource::default());
+        let every = if limited { SAMPLE_LIMITED_EVERY } else { SAMPLE_EVERY };
+        let step = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+        Moment((taken.0 / step).saturating_add(1).saturating_mul(step))
+    }
+
+    /// Samples the process with all that belongs to it. `None`: there is nothing to say of it.
+    fn sample_again(&mut self) -> Option<Input> {
+        let process = self.machine.process();
+        self.sample = process.and_then(|process| self.sample_of(process));
+        let usage = process.and_then(|process| self.hands.usage(&process));
+        if let (Some(sample), Some(usage)) = (&mut self.sample, usage) {
+            sample.usage = usage;
+        }
+        self.publish();
+        Some(Input::Sampled { process: process?, usage: usage? })
+    }
+
+    /// A process that has just begun, as it is itself: nothing can belong to it yet that is worth a look at all others.
     fn sample_of(&mut self, process: Process) -> Option<Sample> {
         let seen = self.hands.inspect(&process)?;
-        let files = self.hands.open_files(&process);
-        // Rounded, so that a change worth telling is one that people would notice.
-        let round = |number: f64| (number * 10.0).round() / 10.0;
+        let fd = self.hands.open_files(&process);
         let taken = self.around.host.now();
-        Some(Sample {
-            process,
-            taken,
-            began_at: seen.began_at,
-            cpu: round(seen.cpu_now),
-            memory: round(seen.memory_percent),
-            files,
-        })
+        let usage = Usage { cpu: seen.cpu_now, mem: seen.memory_percent, fd };
+        Some(Sample { process, taken, began_at: seen.began_at, usage })
     }
 
     async fn carry_out(&mut self, step: Step) {
@@ -293,11 +306,11 @@ impl Actor {
         }
         let sample = self.sample.as_ref();
         let mut report = ProcReport {
-            state: match (process, self.machine.is_busy(), self.machine.note().is_empty()) {
+            state: match (process, self.machine.is_busy(), self.machine.has_given_up()) {
                 (_, true, _) => ProcState::Changing,
                 (Some(_), false, _) => ProcState::Running,
-                (None, false, true) => ProcState::Stopped,
-                (None, false, false) => ProcState::GaveUp,
+                (None, false, false) => ProcState::Stopped,
+                (None, false, true) => ProcState::GaveUp,
             },
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
@@ -306,9 +319,9 @@ impl Actor {
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),
             reported_at: self.published.as_ref().map_or(0, |published| published.reported_at),
-            cpu_usage: sample.map_or(0.0, |sample| sample.cpu),
-            mem_usage: sample.map_or(0.0, |sample| sample.memory),
-            fd: sample.map_or(0, |sample| sample.files),
+            cpu_usage: sample.map_or(0.0, |sample| round(sample.usage.cpu)),
+            mem_usage: sample.map_or(0.0, |sample| round(sample.usage.mem)),
+            fd: sample.map_or(0, |sample| sample.usage.fd),
             version: seen.version,
             health: seen.health,
         };
@@ -332,6 +345,11 @@ enum Next {
 /// Two notes in one.
 fn joined(one: &str, other: &str) -> String {
     if one.is_empty() || other.is_empty() { format!("{one}{other}") } else { format!("{one}; {other}") }
+}
+
+/// So that a change worth telling is one that people would notice.
+fn round(number: f64) -> f64 {
+    (number * 10.0).round() / 10.0
 }
 
 async fn sleep(pause: Option<Duration>) {

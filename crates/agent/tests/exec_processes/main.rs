@@ -5,4 +5,6 @@ mod probe;
 mod run;
 mod signal;
 mod support;
+mod turn;
+mod usage;
 mod watch;

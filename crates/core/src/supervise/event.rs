@@ -1,6 +1,7 @@
 //! What an event is called, and what it says to people.
 
 use super::Event;
+use super::limits::Excess;
 use std::fmt;
 
 /// Whether somebody should look.
@@ -20,6 +21,7 @@ impl Event {
             Event::GaveUp { .. } => "gave_up",
             Event::RunFailed { .. } => "run_failed",
             Event::RunMissed { .. } => "run_missed",
+            Event::OverLimit { .. } => "over_limit",
         }
     }
 
@@ -29,7 +31,8 @@ impl Event {
             Event::RestartFailed { .. }
             | Event::GaveUp { .. }
             | Event::RunFailed { .. }
-            | Event::RunMissed { .. } => Severity::Warning,
+            | Event::RunMissed { .. }
+            | Event::OverLimit { .. } => Severity::Warning,
         }
     }
 }
@@ -43,6 +46,9 @@ impl fmt::Display for Event {
             Event::GaveUp { reason } => f.write_str(reason),
             Event::RunFailed { reason } => write!(f, "a scheduled run failed: {reason}"),
             Event::RunMissed { count: 1 } => f.write_str("a scheduled run was missed"),
+            Event::OverLimit { pid, limits, samples } => {
+                write!(f, "pid {pid} and what belongs to it used too much: {}", Excess { limits, samples })
+            }
             Event::RunMissed { count } => write!(f, "{count} scheduled runs were missed"),
         }
     }

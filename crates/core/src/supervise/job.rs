@@ -28,6 +28,8 @@ pub(super) enum Purpose {
     Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
+    /// It uses more than its limits allow, and is ended for it.
+    Limit,
     /// The next run of a periodic process: when it is due, and its beginning.
     Turn,
     /// The agent has just started.
@@ -136,7 +138,13 @@ pub(super) struct Ending {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum EndPhase {
     Command(Running),
-    Vanish { until: Moment },
+    Vanish {
+        until: Moment,
+    },
+    /// It did not end by itself and was killed.
+    Killed {
+        until: Moment,
+    },
 }
 
 impl Running {
@@ -167,7 +175,8 @@ impl Job {
         let ends = matches!(order, OpKind::Stop | OpKind::Kill);
         match &self.purpose {
             Purpose::Op { kind: OpKind::Start | OpKind::Host | OpKind::Restart, .. }
-            | Purpose::Upkeep { .. } => ends,
+            | Purpose::Upkeep { .. }
+            | Purpose::Limit => ends,
             // A plan is answered at once.
             Purpose::Turn => ends && !matches!(self.stage, Stage::Planning { .. }),
             Purpose::Op { kind: OpKind::Stop | OpKind::Reload, .. } => {
@@ -201,7 +210,9 @@ impl Stage {
             Stage::Launching(launch) => launch.wake_at(spec),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
             | Stage::Reloading { command, .. } => command.deadline,
-            Stage::Ending(Ending { phase: EndPhase::Vanish { until }, .. }) => Some(*until),
+            Stage::Ending(Ending {
+                phase: EndPhase::Vanish { until } | EndPhase::Killed { until }, ..
+            }) => Some(*until),
         }
     }
 

@@ -41,6 +41,8 @@
 //!   there are never two. What may be left of one that was not stopped is swept away first.
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
+//! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or SIGTERM, and after
+//!   stop_check by SIGKILL. Then it is one that died.
 //! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind may be what
 //!   it was for. It is written down before it begins and never begun twice, whatever dies.
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
@@ -48,6 +50,7 @@
 
 mod event;
 mod job;
+mod limits;
 mod machine;
 mod policy;
 mod record;
@@ -55,6 +58,7 @@ mod timetable;
 mod words;
 
 pub use event::Severity;
+pub use limits::Usage;
 pub use machine::Machine;
 pub use record::{Record, Rest};
 
@@ -63,7 +67,7 @@ use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
-use crate::spec::Spec;
+use crate::spec::{Resource, Spec};
 use serde::{Deserialize, Serialize};
 
 /// One run of a command. Unique within one life of the agent.
@@ -113,6 +117,11 @@ pub enum Input {
     Planned {
         plan: PlanId,
         next: Next,
+    },
+    /// What a process and all that belongs to it use now.
+    Sampled {
+        process: Process,
+        usage: Usage,
     },
     /// Time has passed.
     Tick,
@@ -242,7 +251,7 @@ pub enum Signal {
 }
 
 /// Something that happened to a proc without an op.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     Exited {
@@ -266,5 +275,11 @@ pub enum Event {
     /// was there to begin them.
     RunMissed {
         count: u32,
+    },
+    /// It used more than its limits allow in each of these samples, and is ended for it.
+    OverLimit {
+        pid: u32,
+        limits: Resource,
+        samples: Vec<Usage>,
     },
 }

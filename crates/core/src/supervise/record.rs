@@ -16,6 +16,9 @@ pub struct Record {
     pub process: Option<Process>,
     pub streak: Streak,
     pub rest: Rest,
+    /// Why the agent ended it, until it runs stably again.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fault: String,
 }
 
 /// What a proc that is not running waits for.

@@ -1,6 +1,6 @@
 //! The messages of outcomes. Where GSE's own wording is known its callers may match on it, so ours begins with it.
 
-use super::CommandEnd;
+use super::{CommandEnd, Event};
 use crate::op::OpKind;
 use crate::process::{Cause, Exit};
 use crate::spec::Spec;
@@ -133,6 +133,10 @@ pub(super) fn no_plan(reason: &str) -> String {
 
 pub(super) fn not_run(field: &str, reason: &str) -> String {
     format!("{field} could not be run: {reason}")
+}
+
+pub(super) fn over_limit(event: &Event) -> String {
+    format!("it was ended: {event}")
 }
 
 fn with_output(base: String, output: &str) -> String {

@@ -10,7 +10,7 @@ use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Policy, Spec};
 use procfleet_core::supervise::{
     CommandEnd, Effect, Event, Hosting, Input, Leader, LookId, Machine, Next, Record, RunId, Scope, Signal,
-    Step, View, Write,
+    Step, Usage, View, Write,
 };
 use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -252,6 +252,13 @@ impl World {
     /// The main process ends, and the agent will not live to hear of it.
     pub fn kill_behind_the_agents_back(&mut self) {
         self.live.retain(|live| live.role == Role::Shell);
+    }
+
+    /// The main process is looked at, and uses so much.
+    pub fn sample(&mut self, usage: Usage) {
+        if let Some(process) = self.machine.process() {
+            self.feed(Input::Sampled { process, usage });
+        }
     }
 
     /// The process comes again by itself, and writes its pid file.

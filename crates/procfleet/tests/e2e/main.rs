@@ -20,6 +20,7 @@ mod instances;
 mod job;
 mod kinds;
 mod lifecycle;
+mod limits;
 mod many_hosts;
 mod operations;
 mod periodic;

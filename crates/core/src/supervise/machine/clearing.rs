@@ -57,7 +57,8 @@ impl Machine {
             | Input::CommandEnded { .. }
             | Input::Order(_)
             | Input::Inspected { .. }
-            | Input::Planned { .. } => {}
+            | Input::Planned { .. }
+            | Input::Sampled { .. } => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
             out.effects.push(Effect::EndRun(clearing.run));

@@ -10,6 +10,10 @@ use crate::supervise::job::{EndPhase, Ending, Overdue, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
 use crate::supervise::{CommandEnd, Effect, Input, Signal, Step, words};
+use std::time::Duration;
+
+/// How long one that was killed may take to be gone: the kernel has to take back all that it had.
+const LAST_BREATH: Duration = Duration::from_secs(5);
 
 impl Machine {
     pub(super) fn end(
@@ -54,6 +58,10 @@ impl Machine {
             (EndPhase::Command(command), Input::CommandEnded { run, end }) if command.run == run => {
                 let field = command.field;
                 match end {
+                    // Then the gentle signal must do.
+                    CommandEnd::NotStarted { .. } if !ending.gone && purpose == Purpose::Limit => {
+                        out.effects.push(Effect::Signal { process: ending.process, signal: Signal::Term });
+                    }
                     // Without the command, the process that is gone is still as it was asked to be.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
                         let message = words::not_run(field, &reason);
@@ -73,7 +81,7 @@ impl Machine {
                 }
             },
             // Anything else only makes the clock below look again.
-            (EndPhase::Command(_) | EndPhase::Vanish { .. }, _) => {}
+            (EndPhase::Command(_) | EndPhase::Vanish { .. } | EndPhase::Killed { .. }, _) => {}
         }
         match ending.phase {
             EndPhase::Command(_) => {
@@ -85,8 +93,14 @@ impl Machine {
                     return busy(Purpose::Aftermath, spec, Stage::Ending(ending));
                 }
             }
-            EndPhase::Vanish { .. } if ending.gone => return self.ended(now, purpose, spec, ending, out),
-            EndPhase::Vanish { until } if now >= until => {
+            EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
+                return self.ended(now, purpose, spec, ending, out);
+            }
+            EndPhase::Vanish { until } if now >= until && purpose == Purpose::Limit => {
+                out.effects.push(Effect::Signal { process: ending.process, signal: Signal::Kill });
+                ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
+            }
+            EndPhase::Vanish { until } | EndPhase::Killed { until } if now >= until => {
                 let kind = op_kind(&purpose);
                 let message = words::still_alive(
                     kind,
@@ -98,7 +112,7 @@ impl Machine {
                 );
                 return self.end_failed(purpose, ending, Code::PostCheck, message, out);
             }
-            EndPhase::Vanish { .. } => {}
+            EndPhase::Vanish { .. } | EndPhase::Killed { .. } => {}
         }
         busy(purpose, spec, Stage::Ending(ending))
     }
@@ -129,6 +143,7 @@ impl Machine {
                 State::Down(Rest::Idle)
             }
             Purpose::Aftermath => State::Down(Rest::Idle),
+            Purpose::Limit => self.limited(now, out),
             Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
                 self.rest(now, Fall::Died, "it was ended", out)
             }

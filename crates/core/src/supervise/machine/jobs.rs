@@ -46,7 +46,8 @@ impl Machine {
                 | Input::CommandEnded { .. }
                 | Input::Order(_)
                 | Input::Inspected { .. }
-                | Input::Planned { .. },
+                | Input::Planned { .. }
+                | Input::Sampled { .. },
             ) => busy(purpose, spec, stage),
         }
     }
@@ -106,7 +107,9 @@ impl Machine {
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
             },
-            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
+            Purpose::Upkeep { .. } | Purpose::Limit | Purpose::Turn | Purpose::Aftermath => {
+                State::Up(process)
+            }
             Purpose::Recover { interrupted } => {
                 self.interrupted(interrupted, Some(process.pid), out);
                 State::Up(process)
@@ -190,6 +193,7 @@ impl Machine {
             },
             Purpose::Upkeep { last } => self.revive(now, &last, out),
             Purpose::Turn => self.schedule(now, Since::Run, out),
+            Purpose::Limit => self.limited(now, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.interrupted(interrupted, None, out);

@@ -31,6 +31,7 @@ impl Machine {
             }
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
+            | Purpose::Limit
             | Purpose::Turn
             | Purpose::Recover { .. }
             | Purpose::Aftermath => ("start_cmd", spec.control.start_cmd.clone()),
@@ -115,7 +116,8 @@ impl Machine {
             | Input::Sighted { .. }
             | Input::Order(_)
             | Input::Inspected { .. }
-            | Input::Planned { .. } => {}
+            | Input::Planned { .. }
+            | Input::Sampled { .. } => {}
         }
         self.check_launch(now, purpose, spec, launch, out)
     }
@@ -226,7 +228,7 @@ impl Machine {
                 }
                 self.answer(op, Code::Success, words::SUCCESS, out);
             }
-            Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+            Purpose::Upkeep { .. } | Purpose::Limit | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));
             }
             Purpose::Turn => {}
@@ -269,9 +271,11 @@ impl Machine {
         };
         let kind = match &purpose {
             Purpose::Op { kind, .. } => *kind,
-            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } | Purpose::Aftermath => {
-                OpKind::Start
-            }
+            Purpose::Upkeep { .. }
+            | Purpose::Limit
+            | Purpose::Turn
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => OpKind::Start,
         };
         let message = words::post_check(kind, &spec, &self.key.name, &why, output);
         self.launch_failed(now, purpose, launch, Code::PostCheck, message, out)
@@ -288,7 +292,7 @@ impl Machine {
     ) -> State {
         match purpose {
             Purpose::Op { op, .. } => self.answer(op, code, message.clone(), out),
-            Purpose::Upkeep { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+            Purpose::Upkeep { .. } | Purpose::Limit | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
             }
             Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),

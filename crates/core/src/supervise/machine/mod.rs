@@ -7,9 +7,11 @@ mod launching;
 mod orders;
 mod queries;
 mod reloading;
+mod sampling;
 mod turns;
 mod upkeep;
 
+use super::limits::Strain;
 use super::policy::Streak;
 use super::record::{Record, Rest};
 use super::{Effect, Hosting, Input, LookId, RunId, Scope, Step, Write};
@@ -42,6 +44,10 @@ pub struct Machine {
     turn: Option<Turn>,
     /// When the wall clock was last asked for the next run.
     planned: Moment,
+    /// How its latest samples stand to its limits.
+    strain: Strain,
+    /// Why the agent ended it; empty once it runs stably again, or an order came.
+    fault: String,
     /// The op that has acted last.
     begun: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
@@ -72,6 +78,8 @@ impl Machine {
             saved: None,
             turn: None,
             planned: Moment(0),
+            strain: Strain::default(),
+            fault: String::new(),
             begun: None,
             untidy: false,
             serial: 0,
@@ -85,6 +93,7 @@ impl Machine {
             hosting: record.hosting,
             streak: record.streak,
             saved: Some(record.clone()),
+            fault: record.fault.clone(),
             // Nobody knows what was under way when the agent ended.
             untidy: true,
             ..Machine::new(key)
@@ -125,14 +134,23 @@ impl Machine {
         }
     }
 
-    /// Why it is not running although it should be; else empty.
+    /// Why it is not as it should be; else empty.
     pub fn note(&self) -> &str {
-        match &self.state {
+        self.note_in(&self.state)
+    }
+
+    fn note_in<'a>(&'a self, state: &'a State) -> &'a str {
+        match state {
             State::Down(Rest::GaveUp { reason }) => reason,
             State::Down(Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. })
             | State::Up(_)
-            | State::Busy(_) => "",
+            | State::Busy(_) => &self.fault,
         }
+    }
+
+    /// It is not running, and will not be started again without an order.
+    pub fn has_given_up(&self) -> bool {
+        matches!(self.state, State::Down(Rest::GaveUp { .. }))
     }
 
     /// An operation or a restart is under way.
@@ -173,6 +191,9 @@ impl Machine {
             {
                 self.schedule(now, Since::Now, &mut out)
             }
+            (State::Up(up), Input::Sampled { process, usage }) if up.is(&process) => {
+                self.sampled(now, up, usage, &mut out)
+            }
             (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
             }
@@ -186,7 +207,8 @@ impl Machine {
                 | Input::Exited { .. }
                 | Input::Sighted { .. }
                 | Input::CommandEnded { .. }
-                | Input::Planned { .. },
+                | Input::Planned { .. }
+                | Input::Sampled { .. },
             ) => state,
         };
         self.expire(now, &mut out);
@@ -307,6 +329,7 @@ impl Machine {
                 (
                     Purpose::Op { .. }
                     | Purpose::Upkeep { .. }
+                    | Purpose::Limit
                     | Purpose::Turn
                     | Purpose::Recover { .. }
                     | Purpose::Aftermath,
@@ -322,7 +345,8 @@ impl Machine {
             }
             (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
         };
-        let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest };
+        let fault = self.fault.clone();
+        let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest, fault };
         if self.saved.as_ref() != Some(&record) {
             self.saved = Some(record.clone());
             out.writes.push(Write::Record(Box::new(record)));
@@ -354,9 +378,11 @@ fn busy(purpose: Purpose, spec: Spec, stage: Stage) -> State {
 fn op_kind(purpose: &Purpose) -> OpKind {
     match purpose {
         Purpose::Op { kind, .. } => *kind,
-        Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } | Purpose::Aftermath => {
-            OpKind::Start
-        }
+        Purpose::Upkeep { .. }
+        | Purpose::Limit
+        | Purpose::Turn
+        | Purpose::Recover { .. }
+        | Purpose::Aftermath => OpKind::Start,
     }
 }
 

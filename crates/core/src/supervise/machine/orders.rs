@@ -102,6 +102,10 @@ impl Machine {
             self.answer(op, Code::NoCommand, words::no_command(kind, field), out);
             return state;
         }
+        if launches(kind) || matches!(kind, OpKind::Stop | OpKind::Kill) {
+            // From now on it is as somebody wanted it.
+            self.fault.clear();
+        }
         let rest = match &state {
             State::Down(rest) => rest.clone(),
             State::Up(_) | State::Busy(_) => Rest::Idle,
@@ -152,6 +156,7 @@ impl Machine {
         self.hosting = Hosting::Unhosted;
         self.answer(op, Code::Success, words::SUCCESS, out);
         (self.spec, self.saved, self.turn, self.streak) = (None, None, None, Streak::default());
+        self.fault.clear();
         out.writes.push(Write::Forget);
         State::Down(Rest::Idle)
     }
@@ -166,6 +171,7 @@ impl Machine {
             Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
+            | Purpose::Limit
             | Purpose::Turn
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.hosting,
@@ -176,6 +182,7 @@ impl Machine {
             words::overtaken(op_kind(&job.purpose), order.kind),
             out,
         );
+        self.fault.clear();
         for passed in ahead {
             self.answer(passed.op, Code::Cancelled, words::overtaken(passed.kind, order.kind), out);
         }
@@ -190,8 +197,11 @@ impl Machine {
             Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
                 // What the restart began is just what the stop would do, so it goes on; only its time begins anew.
                 self.hosting = Hosting::Unhosted;
-                if let EndPhase::Vanish { until } = &mut ending.phase {
-                    *until = now + job.spec.policy.stop_check;
+                match &mut ending.phase {
+                    EndPhase::Command(_) => {}
+                    EndPhase::Vanish { until } | EndPhase::Killed { until } => {
+                        *until = now + job.spec.policy.stop_check;
+                    }
                 }
                 busy(purpose, job.spec, Stage::Ending(ending))
             }

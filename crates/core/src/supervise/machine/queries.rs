@@ -44,15 +44,11 @@ impl Machine {
     }
 
     pub(super) fn inspected(&mut self, state: State, op: OpId, view: View, out: &mut Step) -> State {
-        let note = match &state {
-            State::Down(Rest::GaveUp { reason }) => reason.clone(),
-            State::Down(Rest::Due { .. }) => words::WAITING.to_owned(),
-            State::Down(Rest::Idle | Rest::Retry { .. } | Rest::Begun { .. })
-            | State::Up(_)
-            | State::Busy(_) => match &view.sighting {
-                Sighting::Absent(absence) => absence.cause.to_string(),
-                Sighting::Running(_) => String::new(),
-            },
+        let note = match (self.note_in(&state), &state, &view.sighting) {
+            ("", State::Down(Rest::Due { .. }), _) => words::WAITING.to_owned(),
+            ("", _, Sighting::Absent(absence)) => absence.cause.to_string(),
+            ("", _, Sighting::Running(_)) => String::new(),
+            (note, _, _) => note.to_owned(),
         };
         let status = ProcStatus {
             hosted: self.hosting == Hosting::Hosted,

@@ -42,7 +42,8 @@ impl Machine {
             | Input::Sighted { .. }
             | Input::Order(_)
             | Input::Inspected { .. }
-            | Input::Planned { .. } => {}
+            | Input::Planned { .. }
+            | Input::Sampled { .. } => {}
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
@@ -110,7 +111,8 @@ impl Machine {
             | Input::CommandEnded { .. }
             | Input::Order(_)
             | Input::Inspected { .. }
-            | Input::Planned { .. } => {}
+            | Input::Planned { .. }
+            | Input::Sampled { .. } => {}
         }
         if review.looking.is_none() && now >= review.next_look {
             review.looking = Some(self.look(Scope::Settled, &spec, out));

@@ -1,0 +1,25 @@
+//! What a process uses with all that belongs to it.
+
+use crate::support::*;
+use procfleet_core::supervise::Scope;
+
+#[tokio::test]
+async fn children_and_those_that_have_ended_count() {
+    let mut proc = Proc::new("usage");
+    let spec = proc.spec.clone();
+    // A child that waits with open files, one that works, and many that come and go.
+    let run = proc.run(
+        "./web 1000 3</dev/null 4<&3 5<&3 & (while :; do :; done) & while :; do sh -c 'i=0; while [ $i -lt 9000 ]; do i=$((i+1)); done'; done",
+    );
+    let process = running(proc.hands.look(Scope::Run(run), &spec));
+    let usage = until("all of them are counted", || {
+        proc.hands.usage(&process).filter(|usage| usage.fd >= 15 && usage.cpu > 1.0)
+    })
+    .await;
+    assert!(usage.cpu <= 100.0 && usage.mem > 0.0 && usage.mem < 50.0, "{usage:?}");
+    let alone = proc.hands.inspect(&process).expect("it runs");
+    assert!(alone.memory_percent < usage.mem, "{alone:?} and {usage:?}");
+    proc.hands.end_run(run);
+    proc.end_of(run).await;
+    until("it is gone for all", || proc.hands.usage(&process).is_none().then_some(())).await;
+}

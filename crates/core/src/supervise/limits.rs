@@ -1,0 +1,170 @@
+//! When a process uses more than its limits allow: (samples, verdict), and nothing else.
+
+use crate::process::Process;
+use crate::spec::Resource;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One sample over a limit is a peak; so many in a row are a habit.
+const HABIT: usize = 3;
+
+/// What a process and all that belongs to it use at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Per cent of the whole host.
+    pub cpu: f64,
+    pub mem: f64,
+    /// Open files.
+    pub fd: u64,
+}
+
+impl Usage {
+    fn is_over(&self, limits: &Resource) -> bool {
+        limits.cpu.is_some_and(|limit| self.cpu > limit)
+            || limits.mem.is_some_and(|limit| self.mem > limit)
+            || limits.fd.is_some_and(|limit| self.fd > limit)
+    }
+}
+
+/// The samples of one process that were over a limit, without one between them that was not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Strain {
+    process: Option<Process>,
+    over: Vec<Usage>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Verdict {
+    /// Within all limits.
+    Within,
+    /// Over one of them, but not yet for long.
+    Wait,
+    /// The samples that were over.
+    Over(Vec<Usage>),
+}
+
+impl Strain {
+    /// Another process begins anew, and so does one that was found over.
+    pub(super) fn weigh(&mut self, process: Process, usage: Usage, limits: &Resource) -> Verdict {
+        if !self.process.is_some_and(|known| known.is(&process)) {
+            *self = Strain { process: Some(process), over: Vec::new() };
+        }
+        if !usage.is_over(limits) {
+            self.over.clear();
+            return Verdict::Within;
+        }
+        self.over.push(usage);
+        match self.over.len() < HABIT {
+            true => Verdict::Wait,
+            false => Verdict::Over(std::mem::take(&mut self.over)),
+        }
+    }
+}
+
+/// What was used beside what is allowed, for people.
+pub(super) struct Excess<'a> {
+    pub(super) limits: &'a Resource,
+    pub(super) samples: &'a [Usage],
+}
+
+impl fmt::Display for Excess<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = |of: &dyn Fn(&Usage) -> String| {
+            let numbers: Vec<String> = self.samples.iter().map(of).collect();
+            numbers.join(", ")
+        };
+        let parts = [
+            self.limits.cpu.map(|limit| (format!("cpu {} %", row(&|s| format!("{:.1}", s.cpu))), limit)),
+            self.limits.mem.map(|limit| (format!("mem {} %", row(&|s| format!("{:.1}", s.mem))), limit)),
+            self.limits.fd.map(|limit| (format!("{} open files", row(&|s| s.fd.to_string())), limit as f64)),
+        ];
+        let broken = [
+            self.samples.iter().any(|s| self.limits.cpu.is_some_and(|limit| s.cpu > limit)),
+            self.samples.iter().any(|s| self.limits.mem.is_some_and(|limit| s.mem > limit)),
+            self.samples.iter().any(|s| self.limits.fd.is_some_and(|limit| s.fd > limit)),
+        ];
+        let told = parts.into_iter().zip(broken).filter(|(_, broken)| *broken).filter_map(|(part, _)| part);
+        for (place, (used, limit)) in told.enumerate() {
+            let joint = if place == 0 { "" } else { "; " };
+            write!(f, "{joint}{used} (limit {limit})")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Found;
+
+    fn process(pid: u32) -> Process {
+        Process { pid, start_ticks: 7, found: Found::Foreground }
+    }
+
+    fn cpu(cpu: f64) -> Usage {
+        Usage { cpu, ..Usage::default() }
+    }
+
+    const LIMITS: Resource = Resource { cpu: Some(50.0), mem: Some(20.0), fd: Some(100) };
+
+    /// How many samples it takes until it is found over; 0: it is not.
+    fn found_after(samples: &[(u32, Usage)], limits: &Resource) -> usize {
+        let mut strain = Strain::default();
+        let over = |(pid, usage): &(u32, Usage)| {
+            matches!(strain.weigh(process(*pid), *usage, limits), Verdict::Over(_))
+        };
+        samples.iter().position(over).map_or(0, |place| place + 1)
+    }
+
+    #[test]
+    fn three_samples_in_a_row_are_too_much() {
+        let (low, high) = ((1, cpu(50.0)), (1, cpu(50.1)));
+        let (mem, fd) =
+            ((1, Usage { mem: 20.1, ..Usage::default() }), (1, Usage { fd: 101, ..Usage::default() }));
+        let another = (2, cpu(99.0));
+        for (samples, after) in [
+            (vec![high; 3], 3),
+            (vec![high; 2], 0),
+            // exactly the limit is within it
+            (vec![low; 9], 0),
+            (vec![high, high, low, high, high], 0),
+            (vec![high, low, high, high, high], 5),
+            // it need not be the same limit
+            (vec![high, mem, fd], 3),
+            // another process has not done it
+            (vec![high, high, another, another], 0),
+            (vec![high, high, another, another, another], 5),
+            (vec![another, high, another, high, another, high], 0),
+        ] {
+            assert_eq!(found_after(&samples, &LIMITS), after, "{samples:?}");
+            assert_eq!(found_after(&samples, &Resource::default()), 0, "no limit, no verdict");
+        }
+    }
+
+    #[test]
+    fn a_pid_that_came_again_is_another_process() {
+        let mut strain = Strain::default();
+        let successor = Process { start_ticks: 8, ..process(1) };
+        for who in [process(1), process(1), successor, successor] {
+            assert_eq!(strain.weigh(who, cpu(99.0), &LIMITS), Verdict::Wait);
+        }
+    }
+
+    #[test]
+    fn it_begins_anew_after_a_verdict() {
+        let mut strain = Strain::default();
+        let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS);
+        assert_eq!((weigh(), weigh()), (Verdict::Wait, Verdict::Wait));
+        assert_eq!(weigh(), Verdict::Over(vec![cpu(99.0); 3]));
+        assert_eq!(weigh(), Verdict::Wait);
+    }
+
+    #[test]
+    fn only_what_was_broken_is_told() {
+        let samples = [cpu(61.24), Usage { cpu: 70.0, mem: 1.0, fd: 500 }, cpu(55.0)];
+        let told = |limits| Excess { limits, samples: &samples }.to_string();
+        assert_eq!(told(&LIMITS), "cpu 61.2, 70.0, 55.0 % (limit 50); 0, 500, 0 open files (limit 100)");
+        let mem = Resource { mem: Some(0.5), ..Resource::default() };
+        assert_eq!(told(&mem), "mem 0.0, 1.0, 0.0 % (limit 0.5)");
+    }
+}

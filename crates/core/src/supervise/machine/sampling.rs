@@ -1,0 +1,43 @@
+//! What a sample of the process means: nothing, or that it is to be ended.
+
+use super::{Machine, State};
+use crate::moment::Moment;
+use crate::process::Process;
+use crate::spec::Kind;
+use crate::supervise::job::Purpose;
+use crate::supervise::limits::{Usage, Verdict};
+use crate::supervise::policy::Fall;
+use crate::supervise::{Event, Hosting, Step, Write, words};
+
+impl Machine {
+    pub(super) fn sampled(&mut self, now: Moment, process: Process, usage: Usage, out: &mut Step) -> State {
+        let Some(spec) = self.spec.clone() else { return State::Up(process) };
+        match self.strain.weigh(process, usage, &spec.resource) {
+            Verdict::Within => {
+                let stable = |start| now.since(start) > spec.policy.start_interval;
+                if !self.fault.is_empty() && self.streak.last_start.is_none_or(stable) {
+                    self.fault.clear();
+                }
+                State::Up(process)
+            }
+            Verdict::Wait => State::Up(process),
+            Verdict::Over(samples) => {
+                let event = Event::OverLimit { pid: process.pid, limits: spec.resource, samples };
+                self.fault = words::over_limit(&event);
+                out.writes.push(Write::Event(event));
+                self.end(now, Purpose::Limit, spec, process, None, out)
+            }
+        }
+    }
+
+    /// One that was over its limits is gone: it comes back as one that died, if it is to come back at all.
+    pub(super) fn limited(&mut self, now: Moment, out: &mut Step) -> State {
+        let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
+        if resident && self.hosting == Hosting::Unhosted {
+            // Nobody will start it again and sweep first, and what it has left may be what was too much.
+            self.sweep(out);
+        }
+        let last = self.fault.clone();
+        self.rest(now, Fall::Died, &last, out)
+    }
+}

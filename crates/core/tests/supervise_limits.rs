@@ -1,0 +1,210 @@
+//! Procs that use more than their limits allow, against a simulated host: how they are ended, and what comes then.
+
+mod common;
+
+use common::{Does, Term, World, daemon, spec};
+use procfleet_core::spec::{Kind, Schedule, Spec};
+use procfleet_core::supervise::{Event, Signal, Usage};
+use procfleet_core::{Content, OpKind};
+use std::time::Duration;
+
+fn limited() -> Spec {
+    let mut spec = spec();
+    spec.resource.cpu = Some(50.0);
+    spec.resource.mem = Some(20.0);
+    spec
+}
+
+fn over() -> Usage {
+    Usage { cpu: 80.0, mem: 5.0, fd: 3 }
+}
+
+fn up(spec: &Spec) -> World {
+    let mut world = World::new();
+    assert_eq!(world.order(OpKind::Start, spec).code.number(), 0);
+    world.run_for(20_000);
+    world
+}
+
+/// Three samples in a row, five seconds apart.
+fn strain(world: &mut World) {
+    for _ in 0..3 {
+        world.run_for(5_000);
+        world.sample(over());
+    }
+}
+
+fn kinds(world: &World) -> Vec<&'static str> {
+    world.events.iter().map(Event::kind).collect()
+}
+
+#[test]
+fn how_it_is_ended_and_comes_back() {
+    struct Row {
+        stop_cmd: Option<Does>,
+        term: Term,
+        signals: Vec<Signal>,
+        millis: u64,
+    }
+    let dies = Term::Dies { after: 200 };
+    let row = |stop_cmd, term, signals, millis| Row { stop_cmd, term, signals, millis };
+    let script = Does::EndMain { after: 50, code: 0 };
+    for Row { stop_cmd, term, signals, millis } in [
+        row(None, dies, vec![Signal::Term], 200),
+        row(None, Term::Ignores, vec![Signal::Term, Signal::Kill], 3_000),
+        row(Some(script.clone()), dies, vec![], 250),
+        row(Some(script), Term::Ignores, vec![Signal::Kill], 3_050),
+        // a stop_cmd that does nothing, takes for ever, or cannot be run
+        row(Some(Does::Exit { after: 50, code: 0 }), dies, vec![Signal::Kill], 3_050),
+        row(Some(Does::Hang), dies, vec![Signal::Kill], 23_000),
+        row(Some(Does::NotStarted), dies, vec![Signal::Term], 200),
+    ] {
+        let name = format!("{stop_cmd:?} of one that {term:?}");
+        let mut spec = limited();
+        if let Some(does) = &stop_cmd {
+            spec.control.stop_cmd = "stop".to_owned();
+            assert!(*does != Does::Unkillable);
+        }
+        let mut world = up(&spec);
+        world.term = term;
+        world.set("stop", stop_cmd.unwrap_or(Does::NotStarted));
+        let old = world.main_pid();
+        strain(&mut world);
+        assert_eq!(kinds(&world), ["over_limit"], "{name}");
+        assert!(world.machine.is_busy(), "{name}");
+        let began = world.now;
+        world.run_for(millis + 100);
+        assert_eq!((world.signals.clone(), world.starts.len()), (signals, 2), "{name}");
+        assert_eq!(world.starts[1].0.since(began), Duration::from_millis(millis), "{name}");
+        let note =
+            "it was ended: pid 102 and what belongs to it used too much: cpu 80.0, 80.0, 80.0 % (limit 50)";
+        assert_eq!(world.machine.note(), note, "{name}");
+        world.run_for(5_000);
+        assert!(world.main_pid().is_some() && world.main_pid() != old && world.hosted(), "{name}");
+        assert_eq!(kinds(&world), ["over_limit", "restart_succeeded"], "{name}");
+        assert!(!world.machine.has_given_up(), "{name}");
+        // The reason stands until it runs stably again.
+        world.sample(Usage::default());
+        assert_eq!(world.machine.note(), note, "{name}");
+        world.run_for(10_000);
+        world.sample(Usage::default());
+        assert_eq!(world.machine.note(), "", "{name}");
+        assert_eq!(world.max_mains, 1, "{name}");
+    }
+}
+
+#[test]
+fn a_peak_is_no_habit() {
+    let mut world = up(&limited());
+    for usage in [over(), over(), Usage::default(), over(), over()] {
+        world.run_for(5_000);
+        world.sample(usage);
+    }
+    assert_eq!((world.events.len(), world.starts.len()), (0, 1));
+    // And without a limit nothing is too much.
+    let mut world = up(&spec());
+    strain(&mut world);
+    assert_eq!((world.events.len(), world.starts.len()), (0, 1));
+}
+
+#[test]
+fn what_is_not_hosted_stays_down_and_says_why() {
+    let mut world = up(&limited());
+    world.order(OpKind::Unhost, &limited());
+    strain(&mut world);
+    world.run_for(60_000);
+    assert_eq!((world.mains(), world.starts.len(), world.hosted()), (0, 1, false));
+    assert!(world.machine.note().contains("used too much"), "{}", world.machine.note());
+    assert!(!world.machine.has_given_up());
+    // It survives the agent, and is told by a query.
+    world.crash();
+    let Content::Status(status) = world.order(OpKind::Query, &limited()).content else {
+        panic!("a query answers with a status")
+    };
+    assert!(status.note.contains("used too much"), "{}", status.note);
+    // An order begins anew.
+    world.order(OpKind::Start, &limited());
+    assert_eq!(world.machine.note(), "");
+}
+
+/// It counts as a death: too often in a row, and the agent gives up.
+#[test]
+fn one_that_is_over_again_and_again_is_given_up() {
+    let mut spec = limited();
+    spec.policy.start_interval = Duration::from_secs(120);
+    let mut world = up(&spec);
+    for _ in 0..3 {
+        strain(&mut world);
+        world.run_for(100_000);
+    }
+    assert_eq!((world.starts.len(), world.mains()), (3, 0), "{:?}", kinds(&world));
+    assert!(world.machine.has_given_up());
+    let note = world.machine.note();
+    assert!(note.starts_with("gave up after 2 restarts") && note.contains("used too much"), "{note}");
+}
+
+#[test]
+fn orders_during_the_ending_are_as_during_a_restart() {
+    for (kind, then_up) in
+        [(OpKind::Stop, false), (OpKind::Kill, false), (OpKind::Start, true), (OpKind::Restart, true)]
+    {
+        let row = kind.verb();
+        let mut world = up(&limited());
+        world.term = Term::Dies { after: 1_000 };
+        strain(&mut world);
+        world.run_for(500);
+        let outcome = world.order(kind, &limited());
+        // A start waits for the one that comes back by itself.
+        let code = if kind == OpKind::Start { 828 } else { 0 };
+        assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
+        world.run_for(60_000);
+        assert_eq!((world.mains() == 1, world.hosted()), (then_up, then_up), "{row}");
+        assert_eq!((world.max_mains, world.open_ops().len()), (1, 0), "{row}");
+        if !then_up {
+            assert_eq!(world.machine.note(), "", "{row}: it is as somebody wanted it");
+        }
+    }
+}
+
+/// A process that cannot be killed is not given up, and is tried again.
+#[test]
+fn one_that_cannot_be_killed_is_tried_again() {
+    let mut world = World::new().script("start", Does::Unkillable);
+    let mut spec = limited();
+    spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(3_600)));
+    world.order(OpKind::Start, &spec);
+    for _ in 0..2 {
+        strain(&mut world);
+        world.run_for(20_000);
+        assert!(!world.machine.is_busy() && world.machine.process().is_some());
+    }
+    assert_eq!(kinds(&world), ["over_limit", "over_limit"]);
+}
+
+#[test]
+fn a_run_that_uses_too_much_is_ended_and_the_next_comes_when_it_is_due() {
+    let mut spec = limited();
+    spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(60)));
+    let mut world = World::new().script("start", Does::Hang);
+    world.order(OpKind::Host, &spec);
+    let began = world.now;
+    strain(&mut world);
+    world.run_for(1_000);
+    assert_eq!((world.mains(), kinds(&world)), (0, vec!["over_limit"]));
+    assert!(world.machine.note().contains("used too much"));
+    world.run_for(60_000);
+    let starts: Vec<u64> = world.starts.iter().map(|(at, _)| at.since(began).as_secs()).collect();
+    assert_eq!((starts, world.mains()), (vec![0, 60], 1));
+}
+
+#[test]
+fn a_crash_in_the_middle_leaves_no_second_process() {
+    let mut world = up(&limited());
+    world.term = Term::Dies { after: 1_000 };
+    strain(&mut world);
+    world.run_for(500);
+    world.set("start", daemon());
+    world.crash();
+    world.run_for(30_000);
+    assert_eq!((world.mains(), world.max_mains, world.hosted()), (1, 1, true));
+}

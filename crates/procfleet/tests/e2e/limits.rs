@@ -1,0 +1,104 @@
+//! `spec.resource`: processes that use too much are ended, with all that belongs to them.
+
+use crate::events::events_of;
+use crate::{at_once, up};
+use procfleet_testkit::{Op, PATIENCE, Proc, is_running, wait_for, wait_until};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Three samples, five seconds apart, and the machine may be loaded.
+const SAMPLED: Duration = Duration::from_secs(40);
+
+fn limited(mut proc: Proc, field: &str, limit: impl Into<Value>) -> Proc {
+    proc.request["spec"]["resource"] = json!({ field: limit.into() });
+    proc
+}
+
+/// Per cent of this host's memory that so many mebibytes are.
+fn memory_share(mebibytes: f64) -> f64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("the machine has memory");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it says how much");
+    let total: f64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    mebibytes * 1024.0 * 100.0 / total
+}
+
+/// The one event that tells of it.
+#[track_caller]
+fn told(up: &procfleet_testkit::Up, proc: &Proc) -> String {
+    let event = wait_for(SAMPLED, &format!("{} is found over its limit", proc.name), || {
+        events_of(up, proc).into_iter().find(|event| event["kind"] == "over_limit")
+    });
+    event["message"].as_str().expect("a message").to_owned()
+}
+
+#[test]
+fn a_process_that_uses_too_much_is_ended_and_comes_back_if_it_is_hosted() {
+    let up = up();
+    let busy = limited(up.proc("busy"), "cpu", 2)
+        .script("spin", "#!/bin/sh\necho $$ > spin.pid\nwhile :; do :; done\n")
+        .control("stop_cmd", "echo stopped >> stops; kill $(cat spin.pid)")
+        .starts("echo run >> runs; exec ./spin");
+    // The child has the memory: it waits for the end of a line that has none.
+    let hungry = limited(up.proc("hungry"), "mem", memory_share(60.0))
+        .starts("echo run >> runs; (head -c 125829120 /dev/zero; exec ./web 1000) | tail -n 1");
+    // Ten open files, and it leaves SIGTERM unheeded.
+    let greedy = limited(up.proc("greedy"), "fd", 8).starts(
+        "echo run >> runs; trap '' TERM; exec 3</dev/null 4<&3 5<&3 6<&3 7<&3 8<&3 9<&3; exec ./web 1000",
+    );
+    let modest = limited(up.proc("modest"), "cpu", 90).starts("echo run >> runs; exec ./web 1000");
+    at_once([busy, hungry, greedy, modest], |proc| {
+        let first = proc.start();
+        let is_modest = proc.name == "modest";
+        if is_modest {
+            // As long as the others take.
+            let began = std::time::Instant::now();
+            wait_until(SAMPLED, "three samples were taken", || began.elapsed() > Duration::from_secs(18));
+            assert_eq!((proc.pid(), proc.runs(), events_of(&up, proc).len()), (Some(first), 1, 0));
+            return;
+        }
+        if proc.name == "hungry" {
+            proc.op(Op::Unhost).assert_success();
+        }
+        let message = told(&up, proc);
+        let what = match proc.name.as_str() {
+            "busy" => "used too much: cpu ",
+            "hungry" => "used too much: mem ",
+            _ => "used too much: 10, 10, 10 open files (limit 8)",
+        };
+        assert!(message.starts_with(&format!("pid {first} and what belongs to it")), "{message}");
+        assert!(message.contains(what), "{message}");
+        wait_until(PATIENCE, "all of it has ended", || !is_running(first));
+        if proc.name == "hungry" {
+            wait_until(PATIENCE, "its child has ended too", || proc.pids().is_empty());
+            let row = proc.row_when(PATIENCE, "stopped");
+            assert!(row["note"].as_str().is_some_and(|note| note.contains("used too much: mem")), "{row}");
+            assert_eq!((proc.runs(), proc.pid()), (1, None));
+            return;
+        }
+        let second = wait_for(PATIENCE, "it comes back", || {
+            proc.row().filter(|row| row["state"] == "running" && row["pid"] != first)
+        });
+        assert!(second["note"].as_str().is_some_and(|note| note.contains(what)), "{second}");
+        assert_eq!((proc.runs(), &second["hosted"]), (2, &json!(true)));
+        assert_eq!(
+            proc.read("stops").lines().count(),
+            usize::from(proc.name == "busy"),
+            "its stop_cmd was run"
+        );
+        proc.op(Op::Kill).assert_success();
+    });
+}
+
+/// What the list shows of a process is what all that belongs to it uses.
+#[test]
+fn the_list_shows_what_the_whole_tree_uses() {
+    let up = up();
+    let proc = limited(up.proc("tree"), "mem", 99)
+        .starts("(head -c 125829120 /dev/zero; exec ./web 1000) | tail -n 1");
+    proc.start();
+    let enough = memory_share(100.0);
+    wait_until(SAMPLED, "its child's memory is counted", || {
+        let status = up.client.post("/api/c/compapi/v2/gse/get_proc_status_v2/", proc.body(Op::Query)).data();
+        status["proc_infos"][0]["mem_usage"].as_f64().is_some_and(|used| used > enough - 0.1)
+    });
+}
