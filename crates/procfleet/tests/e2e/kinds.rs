@@ -402,7 +402,12 @@ fn commands_have_clean_surroundings() {
     let mut names: Vec<&str> = environment.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     names.retain(|name| !matches!(*name, "PWD" | "OLDPWD" | "SHLVL" | "_"));
     names.sort_unstable();
-    assert_eq!(names, ["HOME", "LANG", "LOGNAME", "PATH", "PROCFLEET_PROC", "SHELL", "USER"]);
+    let facts = ["INSTANCE", "NAME", "NAMESPACE", "PROC", "PROC_NAME", "SETUP_PATH"];
+    let facts = facts.map(|name| format!("PROCFLEET_{name}"));
+    let mut expected = ["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER"].map(str::to_owned).to_vec();
+    expected.extend(facts);
+    expected.sort_unstable();
+    assert_eq!(names, expected);
     let fields = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields: Vec<&str> = fields.rsplit_once(") ").expect("a stat line").1.split(' ').collect();
     assert_eq!(fields[3], pid.to_string(), "it leads a session of its own");
