@@ -5,7 +5,7 @@
 //! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens later comes
 //! back as an [`Input`] on the channel that it gave.
 //!
-//! - A command runs as `/bin/sh -c` (or PowerShell) in a session of its own, and writes into a file (`spawn`, `user`, `output`). Its
+//! - A command runs as `/bin/sh -c` (or PowerShell) in a session of its own, and writes into a file (`spawn`, `user`, `output`, `log`). Its
 //!   environment carries a mark with the proc's key, which everything that it starts inherits.
 //! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
 //!   (`pidfd`), so a recycled pid is never touched.
@@ -21,6 +21,7 @@ mod find;
 mod host;
 mod identify;
 mod inspect;
+mod log;
 mod output;
 mod pidfd;
 mod probe;
@@ -36,17 +37,17 @@ pub use probe::{Probed, Prober};
 
 use find::Whom;
 use inspect::Sample;
-use output::Outputs;
+use output::{Output, Outputs};
 use procfleet_core::op::Instance;
 use procfleet_core::process::{Found, Process};
+use procfleet_core::spec::Control;
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal, Usage};
 use procfleet_core::{ProcKey, Sighting, Spec};
 use procfs::Id;
 use run::Run;
 use spawn::{Launch, NotStarted};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
@@ -69,6 +70,7 @@ pub struct Hands {
     sample: Option<Sample>,
     /// What all that belongs to the process had used when it was last sampled.
     used: Option<usage::Last>,
+    note: String,
     /// Dropping it stops all of them.
     tasks: JoinSet<()>,
 }
@@ -86,6 +88,7 @@ impl Hands {
             watches: HashMap::new(),
             sample: None,
             used: None,
+            note: String::new(),
             tasks: JoinSet::new(),
         }
     }
@@ -95,7 +98,11 @@ impl Hands {
         self.tidy();
         let permitted = self.host.permit(spec);
         let launch = permitted.and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec));
-        match launch.and_then(|launch| Run::start(launch, self.new_output(run))) {
+        let started = launch.and_then(|launch| {
+            let output = self.output(run, &launch, spec);
+            Run::start(launch, output)
+        });
+        match started {
             Ok((started, end)) => {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 self.runs.insert(run, started);
@@ -236,14 +243,34 @@ impl Hands {
         targets
     }
 
-    /// `None` if there can be no file: a full disk must not keep a process from being started.
-    fn new_output(&mut self, run: RunId) -> Option<(PathBuf, File)> {
+    /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong with either
+    /// keeps a process from being started.
+    fn output(&mut self, run: RunId, launch: &Launch, spec: &Spec) -> Output {
+        let Control { start_cmd, restart_cmd, .. } = &spec.control;
+        if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
+            self.note.clear();
+            match log::open(&spec.identity.log_path, &self.key, launch.account()) {
+                Ok(Some(log)) => return Output::Log(log),
+                Ok(None) => {}
+                Err(reason) => {
+                    tracing::warn!(key = %self.key, run = run.0, %reason, "no log: the output goes to the agent's folder");
+                    self.note = format!("{reason}; its output is in the agent's folder");
+                }
+            }
+        }
         let in_use = |path: &Path| self.runs.values().any(|run| run.writes_to(path));
-        let made = self.outputs.create(run, self.host.wall_millis(), in_use);
-        made.inspect_err(|error| {
-            tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
-        })
-        .ok()
+        match self.outputs.create(run, self.host.wall_millis(), in_use) {
+            Ok((path, file)) => Output::Own { path, file },
+            Err(error) => {
+                tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
+                Output::Nowhere
+            }
+        }
+    }
+
+    /// What is wrong with where the process writes to; else empty.
+    pub fn note(&self) -> &str {
+        &self.note
     }
 
     fn tell(&mut self, input: Input) {

@@ -3,14 +3,15 @@
 //! A command writes into a file, never into a pipe: a pipe breaks when the agent ends, and the process would be ended
 //! by its own output. Each run has a file of its own, `KEY.STAMP-RUN.out`, where the stamp is the wall-clock
 //! millisecond, so that names do not repeat after a restart of the agent. The newest few of a proc are kept for people
-//! to read.
+//! to read. Where a spec names a folder for logs, `log` says what becomes of it.
 
+use super::log::Log;
 use procfleet_core::ProcKey;
 use procfleet_core::supervise::RunId;
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// As much of a command's output as its outcome carries.
@@ -23,6 +24,17 @@ const NAME_LIMIT: usize = 100;
 /// A file that takes more room than this is trimmed, to this much of its end.
 const TRIMMED_ABOVE: u64 = 16 * 1024 * 1024;
 const TRIMMED_TO: u64 = 1024 * 1024;
+
+/// Where a command writes to.
+#[derive(Debug)]
+pub(super) enum Output {
+    /// A file of this run's own.
+    Own { path: PathBuf, file: File },
+    /// The proc's log.
+    Log(Log),
+    /// There can be no file: what it writes is lost.
+    Nowhere,
+}
 
 /// The output files of one proc.
 #[derive(Debug)]
@@ -86,13 +98,26 @@ pub(super) fn first_line(path: &Path) -> String {
 
 /// The last of what is in the file, as text. Empty if the file is gone.
 pub(super) fn tail(path: &Path) -> String {
+    File::open(path).map(|file| tail_from(&file, 0)).unwrap_or_default()
+}
+
+/// The last of what is in the file from this place on. In a file that has become shorter, the place means nothing.
+pub(super) fn tail_from(file: &File, from: u64) -> String {
     let read = || -> io::Result<Vec<u8>> {
-        let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
-        if length > TAIL {
+        let from = if from <= length { from } else { 0 };
+        let begin = from.max(length.saturating_sub(TAIL));
+        // The handle may be the writer's too, so its place in the file is left alone.
+        let mut bytes = vec![0; usize::try_from(length - begin).unwrap_or_default()];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match file.read_at(&mut bytes[filled..], begin + filled as u64)? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        bytes.truncate(filled);
+        if begin > from {
             // The cut may go through a character: its remains are left out.
             let whole = bytes.iter().take(4).position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
             bytes.drain(..whole);
@@ -161,7 +186,7 @@ fn stem(key: &ProcKey) -> String {
     format!("{}+{hash:016x}", &whole[..NAME_LIMIT - 17])
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
@@ -200,6 +225,10 @@ mod tests {
         fs::write(&path, [0x80_u8; 10]).expect("writable");
         assert_eq!(tail(&path), "\u{fffd}".repeat(10));
         assert_eq!(tail(&folder.path().join("none")), "");
+        fs::write(&path, "before\nafter\n").expect("writable");
+        let file = File::open(&path).expect("readable");
+        assert_eq!(tail_from(&file, 7), "after\n");
+        assert_eq!(tail_from(&file, 100), "before\nafter\n", "it was rotated");
     }
 
     #[test]

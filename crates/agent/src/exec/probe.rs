@@ -6,9 +6,10 @@
 //! for any more. One that has ended by itself may leave something behind: that is its own affair.
 
 use super::host::Host;
+use super::output::{self, Output};
 use super::run::Run;
 use super::spawn::{Launch, NotStarted};
-use super::{output, pidfd, tree};
+use super::{pidfd, tree};
 use procfleet_core::process::Exit;
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{ProcKey, Spec};
@@ -51,11 +52,12 @@ impl Prober {
         self.host.reap_strays();
         let output = output::of_probe(self.host.output_folder(), &self.key, what);
         let path = output.as_ref().ok().map(|(path, _)| path.clone());
+        let output = output.map_or(Output::Nowhere, |(path, file)| Output::Own { path, file });
         let started = self
             .host
             .permit(spec)
             .and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec))
-            .and_then(|launch| Run::start(launch, output.ok()));
+            .and_then(|launch| Run::start(launch, output));
         let (run, end) = match started {
             Ok(started) => started,
             Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },

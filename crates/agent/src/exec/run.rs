@@ -1,6 +1,6 @@
 //! One run of a command: its shell, how that ended, and what it has started.
 
-use super::output;
+use super::output::{self, Output};
 use super::pidfd;
 use super::procfs::{Id, Stat};
 use super::spawn::{Launch, NotStarted};
@@ -10,7 +10,6 @@ use procfleet_core::supervise::CommandEnd;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::HashSet;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -34,21 +33,31 @@ impl Run {
     /// Starts the command. The future ends with it, and must be awaited, for it reaps the shell.
     pub(super) fn start(
         launch: Launch,
-        output: Option<(PathBuf, File)>,
+        output: Output,
     ) -> Result<(Run, impl Future<Output = CommandEnd> + use<>), NotStarted> {
         let command = launch.command().to_owned();
-        let (output, file) = output.unzip();
-        let child = launch.start(file)?;
+        let (path, log) = match &output {
+            Output::Own { path, .. } => (Some(path.clone()), None),
+            // By our own handle: what is called so at the end may be another file.
+            Output::Log(log) => (None, log.file.try_clone().ok().map(|file| (file, log.from))),
+            Output::Nowhere => (None, None),
+        };
+        let child = launch.start(output)?;
         let pid = child.id();
         // Until it is reaped the pid is the child's own, so this cannot get hold of another process.
         let pidfd = pidfd::open(pid).ok();
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
         let (tell, exit) = watch::channel(None);
-        let path = output.clone();
+        let output = path.clone();
         let end = async move {
             let exit = leader_end(leader, pidfd).await;
             tell.send_replace(Some(exit));
-            CommandEnd::Exited { exit, output: path.as_deref().map(output::tail).unwrap_or_default() }
+            let output = match (path, log) {
+                (Some(path), _) => output::tail(&path),
+                (None, Some((log, from))) => output::tail_from(&log, from),
+                (None, None) => String::new(),
+            };
+            CommandEnd::Exited { exit, output }
         };
         let run =
             Run { leader, command, output, exit, main: None, session: Session::Open, known: HashSet::new() };

@@ -3,13 +3,15 @@
 
 #![expect(unsafe_code, reason = "what a child does between fork and exec cannot be written without it")]
 
+use super::log::Log;
+use super::output::Output;
 use super::procfs::MARK;
 use super::user::Account;
 use procfleet_core::spec::Shell;
 use procfleet_core::{Code, ProcKey, Spec};
 use rustix::fs::Mode;
 use std::ffi::CString;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -82,8 +84,12 @@ impl Launch {
         &self.command
     }
 
-    /// Starts it, writing to `output`; `None` throws its output away. When this returns, the shell is running.
-    pub(super) fn start(self, output: Option<File>) -> Result<Child, NotStarted> {
+    pub(super) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Starts it, writing to `output`. When this returns, the shell is running.
+    pub(super) fn start(self, output: Output) -> Result<Child, NotStarted> {
         let Launch { shell, command, environment, folder, account } = self;
         let program = shell.program().to_owned();
         let failed = |user: &str, error: io::Error| {
@@ -91,12 +97,19 @@ impl Launch {
                 format!("starting {} in setup_path {folder:?} as user {user:?}: {error}", program.display());
             NotStarted::new(Code::SystemError, reason)
         };
-        let (out, err) = match output {
-            Some(file) => {
+        let file = match output {
+            Output::Own { file, .. } => {
                 // A program that opens /dev/stdout anew needs the file to be its own.
                 if let Err(error) = rustix::fs::fchown(&file, Some(account.uid), Some(account.gid)) {
                     tracing::debug!(%error, "an output file stays the agent's own");
                 }
+                Some(file)
+            }
+            Output::Log(Log { file, .. }) => Some(file),
+            Output::Nowhere => None,
+        };
+        let (out, err) = match file {
+            Some(file) => {
                 let twin = file.try_clone().map_err(|error| failed(&account.name, error))?;
                 (Stdio::from(file), Stdio::from(twin))
             }

@@ -1,7 +1,7 @@
 //! The OS account that a command runs as.
 
 use super::spawn::NotStarted;
-use nix::unistd::{User, getgrouplist};
+use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
@@ -65,6 +65,31 @@ impl Account {
         })
     }
 
+    /// Does something in the file system with the rights of this account and no others: in a thread of its own, for a thread
+    /// that has given its rights away may not serve for anything else. Only those rights change, so that the account gets no
+    /// power over the thread.
+    pub(super) fn with_its_rights<T: Send>(
+        &self,
+        act: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let Some(groups) = &self.groups else { return act() };
+        let (uid, gid) = (self.uid.as_raw(), self.gid.as_raw());
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+                set_thread_groups(groups)?;
+                setfsgid(gid.into());
+                setfsuid(uid.into());
+                // Neither call says whether it was heeded; asked for what cannot be, they say how things are.
+                let (user, group) = (setfsuid(u32::MAX.into()), setfsgid(u32::MAX.into()));
+                if (user.as_raw(), group.as_raw()) != (uid, gid) {
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
+                act()
+            })?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("it broke off")))
+        })
+    }
+
     /// Turns the calling thread, and it alone, into this account. For a child between fork and exec: these are plain
     /// system calls, and nothing is allocated. The groups go first, for afterwards we may not change them any more.
     pub(super) fn become_it(&self) -> io::Result<()> {
@@ -87,5 +112,23 @@ mod tests {
         assert_eq!(refused.reason, "user \"no-such-user-here\" does not exist on this host");
         assert_eq!(Account::of("").expect_err("it is empty").code, Code::ArgsInvalid);
         assert_eq!(Account::of("a\0b").expect_err("no account has such a name").code, Code::InvalidUser);
+    }
+
+    #[test]
+    fn what_is_done_with_an_accounts_rights_is_its_own() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let nobody = Account::of("nobody").expect("there is a nobody");
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("file");
+        let refused = nobody.with_its_rights(|| std::fs::write(&path, "")).expect_err("a folder of root's");
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .expect("ours");
+        nobody.with_its_rights(|| std::fs::write(&path, "")).expect("everybody may");
+        let data = std::fs::metadata(&path).expect("it is there");
+        assert_eq!(std::os::unix::fs::MetadataExt::uid(&data), nobody.uid.as_raw());
+        std::fs::write(folder.path().join("another"), "").expect("this thread is as it was");
     }
 }

@@ -283,7 +283,7 @@ impl Actor {
     fn annotate(&self, writes: &mut [Write]) {
         for write in writes {
             if let Write::Done(_, Outcome { content: Content::Status(status), .. }) = write {
-                status.note = joined(&status.note, &self.probes.seen().note);
+                status.note = joined(&status.note, &joined(&self.probes.seen().note, self.hands.note()));
             }
         }
     }
@@ -314,7 +314,7 @@ impl Actor {
             },
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
-            note: joined(self.machine.note(), &seen.note),
+            note: joined(self.machine.note(), &joined(&seen.note, self.hands.note())),
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),

@@ -173,3 +173,29 @@ fn the_hosting_file_lists_what_is_hosted() {
     up.end(procfleet_testkit::Signal::TERM);
     assert_eq!(listed(), Vec::<Value>::new());
 }
+
+#[test]
+fn a_process_writes_to_the_folder_for_its_logs() {
+    let up = up();
+    let folder = up.folder("logs");
+    let command = format!("echo hello; {}", programs::foreground());
+    let proc =
+        up.proc("logging").identity("log_path", folder.to_str().expect("a plain path")).starts(&command);
+    let pid = proc.start();
+    let log = || std::fs::read_to_string(folder.join("logging.log")).unwrap_or_default();
+    assert_eq!((log().as_str(), proc.row_with_pid(pid)["note"].as_str()), ("hello\n", Some("")));
+    proc.op(Op::Restart).assert_success();
+    assert_eq!(log(), "hello\nhello\n");
+    // A folder that cannot be made is a note and nothing worse.
+    let lost = proc.clone().identity("log_path", "/proc/no/such/");
+    lost.op(Op::Restart).assert_success();
+    let row = lost.row_with_pid(lost.pid().expect("it runs"));
+    assert!(
+        row["note"].as_str().is_some_and(|note| note.starts_with("log_path \"/proc/no/such/\"")),
+        "{row}"
+    );
+    let failing = proc.starts("echo no port left; exit 3");
+    failing.op(Op::Stop).assert_success();
+    failing.op(Op::Start).assert(65535, "Script exit code non-zero").assert_says("[no port left]");
+    assert_eq!(log(), "hello\nhello\nno port left\n");
+}
