@@ -143,17 +143,20 @@ impl Actor {
         let now = self.around.host.now();
         let sample = self.sample.as_ref().map(|sample| self.samples_after(sample.taken));
         let wake = self.machine.wake_at().into_iter().chain(sample).min();
-        tokio::select! {
+        let next = tokio::select! {
             // The end of the agent first: nothing new is begun then. Then inputs: an exit that has happened must win
             // over the deadline that it just met.
             biased;
-            _ = self.around.stopped.wait_for(|stopped| *stopped) => Next::End,
-            input = inbox.recv() => input.map_or(Next::End, |input| Next::Input(Box::new(input))),
-            () = sleep(wake.map(|wake| wake.since(now))) => match wake == self.machine.wake_at() {
-                true => Next::Input(Box::new(Input::Tick)),
-                false => Next::Sample,
-            },
-            () = self.probes.changed() => Next::Probed,
+            _ = self.around.stopped.wait_for(|stopped| *stopped) => Some(Next::End),
+            input = inbox.recv() => Some(input.map_or(Next::End, |input| Next::Input(Box::new(input)))),
+            () = sleep(wake.map(|wake| wake.since(now))) => {
+                (wake != self.machine.wake_at()).then_some(Next::Sample)
+            }
+            () = self.probes.changed() => Some(Next::Probed),
+        };
+        match next {
+            Some(next) => next,
+            None => Next::Input(Box::new(just_arrived(inbox).await.unwrap_or(Input::Tick))),
         }
     }
 
@@ -357,6 +360,18 @@ async fn sleep(pause: Option<Duration>) {
         Some(pause) => tokio::time::sleep(pause).await,
         None => std::future::pending().await,
     }
+}
+
+/// What has happened and was not heard of yet, for the agent had no time: whoever was to tell gets a chance before a deadline
+/// is held against the process. Each hop from the kernel to here takes one round.
+async fn just_arrived(inbox: &mut mpsc::Receiver<Input>) -> Option<Input> {
+    for _ in 0..4 {
+        tokio::task::yield_now().await;
+        if let Ok(input) = inbox.try_recv() {
+            return Some(input);
+        }
+    }
+    None
 }
 
 fn log_event(key: &ProcKey, event: &Event) {
