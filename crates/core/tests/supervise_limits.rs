@@ -23,6 +23,7 @@ fn up(spec: &Spec) -> World {
     let mut world = World::new();
     assert_eq!(world.order(OpKind::Start, spec).code.number(), 0);
     world.run_for(20_000);
+    world.sample(Usage::default());
     world
 }
 
@@ -141,6 +142,28 @@ fn one_that_is_over_again_and_again_is_given_up() {
     assert!(world.machine.has_given_up());
     let note = world.machine.note();
     assert!(note.starts_with("gave up after 2 restarts") && note.contains("used too much"), "{note}");
+}
+
+/// Sampling takes longer than `start_interval`, but a run that was never within its limits was no stable one.
+#[test]
+fn one_that_is_over_from_its_beginning_does_not_come_back_for_ever() {
+    let mut world = World::new();
+    world.order(OpKind::Host, &limited());
+    for _ in 0..8 {
+        strain(&mut world);
+        world.run_for(5_000);
+    }
+    assert_eq!((world.starts.len(), world.mains()), (3, 0), "{:?}", kinds(&world));
+    assert!(world.machine.has_given_up());
+    // One that keeps within them at first does: each of its runs was a stable one.
+    let mut world = up(&limited());
+    for _ in 0..8 {
+        world.run_for(5_000);
+        world.sample(Usage::default());
+        strain(&mut world);
+        world.run_for(5_000);
+    }
+    assert_eq!((world.starts.len(), world.mains()), (9, 1), "{:?}", kinds(&world));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a machine is in the middle of: a purpose, and a stage with its deadlines.
 
+use super::policy::Fall;
 use super::{Hosting, LookId, PlanId, Rest, RunId};
 use crate::id::OpId;
 use crate::moment::Moment;
@@ -29,7 +30,7 @@ pub(super) enum Purpose {
     /// The process died, or a retry is due.
     Upkeep { last: String },
     /// It uses more than its limits allow, and is ended for it.
-    Limit,
+    Limit { fall: Fall },
     /// The next run of a periodic process: when it is due, and its beginning.
     Turn,
     /// The agent has just started.
@@ -176,7 +177,7 @@ impl Job {
         match &self.purpose {
             Purpose::Op { kind: OpKind::Start | OpKind::Host | OpKind::Restart, .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit => ends,
+            | Purpose::Limit { .. } => ends,
             // A plan is answered at once.
             Purpose::Turn => ends && !matches!(self.stage, Stage::Planning { .. }),
             Purpose::Op { kind: OpKind::Stop | OpKind::Reload, .. } => {

@@ -31,6 +31,15 @@ impl Usage {
 pub(super) struct Strain {
     process: Option<Process>,
     over: Vec<Usage>,
+    past: Past,
+}
+
+/// Whether a process has ever kept within its limits. One that has not is no more started than one that does not live.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum Past {
+    #[default]
+    AlwaysOver,
+    OnceWithin,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -40,23 +49,24 @@ pub(super) enum Verdict {
     /// Over one of them, but not yet for long.
     Wait,
     /// The samples that were over.
-    Over(Vec<Usage>),
+    Over { samples: Vec<Usage>, past: Past },
 }
 
 impl Strain {
     /// Another process begins anew, and so does one that was found over.
     pub(super) fn weigh(&mut self, process: Process, usage: Usage, limits: &Resource) -> Verdict {
         if !self.process.is_some_and(|known| known.is(&process)) {
-            *self = Strain { process: Some(process), over: Vec::new() };
+            *self = Strain { process: Some(process), ..Strain::default() };
         }
         if !usage.is_over(limits) {
             self.over.clear();
+            self.past = Past::OnceWithin;
             return Verdict::Within;
         }
         self.over.push(usage);
         match self.over.len() < HABIT {
             true => Verdict::Wait,
-            false => Verdict::Over(std::mem::take(&mut self.over)),
+            false => Verdict::Over { samples: std::mem::take(&mut self.over), past: self.past },
         }
     }
 }
@@ -111,7 +121,7 @@ mod tests {
     fn found_after(samples: &[(u32, Usage)], limits: &Resource) -> usize {
         let mut strain = Strain::default();
         let over = |(pid, usage): &(u32, Usage)| {
-            matches!(strain.weigh(process(*pid), *usage, limits), Verdict::Over(_))
+            matches!(strain.weigh(process(*pid), *usage, limits), Verdict::Over { .. })
         };
         samples.iter().position(over).map_or(0, |place| place + 1)
     }
@@ -155,8 +165,22 @@ mod tests {
         let mut strain = Strain::default();
         let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS);
         assert_eq!((weigh(), weigh()), (Verdict::Wait, Verdict::Wait));
-        assert_eq!(weigh(), Verdict::Over(vec![cpu(99.0); 3]));
+        assert_eq!(weigh(), Verdict::Over { samples: vec![cpu(99.0); 3], past: Past::AlwaysOver });
         assert_eq!(weigh(), Verdict::Wait);
+    }
+
+    #[test]
+    fn one_that_was_once_within_is_told_apart() {
+        let mut strain = Strain::default();
+        let mut last = Verdict::Wait;
+        for usage in [1.0, 99.0, 99.0, 99.0] {
+            last = strain.weigh(process(1), cpu(usage), &LIMITS);
+        }
+        assert!(matches!(last, Verdict::Over { past: Past::OnceWithin, .. }), "{last:?}");
+        for usage in [99.0, 99.0, 99.0] {
+            last = strain.weigh(process(2), cpu(usage), &LIMITS);
+        }
+        assert!(matches!(last, Verdict::Over { past: Past::AlwaysOver, .. }), "{last:?}");
     }
 
     #[test]

@@ -59,7 +59,9 @@ impl Machine {
                 let field = command.field;
                 match end {
                     // Then the gentle signal must do.
-                    CommandEnd::NotStarted { .. } if !ending.gone && purpose == Purpose::Limit => {
+                    CommandEnd::NotStarted { .. }
+                        if !ending.gone && matches!(purpose, Purpose::Limit { .. }) =>
+                    {
                         out.effects.push(Effect::Signal { process: ending.process, signal: Signal::Term });
                     }
                     // Without the command, the process that is gone is still as it was asked to be.
@@ -96,7 +98,7 @@ impl Machine {
             EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
                 return self.ended(now, purpose, spec, ending, out);
             }
-            EndPhase::Vanish { until } if now >= until && purpose == Purpose::Limit => {
+            EndPhase::Vanish { until } if now >= until && matches!(purpose, Purpose::Limit { .. }) => {
                 out.effects.push(Effect::Signal { process: ending.process, signal: Signal::Kill });
                 ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
             }
@@ -143,7 +145,7 @@ impl Machine {
                 State::Down(Rest::Idle)
             }
             Purpose::Aftermath => State::Down(Rest::Idle),
-            Purpose::Limit => self.limited(now, out),
+            Purpose::Limit { fall } => self.limited(now, fall, out),
             Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
                 self.rest(now, Fall::Died, "it was ended", out)
             }

@@ -107,7 +107,7 @@ impl Machine {
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
             },
-            Purpose::Upkeep { .. } | Purpose::Limit | Purpose::Turn | Purpose::Aftermath => {
+            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => {
                 State::Up(process)
             }
             Purpose::Recover { interrupted } => {
@@ -193,7 +193,7 @@ impl Machine {
             },
             Purpose::Upkeep { last } => self.revive(now, &last, out),
             Purpose::Turn => self.schedule(now, Since::Run, out),
-            Purpose::Limit => self.limited(now, out),
+            Purpose::Limit { fall } => self.limited(now, fall, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.interrupted(interrupted, None, out);

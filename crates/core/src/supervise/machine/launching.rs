@@ -31,7 +31,7 @@ impl Machine {
             }
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit
+            | Purpose::Limit { .. }
             | Purpose::Turn
             | Purpose::Recover { .. }
             | Purpose::Aftermath => ("start_cmd", spec.control.start_cmd.clone()),
@@ -228,7 +228,7 @@ impl Machine {
                 }
                 self.answer(op, Code::Success, words::SUCCESS, out);
             }
-            Purpose::Upkeep { .. } | Purpose::Limit | Purpose::Recover { .. } | Purpose::Aftermath => {
+            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));
             }
             Purpose::Turn => {}
@@ -272,7 +272,7 @@ impl Machine {
         let kind = match &purpose {
             Purpose::Op { kind, .. } => *kind,
             Purpose::Upkeep { .. }
-            | Purpose::Limit
+            | Purpose::Limit { .. }
             | Purpose::Turn
             | Purpose::Recover { .. }
             | Purpose::Aftermath => OpKind::Start,
@@ -292,7 +292,7 @@ impl Machine {
     ) -> State {
         match purpose {
             Purpose::Op { op, .. } => self.answer(op, code, message.clone(), out),
-            Purpose::Upkeep { .. } | Purpose::Limit | Purpose::Recover { .. } | Purpose::Aftermath => {
+            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
             }
             Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),

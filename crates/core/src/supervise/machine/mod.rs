@@ -329,7 +329,7 @@ impl Machine {
                 (
                     Purpose::Op { .. }
                     | Purpose::Upkeep { .. }
-                    | Purpose::Limit
+                    | Purpose::Limit { .. }
                     | Purpose::Turn
                     | Purpose::Recover { .. }
                     | Purpose::Aftermath,
@@ -379,7 +379,7 @@ fn op_kind(purpose: &Purpose) -> OpKind {
     match purpose {
         Purpose::Op { kind, .. } => *kind,
         Purpose::Upkeep { .. }
-        | Purpose::Limit
+        | Purpose::Limit { .. }
         | Purpose::Turn
         | Purpose::Recover { .. }
         | Purpose::Aftermath => OpKind::Start,

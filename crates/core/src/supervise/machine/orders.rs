@@ -171,7 +171,7 @@ impl Machine {
             Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit
+            | Purpose::Limit { .. }
             | Purpose::Turn
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.hosting,

@@ -5,7 +5,7 @@ use crate::moment::Moment;
 use crate::process::Process;
 use crate::spec::Kind;
 use crate::supervise::job::Purpose;
-use crate::supervise::limits::{Usage, Verdict};
+use crate::supervise::limits::{Past, Usage, Verdict};
 use crate::supervise::policy::Fall;
 use crate::supervise::{Event, Hosting, Step, Write, words};
 
@@ -21,23 +21,28 @@ impl Machine {
                 State::Up(process)
             }
             Verdict::Wait => State::Up(process),
-            Verdict::Over(samples) => {
+            Verdict::Over { samples, past } => {
                 let event = Event::OverLimit { pid: process.pid, limits: spec.resource, samples };
                 self.fault = words::over_limit(&event);
                 out.writes.push(Write::Event(event));
-                self.end(now, Purpose::Limit, spec, process, None, out)
+                let fall = match past {
+                    Past::OnceWithin => Fall::Died,
+                    Past::AlwaysOver => Fall::NotStarted,
+                };
+                self.end(now, Purpose::Limit { fall }, spec, process, None, out)
             }
         }
     }
 
-    /// One that was over its limits is gone: it comes back as one that died, if it is to come back at all.
-    pub(super) fn limited(&mut self, now: Moment, out: &mut Step) -> State {
+    /// One that was over its limits is gone: it comes back under the restart policy, if it is to come back at all. One that
+    /// was over from its beginning has had no stable run, however long the samples took: else it would come back for ever.
+    pub(super) fn limited(&mut self, now: Moment, fall: Fall, out: &mut Step) -> State {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         if resident && self.hosting == Hosting::Unhosted {
             // Nobody will start it again and sweep first, and what it has left may be what was too much.
             self.sweep(out);
         }
         let last = self.fault.clone();
-        self.rest(now, Fall::Died, &last, out)
+        self.rest(now, fall, &last, out)
     }
 }
