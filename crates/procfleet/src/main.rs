@@ -5,6 +5,7 @@ mod up;
 
 use clap::{Parser, Subcommand};
 use procfleet_agent::program;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs processes on a fleet of hosts, and keeps them alive.
@@ -23,6 +24,8 @@ enum Command {
     Server(server::Args),
     /// The agent: carries out operations on this host and keeps hosted processes alive
     Agent(program::Args),
+    /// Print the API's document (OpenAPI 3.1), as /api/openapi.json has it
+    Openapi,
     #[command(flatten)]
     Client(procfleet_cli::Verb),
 }
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(args),
         Command::Server(args) => server::run(args),
         Command::Agent(args) => return program::main(args),
+        Command::Openapi => print_document(),
         Command::Client(verb) => return procfleet_cli::run(verb).into(),
     };
     match done {
@@ -41,4 +45,9 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn print_document() -> anyhow::Result<()> {
+    std::io::stdout().write_all(procfleet_server::http::document::text().as_bytes())?;
+    Ok(())
 }

@@ -7,14 +7,25 @@ use procfleet_core::spec::{Identity, Kind, Policy, Schedule, Shell, Spec};
 use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{
-    NamedScope, OpResult, Operation, ScopeOf, get_agent_status, get_proc_result, manage_proc, operate_proc,
-    operate_process, results,
+    self, NamedScope, OpResult, Operation, ScopeOf, get_agent_status, get_proc_result, results,
 };
 use procfleet_proto::http::result::About;
 use serde_json::{Value, json};
 use std::time::Duration;
 
 type Read = fn(&Value) -> Result<Operation, Faults>;
+
+fn operate_proc(body: &Value) -> Result<Operation, Faults> {
+    job::operate_proc(body)
+}
+
+fn operate_process(body: &Value) -> Result<Operation, Faults> {
+    job::operate_process(body)
+}
+
+fn manage_proc(body: &Value) -> Result<Operation, Faults> {
+    job::manage_proc(body)
+}
 
 /// The example request of `operate_proc`'s document.
 fn by_scripts() -> Value {
@@ -542,13 +553,14 @@ fn a_result_is_an_object_with_jobs_fields() {
         OpResult::new(About { proc: &proc, kind, spec, target: &target, agent: None }, outcome)
     };
     let open = result(OpKind::Query, None, Some(&spec));
-    assert_eq!((open.error_code, &*open.error_msg, &open.content), (115, "handling", &json!({})));
+    assert_eq!((open.error_code, &*open.error_msg, json!(open.content)), (115, "handling", json!({})));
 
     let instance = Instance { pid: 5868, memory_kib: 10_412, ..Instance::default() };
     let status = ProcStatus { instance: Some(instance), ..ProcStatus::default() };
     let running = Outcome::new(Code::Success, "success", Content::Status(Box::new(status)));
     let done = result(OpKind::Query, Some(&running), Some(&spec));
-    let process = &done.content["process"][0];
+    let content = json!(done.content);
+    let process = &content["process"][0];
     let seen = &process["instance"][0];
     assert_eq!((&process["procname"], &seen["processName"]), (&json!("gseagent"), &json!("gseagent")));
     assert_eq!((&seen["pid"], &seen["freeVMem"], &seen["utime"]), (&json!(5868), &json!("0"), &json!("0")));
@@ -573,15 +585,15 @@ fn a_result_is_an_object_with_jobs_fields() {
     }
     // The host has stored what it is called; then its key is all that is known here.
     let bare = result(OpKind::Query, Some(&running), None);
-    assert_eq!(bare.content["process"][0]["procname"], "/usr/local/xxx/gseagent");
+    assert_eq!(json!(bare.content)["process"][0]["procname"], "/usr/local/xxx/gseagent");
 
     let key = |n: u32| format!("k{n}:0:10.0.0.1");
-    let all = results([(key(1), done.clone()), (key(2), open)]);
+    let all = json!(results([(key(1), done.clone()), (key(2), open)]));
     assert_eq!((&all["status"], all["result"].as_object().map(|all| all.len())), (&json!(115), Some(2)));
-    assert_eq!(results([(key(1), done.clone())])["status"], 0);
+    assert_eq!(results([(key(1), done)]).status, 0);
     let shown = &all["result"][key(1)];
     assert_eq!(
         (&shown["error_code"], &shown["error_msg"], &shown["content"]),
-        (&json!(0), &json!("success"), &done.content)
+        (&json!(0), &json!("success"), &content)
     );
 }

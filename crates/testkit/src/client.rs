@@ -1,9 +1,11 @@
 //! Calls to a server, in the ways that its callers use.
 
+use crate::schema::{operation, schema_faults};
 use crate::wait::{PATIENCE, wait_for};
 use serde_json::{Map, Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 const GSE: &str = "/api/c/compapi/v2/gse";
@@ -81,14 +83,14 @@ impl Client {
 
     #[track_caller]
     pub fn post_as_it_is(&self, path: &str, body: &Value) -> Answer {
-        self.read(self.agent.post(self.at(path)).send_json(body))
+        self.read("post", path, self.agent.post(self.at(path)).send_json(body))
     }
 
     /// The login stands in the header.
     #[track_caller]
     pub fn post_with_header(&self, path: &str, body: &Value) -> Answer {
         let request = self.agent.post(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
-        self.read(request.send_json(body))
+        self.read("post", path, request.send_json(body))
     }
 
     /// As [`Client::post_with_header`], with more headers.
@@ -99,13 +101,13 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        self.read(request.send_json(body))
+        self.read("post", path, request.send_json(body))
     }
 
     #[track_caller]
     pub fn get(&self, path: &str) -> Answer {
         let request = self.agent.get(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
-        self.read(request.call())
+        self.read("get", path, request.call())
     }
 
     /// The `data` of a native call that succeeds.
@@ -190,12 +192,41 @@ impl Client {
     }
 
     #[track_caller]
-    fn read(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
+    fn read(
+        &self,
+        method: &str,
+        path: &str,
+        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Answer {
         let mut response = answer.expect("the server answers");
         let status = response.status().as_u16();
         let text = response.body_mut().read_to_string().expect("the answer is text");
         let body = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
-        Answer { status, body }
+        let answer = Answer { status, body };
+        self.check(method, path, &answer);
+        answer
+    }
+
+    /// Every answer is what the document says of it. A path that the document does not have is not found.
+    #[track_caller]
+    fn check(&self, method: &str, path: &str, answer: &Answer) {
+        static DOCUMENT: OnceLock<Value> = OnceLock::new();
+        let document = DOCUMENT.get_or_init(|| {
+            serde_json::from_str(&self.page("/api/openapi.json").text).expect("the document is JSON")
+        });
+        let Some(operation) = operation(document, method, path) else {
+            assert_eq!(answer.status, 404, "{method} {path} is not in the document: {answer:?}");
+            return;
+        };
+        let response = &operation["responses"][answer.status.to_string()];
+        let response = match response["$ref"].as_str() {
+            Some(place) => document.pointer(place.trim_start_matches('#')).expect("a response"),
+            None => response,
+        };
+        let schema = &response["content"]["application/json"]["schema"];
+        assert!(!schema.is_null(), "the document has no {} for {method} {path}", answer.status);
+        let faults = schema_faults(document, schema, &answer.body);
+        assert!(faults.is_empty(), "{method} {path}: {answer:?} is not what the document says: {faults:#?}");
     }
 }
 
@@ -207,7 +238,8 @@ impl Answer {
             (200, &json!(true), &json!(0)),
             "{self:?}"
         );
-        assert_eq!(self.body["message"], "success");
+        let message = self.body["message"].as_str().unwrap_or_default();
+        assert!(message.starts_with("success"), "{self:?}");
         self.body["data"].clone()
     }
 

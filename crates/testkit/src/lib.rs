@@ -9,6 +9,7 @@
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
 //! - [`pattern`]: what an answer should look like;
+//! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every one;
 //! - [`wait_for`]: the one way to wait.
 
 mod client;
@@ -18,6 +19,7 @@ mod proc;
 mod process;
 mod program;
 pub mod programs;
+mod schema;
 mod up;
 mod wait;
 
@@ -27,5 +29,6 @@ pub use proc::{Op, Proc, Task};
 pub use process::{Stranger, account, dead_pid, is_running, kill, pids_marked, start_time};
 pub use program::{Finished, Program, Stdin};
 pub use rustix::process::Signal;
+pub use schema::{operation, schema_faults};
 pub use up::Up;
 pub use wait::{PATIENCE, ask_again, wait_for, wait_until};

@@ -1,6 +1,7 @@
 //! Events: procfleet's own list of them, and the shape in which GSE sends them to those who listen.
 
 use procfleet_core::id::{AgentId, Host, ProcKey};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -8,14 +9,14 @@ use serde_json::{Value, json};
 const DATA_ID: i64 = 1_100_008;
 
 /// `GET /api/v1/events` (query: `after`, `limit`, `wait_ms`, `namespace`, `name`, `host`, `kind`).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EventsView {
     pub events: Vec<EventRow>,
     /// Ask for what comes `after` this number next time.
     pub last: u64,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EventRow {
     /// It grows in the order in which events arrive.
     pub number: u64,
@@ -35,7 +36,7 @@ pub struct EventRow {
 }
 
 /// One row of `GET /api/v1/webhooks`, and the answer to `POST`, whose body has only the url.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WebhookRow {
     pub id: u64,
     pub url: String,

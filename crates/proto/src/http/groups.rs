@@ -2,13 +2,15 @@
 
 use super::fault::Faults;
 use super::operate::{LARGEST_SPEC, LONGEST_NAME, Suppliers, finish, read_targets};
-use super::read::Reader;
+use super::read::{Body, Reader};
+use super::status::ProcMeta;
 use procfleet_core::id::{Host, ProcKey};
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{ProcessGroup, Spec, Weight};
 use procfleet_core::task::{Request, Target};
-use serde_json::{Value, json};
-use std::collections::HashSet;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashSet};
 
 /// The groups of one namespace on some hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +19,7 @@ pub struct GroupQuery {
     pub targets: Vec<Target>,
 }
 
-pub fn set_process_group_info(body: &Value) -> Result<Vec<Request>, Faults> {
+pub fn set_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let proc = ProcKey { namespace: read_namespace(&reader, &mut faults), name: String::new() };
@@ -31,7 +33,7 @@ pub fn set_process_group_info(body: &Value) -> Result<Vec<Request>, Faults> {
     finish(request.into_iter().collect(), faults, |_| String::new())
 }
 
-pub fn get_process_group_info(body: &Value) -> Result<GroupQuery, Faults> {
+pub fn get_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<GroupQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let namespace = read_namespace(&reader, &mut faults);
@@ -39,19 +41,50 @@ pub fn get_process_group_info(body: &Value) -> Result<GroupQuery, Faults> {
     if faults.is_empty() { Ok(GroupQuery { namespace, targets }) } else { Err(faults) }
 }
 
+/// `get_process_group_info`.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct GroupInfos {
+    pub process_group_infos: Vec<GroupInfo>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct GroupInfo {
+    /// A group has a namespace; the name is empty and there are no labels.
+    pub meta: ProcMeta,
+    pub host: GroupHost,
+    pub id: String,
+    pub resource: GroupResource,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct GroupHost {
+    pub ip: String,
+    pub bk_cloud_id: u32,
+    pub bk_supplier_id: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct GroupResource {
+    pub cpu_pool_limit: f64,
+    pub mem_pool_limit: f64,
+    pub cpu_pool_weight: i64,
+    pub mem_pool_weight: i64,
+}
+
 /// One element of `process_group_infos`.
-pub fn group_info(namespace: &str, host: Host, supplier: u32, group: &ProcessGroup) -> Value {
-    json!({
-        "meta": {"namespace": namespace, "name": "", "labels": {}},
-        "host": {"ip": host.ip.to_string(), "bk_cloud_id": host.cloud.0, "bk_supplier_id": supplier},
-        "id": group.id,
-        "resource": {
-            "cpu_pool_limit": group.cpu_pool_limit.unwrap_or_default(),
-            "mem_pool_limit": group.mem_pool_limit.unwrap_or_default(),
-            "cpu_pool_weight": group.cpu_pool_weight.number(),
-            "mem_pool_weight": group.mem_pool_weight.number(),
+pub fn group_info(namespace: &str, host: Host, supplier: u32, group: &ProcessGroup) -> GroupInfo {
+    let (namespace, name) = (namespace.to_owned(), String::new());
+    GroupInfo {
+        meta: ProcMeta { namespace, name, labels: BTreeMap::new() },
+        host: GroupHost { ip: host.ip.to_string(), bk_cloud_id: host.cloud.0, bk_supplier_id: supplier },
+        id: group.id.clone(),
+        resource: GroupResource {
+            cpu_pool_limit: group.cpu_pool_limit.unwrap_or_default(),
+            mem_pool_limit: group.mem_pool_limit.unwrap_or_default(),
+            cpu_pool_weight: group.cpu_pool_weight.number().into(),
+            mem_pool_weight: group.mem_pool_weight.number().into(),
         },
-    })
+    }
 }
 
 /// `meta.namespace`. Callers send an empty name and labels beside it, which mean nothing here.
@@ -66,9 +99,7 @@ fn read_namespace(reader: &Reader<'_>, faults: &mut Faults) -> String {
 
 /// An empty list is fine: it takes back what was set.
 fn read_groups(spec: &Reader<'_>, faults: &mut Faults) -> Vec<ProcessGroup> {
-    if !spec.has("process_group") {
-        spec.missing("process_group", faults);
-    }
+    spec.require("process_group", faults);
     let mut ids = HashSet::new();
     let mut groups = Vec::new();
     for element in spec.objects("process_group", faults) {
@@ -78,9 +109,7 @@ fn read_groups(spec: &Reader<'_>, faults: &mut Faults) -> Vec<ProcessGroup> {
         }
         let group = element.object("resource", faults).map(|resource| {
             for field in ["cpu_pool_limit", "mem_pool_limit", "cpu_pool_weight", "mem_pool_weight"] {
-                if !resource.has(field) {
-                    resource.missing(field, faults);
-                }
+                resource.require(field, faults);
             }
             let mut limit =
                 |field: &str| resource.number(field, 0.0..=100.0, faults).filter(|limit| *limit > 0.0);
@@ -105,6 +134,7 @@ fn read_groups(spec: &Reader<'_>, faults: &mut Faults) -> Vec<ProcessGroup> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn body(groups: Value) -> Value {
         json!({
@@ -136,7 +166,7 @@ mod tests {
             "id": "gse",
             "resource": resource(20.0, 0.0, 0, 1),
         });
-        assert_eq!(shown, expected);
+        assert_eq!(json!(shown), expected);
         assert!(set_process_group_info(&body(json!([]))).is_ok(), "an empty list takes back");
     }
 

@@ -6,6 +6,9 @@ use std::fmt;
 /// The header that BlueKing's gateway clients send: a JSON text.
 pub const HEADER: &str = "x-bkapi-authorization";
 
+/// They may stand beside the fields of any request.
+pub const FIELDS: [&str; 4] = ["bk_app_code", "bk_app_secret", "bk_username", "bk_token"];
+
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     pub app_code: String,

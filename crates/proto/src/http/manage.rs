@@ -4,21 +4,23 @@
 //! empty one.
 
 use super::fault::Faults;
-use super::native::{BusinessRow, BusinessSetRow, CreateApp, GrantLists};
-use super::read::Reader;
+use super::login;
+use super::native::{BusinessRow, BusinessSetRow, CreateApp, CreateToken, GrantLists};
+use super::read::{Body, Reader};
 use procfleet_core::access::{Dimension, Grants};
 use procfleet_core::id::{AgentId, BusinessId};
-use serde_json::Value;
+use std::ops::RangeInclusive;
 
 const LONGEST_CODE: usize = 64;
 const LONGEST_NAME: usize = 128;
 /// Apps of ours: the administrator, and what the audit names where no app asked.
 const RESERVED: &str = "procfleet-";
-/// The login may stand beside a request's own fields.
-const LOGIN: [&str; 4] = ["bk_app_code", "bk_app_secret", "bk_username", "bk_token"];
+const ID: RangeInclusive<i64> = 1..=u32::MAX as i64;
+const LONGEST_TTL_SECS: i64 = 366 * 86_400;
+const MOST_USES: i64 = 100_000;
 
-pub fn create_app(body: &Value) -> Result<CreateApp, Faults> {
-    read(body, &["code", "trusted"], |reader, faults| {
+pub fn create_app<'v>(body: impl Into<Body<'v>>) -> Result<CreateApp, Faults> {
+    read(body.into(), &["code", "trusted"], |reader, faults| {
         let code = reader.required_text("code", LONGEST_CODE, faults);
         if let Some(odd) = code.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.".contains(*c)) {
             faults.add("code", format!("contains {odd:?}; letters, digits and -_. are allowed"));
@@ -26,20 +28,20 @@ pub fn create_app(body: &Value) -> Result<CreateApp, Faults> {
         if code.starts_with(RESERVED) {
             faults.add("code", format!("begins with {RESERVED}, which is kept for procfleet itself"));
         }
-        CreateApp { code, trusted: flag(body, "trusted", faults) }
+        CreateApp { code, trusted: reader.flag("trusted", faults) }
     })
 }
 
 /// `{"all": true}`, or some of the four lists.
-pub fn change_grants(body: &Value) -> Result<Grants, Faults> {
+pub fn change_grants<'v>(body: impl Into<Body<'v>>) -> Result<Grants, Faults> {
     let lists = [
         ("businesses", Dimension::Business),
         ("namespaces", Dimension::Namespace),
         ("ops", Dimension::Op),
         ("accounts", Dimension::Account),
     ];
-    read(body, &["all", "businesses", "namespaces", "ops", "accounts"], |reader, faults| {
-        if flag(body, "all", faults) {
+    read(body.into(), &["all", "businesses", "namespaces", "ops", "accounts"], |reader, faults| {
+        if reader.flag("all", faults) {
             return Grants::everything();
         }
         let mut grants = Grants::default();
@@ -70,35 +72,35 @@ pub fn grant_lists(grants: &Grants) -> GrantLists {
     lists
 }
 
-pub fn create_business(body: &Value) -> Result<BusinessRow, Faults> {
-    read(body, &["bk_biz_id", "bk_biz_name"], |reader, faults| BusinessRow {
+pub fn create_business<'v>(body: impl Into<Body<'v>>) -> Result<BusinessRow, Faults> {
+    read(body.into(), &["bk_biz_id", "bk_biz_name"], |reader, faults| BusinessRow {
         bk_biz_id: required_id(reader, "bk_biz_id", faults),
         bk_biz_name: name(reader, "bk_biz_name", faults),
     })
 }
 
-pub fn create_business_set(body: &Value) -> Result<BusinessSetRow, Faults> {
-    read(body, &["bk_biz_set_id", "bk_biz_set_name", "bk_biz_ids"], |reader, faults| BusinessSetRow {
+pub fn create_business_set<'v>(body: impl Into<Body<'v>>) -> Result<BusinessSetRow, Faults> {
+    read(body.into(), &["bk_biz_set_id", "bk_biz_set_name", "bk_biz_ids"], |reader, faults| BusinessSetRow {
         bk_biz_set_id: required_id(reader, "bk_biz_set_id", faults),
         bk_biz_set_name: name(reader, "bk_biz_set_name", faults),
-        bk_biz_ids: business_ids(body, "bk_biz_ids", faults),
+        bk_biz_ids: reader
+            .required_integers("bk_biz_ids", ID, faults)
+            .into_iter()
+            .filter_map(|id| u32::try_from(id).ok())
+            .collect(),
     })
 }
 
 /// The url that events are to be sent to.
-pub fn create_webhook(body: &Value) -> Result<String, Faults> {
-    read(body, &["url"], |reader, faults| reader.required_text("url", 2_048, faults))
+pub fn create_webhook<'v>(body: impl Into<Body<'v>>) -> Result<String, Faults> {
+    read(body.into(), &["url"], |reader, faults| reader.required_text("url", 2_048, faults))
 }
 
 /// The agents as they were named, and the business that they go to.
-pub fn assign_agents(body: &Value) -> Result<(Vec<AgentId>, BusinessId), Faults> {
-    read(body, &["agents", "bk_biz_id"], |reader, faults| {
+pub fn assign_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, BusinessId), Faults> {
+    read(body.into(), &["agents", "bk_biz_id"], |reader, faults| {
         let mut agents = Vec::new();
-        let texts = reader.texts("agents", faults);
-        if texts.is_empty() && faults.is_empty() {
-            faults.add("agents", "is required and must not be empty");
-        }
-        for (path, text) in texts {
+        for (path, text) in reader.required_texts("agents", faults) {
             match text.parse() {
                 Ok(agent) => agents.push(agent),
                 Err(reason) => faults.add(path, format!("{reason}")),
@@ -108,64 +110,45 @@ pub fn assign_agents(body: &Value) -> Result<(Vec<AgentId>, BusinessId), Faults>
     })
 }
 
+/// A join token for new agents. Whether there is such a business is not known here.
+pub fn create_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateToken, Faults> {
+    read(body.into(), &["bk_cloud_id", "bk_biz_id", "ttl_secs", "uses"], |reader, faults| {
+        let small = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
+        reader.require("ttl_secs", faults);
+        let ttl = reader.integer("ttl_secs", 1..=LONGEST_TTL_SECS, faults);
+        reader.require("uses", faults);
+        CreateToken {
+            uses: small(reader.integer("uses", 1..=MOST_USES, faults)).unwrap_or_default(),
+            ttl_secs: ttl.and_then(|secs| u64::try_from(secs).ok()).unwrap_or_default(),
+            bk_cloud_id: small(reader.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults))
+                .unwrap_or_default(),
+            bk_biz_id: small(reader.integer("bk_biz_id", ID, faults)).unwrap_or(BusinessId::DEFAULT.0),
+        }
+    })
+}
+
 /// Reads with `fields`, and adds the fields that nobody knows to the faults.
 pub(super) fn read<T>(
-    body: &Value,
+    body: Body<'_>,
     known: &[&str],
     fields: impl FnOnce(&Reader<'_>, &mut Faults) -> T,
 ) -> Result<T, Faults> {
     let mut faults = Faults::default();
-    let made = Reader::root(body, &mut faults).map(|reader| fields(&reader, &mut faults));
-    for name in body.as_object().into_iter().flat_map(|fields| fields.keys()) {
-        if !known.contains(&name.as_str()) && !LOGIN.contains(&name.as_str()) {
-            faults.add(name.as_str(), format!("is not known here; there are {}", known.join(", ")));
-        }
-    }
+    let made = Reader::root(body, &mut faults).map(|reader| {
+        let made = fields(&reader, &mut faults);
+        reader.only(known, &login::FIELDS, &mut faults);
+        made
+    });
     match made {
         Some(made) if faults.is_empty() => Ok(made),
         _ => Err(faults),
     }
 }
 
-fn flag(body: &Value, field: &str, faults: &mut Faults) -> bool {
-    match body.get(field) {
-        None | Some(Value::Null) => false,
-        Some(Value::Bool(flag)) => *flag,
-        Some(_) => {
-            faults.add(field, "must be true or false");
-            false
-        }
-    }
-}
-
 fn required_id(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> u32 {
-    if !reader.has(field) {
-        reader.missing(field, faults);
-    }
-    let id = reader.integer(field, 1..=i64::from(u32::MAX), faults);
+    reader.require(field, faults);
+    let id = reader.integer(field, ID, faults);
     id.and_then(|id| u32::try_from(id).ok()).unwrap_or_default()
-}
-
-fn business_ids(body: &Value, field: &str, faults: &mut Faults) -> Vec<u32> {
-    let listed = match body.get(field) {
-        None | Some(Value::Null) => &[],
-        Some(Value::Array(listed)) => listed.as_slice(),
-        Some(_) => {
-            faults.add(field, "must be an array of integers");
-            return Vec::new();
-        }
-    };
-    if listed.is_empty() {
-        faults.add(field, "is required and must not be empty");
-    }
-    let mut ids = Vec::new();
-    for (place, value) in listed.iter().enumerate() {
-        match value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id > 0) {
-            Some(id) => ids.push(id),
-            None => faults.add(format!("{field}[{place}]"), "must be an integer from 1 on"),
-        }
-    }
-    ids
 }
 
 fn name(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> String {
@@ -212,6 +195,10 @@ mod tests {
         );
         check(assign_agents(&json!({"agents": ["a b"]})), &["agents[0]: ", "bk_biz_id: is required"]);
         check(assign_agents(&json!([])), &["must be an object"]);
+        check(
+            create_token(&json!({"ttl_secs": 0, "bk_biz_id": 0, "hosts": 1})),
+            &["ttl_secs: is 0", "uses: is required", "bk_biz_id: is 0", "hosts: is not known"],
+        );
     }
 
     #[test]

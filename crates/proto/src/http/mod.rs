@@ -6,16 +6,20 @@
 
 pub mod agents;
 pub mod content;
+pub mod document;
 pub mod events;
 pub mod fault;
 pub mod groups;
 pub mod job;
+pub mod keyed;
 pub mod login;
 pub mod login_service;
 pub mod manage;
 pub mod native;
 pub mod operate;
+pub mod query;
 pub mod read;
+pub mod record;
 pub mod result;
 pub mod status;
 pub mod task_state;

@@ -3,12 +3,14 @@
 //! Every answer is wrapped in the same envelope as GSE's: [`Envelope`].
 
 use procfleet_core::id::BusinessId;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// The frame of every reply.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Answer_{T}")]
 pub struct Envelope<T> {
     pub result: bool,
     pub code: u32,
@@ -37,7 +39,7 @@ fn default_business() -> u32 {
     BusinessId::DEFAULT.0
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 pub struct CreatedToken {
     /// It is shown once; the server keeps only its hash.
     pub token: String,
@@ -49,7 +51,7 @@ pub struct CreatedToken {
 }
 
 /// One row of `GET /api/v1/agents`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AgentRow {
     pub bk_agent_id: String,
     pub bk_cloud_id: u32,
@@ -65,7 +67,7 @@ pub struct AgentRow {
 }
 
 /// One row of `GET /api/v1/procs` (query: `namespace`, `name`, `host` as `CLOUD:IP`).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ProcRow {
     pub bk_agent_id: String,
     pub bk_cloud_id: u32,
@@ -85,7 +87,7 @@ pub struct ProcRow {
     pub fresh: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcState {
     Running,
@@ -97,7 +99,7 @@ pub enum ProcState {
 }
 
 /// One row of `GET /api/v1/tasks` (query: `limit`).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TaskRow {
     pub task_id: String,
     pub created_at: i64,
@@ -108,7 +110,7 @@ pub struct TaskRow {
     pub counts: Counts,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Counts {
     pub total: u64,
     pub open: u64,
@@ -117,14 +119,14 @@ pub struct Counts {
 }
 
 /// `GET /api/v1/tasks/{task_id}` (query: `wait_ms`: answer when something changed, or after so long).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TaskView {
     #[serde(flatten)]
     pub task: TaskRow,
     pub ops: Vec<OpRow>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct OpRow {
     pub op_id: String,
     /// As in `get_proc_operate_result_v2`.
@@ -143,7 +145,7 @@ pub struct OpRow {
 }
 
 /// One row of `GET /api/v1/audit` (query: `limit`, `app`, `action`).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AuditRow {
     pub at: i64,
     pub bk_app_code: String,
@@ -168,7 +170,7 @@ pub struct CreateApp {
 }
 
 /// The answer to `POST /api/v1/apps` and `POST /api/v1/apps/{code}/rotate`.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 pub struct AppSecret {
     pub code: String,
     /// It is shown once; the server keeps only its hash.
@@ -177,7 +179,7 @@ pub struct AppSecret {
 }
 
 /// One row of `GET /api/v1/apps`; the answer to `GET /api/v1/apps/{code}` and to what changes an app.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AppView {
     pub code: String,
     pub trusted: bool,
@@ -191,7 +193,7 @@ pub struct AppView {
 
 /// What an app may use; `*` is everything of its list. In `POST /api/v1/apps/{code}/grant` and `…/revoke`: what is added
 /// or taken away.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GrantLists {
     pub businesses: Vec<String>,
     /// Exact, or with a `*` at the end.
@@ -203,14 +205,14 @@ pub struct GrantLists {
 }
 
 /// One row of `GET /api/v1/businesses`, and the body of `POST`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BusinessRow {
     pub bk_biz_id: u32,
     pub bk_biz_name: String,
 }
 
 /// One row of `GET /api/v1/business_sets`, and the body of `POST`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BusinessSetRow {
     pub bk_biz_set_id: u32,
     pub bk_biz_set_name: String,

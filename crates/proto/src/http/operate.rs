@@ -1,7 +1,7 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
 use super::fault::Faults;
-use super::read::Reader;
+use super::read::{Body, Reader};
 use crate::cron::CronRule;
 use procfleet_core::id::{CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
@@ -9,7 +9,8 @@ use procfleet_core::spec::{
     ConfigFile, Control, Identity, Instances, Kind, Policy, Resource, Schedule, Shell, Spec,
 };
 use procfleet_core::task::{Request, Target};
-use serde_json::Value;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(super) const LONGEST_WAIT: i64 = 86_400;
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
 /// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
 pub(super) const LARGEST_SPEC: usize = 48 * 1024;
+/// The operations that a caller may ask for.
+pub const OP_TYPES: [i64; 8] = [0, 1, 2, 3, 4, 7, 8, 9];
 /// How many ops one call may make.
 pub const MOST_OPS: usize = 100_000;
 
@@ -29,20 +32,27 @@ pub const MOST_OPS: usize = 100_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suppliers {
     None,
+    Optional,
     Required,
 }
 
+/// The answer to a call that made a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Accepted {
+    pub task_id: String,
+}
+
 /// `operate_proc_v2`: one process on many hosts.
-pub fn operate_proc_v2(body: &Value) -> Result<Vec<Request>, Faults> {
-    operate(body, Suppliers::None)
+pub fn operate_proc_v2<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+    operate(body.into(), Suppliers::None)
 }
 
 /// `operate_proc`, the first generation: the same, by supplier, and usually without a spec.
-pub fn operate_proc(body: &Value) -> Result<Vec<Request>, Faults> {
-    operate(body, Suppliers::Required)
+pub fn operate_proc<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+    operate(body.into(), Suppliers::Required)
 }
 
-fn operate(body: &Value, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
+fn operate(body: Body<'_>, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let kind = read_op_type(&reader, &mut faults);
@@ -52,29 +62,26 @@ fn operate(body: &Value, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
 }
 
 /// `register_proc_info`: makes a spec known. The first generation's document requires limits.
-pub fn register_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
-    keep_info(body, OpKind::Register, Suppliers::Required)
+pub fn register_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+    keep_info(body.into(), OpKind::Register, Suppliers::Required)
 }
 
 /// `update_proc_info`: the same, or replaces it. Its callers name hosts with and without a supplier.
-pub fn update_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
-    let named = body.pointer("/hosts/0/bk_supplier_id").is_some();
-    keep_info(body, OpKind::Update, if named { Suppliers::Required } else { Suppliers::None })
+pub fn update_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+    keep_info(body.into(), OpKind::Update, Suppliers::Optional)
 }
 
-fn keep_info(body: &Value, kind: OpKind, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
+fn keep_info(body: Body<'_>, kind: OpKind, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
-        if !reader.has("spec") {
-            reader.missing("spec", &mut faults);
-        }
+        reader.require("spec", &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
     finish(request.into_iter().collect(), faults, |_| String::new())
 }
 
 /// `unregister_proc_info`: only a name and hosts.
-pub fn unregister_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
+pub fn unregister_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let (proc, _) = read_meta(&reader, &mut faults);
@@ -85,13 +92,10 @@ pub fn unregister_proc_info(body: &Value) -> Result<Vec<Request>, Faults> {
 }
 
 /// `operate_proc_multi`: many such requests in one task.
-pub fn operate_proc_multi(body: &Value) -> Result<Vec<Request>, Faults> {
+pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    let elements = reader.objects("proc_operate_req", &mut faults);
-    if elements.is_empty() && faults.is_empty() {
-        faults.add("proc_operate_req", "is required and must not be empty");
-    }
+    let elements = reader.required_objects("proc_operate_req", &mut faults);
     let requests = elements
         .iter()
         .map(|element| {
@@ -171,7 +175,7 @@ pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, V
 
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
     // Absent is 0: callers that leave out zero values mean start.
-    let Some(number) = reader.integer("op_type", i64::MIN..=i64::MAX, faults) else { return OpKind::Start };
+    let Some(number) = reader.choice("op_type", &OP_TYPES, faults) else { return OpKind::Start };
     u64::try_from(number).ok().and_then(OpKind::from_op_type).unwrap_or_else(|| {
         faults.add_unknown_op(reader.path("op_type"), no_operation(number));
         OpKind::Start
@@ -199,42 +203,36 @@ pub(super) fn read_targets(reader: &Reader<'_>, suppliers: Suppliers, faults: &m
             })
             .collect();
     }
-    present_hosts(reader, faults)
-        .iter()
-        .filter_map(|host| match suppliers {
-            Suppliers::None => read_host(host, faults).map(Target::Host),
-            Suppliers::Required => {
-                if !host.has("bk_supplier_id") {
-                    host.missing("bk_supplier_id", faults);
-                }
-                let supplier = host.integer("bk_supplier_id", 0..=i64::from(u32::MAX), faults);
-                let host = read_host(host, faults)?;
-                Some(Target::SupplierHost(host, u32::try_from(supplier?).ok()?))
+    reader.require_one(&["hosts", "agent_id_list"], faults);
+    let mut targets = Vec::new();
+    for host in reader.objects("hosts", faults) {
+        if suppliers == Suppliers::Required {
+            host.require("bk_supplier_id", faults);
+        }
+        let supplier = match suppliers {
+            Suppliers::None => None,
+            Suppliers::Optional | Suppliers::Required => {
+                host.integer("bk_supplier_id", 0..=i64::from(u32::MAX), faults)
             }
-        })
-        .collect()
+        };
+        let supplier = supplier.and_then(|id| u32::try_from(id).ok());
+        targets.extend(read_host(&host, faults).map(|host| match supplier {
+            Some(supplier) => Target::SupplierHost(host, supplier),
+            None => Target::Host(host),
+        }));
+    }
+    targets
 }
 
 /// `hosts: [{ip, bk_cloud_id}]`, which must name at least one.
 pub(super) fn read_hosts(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
-    present_hosts(reader, faults).iter().filter_map(|host| read_host(host, faults)).collect()
-}
-
-fn present_hosts<'v>(reader: &Reader<'v>, faults: &mut Faults) -> Vec<Reader<'v>> {
-    let hosts = reader.objects("hosts", faults);
-    if !reader.has("hosts") {
-        faults.add(reader.path("hosts"), "is required (or agent_id_list)");
-    } else if hosts.is_empty() {
-        faults.add(reader.path("hosts"), "must not be empty");
-    }
-    hosts
+    let hosts = reader.required_objects("hosts", faults);
+    hosts.iter().filter_map(|host| read_host(host, faults)).collect()
 }
 
 pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
     let ip = host.required_text("ip", 45, faults);
-    if !host.has("bk_cloud_id") {
-        host.missing("bk_cloud_id", faults);
-    }
+    host.require("bk_cloud_id", faults);
     let cloud = host.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
     let parsed = ip.parse();
     if parsed.is_err() && !ip.is_empty() {
@@ -260,10 +258,7 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
     };
     let resource = resource.map(|r| read_resource(&r, kind, faults)).unwrap_or_default();
     // The gateway's name for it is `monitor_policy`; the older one is accepted everywhere too.
-    let policy_name = match spec.has("monitor_policy") && !spec.has("alive_monitor_policy") {
-        true => "monitor_policy",
-        false => "alive_monitor_policy",
-    };
+    let policy_name = spec.name_of("alive_monitor_policy", "monitor_policy");
     let policy = section(policy_name, faults).map(|r| read_policy(&r, lenient, faults)).unwrap_or_default();
     let warn = spec.optional_object("warn_report_policy", faults);
     let report_id = warn.and_then(|r| r.integer("report_id", i64::MIN..=i64::MAX, faults));
@@ -297,8 +292,8 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
         false => r.required_text(field, longest, faults),
     };
     // A pid file must be thought of, but a process without one is fine: then the text is empty.
-    if !lenient && !r.has("pid_path") {
-        r.missing("pid_path", faults);
+    if !lenient {
+        r.require("pid_path", faults);
     }
     Identity {
         proc_name: needed("proc_name", LONGEST_NAME, faults),
@@ -330,8 +325,8 @@ pub(super) fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
 
 fn read_resource(r: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Resource {
     for field in ["cpu", "mem"] {
-        if kind == OpKind::Register && !r.has(field) {
-            r.missing(field, faults);
+        if kind == OpKind::Register {
+            r.require(field, faults);
         }
     }
     let mut per_cent = |field: &str| r.number(field, 0.0..=100.0, faults).filter(|limit| *limit > 0.0);
@@ -385,8 +380,8 @@ fn read_schedule(r: &Reader<'_>, faults: &mut Faults) -> Option<Schedule> {
 }
 
 fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
-    if !lenient && !r.has("auto_type") {
-        r.missing("auto_type", faults);
+    if !lenient {
+        r.require("auto_type", faults);
     }
     let auto_type = r.integer("auto_type", 0..=2, faults);
     let schedule = match auto_type {

@@ -1,33 +1,90 @@
 //! Reading a JSON value field by field, and noting each fault instead of stopping at the first.
 //!
 //! `null` is the same as absent everywhere: several callers send it for what they leave out.
+//!
+//! The same code describes itself: given a [`Recorder`] in place of a request it finds nothing, and the recorder notes what
+//! it asked for. So whatever decides which fields are read goes through the reader's methods.
 
 use super::fault::Faults;
+use super::record::{Need, Recorder, Shape};
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+/// What a request is read from.
+#[derive(Clone, Copy, Debug)]
+pub enum Body<'v> {
+    Sent(&'v Value),
+    /// Nothing is read; what is asked for is noted.
+    Recorded(&'v Recorder),
+}
+
+impl<'v> From<&'v Value> for Body<'v> {
+    fn from(sent: &'v Value) -> Self {
+        Body::Sent(sent)
+    }
+}
+
+impl<'v> From<&'v Recorder> for Body<'v> {
+    fn from(recorder: &'v Recorder) -> Self {
+        Body::Recorded(recorder)
+    }
+}
+
 /// One object of a request and its place in it.
 #[derive(Debug)]
 pub struct Reader<'v> {
-    fields: &'v Map<String, Value>,
+    source: Source<'v>,
     path: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source<'v> {
+    Sent(&'v Map<String, Value>),
+    Recorded(&'v Recorder),
 }
 
 impl<'v> Reader<'v> {
     /// The request itself.
-    pub fn root(value: &'v Value, faults: &mut Faults) -> Option<Reader<'v>> {
-        Reader::at(value, String::new(), faults)
+    pub fn root(body: impl Into<Body<'v>>, faults: &mut Faults) -> Option<Reader<'v>> {
+        match body.into() {
+            Body::Sent(value) => Reader::at(value, String::new(), faults),
+            Body::Recorded(recorder) => {
+                Some(Reader { source: Source::Recorded(recorder), path: String::new() })
+            }
+        }
     }
 
     fn at(value: &'v Value, path: String, faults: &mut Faults) -> Option<Reader<'v>> {
         match value {
-            Value::Object(fields) => Some(Reader { fields, path }),
+            Value::Object(fields) => Some(Reader { source: Source::Sent(fields), path }),
             other => {
                 faults.add(path, format!("must be an object, not {}", kind_of(other)));
                 None
             }
         }
+    }
+
+    /// Notes the field, if this is about notes.
+    fn recorder(&self, field: &str, shape: Shape) -> Option<&'v Recorder> {
+        match self.source {
+            Source::Sent(_) => None,
+            Source::Recorded(recorder) => {
+                recorder.note(self.path(field), shape);
+                Some(recorder)
+            }
+        }
+    }
+
+    fn record_need(&self, field: &str, need: Need) {
+        if let Source::Recorded(recorder) = self.source {
+            recorder.need(self.path(field), need);
+        }
+    }
+
+    /// What stands for the field's value where nothing was sent.
+    fn inner(&self, recorder: &'v Recorder, path: String) -> Reader<'v> {
+        Reader { source: Source::Recorded(recorder), path }
     }
 
     /// The place of this object; empty for the request itself.
@@ -41,9 +98,14 @@ impl<'v> Reader<'v> {
     }
 
     fn get(&self, field: &str) -> Option<&'v Value> {
-        self.fields.get(field).filter(|value| !value.is_null())
+        match self.source {
+            Source::Sent(fields) => fields.get(field).filter(|value| !value.is_null()),
+            Source::Recorded(_) => None,
+        }
     }
 
+    /// Whether the field was sent. It says nothing to a recorder: a field that is only asked for here is not in the
+    /// document.
     pub fn has(&self, field: &str) -> bool {
         self.get(field).is_some()
     }
@@ -56,24 +118,91 @@ impl<'v> Reader<'v> {
         self.get(field).and_then(Value::as_array).is_some_and(Vec::is_empty)
     }
 
-    /// An object that must be there.
-    pub fn object(&self, field: &str, faults: &mut Faults) -> Option<Reader<'v>> {
-        match self.get(field) {
-            Some(value) => Reader::at(value, self.path(field), faults),
-            None => {
-                self.missing(field, faults);
-                None
+    /// The field must be there, whatever it is.
+    pub fn require(&self, field: &str, faults: &mut Faults) {
+        self.record_need(field, Need::Present);
+        if !self.has(field) {
+            self.missing(field, faults);
+        }
+    }
+
+    /// One of the fields must be there, and not be an empty list. The first is the one that a fault names.
+    pub fn require_one(&self, fields: &[&str], faults: &mut Faults) {
+        self.either(&fields.iter().map(std::slice::from_ref).collect::<Vec<_>>());
+        let (Some((first, others)), true) = (fields.split_first(), fields.iter().all(|f| self.is_bare(f)))
+        else {
+            return;
+        };
+        match self.has(first) {
+            true => faults.add(self.path(first), "must not be empty"),
+            false => faults.add(self.path(first), format!("is required (or {})", others.join(" or "))),
+        }
+    }
+
+    /// The fields of one of these sets are there, and whoever reads them says so if not.
+    pub fn either(&self, sets: &[&[&str]]) {
+        if let Source::Recorded(recorder) = self.source {
+            let places = |set: &&[&str]| set.iter().map(|field| self.path(field)).collect();
+            recorder.group(sets.iter().map(places).collect());
+        }
+    }
+
+    /// The name under which a field with two names was sent; the first of them if under both or neither.
+    pub fn name_of<'n>(&self, name: &'n str, other: &'n str) -> &'n str {
+        if let Source::Recorded(recorder) = self.source {
+            recorder.alias(self.path(name), self.path(other));
+        }
+        if !self.has(name) && self.has(other) { other } else { name }
+    }
+
+    /// Fields other than these are faults; those that begin a request of anybody's are not meant.
+    pub fn only(&self, known: &[&str], beside: &[&str], faults: &mut Faults) {
+        match self.source {
+            Source::Recorded(recorder) => recorder.only(known),
+            Source::Sent(fields) => {
+                let odd =
+                    |name: &&String| !known.contains(&name.as_str()) && !beside.contains(&name.as_str());
+                for name in fields.keys().filter(odd) {
+                    faults.add(self.path(name), format!("is not known here; there are {}", known.join(", ")));
+                }
             }
         }
     }
 
+    /// Absent, or an empty list.
+    fn is_bare(&self, field: &str) -> bool {
+        self.get(field).is_none_or(|value| value.as_array().is_some_and(Vec::is_empty))
+    }
+
+    /// An object that must be there.
+    pub fn object(&self, field: &str, faults: &mut Faults) -> Option<Reader<'v>> {
+        self.record_need(field, Need::Present);
+        let found = self.optional_object(field, faults);
+        if found.is_none() && !self.has(field) {
+            self.missing(field, faults);
+        }
+        found
+    }
+
     /// An object that may be there.
     pub fn optional_object(&self, field: &str, faults: &mut Faults) -> Option<Reader<'v>> {
+        if let Some(recorder) = self.recorder(field, Shape::Object) {
+            return Some(self.inner(recorder, self.path(field)));
+        }
         self.get(field).and_then(|value| Reader::at(value, self.path(field), faults))
+    }
+
+    /// The objects of a list that must be there and have some.
+    pub fn required_objects(&self, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
+        self.require_filled_list(field, faults);
+        self.objects(field, faults)
     }
 
     /// The objects of a list; absent is empty.
     pub fn objects(&self, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
+        if let Some(recorder) = self.recorder(field, Shape::Objects) {
+            return vec![self.inner(recorder, format!("{}[]", self.path(field)))];
+        }
         let values = self.list(field, faults);
         let at = self.path(field);
         values
@@ -83,8 +212,15 @@ impl<'v> Reader<'v> {
             .collect()
     }
 
+    /// The texts of a list that must be there and have some, with their places.
+    pub fn required_texts(&self, field: &str, faults: &mut Faults) -> Vec<(String, &'v str)> {
+        self.require_filled_list(field, faults);
+        self.texts(field, faults)
+    }
+
     /// The texts of a list with their places; absent is empty.
     pub fn texts(&self, field: &str, faults: &mut Faults) -> Vec<(String, &'v str)> {
+        self.recorder(field, Shape::Texts);
         let at = self.path(field);
         let mut texts = Vec::new();
         for (place, value) in self.list(field, faults).iter().enumerate() {
@@ -95,6 +231,35 @@ impl<'v> Reader<'v> {
             }
         }
         texts
+    }
+
+    /// The whole numbers of a list that must be there and have some.
+    pub fn required_integers(
+        &self,
+        field: &str,
+        range: RangeInclusive<i64>,
+        faults: &mut Faults,
+    ) -> Vec<i64> {
+        self.recorder(field, Shape::Integers(range.clone()));
+        self.require_filled_list(field, faults);
+        let mut numbers = Vec::new();
+        for (place, value) in self.list(field, faults).iter().enumerate() {
+            match value.as_i64().filter(|number| range.contains(number)) {
+                Some(number) => numbers.push(number),
+                None => {
+                    let reason = format!("must be an integer from {} to {}", range.start(), range.end());
+                    faults.add(format!("{}[{place}]", self.path(field)), reason);
+                }
+            }
+        }
+        numbers
+    }
+
+    fn require_filled_list(&self, field: &str, faults: &mut Faults) {
+        self.record_need(field, Need::Filled);
+        if self.is_bare(field) {
+            faults.add(self.path(field), "is required and must not be empty");
+        }
     }
 
     fn list(&self, field: &str, faults: &mut Faults) -> &'v [Value] {
@@ -114,6 +279,7 @@ impl<'v> Reader<'v> {
 
     /// A text of at most `longest` characters; absent is empty.
     pub fn text(&self, field: &str, longest: usize, faults: &mut Faults) -> String {
+        self.recorder(field, Shape::Text { longest });
         match self.get(field) {
             None => String::new(),
             Some(Value::String(text)) => {
@@ -138,6 +304,8 @@ impl<'v> Reader<'v> {
 
     /// A text that must be there and not be empty.
     pub fn required_text(&self, field: &str, longest: usize, faults: &mut Faults) -> String {
+        self.recorder(field, Shape::Text { longest });
+        self.record_need(field, Need::Filled);
         match self.get(field) {
             None => {
                 self.missing(field, faults);
@@ -153,15 +321,10 @@ impl<'v> Reader<'v> {
 
     /// A whole number; absent is `None`.
     pub fn integer(&self, field: &str, range: RangeInclusive<i64>, faults: &mut Faults) -> Option<i64> {
-        let value = self.get(field)?;
-        let Some(number) = value.as_i64() else {
-            let found = match value {
-                Value::Number(number) => number.to_string(),
-                other => kind_of(other).to_owned(),
-            };
-            faults.add(self.path(field), format!("must be an integer, not {found}"));
-            return None;
-        };
+        if let Some(recorder) = self.recorder(field, Shape::Integer(range.clone())) {
+            return recorder.given(field);
+        }
+        let number = self.whole(field, faults)?;
         self.in_range(field, number, range, faults)
     }
 
@@ -172,20 +335,71 @@ impl<'v> Reader<'v> {
         range: RangeInclusive<i64>,
         faults: &mut Faults,
     ) -> Option<i64> {
+        if let Some(recorder) = self.recorder(field, Shape::IntegerOrText(range.clone())) {
+            return recorder.given(field);
+        }
+        let number = self.whole_or_text(field, faults)?;
+        self.in_range(field, number, range, faults)
+    }
+
+    /// As [`Reader::choice`], where the number may also be written as a text.
+    pub fn choice_or_text(&self, field: &str, known: &'static [i64], faults: &mut Faults) -> Option<i64> {
+        if let Some(recorder) = self.recorder(field, Shape::ChoiceOrText(known)) {
+            return recorder.given(field);
+        }
+        self.whole_or_text(field, faults)
+    }
+
+    /// A number with a meaning; absent is `None`. One that is not among `known` is for the caller to refuse.
+    pub fn choice(&self, field: &str, known: &'static [i64], faults: &mut Faults) -> Option<i64> {
+        if let Some(recorder) = self.recorder(field, Shape::Choice(known)) {
+            return recorder.given(field);
+        }
+        self.whole(field, faults)
+    }
+
+    /// True or false; absent is false.
+    pub fn flag(&self, field: &str, faults: &mut Faults) -> bool {
+        self.recorder(field, Shape::Flag);
+        match self.get(field) {
+            None => false,
+            Some(Value::Bool(flag)) => *flag,
+            Some(_) => {
+                faults.add(self.path(field), "must be true or false");
+                false
+            }
+        }
+    }
+
+    fn whole_or_text(&self, field: &str, faults: &mut Faults) -> Option<i64> {
         match self.get(field)? {
             Value::String(text) => match text.trim().parse() {
-                Ok(number) => self.in_range(field, number, range, faults),
+                Ok(number) => Some(number),
                 Err(_) => {
                     faults.add(self.path(field), format!("must be an integer, not {text:?}"));
                     None
                 }
             },
-            _ => self.integer(field, range, faults),
+            _ => self.whole(field, faults),
         }
+    }
+
+    fn whole(&self, field: &str, faults: &mut Faults) -> Option<i64> {
+        let value = self.get(field)?;
+        let Some(number) = value.as_i64() else {
+            let found = match value {
+                Value::Number(number) => number.to_string(),
+                other => kind_of(other).to_owned(),
+            };
+            faults.add(self.path(field), format!("must be an integer, not {found}"));
+            return None;
+        };
+        Some(number)
     }
 
     /// A number; absent is `None`.
     pub fn number(&self, field: &str, range: RangeInclusive<f64>, faults: &mut Faults) -> Option<f64> {
+        self.recorder(field, Shape::Number(range.clone()));
         let value = self.get(field)?;
         let Some(number) = value.as_f64() else {
             faults.add(self.path(field), format!("must be a number, not {}", kind_of(value)));
@@ -211,9 +425,13 @@ impl<'v> Reader<'v> {
 
     /// The fields of an object of texts. Numbers and booleans are taken as their text: callers label with ids.
     pub fn labels(&self, field: &str, faults: &mut Faults) -> Vec<(String, String)> {
+        if self.recorder(field, Shape::Labels).is_some() {
+            return Vec::new();
+        }
         let Some(labels) = self.optional_object(field, faults) else { return Vec::new() };
+        let Source::Sent(fields) = labels.source else { return Vec::new() };
         let mut read = Vec::new();
-        for (name, value) in labels.fields {
+        for (name, value) in fields {
             match value {
                 Value::String(text) => read.push((name.clone(), text.clone())),
                 Value::Number(number) => read.push((name.clone(), number.to_string())),

@@ -2,17 +2,18 @@
 
 use super::content;
 use super::fault::Faults;
-use super::read::Reader;
+use super::keyed::Keyed;
+use super::read::{Body, Reader};
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::spec::Spec;
 use procfleet_core::task::Target;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 /// The task id as text: whether anybody issued it is not known here.
-pub fn get_proc_operate_result(body: &Value) -> Result<String, Faults> {
+pub fn get_proc_operate_result<'v>(body: impl Into<Body<'v>>) -> Result<String, Faults> {
     let mut faults = Faults::default();
     let task = Reader::root(body, &mut faults).map(|r| r.required_text("task_id", 128, &mut faults));
     match task {
@@ -21,12 +22,15 @@ pub fn get_proc_operate_result(body: &Value) -> Result<String, Faults> {
     }
 }
 
-/// One value of the answer's `data`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The answer's `data`: the ops by their keys.
+pub type Results = Keyed<OpResult>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct OpResult {
     pub error_code: u32,
     pub error_msg: String,
     /// A JSON text inside JSON; empty while the op is open.
+    #[schemars(schema_with = "content::text_schema")]
     pub content: String,
 }
 
@@ -66,7 +70,7 @@ impl OpResult {
                     | OpKind::Unhost
                     | OpKind::Restart
                     | OpKind::Reload
-                    | OpKind::Kill => content::render(about, outcome).to_string(),
+                    | OpKind::Kill => content::text(about, outcome),
                 },
             },
         }

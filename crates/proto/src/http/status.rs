@@ -2,11 +2,13 @@
 
 use super::fault::Faults;
 use super::operate::{Suppliers, read_meta, read_targets};
-use super::read::Reader;
+use super::read::{Body, Reader};
 use crate::state::ProcReport;
 use procfleet_core::id::{AgentId, Host, ProcKey};
 use procfleet_core::task::Target;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The most procs that one page may have.
 const LARGEST_PAGE: i64 = 1_000;
@@ -28,7 +30,7 @@ pub struct SyncQuery {
     pub limit: usize,
 }
 
-pub fn get_proc_status(body: &Value, suppliers: Suppliers) -> Result<StatusQuery, Faults> {
+pub fn get_proc_status<'v>(body: impl Into<Body<'v>>, suppliers: Suppliers) -> Result<StatusQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let (proc, labels) = read_meta(&reader, &mut faults);
@@ -36,7 +38,7 @@ pub fn get_proc_status(body: &Value, suppliers: Suppliers) -> Result<StatusQuery
     if faults.is_empty() { Ok(StatusQuery { proc, labels, targets }) } else { Err(faults) }
 }
 
-pub fn sync_proc_status(body: &Value) -> Result<SyncQuery, Faults> {
+pub fn sync_proc_status<'v>(body: impl Into<Body<'v>>) -> Result<SyncQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let namespace =
@@ -44,9 +46,7 @@ pub fn sync_proc_status(body: &Value) -> Result<SyncQuery, Faults> {
     let page = reader.object("page", &mut faults);
     let mut number = |field: &str, least: i64, most: i64| {
         let page = page.as_ref()?;
-        if !page.has(field) {
-            page.missing(field, &mut faults);
-        }
+        page.require(field, &mut faults);
         page.integer(field, least..=most, &mut faults).and_then(|n| usize::try_from(n).ok())
     };
     let (start, limit) = (number("start", 0, i64::MAX), number("limit", 1, LARGEST_PAGE));
@@ -68,33 +68,88 @@ pub struct Place<'a> {
     pub agent: &'a AgentId,
 }
 
+/// `get_proc_status` and `get_proc_status_v2`.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ProcInfos {
+    pub proc_infos: Vec<ProcInfo>,
+}
+
+/// `sync_proc_status`.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ProcInfoPage {
+    /// Of all pages.
+    pub count: u64,
+    pub proc_infos: Vec<ProcInfo>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ProcInfo {
+    pub meta: ProcMeta,
+    pub host: ProcHost,
+    pub bk_agent_id: String,
+    /// The wanted state: 1 running, 2 stopped; what is unregistered is not in the list at all.
+    pub flag: u8,
+    /// The state that was seen, in the same numbers.
+    pub status: u8,
+    pub isauto: bool,
+    pub message: String,
+    pub pid: i64,
+    pub version: String,
+    pub register_time: i64,
+    pub last_start_time: i64,
+    pub report_time: i64,
+    pub cpu_usage: f64,
+    pub mem_usage: f64,
+    pub fd: u64,
+    pub disk: u64,
+    pub net: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ProcMeta {
+    pub namespace: String,
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ProcHost {
+    pub ip: String,
+    pub bk_cloud_id: u32,
+    pub bk_supplier_id: u32,
+    pub bk_agent_id: String,
+}
+
 /// One element of `proc_infos`.
-pub fn proc_info(place: Place<'_>, report: &ProcReport) -> Value {
-    // 1 running, 2 stopped; what is unregistered is not in the list at all.
+pub fn proc_info(place: Place<'_>, report: &ProcReport) -> ProcInfo {
     let (running, stopped) = (1, 2);
     let wanted = if report.hosted || report.pid.is_some() { running } else { stopped };
-    json!({
-        "meta": {"namespace": place.proc.namespace, "name": place.proc.name, "labels": report.labels},
-        "host": {
-            "ip": place.host.ip.to_string(),
-            "bk_cloud_id": place.host.cloud.0,
-            "bk_supplier_id": place.supplier,
-            "bk_agent_id": place.agent.as_str(),
+    ProcInfo {
+        meta: ProcMeta {
+            namespace: place.proc.namespace.clone(),
+            name: place.proc.name.clone(),
+            labels: report.labels.clone(),
         },
-        "bk_agent_id": place.agent.as_str(),
-        "flag": wanted,
-        "status": if report.pid.is_some() { running } else { stopped },
-        "isauto": report.hosted,
-        "message": report.note,
-        "pid": report.pid.map_or(-1, i64::from),
-        "version": report.version,
-        "register_time": report.registered_at,
-        "last_start_time": report.started_at,
-        "report_time": report.reported_at,
-        "cpu_usage": report.cpu_usage,
-        "mem_usage": report.mem_usage,
-        "fd": report.fd,
-        "disk": 0,
-        "net": 0,
-    })
+        host: ProcHost {
+            ip: place.host.ip.to_string(),
+            bk_cloud_id: place.host.cloud.0,
+            bk_supplier_id: place.supplier,
+            bk_agent_id: place.agent.to_string(),
+        },
+        bk_agent_id: place.agent.to_string(),
+        flag: wanted,
+        status: if report.pid.is_some() { running } else { stopped },
+        isauto: report.hosted,
+        message: report.note.clone(),
+        pid: report.pid.map_or(-1, i64::from),
+        version: report.version.clone(),
+        register_time: report.registered_at,
+        last_start_time: report.started_at,
+        report_time: report.reported_at,
+        cpu_usage: report.cpu_usage,
+        mem_usage: report.mem_usage,
+        fd: report.fd,
+        disk: 0,
+        net: 0,
+    }
 }

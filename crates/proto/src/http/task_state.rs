@@ -11,9 +11,10 @@
 
 use super::fault::Faults;
 use super::native::Counts;
-use super::read::Reader;
+use super::read::{Body, Reader};
 use procfleet_core::code::Code;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct StateQuery {
     pub agents: Vec<String>,
 }
 
-pub fn get_task_state(body: &Value) -> Result<StateQuery, Faults> {
+pub fn get_task_state<'v>(body: impl Into<Body<'v>>) -> Result<StateQuery, Faults> {
     let mut faults = Faults::default();
     let query = Reader::root(body, &mut faults).map(|reader| StateQuery {
         task: reader.required_text("task_id", 128, &mut faults),
@@ -53,15 +54,6 @@ enum Standing {
 }
 
 impl Standing {
-    const ALL: [Standing; 6] = [
-        Standing::Succeeded,
-        Standing::TimedOut,
-        Standing::Failed,
-        Standing::Pending,
-        Standing::Offline,
-        Standing::Restarted,
-    ];
-
     fn of(outcome: Option<Code>) -> Standing {
         match outcome {
             None => Standing::Pending,
@@ -73,21 +65,29 @@ impl Standing {
             Some(_) => Standing::Failed,
         }
     }
+}
 
-    fn list(self) -> &'static str {
-        match self {
-            Standing::Succeeded => "successed_agents",
-            Standing::TimedOut => "timeout_agents",
-            Standing::Failed => "failed_agents",
-            Standing::Pending => "pending_agents",
-            Standing::Offline => "offline_agents",
-            Standing::Restarted => "restarted_agents",
-        }
-    }
+/// The answer's data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct TaskState {
+    pub task_id: String,
+    pub result: TaskStanding,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct TaskStanding {
+    pub state: String,
+    pub successed_agents: Vec<String>,
+    pub timeout_agents: Vec<String>,
+    pub failed_agents: Vec<String>,
+    pub pending_agents: Vec<String>,
+    pub offline_agents: Vec<String>,
+    pub restarted_agents: Vec<String>,
+    pub counts: Counts,
 }
 
 /// The answer's data, from each op's agent and the code of its outcome, if it has one.
-pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>) -> Value {
+pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>) -> TaskState {
     let mut agents: BTreeMap<String, Standing> = BTreeMap::new();
     let mut counts = Counts::default();
     for (agent, outcome) in ops {
@@ -104,14 +104,20 @@ pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>)
         *gravest = standing.max(*gravest);
     }
     let gravest = agents.values().max().copied();
-    let mut result = json!({"state": state(gravest)});
-    for standing in Standing::ALL {
-        let named: Vec<&String> =
-            agents.iter().filter(|(_, its)| **its == standing).map(|(agent, _)| agent).collect();
-        result[standing.list()] = json!(named);
-    }
-    result["counts"] = json!(counts);
-    json!({"task_id": task, "result": result})
+    let those = |standing: Standing| -> Vec<String> {
+        agents.iter().filter(|(_, its)| **its == standing).map(|(agent, _)| agent.clone()).collect()
+    };
+    let result = TaskStanding {
+        state: state(gravest).to_owned(),
+        successed_agents: those(Standing::Succeeded),
+        timeout_agents: those(Standing::TimedOut),
+        failed_agents: those(Standing::Failed),
+        pending_agents: those(Standing::Pending),
+        offline_agents: those(Standing::Offline),
+        restarted_agents: those(Standing::Restarted),
+        counts,
+    };
+    TaskState { task_id: task.to_owned(), result }
 }
 
 /// A task is handed out as soon as it is accepted, so one that is not at its end is being executed.
@@ -127,15 +133,25 @@ fn state(gravest: Option<Standing>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    const LISTS: [&str; 6] = [
+        "successed_agents",
+        "timeout_agents",
+        "failed_agents",
+        "pending_agents",
+        "offline_agents",
+        "restarted_agents",
+    ];
 
     #[track_caller]
     fn check(ops: &[(&str, Option<Code>)], state: &str, lists: &[(&str, &[&str])]) {
-        let data = render("t", ops.iter().map(|(agent, code)| ((*agent).to_owned(), *code)));
+        let data = json!(render("t", ops.iter().map(|(agent, code)| ((*agent).to_owned(), *code))));
         assert_eq!(data["result"]["state"], state, "{data}");
-        for standing in Standing::ALL {
-            let expected = lists.iter().find(|(list, _)| *list == standing.list());
+        for name in LISTS {
+            let expected = lists.iter().find(|(list, _)| *list == name);
             let expected: &[&str] = expected.map_or(&[], |(_, agents)| agents);
-            assert_eq!(data["result"][standing.list()], json!(expected), "{data}");
+            assert_eq!(data["result"][name], json!(expected), "{data}");
         }
     }
 
@@ -168,7 +184,7 @@ mod tests {
     fn ops_are_counted() {
         let ops = [Some(Code::Success), None, Some(Code::NoAgent)].map(|code| ("a".to_owned(), code));
         let counts = json!({"total": 3, "open": 1, "succeeded": 1, "failed": 1});
-        assert_eq!(render("t", ops)["result"]["counts"], counts);
+        assert_eq!(json!(render("t", ops))["result"]["counts"], counts);
     }
 
     #[test]

@@ -6,17 +6,15 @@
 
 use super::fault::Faults;
 use super::operate::read_host;
-use super::read::Reader;
+use super::read::{Body, Reader};
 use procfleet_core::id::{AgentId, Host};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-pub fn upgrade_to_agent_id(body: &Value) -> Result<Vec<(Host, AgentId)>, Faults> {
+pub fn upgrade_to_agent_id<'v>(body: impl Into<Body<'v>>) -> Result<Vec<(Host, AgentId)>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    let elements = reader.objects("hosts", &mut faults);
-    if elements.is_empty() && faults.is_empty() {
-        faults.add("hosts", "is required and must not be empty");
-    }
+    let elements = reader.required_objects("hosts", &mut faults);
     let mut hosts: Vec<(Host, AgentId)> = Vec::with_capacity(elements.len());
     for element in &elements {
         let host = read_host(element, &mut faults);
@@ -33,18 +31,26 @@ pub fn upgrade_to_agent_id(body: &Value) -> Result<Vec<(Host, AgentId)>, Faults>
     if faults.is_empty() { Ok(hosts) } else { Err(faults) }
 }
 
+/// The hosts by whether they are addressed by the ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Upgraded {
+    pub success: Vec<String>,
+    pub failed: Vec<String>,
+}
+
 /// The answer's data, from each host and whether it is addressed by the id.
-pub fn render(hosts: impl IntoIterator<Item = (Host, bool)>) -> Value {
+pub fn render(hosts: impl IntoIterator<Item = (Host, bool)>) -> Upgraded {
     let (mut success, mut failed) = (Vec::new(), Vec::new());
     for (host, so) in hosts {
         if so { &mut success } else { &mut failed }.push(host.to_string());
     }
-    json!({"success": success, "failed": failed})
+    Upgraded { success, failed }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn every_fault_is_named() {
@@ -68,6 +74,6 @@ mod tests {
         let body = json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_agent_id": "a"}]});
         let hosts = upgrade_to_agent_id(&body).expect("fine");
         let answer = render(hosts.into_iter().map(|(host, _)| (host, true)));
-        assert_eq!(answer, json!({"success": ["0:10.0.0.1"], "failed": []}));
+        assert_eq!(json!(answer), json!({"success": ["0:10.0.0.1"], "failed": []}));
     }
 }

@@ -2,8 +2,9 @@
 
 use super::fault::Faults;
 use super::manage::read;
+use super::read::Body;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::fmt;
 
 const LONGEST_NAME: usize = 64;
@@ -24,7 +25,7 @@ pub struct CreateUserToken {
 }
 
 /// The answer to it.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 pub struct UserToken {
     pub name: String,
     /// It is shown once; the server keeps only its hash.
@@ -34,7 +35,7 @@ pub struct UserToken {
 }
 
 /// One row of `GET /api/v1/users`; the answer to what changes a user.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UserView {
     pub name: String,
     pub disabled: bool,
@@ -44,8 +45,8 @@ pub struct UserView {
     pub tokens: u64,
 }
 
-pub fn create_user(body: &Value) -> Result<CreateUser, Faults> {
-    read(body, &["name"], |reader, faults| {
+pub fn create_user<'v>(body: impl Into<Body<'v>>) -> Result<CreateUser, Faults> {
+    read(body.into(), &["name"], |reader, faults| {
         let name = reader.required_text("name", LONGEST_NAME, faults);
         if let Some(odd) = name.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.@".contains(*c)) {
             faults.add("name", format!("contains {odd:?}; letters, digits and -_.@ are allowed"));
@@ -54,11 +55,9 @@ pub fn create_user(body: &Value) -> Result<CreateUser, Faults> {
     })
 }
 
-pub fn create_user_token(body: &Value) -> Result<CreateUserToken, Faults> {
-    read(body, &["ttl_secs"], |reader, faults| {
-        if !reader.has("ttl_secs") {
-            reader.missing("ttl_secs", faults);
-        }
+pub fn create_user_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateUserToken, Faults> {
+    read(body.into(), &["ttl_secs"], |reader, faults| {
+        reader.require("ttl_secs", faults);
         let secs = reader.integer("ttl_secs", 1..=LONGEST_TTL_SECS, faults);
         CreateUserToken { ttl_secs: secs.and_then(|secs| u64::try_from(secs).ok()).unwrap_or_default() }
     })

@@ -3,11 +3,11 @@
 use super::{App, AppError, Caller};
 use crate::metrics::Metrics;
 use crate::store::{EventFilter, EventRecord, Found, NewEvent, Page, Store, StoreError};
-use procfleet_core::id::{AgentId, Host};
+use procfleet_core::id::AgentId;
 use procfleet_core::task::Target;
 use procfleet_proto::http::events::{EventRow, EventsView};
+use procfleet_proto::http::query::EventsQuery;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -31,20 +31,6 @@ impl Bell {
     }
 }
 
-/// What is asked for.
-#[derive(Clone, Debug, Default)]
-pub struct Question {
-    pub namespace: Option<String>,
-    pub name: Option<String>,
-    pub kind: Option<String>,
-    pub host: Option<Host>,
-    /// `None`: the newest.
-    pub after: Option<u64>,
-    pub limit: u32,
-    /// With `after`: how long to wait for one.
-    pub wait: Duration,
-}
-
 /// Stores what an agent told, once each.
 pub async fn take(
     store: &Store,
@@ -65,7 +51,7 @@ pub async fn take(
 }
 
 /// Those of the caller's businesses and namespaces, in the order in which they came.
-pub async fn list(app: &App, caller: &Caller, question: Question) -> Result<EventsView, AppError> {
+pub async fn list(app: &App, caller: &Caller, question: EventsQuery) -> Result<EventsView, AppError> {
     let agent = match question.host {
         None => None,
         Some(host) => {
@@ -78,7 +64,7 @@ pub async fn list(app: &App, caller: &Caller, question: Question) -> Result<Even
             }
         }
     };
-    let Question { namespace, name, kind, after, limit, wait, .. } = question;
+    let EventsQuery { namespace, name, kind, after, limit, wait, .. } = question;
     let filter = EventFilter { namespace, name, kind, agent };
     let until = Instant::now() + wait;
     let mut bell = app.bell.listen();

@@ -3,11 +3,10 @@
 
 use super::{App, AppError, Caller, access};
 use procfleet_core::task::Target;
-use procfleet_proto::http::groups::{GroupQuery, group_info};
-use serde_json::{Value, json};
+use procfleet_proto::http::groups::{GroupInfos, GroupQuery, group_info};
 
 /// In the order of the targets. On a host that has none, or that belongs to another business, there are none.
-pub async fn of_targets(app: &App, caller: &Caller, query: GroupQuery) -> Result<Value, AppError> {
+pub async fn of_targets(app: &App, caller: &Caller, query: GroupQuery) -> Result<GroupInfos, AppError> {
     access::permit_namespace(caller, &query.namespace)?;
     let agents = app.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
     let known = app.store.process_groups(&query.namespace).await?;
@@ -22,5 +21,5 @@ pub async fn of_targets(app: &App, caller: &Caller, query: GroupQuery) -> Result
             infos.push(group_info(&query.namespace, host, supplier, group));
         }
     }
-    Ok(json!({"process_group_infos": infos}))
+    Ok(GroupInfos { process_group_infos: infos })
 }

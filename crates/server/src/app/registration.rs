@@ -9,7 +9,7 @@ use crate::secret;
 use procfleet_core::access::Scope;
 use procfleet_core::id::TaskId;
 use procfleet_core::task::Request;
-use serde_json::Value;
+use procfleet_proto::http::result::Results;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub async fn carry_out(
     caller: &Caller,
     api: &'static str,
     requests: Vec<Request>,
-) -> Result<Value, AppError> {
+) -> Result<Results, AppError> {
     // Before it is looked for among the unfinished ones: grants may have been taken back since.
     access::permit(caller, &requests, &Scope::All)?;
     let call = serde_json::to_vec(&(&caller.app, api, &requests)).map_err(|_| AppError::Ending)?;

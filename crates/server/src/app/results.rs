@@ -6,9 +6,8 @@ use procfleet_core::access::Scope;
 use procfleet_core::id::{AgentId, BusinessId, TaskId};
 use procfleet_core::op::OpKind;
 use procfleet_core::task::Target;
-use procfleet_proto::http::job;
-use procfleet_proto::http::result::{About, OpResult};
-use serde_json::{Map, Value, json};
+use procfleet_proto::http::job::{self, JobResults};
+use procfleet_proto::http::result::{About, OpResult, Results};
 use std::collections::HashMap;
 
 /// Which generation of GSE's API asks: each names its keys in its own way, whoever made the task.
@@ -19,7 +18,12 @@ pub enum KeyStyle {
 }
 
 /// The data of `get_proc_operate_result` and `get_proc_operate_result_v2`.
-pub async fn by_key(app: &App, caller: &Caller, task_text: &str, style: KeyStyle) -> Result<Value, AppError> {
+pub async fn by_key(
+    app: &App,
+    caller: &Caller,
+    task_text: &str,
+    style: KeyStyle,
+) -> Result<Results, AppError> {
     let (task, ops) = find(app, caller, task_text).await?;
     let places = places(app, &task, &ops).await?;
     let rendered = tokio::task::spawn_blocking(move || {
@@ -31,9 +35,9 @@ pub async fn by_key(app: &App, caller: &Caller, task_text: &str, style: KeyStyle
             };
             let place = op.agent.as_ref().and_then(|agent| places.get(agent));
             let about = About { target: place.unwrap_or(&op.target), ..about(head, op) };
-            Some((key, json!(OpResult::new(about, op.outcome.as_ref()))))
+            Some((key, OpResult::new(about, op.outcome.as_ref())))
         });
-        Value::Object(results.collect::<Map<_, _>>())
+        results.collect()
     });
     rendered.await.map_err(|_| AppError::Ending)
 }
@@ -45,7 +49,7 @@ pub async fn by_job_key(
     caller: &Caller,
     task_text: &str,
     within: &Scope<BusinessId>,
-) -> Result<Value, AppError> {
+) -> Result<JobResults, AppError> {
     access::permit(caller, &[], within)?;
     let (task, ops) = find(app, caller, task_text).await?;
     let rendered = tokio::task::spawn_blocking(move || {

@@ -4,15 +4,14 @@ use super::{App, AppError, Caller, access};
 use crate::store::{Found, ProcFilter, ProcRecord};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
-use procfleet_proto::http::status::{Place, StatusQuery, SyncQuery, proc_info};
+use procfleet_proto::http::status::{Place, ProcInfoPage, ProcInfos, StatusQuery, SyncQuery, proc_info};
 use procfleet_proto::state::ProcReport;
-use serde_json::{Value, json};
 use std::collections::HashMap;
 use tracing::warn;
 
 /// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a host of another
 /// business there are none.
-pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Result<Value, AppError> {
+pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Result<ProcInfos, AppError> {
     access::permit_namespace(caller, &query.proc.namespace)?;
     let agents = app.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
     let agents: Vec<Option<AgentId>> = agents.into_iter().map(Found::agent).collect();
@@ -35,11 +34,11 @@ pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Resul
         let place = Place { proc: &record.proc, host: *hosts.get(agent)?, supplier, agent };
         query.labels.iter().all(bears).then(|| proc_info(place, &report))
     });
-    Ok(json!({"proc_infos": infos.collect::<Vec<_>>()}))
+    Ok(ProcInfos { proc_infos: infos.collect() })
 }
 
 /// `sync_proc_status`: all procs of a namespace, page by page.
-pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Result<Value, AppError> {
+pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Result<ProcInfoPage, AppError> {
     access::permit_namespace(caller, &query.namespace)?;
     let start = u64::try_from(query.start).unwrap_or(u64::MAX);
     let limit = u32::try_from(query.limit).unwrap_or(u32::MAX);
@@ -48,7 +47,7 @@ pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Resul
         let place = Place { proc: &record.proc, host: *host, supplier: 0, agent };
         Some(proc_info(place, &read(app, agent, record)?))
     });
-    Ok(json!({"count": page.count, "proc_infos": infos.collect::<Vec<_>>()}))
+    Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
 }
 
 async fn hosts(app: &App) -> Result<HashMap<AgentId, Host>, AppError> {

@@ -2,11 +2,10 @@
 
 use super::{App, AppError, Caller, results};
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::task_state::{StateQuery, render};
-use serde_json::Value;
+use procfleet_proto::http::task_state::{StateQuery, TaskState, render};
 use std::collections::HashSet;
 
-pub async fn of_task(app: &App, caller: &Caller, query: StateQuery) -> Result<Value, AppError> {
+pub async fn of_task(app: &App, caller: &Caller, query: StateQuery) -> Result<TaskState, AppError> {
     let (_, ops) = results::find(app, caller, &query.task).await?;
     let wanted: HashSet<String> = query.agents.into_iter().collect();
     let asked: Vec<_> = ops

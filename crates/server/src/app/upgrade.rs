@@ -9,10 +9,13 @@ use super::{App, AppError, Caller};
 use crate::store::Found;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
-use procfleet_proto::http::upgrade::render;
-use serde_json::Value;
+use procfleet_proto::http::upgrade::{Upgraded, render};
 
-pub async fn to_agent_id(app: &App, caller: &Caller, hosts: Vec<(Host, AgentId)>) -> Result<Value, AppError> {
+pub async fn to_agent_id(
+    app: &App,
+    caller: &Caller,
+    hosts: Vec<(Host, AgentId)>,
+) -> Result<Upgraded, AppError> {
     let targets: Vec<Target> = hosts.iter().map(|(host, _)| Target::Host(*host)).collect();
     let found = app.store.resolve_within(&targets, caller.rights.businesses()).await?;
     let so = hosts.into_iter().zip(found).map(|((host, id), found)| (host, found == Found::Agent(id)));

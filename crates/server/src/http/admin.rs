@@ -1,71 +1,62 @@
 //! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, the audit trail.
 
-use super::call::{Call, Family, serve};
+use super::call::Call;
 use super::error::CallError;
-use super::native::{fault, limit, text};
-use crate::app::{App, access, apps, audit, businesses, tokens, users, webhooks};
+use super::routes::Routes;
+use crate::app::{access, apps, audit, businesses, tokens, users, webhooks};
 use crate::store::AuditFilter;
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::response::Response;
-use axum::routing::{get, post};
 use procfleet_proto::http::events::WebhookRow;
+use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage;
-use procfleet_proto::http::native::{AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow};
-use procfleet_proto::http::native::{CreateToken, CreatedToken};
+use procfleet_proto::http::native::{
+    AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow, CreatedToken,
+};
+use procfleet_proto::http::query::{self, AuditQuery};
 use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
 use serde::Serialize;
 use std::pin::Pin;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/api/v1/apps", get(only("app_list", list_apps)).post(only("app_create", create_app)))
-        .route("/api/v1/apps/{code}", get(only("app_show", show_app)))
-        .route("/api/v1/apps/{code}/rotate", post(only("app_rotate", rotate_app)))
-        .route("/api/v1/apps/{code}/disable", post(only("app_disable", disable_app)))
-        .route("/api/v1/apps/{code}/enable", post(only("app_enable", enable_app)))
-        .route("/api/v1/apps/{code}/grant", post(only("app_grant", grant)))
-        .route("/api/v1/apps/{code}/revoke", post(only("app_revoke", revoke)))
-        .route("/api/v1/users", get(only("user_list", list_users)).post(only("user_create", create_user)))
-        .route("/api/v1/users/{name}/token", post(only("user_token", create_user_token)))
-        .route("/api/v1/users/{name}/disable", post(only("user_disable", disable_user)))
-        .route("/api/v1/users/{name}/enable", post(only("user_enable", enable_user)))
-        .route("/api/v1/users/{name}/revoke", post(only("user_revoke", revoke_user)))
-        .route("/api/v1/tokens", post(only("token_create", create_token)))
-        .route("/api/v1/agents/assign", post(only("agents_assign", assign_agents)))
-        .route(
-            "/api/v1/businesses",
-            get(only("business_list", list_businesses)).post(only("business_create", create_business)),
-        )
-        .route(
-            "/api/v1/business_sets",
-            get(only("business_set_list", list_sets)).post(only("business_set_create", create_set)),
-        )
-        .route("/api/v1/audit", get(only("audit", list_audit)))
-        .route(
-            "/api/v1/webhooks",
-            get(only("webhook_list", list_webhooks)).post(only("webhook_create", create_webhook)),
-        )
-        .route("/api/v1/webhooks/{id}/remove", post(only("webhook_remove", remove_webhook)))
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .get("app_list", "/api/v1/apps", only(list_apps))
+        .post("app_create", "/api/v1/apps", only(create_app))
+        .get("app_show", "/api/v1/apps/{code}", only(show_app))
+        .post("app_rotate", "/api/v1/apps/{code}/rotate", only(rotate_app))
+        .post("app_disable", "/api/v1/apps/{code}/disable", only(disable_app))
+        .post("app_enable", "/api/v1/apps/{code}/enable", only(enable_app))
+        .post("app_grant", "/api/v1/apps/{code}/grant", only(grant))
+        .post("app_revoke", "/api/v1/apps/{code}/revoke", only(revoke))
+        .get("user_list", "/api/v1/users", only(list_users))
+        .post("user_create", "/api/v1/users", only(create_user))
+        .post("user_token", "/api/v1/users/{name}/token", only(create_user_token))
+        .post("user_disable", "/api/v1/users/{name}/disable", only(disable_user))
+        .post("user_enable", "/api/v1/users/{name}/enable", only(enable_user))
+        .post("user_revoke", "/api/v1/users/{name}/revoke", only(revoke_user))
+        .post("token_create", "/api/v1/tokens", only(create_token))
+        .post("agents_assign", "/api/v1/agents/assign", only(assign_agents))
+        .get("business_list", "/api/v1/businesses", only(list_businesses))
+        .post("business_create", "/api/v1/businesses", only(create_business))
+        .get("business_set_list", "/api/v1/business_sets", only(list_sets))
+        .post("business_set_create", "/api/v1/business_sets", only(create_set))
+        .get("audit", "/api/v1/audit", only(list_audit))
+        .get("webhook_list", "/api/v1/webhooks", only(list_webhooks))
+        .post("webhook_create", "/api/v1/webhooks", only(create_webhook))
+        .post("webhook_remove", "/api/v1/webhooks/{id}/remove", only(remove_webhook))
 }
-
-type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 /// Lets administrators through to `act`, and nobody else.
 fn only<T, F>(
-    api: &'static str,
     act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
-) -> impl FnOnce(State<App>, Request) -> Answering + Clone + Send + Sync + 'static
+) -> impl FnOnce(Call) -> Pin<Box<dyn Future<Output = Result<T, CallError>> + Send>> + Clone + Send + Sync + 'static
 where
     T: Serialize + Send + 'static,
     F: Future<Output = Result<T, CallError>> + Send + 'static,
 {
-    move |State(app): State<App>, request: Request| -> Answering {
-        let act = move |call: Call| async move {
-            access::administrators_only(&call.caller, api)?;
+    move |call: Call| {
+        Box::pin(async move {
+            access::administrators_only(&call.caller, call.api)?;
             act(call).await
-        };
-        Box::pin(serve(app, Family::Gse, api, request, act))
+        })
     }
 }
 
@@ -139,13 +130,7 @@ fn user(call: &Call) -> String {
 }
 
 async fn create_token(call: Call) -> Result<CreatedToken, CallError> {
-    let Call { app, caller, mut body, .. } = call;
-    // The login may stand beside the request's own fields.
-    if let Some(fields) = body.as_object_mut() {
-        fields.retain(|name, _| !name.starts_with("bk_app_") && name != "bk_username" && name != "bk_token");
-    }
-    let wanted: CreateToken = serde_json::from_value(body).map_err(|error| fault("", error.to_string()))?;
-    Ok(tokens::create(&app, &caller, wanted).await?)
+    Ok(tokens::create(&call.app, &call.caller, manage::create_token(&call.body)?).await?)
 }
 
 async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
@@ -178,12 +163,16 @@ async fn create_webhook(call: Call) -> Result<WebhookRow, CallError> {
 }
 
 async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
-    let id = code(&call).parse().map_err(|_| fault("id", "must be a webhook's number"))?;
+    let id = code(&call).parse().map_err(|_| {
+        let mut faults = Faults::default();
+        faults.add("id", "must be a webhook's number");
+        faults
+    })?;
     webhooks::remove(&call.app, &call.caller, id).await?;
     Ok(webhooks::list(&call.app).await?)
 }
 
 async fn list_audit(call: Call) -> Result<Vec<AuditRow>, CallError> {
-    let filter = AuditFilter { app: text(&call, "app"), action: text(&call, "action") };
-    Ok(audit::list(&call.app, limit(&call, 50)?, filter).await?)
+    let AuditQuery { limit, app, action } = query::audit(&call.body)?;
+    Ok(audit::list(&call.app, limit, AuditFilter { app, action }).await?)
 }

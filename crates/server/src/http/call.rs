@@ -27,6 +27,7 @@ pub(super) enum Family {
 
 /// What a use case is given.
 pub(super) struct Call {
+    pub(super) api: &'static str,
     pub(super) app: App,
     pub(super) caller: Caller,
     /// The request's JSON object.
@@ -66,7 +67,7 @@ where
         let caller = login::check(&app, api, &parts.headers, &body, from).await?;
         let path = parts.uri.path().to_owned();
         let (asked, asking) = (app.clone(), caller.clone());
-        let answer = act(Call { app, caller, body, path, headers: parts.headers, share }).await;
+        let answer = act(Call { api, app, caller, body, path, headers: parts.headers, share }).await;
         if let Err(CallError::App(AppError::Denied(reason))) = &answer {
             access::record_denied(&asked, &asking, api, reason).await;
         }

@@ -1,22 +1,27 @@
 //! GSE's process and agent APIs, of both generations, under every path that their callers use.
 
-use super::call::{Call, Family, serve};
+use super::call::{Call, Family};
 use super::error::CallError;
 use super::idempotency;
+use super::routes::{Routes, enveloped};
 use crate::app::results::KeyStyle;
-use crate::app::{App, agents, process_groups, registration, results, status, task_state, upgrade};
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::response::Response;
-use axum::routing::any;
+use crate::app::{agents, process_groups, registration, results, status, task_state, upgrade};
 use procfleet_core::access::Scope;
+use procfleet_proto::http::agents::{AgentAlive, AgentDetails, AgentInfo, AgentState};
+use procfleet_proto::http::document;
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::operate::{self as operate_shape, Suppliers};
+use procfleet_proto::http::groups::GroupInfos;
+use procfleet_proto::http::keyed::Keyed;
+use procfleet_proto::http::operate::{self as operate_shape, Accepted, Suppliers};
+use procfleet_proto::http::result::Results;
+use procfleet_proto::http::status::{ProcInfoPage, ProcInfos};
+use procfleet_proto::http::task_state::TaskState;
+use procfleet_proto::http::upgrade::Upgraded;
 use procfleet_proto::http::{
     agents as agents_shape, groups as groups_shape, result as result_shape, status as status_shape,
 };
 use procfleet_proto::http::{task_state as task_state_shape, upgrade as upgrade_shape};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// The old gateway; the new one; the new one's own paths; and the path that two callers fall back to.
 const PROC_PREFIXES: [&str; 4] = [
@@ -101,7 +106,29 @@ impl Api {
         }
     }
 
-    async fn act(self, call: Call) -> Result<Value, CallError> {
+    /// What the document says of its answer; `act` gives nothing else.
+    fn answer(self) -> document::Answer {
+        match self {
+            Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => enveloped::<Accepted>(),
+            Api::GetProcOperateResult
+            | Api::GetProcOperateResultV2
+            | Api::RegisterProcInfo
+            | Api::UpdateProcInfo
+            | Api::UnregisterProcInfo
+            | Api::SetProcessGroupInfo => enveloped::<Results>(),
+            Api::GetProcessGroupInfo => enveloped::<GroupInfos>(),
+            Api::GetProcStatus | Api::GetProcStatusV2 => enveloped::<ProcInfos>(),
+            Api::SyncProcStatus => enveloped::<ProcInfoPage>(),
+            Api::GetAgentStatus => enveloped::<Keyed<AgentAlive>>(),
+            Api::GetAgentInfo => enveloped::<Keyed<AgentInfo>>(),
+            Api::UpgradeToAgentId => enveloped::<Upgraded>(),
+            Api::GetTaskState => enveloped::<TaskState>(),
+            Api::ListAgentState => enveloped::<Vec<AgentState>>(),
+            Api::ListAgentInfo => enveloped::<Vec<AgentDetails>>(),
+        }
+    }
+
+    async fn act(self, call: Call) -> Result<Answer, CallError> {
         let Call { app, caller, body, headers, .. } = call;
         match self {
             Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => {
@@ -113,7 +140,7 @@ impl Api {
                 let (requests, key) = Faults::of_both(requests, idempotency::key(&headers))?;
                 let task =
                     idempotency::submit(&app, &caller, self.name(), requests, &Scope::All, key).await?;
-                Ok(json!({"task_id": task.to_string()}))
+                Ok(Answer::Accepted(Accepted { task_id: task.to_string() }))
             }
             Api::RegisterProcInfo | Api::UpdateProcInfo | Api::UnregisterProcInfo => {
                 let requests = match self {
@@ -121,77 +148,93 @@ impl Api {
                     Api::UnregisterProcInfo => operate_shape::unregister_proc_info(&body)?,
                     _ => operate_shape::update_proc_info(&body)?,
                 };
-                Ok(registration::carry_out(&app, &caller, self.name(), requests).await?)
+                Ok(Answer::Results(registration::carry_out(&app, &caller, self.name(), requests).await?))
             }
             Api::SetProcessGroupInfo => {
                 let requests = groups_shape::set_process_group_info(&body)?;
-                Ok(registration::carry_out(&app, &caller, self.name(), requests).await?)
+                Ok(Answer::Results(registration::carry_out(&app, &caller, self.name(), requests).await?))
             }
             Api::GetProcessGroupInfo => {
                 let query = groups_shape::get_process_group_info(&body)?;
-                Ok(process_groups::of_targets(&app, &caller, query).await?)
+                Ok(Answer::Groups(process_groups::of_targets(&app, &caller, query).await?))
             }
             Api::GetProcOperateResult => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(results::by_key(&app, &caller, &task, KeyStyle::First).await?)
+                Ok(Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::First).await?))
             }
             Api::GetProcOperateResultV2 => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(results::by_key(&app, &caller, &task, KeyStyle::Second).await?)
+                Ok(Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::Second).await?))
             }
             Api::GetProcStatus => {
                 let query = status_shape::get_proc_status(&body, Suppliers::Required)?;
-                Ok(status::of_targets(&app, &caller, query).await?)
+                Ok(Answer::Procs(status::of_targets(&app, &caller, query).await?))
             }
             Api::GetProcStatusV2 => {
                 let query = status_shape::get_proc_status(&body, Suppliers::None)?;
-                Ok(status::of_targets(&app, &caller, query).await?)
+                Ok(Answer::Procs(status::of_targets(&app, &caller, query).await?))
             }
             Api::SyncProcStatus => {
-                Ok(status::of_namespace(&app, &caller, status_shape::sync_proc_status(&body)?).await?)
+                let query = status_shape::sync_proc_status(&body)?;
+                Ok(Answer::ProcPage(status::of_namespace(&app, &caller, query).await?))
             }
             Api::GetAgentStatus | Api::GetAgentInfo => {
                 let hosts = agents_shape::by_hosts(&body)?;
                 let known = agents::at_hosts(&app, &caller, &hosts, &Scope::All).await?;
                 let find = |host: &_| known.get(host).cloned();
                 Ok(match self {
-                    Api::GetAgentInfo => agents_shape::info(&hosts, find),
-                    _ => agents_shape::alive(&hosts, find),
+                    Api::GetAgentInfo => Answer::AgentInfo(agents_shape::info(&hosts, find)),
+                    _ => Answer::AgentsAlive(agents_shape::alive(&hosts, find)),
                 })
             }
             Api::UpgradeToAgentId => {
                 let hosts = upgrade_shape::upgrade_to_agent_id(&body)?;
-                Ok(upgrade::to_agent_id(&app, &caller, hosts).await?)
+                Ok(Answer::Upgraded(upgrade::to_agent_id(&app, &caller, hosts).await?))
             }
             Api::GetTaskState => {
                 let query = task_state_shape::get_task_state(&body)?;
-                Ok(task_state::of_task(&app, &caller, query).await?)
+                Ok(Answer::TaskState(task_state::of_task(&app, &caller, query).await?))
             }
             Api::ListAgentState => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Ok(known.iter().map(agents_shape::state).collect())
+                Ok(Answer::AgentStates(known.iter().map(agents_shape::state).collect()))
             }
             Api::ListAgentInfo => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Ok(known.iter().map(agents_shape::list_info).collect())
+                Ok(Answer::AgentDetails(known.iter().map(agents_shape::details).collect()))
             }
         }
     }
 }
 
-pub(super) fn routes() -> Router<App> {
+/// The `data` of an answer.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Answer {
+    Accepted(Accepted),
+    Results(Results),
+    Procs(ProcInfos),
+    ProcPage(ProcInfoPage),
+    AgentsAlive(Keyed<AgentAlive>),
+    AgentInfo(Keyed<AgentInfo>),
+    AgentStates(Vec<AgentState>),
+    AgentDetails(Vec<AgentDetails>),
+    Groups(GroupInfos),
+    Upgraded(Upgraded),
+    TaskState(TaskState),
+}
+
+pub(super) fn routes() -> Routes {
     let proc = PROC_PREFIXES.iter().flat_map(|prefix| Api::PROC.map(|api| (prefix, api)));
     let cluster = CLUSTER_PREFIXES.iter().flat_map(|prefix| Api::CLUSTER.map(|api| (prefix, api)));
     let task = TASK_PREFIXES.iter().flat_map(|prefix| Api::TASK.map(|api| (prefix, api)));
-    let mut router = Router::new();
+    let mut routes = Routes::default();
     for (prefix, api) in proc.chain(cluster).chain(task) {
-        let handler = any(move |State(app): State<App>, request: Request| handle(app, api, request));
-        let path = format!("{prefix}/{}", api.name());
-        router = router.route(&format!("{path}/"), handler.clone()).route(&path, handler);
+        for end in ["/", ""] {
+            let path = format!("{prefix}/{}{end}", api.name());
+            let act = move |call| api.act(call);
+            routes = routes.any(Family::Gse, api.name(), &path, api.answer(), act);
+        }
     }
-    router
-}
-
-async fn handle(app: App, api: Api, request: Request) -> Response {
-    serve(app, Family::Gse, api.name(), request, |call| api.act(call)).await
+    routes
 }

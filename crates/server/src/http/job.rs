@@ -1,16 +1,15 @@
 //! JOB's process and agent APIs, under every path that their callers use.
 
-use super::call::{Call, Family, serve};
+use super::call::{Call, Family};
 use super::error::CallError;
 use super::idempotency;
-use crate::app::{App, agents, results, scope};
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::response::Response;
-use axum::routing::any;
+use super::routes::{Routes, job_enveloped};
+use crate::app::{agents, results, scope};
+use procfleet_proto::http::agents::AgentAlive;
+use procfleet_proto::http::document;
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::job as shape;
-use serde_json::{Value, json};
+use procfleet_proto::http::job::{self as shape, Accepted, JobResults};
+use serde::Serialize;
 
 /// The gateway in both of its versions; where it finds JOB; and JOB's own paths.
 const PREFIXES: [&str; 6] = [
@@ -50,7 +49,16 @@ impl Api {
         self.name().trim_start_matches("job.")
     }
 
-    async fn act(self, call: Call) -> Result<Value, CallError> {
+    /// What the document says of its answer; `act` gives nothing else.
+    fn answer(self) -> document::Answer {
+        match self {
+            Api::OperateProc | Api::OperateProcess | Api::ManageProc => job_enveloped::<Accepted>(),
+            Api::GetProcResult => job_enveloped::<JobResults>(),
+            Api::GetAgentStatus => job_enveloped::<Vec<AgentAlive>>(),
+        }
+    }
+
+    async fn act(self, call: Call) -> Result<Answer, CallError> {
         let Call { app, caller, body, headers, .. } = call;
         match self {
             Api::OperateProc | Api::OperateProcess | Api::ManageProc => {
@@ -63,33 +71,40 @@ impl Api {
                 let within = scope::businesses(&app, &caller, asked.scope).await?;
                 let task =
                     idempotency::submit(&app, &caller, self.name(), asked.requests, &within, key).await?;
-                Ok(json!({"bk_gse_taskid": task.to_string()}))
+                Ok(Answer::Accepted(Accepted { bk_gse_taskid: task.to_string() }))
             }
             Api::GetProcResult => {
                 let (named, task) = shape::get_proc_result(&body)?;
                 let within = scope::businesses(&app, &caller, named).await?;
-                Ok(results::by_job_key(&app, &caller, &task, &within).await?)
+                Ok(Answer::Results(results::by_job_key(&app, &caller, &task, &within).await?))
             }
             Api::GetAgentStatus => {
                 let (named, hosts) = shape::get_agent_status(&body)?;
                 let within = scope::businesses(&app, &caller, named).await?;
                 let known = agents::at_hosts(&app, &caller, &hosts, &within).await?;
-                Ok(shape::alive(&hosts, |host| known.get(host).cloned()))
+                Ok(Answer::AgentsAlive(shape::alive(&hosts, |host| known.get(host).cloned())))
             }
         }
     }
 }
 
-pub(super) fn routes() -> Router<App> {
-    let mut router = Router::new();
-    for (prefix, api) in PREFIXES.iter().flat_map(|prefix| Api::ALL.map(|api| (prefix, api))) {
-        let handler = any(move |State(app): State<App>, request: Request| handle(app, api, request));
-        let path = format!("{prefix}/{}", api.path());
-        router = router.route(&format!("{path}/"), handler.clone()).route(&path, handler);
-    }
-    router
+/// The `data` of an answer.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Answer {
+    Accepted(Accepted),
+    Results(JobResults),
+    AgentsAlive(Vec<AgentAlive>),
 }
 
-async fn handle(app: App, api: Api, request: Request) -> Response {
-    serve(app, Family::Job, api.name(), request, |call| api.act(call)).await
+pub(super) fn routes() -> Routes {
+    let mut routes = Routes::default();
+    for (prefix, api) in PREFIXES.iter().flat_map(|prefix| Api::ALL.map(|api| (prefix, api))) {
+        for end in ["/", ""] {
+            let path = format!("{prefix}/{}{end}", api.path());
+            let act = move |call| api.act(call);
+            routes = routes.any(Family::Job, api.name(), &path, api.answer(), act);
+        }
+    }
+    routes
 }

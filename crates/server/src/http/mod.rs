@@ -3,6 +3,7 @@
 mod admin;
 mod body;
 mod call;
+pub mod document;
 mod error;
 mod gse;
 mod idempotency;
@@ -10,27 +11,35 @@ mod job;
 mod login;
 mod native;
 pub(crate) mod port;
+mod routes;
 
+use self::routes::Routes;
 use crate::app::App;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use procfleet_proto::http::document::Answer;
+
+const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Everything that the API's port serves.
 pub fn router(app: App) -> Router {
-    Router::new()
+    let room = axum::Extension(body::Room::new());
+    routes().router.fallback(call::no_such_api).layer(room).with_state(app)
+}
+
+fn routes() -> Routes {
+    Routes::default()
         .merge(gse::routes())
         .merge(job::routes())
         .merge(native::routes())
         .merge(admin::routes())
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .fallback(call::no_such_api)
-        .layer(axum::Extension(body::Room::new()))
-        .with_state(app)
+        .merge(document::routes())
+        .page("healthz", "/healthz", Answer::Text("text/plain; charset=utf-8"), get(healthz))
+        .page("readyz", "/readyz", Answer::Text("text/plain; charset=utf-8"), get(readyz))
+        .page("metrics", "/metrics", Answer::Text(METRICS), get(metrics))
 }
 
 /// The process is there.
@@ -47,6 +56,5 @@ async fn readyz(State(app): State<App>) -> impl IntoResponse {
 }
 
 async fn metrics(State(app): State<App>) -> impl IntoResponse {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.metrics.text())
+    ([(header::CONTENT_TYPE, METRICS)], app.metrics.text())
 }

@@ -1,16 +1,18 @@
 //! What JOB's APIs answer: the envelope, results, and which agents are there.
 
-use crate::http::agents::AgentView;
-use crate::http::content;
+use crate::http::agents::{AgentAlive, AgentView};
+use crate::http::content::{self, Rendered};
+use crate::http::keyed::Keyed;
 use crate::http::result::{About, OpResult as GseResult};
 use procfleet_core::code::Code;
 use procfleet_core::id::{Host, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
 
 /// The frame of every reply.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "JobAnswer_{T}")]
 pub struct Envelope<T> {
     pub result: bool,
     pub code: u32,
@@ -22,11 +24,29 @@ pub struct Envelope<T> {
     pub request_id: String,
 }
 
+/// The `data` of what makes a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Accepted {
+    pub bk_gse_taskid: String,
+}
+
+/// An object, and not a text as with GSE; without fields while the op is open.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum JobContent {
+    Rendered(Box<Rendered>),
+    Nothing(Nothing),
+}
+
+/// `{}`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Nothing {}
+
 /// One value of `get_proc_result`'s `result`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "JobOpResult")]
 pub struct OpResult {
-    /// An object, and not a text as with GSE; without fields while the op is open.
-    pub content: Value,
+    pub content: JobContent,
     pub error_code: u32,
     pub error_msg: String,
 }
@@ -35,11 +55,13 @@ impl OpResult {
     pub fn new(about: About<'_>, outcome: Option<&Outcome>) -> OpResult {
         let Some(outcome) = outcome else {
             let GseResult { error_code, error_msg, .. } = GseResult::handling();
-            return OpResult { content: json!({}), error_code, error_msg };
+            return OpResult { content: JobContent::Nothing(Nothing {}), error_code, error_msg };
         };
         let content = match about.kind {
             // GSE's own, whose content is empty there too.
-            OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => json!({}),
+            OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => {
+                JobContent::Nothing(Nothing {})
+            }
             OpKind::Start
             | OpKind::Stop
             | OpKind::Query
@@ -47,49 +69,50 @@ impl OpResult {
             | OpKind::Unhost
             | OpKind::Restart
             | OpKind::Reload
-            | OpKind::Kill => content(about, outcome),
+            | OpKind::Kill => JobContent::Rendered(Box::new(content(about, outcome))),
         };
         OpResult { content, error_code: outcome.code.number(), error_msg: outcome.message.clone() }
     }
 }
 
 /// The `data` of `get_proc_result`.
-pub fn results(results: impl IntoIterator<Item = (String, OpResult)>) -> Value {
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct JobResults {
+    /// 115 while any of them is open.
+    pub status: u32,
+    pub result: Keyed<OpResult>,
+}
+
+pub fn results(results: impl IntoIterator<Item = (String, OpResult)>) -> JobResults {
     let mut status = Code::Success;
-    let results = results.into_iter().map(|(key, result)| {
+    let results = results.into_iter().inspect(|(_, result)| {
         if result.error_code == Code::Handling.number() {
             status = Code::Handling;
         }
-        (key, json!(result))
     });
-    let results: Map<String, Value> = results.collect();
-    json!({"status": status.number(), "result": results})
+    let result = results.collect();
+    JobResults { status: status.number(), result }
 }
 
 /// The `data` of `get_agent_status`, in the order of the hosts, also for unknown ones.
-pub fn alive(hosts: &[Host], find: impl Fn(&Host) -> Option<AgentView>) -> Value {
-    let row = |host: &Host| {
-        json!({
-            "bk_cloud_id": host.cloud.0,
-            "ip": host.ip.to_string(),
-            "bk_agent_alive": u8::from(find(host).is_some_and(|agent| agent.connected)),
-        })
+pub fn alive(hosts: &[Host], find: impl Fn(&Host) -> Option<AgentView>) -> Vec<AgentAlive> {
+    let row = |host: &Host| AgentAlive {
+        ip: host.ip.to_string(),
+        bk_cloud_id: host.cloud.0,
+        bk_agent_alive: u8::from(find(host).is_some_and(|agent| agent.connected)),
     };
     hosts.iter().map(row).collect()
 }
 
 /// As GSE's, but a process is called by the name of its program, and has the one field more that JOB's document shows.
-fn content(about: About<'_>, outcome: &Outcome) -> Value {
+fn content(about: About<'_>, outcome: &Outcome) -> Rendered {
     let program = about.spec.map(|spec| &spec.identity.proc_name).filter(|name| !name.is_empty());
     let namespace = about.proc.namespace.clone();
     let shown = program.map(|name| ProcKey { namespace, name: name.clone() });
     let mut content = content::render(About { proc: shown.as_ref().unwrap_or(about.proc), ..about }, outcome);
-    // Looked up and not indexed, for an index would make what is not there.
-    for process in content.get_mut("process").and_then(Value::as_array_mut).into_iter().flatten() {
-        for instance in process.get_mut("instance").and_then(Value::as_array_mut).into_iter().flatten() {
-            // It is not measured here; its callers parse the text all the same.
-            instance["freeVMem"] = json!("0");
-        }
+    if let Rendered::Status(status) = &mut content {
+        let instances = status.process.iter_mut().flat_map(|process| &mut process.instance);
+        instances.for_each(|instance| instance.free_vmem = Some("0".to_owned()));
     }
     content
 }

@@ -9,17 +9,19 @@ mod info;
 mod scope;
 mod script;
 
-pub use answer::{Envelope, OpResult, alive, results};
+pub use answer::{Accepted, Envelope, JobResults, OpResult, alive, results};
 pub use scope::{NamedScope, ScopeOf};
 
 use super::fault::Faults;
-use super::operate::{check_size, finish, no_operation, read_host};
-use super::read::Reader;
+use super::operate::{OP_TYPES, check_size, finish, no_operation, read_host};
+use super::read::{Body, Reader};
 use info::Info;
 use procfleet_core::id::Host;
 use procfleet_core::op::OpKind;
 use procfleet_core::task::{Request, Target};
-use serde_json::Value;
+
+/// What `manage_proc` can be asked for.
+pub const HOSTING: [i64; 2] = [1, 2];
 
 /// What a call asks for, and which businesses it is about.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,32 +31,32 @@ pub struct Operation {
 }
 
 /// `operate_proc`: the commands are scripts beside the program, by their names.
-pub fn operate_proc(body: &Value) -> Result<Operation, Faults> {
-    operation(body, read_op_type, |element, _, faults| info::with_scripts(element, faults))
+pub fn operate_proc<'v>(body: impl Into<Body<'v>>) -> Result<Operation, Faults> {
+    operation(body.into(), read_op_type, |element, _, faults| info::with_scripts(element, faults))
 }
 
 /// `operate_process`: the commands are the caller's own.
-pub fn operate_process(body: &Value) -> Result<Operation, Faults> {
-    operation(body, read_op_type, info::with_commands)
+pub fn operate_process<'v>(body: impl Into<Body<'v>>) -> Result<Operation, Faults> {
+    operation(body.into(), read_op_type, info::with_commands)
 }
 
 /// `manage_proc`: from now on the agent keeps a process in its wanted state, or leaves it alone.
-pub fn manage_proc(body: &Value) -> Result<Operation, Faults> {
-    operation(body, read_hosting, info::to_be_hosted)
+pub fn manage_proc<'v>(body: impl Into<Body<'v>>) -> Result<Operation, Faults> {
+    operation(body.into(), read_hosting, info::to_be_hosted)
 }
 
 /// `get_proc_result`: the task id as text. Whether anybody issued it is not known here.
-pub fn get_proc_result(body: &Value) -> Result<(NamedScope, String), Faults> {
-    read_scoped(body, |reader, faults| reader.required_text("bk_gse_taskid", 128, faults))
+pub fn get_proc_result<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, String), Faults> {
+    read_scoped(body.into(), |reader, faults| reader.required_text("bk_gse_taskid", 128, faults))
 }
 
 /// `get_agent_status`: the hosts in the order of the request.
-pub fn get_agent_status(body: &Value) -> Result<(NamedScope, Vec<Host>), Faults> {
-    read_scoped(body, read_ip_list)
+pub fn get_agent_status<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, Vec<Host>), Faults> {
+    read_scoped(body.into(), read_ip_list)
 }
 
 fn operation(
-    body: &Value,
+    body: Body<'_>,
     read_kind: impl Fn(&Reader<'_>, &mut Faults) -> Option<OpKind>,
     read_info: impl Fn(&Reader<'_>, Option<OpKind>, &mut Faults) -> Info,
 ) -> Result<Operation, Faults> {
@@ -86,7 +88,7 @@ fn operation(
 
 /// The scope of a call and what else it says, or all of its faults.
 fn read_scoped<T>(
-    body: &Value,
+    body: Body<'_>,
     read: impl FnOnce(&Reader<'_>, &mut Faults) -> T,
 ) -> Result<(NamedScope, T), Faults> {
     let mut faults = Faults::default();
@@ -100,7 +102,8 @@ fn read_scoped<T>(
 }
 
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
-    let number = required_integer(reader, "op_type", faults)?;
+    reader.require("op_type", faults);
+    let number = reader.choice_or_text("op_type", &OP_TYPES, faults)?;
     let kind = u64::try_from(number).ok().and_then(OpKind::from_op_type);
     if kind.is_none() {
         faults.add(reader.path("op_type"), no_operation(number));
@@ -110,7 +113,8 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
 
 /// `manage_proc` has numbers of its own.
 fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
-    match required_integer(reader, "op_type", faults)? {
+    reader.require("op_type", faults);
+    match reader.choice_or_text("op_type", &HOSTING, faults)? {
         1 => Some(OpKind::Host),
         2 => Some(OpKind::Unhost),
         number => {
@@ -121,23 +125,13 @@ fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     }
 }
 
-fn required_integer(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<i64> {
-    if !reader.has(field) {
-        reader.missing(field, faults);
-    }
-    reader.integer_or_text(field, i64::MIN..=i64::MAX, faults)
-}
-
 fn read_ip_list(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
     present(reader, "ip_list", faults).iter().filter_map(|host| read_host(host, faults)).collect()
 }
 
 /// The objects of a list that must have some.
 fn present<'v>(reader: &Reader<'v>, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
-    if !reader.has(field) {
-        reader.missing(field, faults);
-        return Vec::new();
-    }
+    reader.require(field, faults);
     if reader.is_empty_list(field) {
         faults.add(reader.path(field), "must not be empty");
     }

@@ -25,8 +25,11 @@ const ID: &str = "bk_scope_id";
 
 /// `None`: there was a fault.
 pub(super) fn read(reader: &Reader<'_>, faults: &mut Faults) -> Option<NamedScope> {
-    let business = reader.has(BUSINESS).then(|| read_id(reader, BUSINESS, faults).map(BusinessId));
-    let scope = (reader.has(TYPE) || reader.has(ID)).then(|| read_pair(reader, faults));
+    reader.either(&[&[BUSINESS], &[TYPE, ID]]);
+    let business = read_id(reader, BUSINESS, faults).map(BusinessId);
+    let scope = read_pair(reader, faults);
+    let business = reader.has(BUSINESS).then_some(business);
+    let scope = (reader.has(TYPE) || reader.has(ID)).then_some(scope);
     match (business, scope) {
         (None, None) => {
             faults.add(BUSINESS, format!("is required (or {TYPE} and {ID})"));
@@ -46,10 +49,10 @@ pub(super) fn read(reader: &Reader<'_>, faults: &mut Faults) -> Option<NamedScop
 }
 
 fn read_pair(reader: &Reader<'_>, faults: &mut Faults) -> Option<ScopeOf> {
-    for field in [TYPE, ID] {
-        if !reader.has(field) {
-            reader.missing(field, faults);
-        }
+    match (reader.has(TYPE), reader.has(ID)) {
+        (true, false) => reader.missing(ID, faults),
+        (false, true) => reader.missing(TYPE, faults),
+        (true, true) | (false, false) => {}
     }
     let kind = reader.text(TYPE, 16, faults);
     let id = read_id(reader, ID, faults);

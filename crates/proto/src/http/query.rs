@@ -1,0 +1,135 @@
+//! What procfleet's own API is asked in a query: limits and filters. A whole number may come as a text there.
+
+use super::fault::Faults;
+use super::read::{Body, Reader};
+use procfleet_core::id::Host;
+use std::time::Duration;
+
+const LONGEST_NAME: usize = 256;
+/// The most rows that one call gets.
+const MOST_ROWS: i64 = 1_000;
+/// The longest that a caller may wait for something to change.
+const LONGEST_WAIT_MS: i64 = 30_000;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcsQuery {
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub host: Option<Host>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventsQuery {
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub kind: Option<String>,
+    pub host: Option<Host>,
+    /// `None`: the newest.
+    pub after: Option<u64>,
+    pub limit: u32,
+    /// With `after`: how long to wait for one.
+    pub wait: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditQuery {
+    pub limit: u32,
+    pub app: Option<String>,
+    pub action: Option<String>,
+}
+
+pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
+    read(body.into(), |reader, faults| ProcsQuery {
+        namespace: text(reader, "namespace", faults),
+        name: text(reader, "name", faults),
+        host: host(reader, faults),
+    })
+}
+
+pub fn events<'v>(body: impl Into<Body<'v>>) -> Result<EventsQuery, Faults> {
+    read(body.into(), |reader, faults| {
+        let after = reader.integer_or_text("after", 0..=i64::MAX, faults);
+        EventsQuery {
+            namespace: text(reader, "namespace", faults),
+            name: text(reader, "name", faults),
+            kind: text(reader, "kind", faults),
+            host: host(reader, faults),
+            after: after.and_then(|number| u64::try_from(number).ok()),
+            limit: limit(reader, 100, faults),
+            wait: wait(reader, faults),
+        }
+    })
+}
+
+/// How many tasks, the newest first.
+pub fn tasks<'v>(body: impl Into<Body<'v>>) -> Result<u32, Faults> {
+    read(body.into(), |reader, faults| limit(reader, 20, faults))
+}
+
+/// How long to wait for the task to change. Longer than the longest is the longest.
+pub fn task<'v>(body: impl Into<Body<'v>>) -> Result<Duration, Faults> {
+    read(body.into(), wait)
+}
+
+pub fn audit<'v>(body: impl Into<Body<'v>>) -> Result<AuditQuery, Faults> {
+    read(body.into(), |reader, faults| AuditQuery {
+        limit: limit(reader, 50, faults),
+        app: text(reader, "app", faults),
+        action: text(reader, "action", faults),
+    })
+}
+
+fn read<T>(body: Body<'_>, fields: impl FnOnce(&Reader<'_>, &mut Faults) -> T) -> Result<T, Faults> {
+    let mut faults = Faults::default();
+    let made = Reader::root(body, &mut faults).map(|reader| fields(&reader, &mut faults));
+    match made {
+        Some(made) if faults.is_empty() => Ok(made),
+        _ => Err(faults),
+    }
+}
+
+fn text(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<String> {
+    Some(reader.text(field, LONGEST_NAME, faults)).filter(|text| !text.is_empty())
+}
+
+fn host(reader: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
+    match text(reader, "host", faults)?.parse() {
+        Ok(host) => Some(host),
+        Err(reason) => {
+            faults.add("host", format!("{reason}"));
+            None
+        }
+    }
+}
+
+fn wait(reader: &Reader<'_>, faults: &mut Faults) -> Duration {
+    let wait = reader.integer_or_text("wait_ms", 0..=i64::MAX, faults).unwrap_or_default();
+    Duration::from_millis(u64::try_from(wait.min(LONGEST_WAIT_MS)).unwrap_or_default())
+}
+
+fn limit(reader: &Reader<'_>, default: u32, faults: &mut Faults) -> u32 {
+    let limit = reader.integer_or_text("limit", 1..=MOST_ROWS, faults);
+    limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn numbers_may_be_texts() {
+        for (sent, expected) in [
+            (json!({}), Ok(20)),
+            (json!({"limit": "5"}), Ok(5)),
+            (json!({"limit": 5}), Ok(5)),
+            (json!({"limit": ""}), Err("limit: must be an integer, not \"\"")),
+            (json!({"limit": "0"}), Err("limit: is 0, must be from 1 to 1000")),
+            (json!({"limit": "many"}), Err("limit: must be an integer, not \"many\"")),
+            (json!({"limit": true}), Err("limit: must be an integer, not a boolean")),
+        ] {
+            assert_eq!(tasks(&sent).map_err(|faults| faults.to_string()), expected.map_err(str::to_owned));
+        }
+        assert_eq!(task(&json!({"wait_ms": "99999"})), Ok(Duration::from_secs(30)));
+    }
+}

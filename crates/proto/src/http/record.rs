@@ -1,0 +1,136 @@
+//! What the reading code asks for, noted instead of read.
+//!
+//! A reader that is given a [`Recorder`] in place of a request finds nothing, and the recorder notes each field that it was
+//! asked for: its place, its kind, its bounds, and whether it must be there. The API's document is made from these notes,
+//! so that it says what the code does. Where the code branches on a value, several runs with values given are merged.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// The kind of a field, with its bounds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Shape {
+    Text {
+        longest: usize,
+    },
+    Integer(RangeInclusive<i64>),
+    /// One of these numbers.
+    Choice(&'static [i64]),
+    /// The same as numbers or texts.
+    IntegerOrText(RangeInclusive<i64>),
+    ChoiceOrText(&'static [i64]),
+    Number(RangeInclusive<f64>),
+    Flag,
+    Object,
+    Objects,
+    Texts,
+    Integers(RangeInclusive<i64>),
+    /// An object of texts, whose names are the caller's.
+    Labels,
+}
+
+/// How much a field must be there. The order is that of strictness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// It may be absent or `null`.
+    None,
+    Present,
+    /// It is there, and neither blank nor an empty list.
+    Filled,
+}
+
+/// Fields by their places (`spec.identity.user`, `hosts[].ip`), in the order in which they were first asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    pub fields: Vec<(String, Shape)>,
+    needs: BTreeMap<String, Need>,
+    /// One name and another for the same thing.
+    pub aliases: Vec<(String, String)>,
+    /// Of each group, the fields of at least one set are there.
+    pub groups: Vec<Vec<Vec<String>>>,
+    /// The only fields that are known, where others are refused.
+    pub only: Option<Vec<String>>,
+}
+
+impl Record {
+    pub fn need(&self, path: &str) -> Need {
+        self.needs.get(path).copied().unwrap_or(Need::None)
+    }
+
+    /// What holds in both: every field of either, and only the needs that are common.
+    #[must_use]
+    pub fn merged(mut self, other: Record) -> Record {
+        for (path, shape) in other.fields {
+            if self.fields.iter().all(|(known, _)| *known != path) {
+                self.fields.push((path, shape));
+            }
+        }
+        self.needs = self
+            .needs
+            .into_iter()
+            .filter_map(|(path, need)| Some((need.min(*other.needs.get(&path)?), path)))
+            .map(|(need, path)| (path, need))
+            .collect();
+        for alias in other.aliases {
+            if !self.aliases.contains(&alias) {
+                self.aliases.push(alias);
+            }
+        }
+        self.groups.retain(|group| other.groups.contains(group));
+        self.only = self.only.or(other.only);
+        self
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Recorder {
+    record: RefCell<Record>,
+    /// What the reader finds all the same: numbers by the field's own name.
+    given: Vec<(&'static str, i64)>,
+}
+
+impl Recorder {
+    pub fn with(given: &[(&'static str, i64)]) -> Recorder {
+        Recorder { given: given.to_vec(), ..Recorder::default() }
+    }
+
+    pub fn into_record(self) -> Record {
+        self.record.into_inner()
+    }
+
+    pub(super) fn given(&self, field: &str) -> Option<i64> {
+        self.given.iter().find(|(name, _)| *name == field).map(|(_, number)| *number)
+    }
+
+    pub(super) fn note(&self, path: String, shape: Shape) {
+        let mut record = self.record.borrow_mut();
+        if record.fields.iter().all(|(known, _)| *known != path) {
+            record.fields.push((path, shape));
+        }
+    }
+
+    pub(super) fn need(&self, path: String, need: Need) {
+        let mut record = self.record.borrow_mut();
+        let known = record.needs.entry(path).or_insert(need);
+        *known = need.max(*known);
+    }
+
+    pub(super) fn alias(&self, path: String, other: String) {
+        let mut record = self.record.borrow_mut();
+        if !record.aliases.contains(&(path.clone(), other.clone())) {
+            record.aliases.push((path, other));
+        }
+    }
+
+    pub(super) fn group(&self, sets: Vec<Vec<String>>) {
+        let mut record = self.record.borrow_mut();
+        if !record.groups.contains(&sets) {
+            record.groups.push(sets);
+        }
+    }
+
+    pub(super) fn only(&self, known: &[&str]) {
+        self.record.borrow_mut().only = Some(known.iter().map(|name| (*name).to_owned()).collect());
+    }
+}

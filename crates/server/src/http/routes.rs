@@ -1,0 +1,120 @@
+//! The one list of what is served: the router and the API's document are both made from it.
+
+use super::call::{Call, Family, serve};
+use super::error::CallError;
+use crate::app::App;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::{MethodRouter, any, get, post};
+use procfleet_proto::http::document::{Answer, Method, Served};
+use procfleet_proto::http::job;
+use procfleet_proto::http::native::Envelope;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::pin::Pin;
+
+/// A router in the making, and what it serves.
+#[derive(Default)]
+pub(super) struct Routes {
+    pub(super) router: Router<App>,
+    pub(super) served: Vec<Served>,
+}
+
+pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+impl Routes {
+    pub(super) fn get<T, F>(
+        self,
+        api: &'static str,
+        path: &str,
+        act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+    ) -> Routes
+    where
+        T: Serialize + JsonSchema + Send + 'static,
+        F: Future<Output = Result<T, CallError>> + Send + 'static,
+    {
+        self.add(api, Method::Get, path, enveloped::<T>(), get(handler(Family::Gse, api, act)))
+    }
+
+    pub(super) fn post<T, F>(
+        self,
+        api: &'static str,
+        path: &str,
+        act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+    ) -> Routes
+    where
+        T: Serialize + JsonSchema + Send + 'static,
+        F: Future<Output = Result<T, CallError>> + Send + 'static,
+    {
+        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, act)))
+    }
+
+    /// Under whatever method a caller uses. The first path of an API is its main one.
+    pub(super) fn any<T, F>(
+        self,
+        family: Family,
+        api: &'static str,
+        path: &str,
+        answer: Answer,
+        act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+    ) -> Routes
+    where
+        T: Serialize + Send + 'static,
+        F: Future<Output = Result<T, CallError>> + Send + 'static,
+    {
+        self.add(api, Method::Any, path, answer, any(handler(family, api, act)))
+    }
+
+    /// What has no envelope around it.
+    pub(super) fn page(
+        self,
+        api: &'static str,
+        path: &str,
+        answer: Answer,
+        handler: MethodRouter<App>,
+    ) -> Routes {
+        self.add(api, Method::Get, path, answer, handler)
+    }
+
+    pub(super) fn merge(mut self, other: Routes) -> Routes {
+        self.served.extend(other.served);
+        Routes { router: self.router.merge(other.router), served: self.served }
+    }
+
+    fn add(
+        mut self,
+        api: &'static str,
+        method: Method,
+        path: &str,
+        answer: Answer,
+        handler: MethodRouter<App>,
+    ) -> Routes {
+        self.served.push(Served { api, method, path: path.to_owned(), answer });
+        Routes { router: self.router.route(path, handler), served: self.served }
+    }
+}
+
+/// The answer to a call whose `data` is a `T`.
+pub(super) fn enveloped<T: JsonSchema>() -> Answer {
+    Answer::Json(|generator| generator.subschema_for::<Envelope<T>>())
+}
+
+/// The same in JOB's envelope.
+pub(super) fn job_enveloped<T: JsonSchema>() -> Answer {
+    Answer::Json(|generator| generator.subschema_for::<job::Envelope<T>>())
+}
+
+fn handler<T, F>(
+    family: Family,
+    api: &'static str,
+    act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+) -> impl FnOnce(State<App>, Request) -> Answering + Clone + Send + Sync + 'static
+where
+    T: Serialize + Send + 'static,
+    F: Future<Output = Result<T, CallError>> + Send + 'static,
+{
+    move |State(app): State<App>, request: Request| -> Answering {
+        Box::pin(serve(app, family, api, request, act))
+    }
+}
