@@ -6,6 +6,7 @@
 //! The serde form is the one format in which a spec is stored (server, agent journal) and sent (link). A field that
 //! an older peer does not know is ignored there, and one that it does not send has its default here.
 
+use crate::id::ProcKey;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,10 +31,18 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// The proc that this spec is about and which instance of it, where the proc is called so. One that the spec does not
+    /// count is a proc of its own that merely has such a name.
+    pub fn instance(&self, key: &ProcKey) -> (ProcKey, u32) {
+        match key.whole() {
+            (proc, number) if number <= self.instances.0 => (proc, number),
+            _ => (key.clone(), 1),
+        }
+    }
+
     /// The spec of one instance of many: the second and further ones have pid files of their own.
     #[must_use]
     pub fn of_instance(mut self, number: u32) -> Spec {
-        // One that the spec does not count is a proc of its own that is merely called so.
         let counted = (2..=self.instances.0).contains(&number);
         if counted && !self.identity.pid_path.is_empty() {
             self.identity.pid_path.push_str(&format!(".{number}"));
@@ -243,5 +252,10 @@ mod tests {
         assert_eq!(path("/run/web.pid", 3, 2), "/run/web.pid.2");
         assert_eq!(path("/run/web.pid", 3, 4), "/run/web.pid", "a proc that is merely called so");
         assert_eq!(path("", 3, 2), "");
+        let spec = Spec { instances: Instances(3), ..Spec::default() };
+        let key = |name: &str| ProcKey { namespace: "web".to_owned(), name: name.to_owned() };
+        assert_eq!(spec.instance(&key("nginx")), (key("nginx"), 1));
+        assert_eq!(spec.instance(&key("nginx#3")), (key("nginx"), 3));
+        assert_eq!(spec.instance(&key("nginx#4")), (key("nginx#4"), 1));
     }
 }

@@ -7,7 +7,7 @@
 
 use super::output::escape;
 use super::user::Account;
-use procfleet_core::ProcKey;
+use procfleet_core::{ProcKey, Spec};
 use rustix::fs::OFlags;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -25,7 +25,8 @@ pub(super) struct Log {
 }
 
 /// `None`: the spec names no folder for logs. An error says what is wrong with the folder that it names.
-pub(super) fn open(log_path: &str, key: &ProcKey, account: &Account) -> Result<Option<Log>, String> {
+pub(super) fn open(spec: &Spec, key: &ProcKey, account: &Account) -> Result<Option<Log>, String> {
+    let log_path = spec.identity.log_path.as_str();
     let folder = Path::new(log_path);
     let is_folder = log_path.ends_with('/') || fs::metadata(folder).is_ok_and(|data| data.is_dir());
     if log_path.is_empty() || !is_folder {
@@ -34,7 +35,7 @@ pub(super) fn open(log_path: &str, key: &ProcKey, account: &Account) -> Result<O
     if !folder.is_absolute() {
         return Err(format!("log_path {log_path:?} is not an absolute path"));
     }
-    let path = folder.join(file_name(key));
+    let path = folder.join(file_name(spec.instance(key)));
     let opened = account.with_its_rights(|| {
         match DirBuilder::new().mode(0o755).create(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -67,8 +68,7 @@ fn append_to(path: &Path) -> io::Result<Log> {
 }
 
 /// `web.log`, and `web.2.log` for the second instance.
-fn file_name(key: &ProcKey) -> String {
-    let (proc, instance) = key.whole();
+fn file_name((proc, instance): (ProcKey, u32)) -> String {
     let mut name = escape(&proc.name);
     name.truncate(NAME_LIMIT);
     match instance {

@@ -249,7 +249,7 @@ impl Hands {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
             self.note.clear();
-            match log::open(&spec.identity.log_path, &self.key, launch.account()) {
+            match log::open(spec, &self.key, launch.account()) {
                 Ok(Some(log)) => return Output::Log(log),
                 Ok(None) => {}
                 Err(reason) => {

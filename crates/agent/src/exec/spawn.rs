@@ -180,7 +180,7 @@ fn on_path(name: &str, path: &str) -> Option<PathBuf> {
 
 /// What a command may want to know of its spec. What the spec leaves empty is not there at all.
 fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
-    let (proc, instance) = key.whole();
+    let (proc, instance) = spec.instance(key);
     let (identity, job) = (&spec.identity, &spec.job);
     let mut facts = vec![
         ("PROCFLEET_NAMESPACE", proc.namespace),
@@ -231,6 +231,7 @@ fn folder(setup_path: &str) -> Result<CString, NotStarted> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfleet_core::spec::Instances;
 
     #[test]
     fn a_script_needs_what_reads_it() {
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn a_command_learns_what_its_spec_says() {
         let key = ProcKey { namespace: "web".to_owned(), name: "nginx#3".to_owned() };
-        let mut spec = Spec { report_id: Some(0), ..Spec::default() };
+        let mut spec = Spec { report_id: Some(0), instances: Instances(3), ..Spec::default() };
         let names = |spec: &Spec| facts(&key, spec).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         let always = ["PROCFLEET_NAMESPACE", "PROCFLEET_NAME", "PROCFLEET_INSTANCE", "PROCFLEET_REPORT_ID"];
         assert_eq!(names(&spec), always);

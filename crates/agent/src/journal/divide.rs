@@ -2,7 +2,7 @@
 //!
 //! It is read in the transaction that writes the order down, so that an order finds the instances of those before it.
 
-use procfleet_core::id::ProcKey;
+use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order};
 use procfleet_core::parts::{self, Known};
 use procfleet_core::spec::{Instances, Spec};
@@ -50,22 +50,33 @@ pub(super) fn divide(
     Ok(concerned.into_iter().map(part).collect())
 }
 
-/// Those that have a record or an order without an outcome.
+/// Those that have a record or an order without an outcome. A proc of its own that is merely called like an instance is none:
+/// nobody who stops the one means the other.
 fn instances(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
-    let mut statement = t.prepare_cached(
-        "SELECT name FROM procs WHERE namespace = ?1 AND name >= ?2 AND name < ?3
-         UNION SELECT name FROM ops
-         WHERE confirmed = 0 AND state < 2 AND namespace = ?1 AND name >= ?2 AND name < ?3",
-    )?;
     // All names that begin with the proc's and a number sign; the dollar sign is the next character.
     let (from, to) = (format!("{}#", key.name), format!("{}$", key.name));
-    let names = statement.query_map(params![key.namespace, from, to], |row| row.get(0))?;
+    let named = |name: String| ProcKey { namespace: key.namespace.clone(), name };
     let mut instances = BTreeSet::new();
-    for name in names {
-        let (whole, number) = ProcKey { namespace: key.namespace.clone(), name: name? }.whole();
-        if whole == *key {
-            instances.insert(number);
-        }
+
+    let mut statement =
+        t.prepare_cached("SELECT name, record FROM procs WHERE namespace = ?1 AND name >= ?2 AND name < ?3")?;
+    let mut rows = statement.query(params![key.namespace, from, to])?;
+    while let Some(row) = rows.next()? {
+        let (name, record): (String, String) = (row.get(0)?, row.get(1)?);
+        let Ok(record) = serde_json::from_str::<Record>(&record) else { continue };
+        let (proc, number) = record.spec.instance(&named(name));
+        instances.extend((proc == *key).then_some(number));
+    }
+
+    let mut statement = t.prepare_cached(
+        "SELECT name, op FROM ops
+         WHERE confirmed = 0 AND state < 2 AND namespace = ?1 AND name >= ?2 AND name < ?3",
+    )?;
+    let mut rows = statement.query(params![key.namespace, from, to])?;
+    while let Some(row) = rows.next()? {
+        let (name, op): (String, String) = (row.get(0)?, row.get(1)?);
+        let part = op.parse::<OpId>().ok().and_then(|op| op.whole().1);
+        instances.extend(part.filter(|number| named(name) == key.instance(*number)));
     }
     Ok(instances)
 }

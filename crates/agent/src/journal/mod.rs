@@ -697,11 +697,12 @@ mod tests {
             journal.write(&key("a"), &ops, &Known::default()).await;
         }
         assert_eq!(accept("a", numbered(4, OpKind::Stop, None)).await, "a", "none is left");
-        let stored = Record { spec: Spec { instances: Instances(3), ..Spec::default() }, ..record() };
-        for name in ["a", "a#2", "a#5", "a#x", "ab"] {
-            journal.write(&key(name), &[Write::Record(Box::new(stored.clone()))], &Known::default()).await;
+        for (name, instances) in [("a", 3), ("a#2", 3), ("a#5", 5), ("a#7", 1), ("a#x", 9), ("ab", 9)] {
+            let spec = Spec { instances: Instances(instances), ..Spec::default() };
+            let stored = Write::Record(Box::new(Record { spec, ..record() }));
+            journal.write(&key(name), &[stored], &Known::default()).await;
         }
-        assert_eq!(accept("a", numbered(5, OpKind::Query, None)).await, "a a#2 a#5");
+        assert_eq!(accept("a", numbered(5, OpKind::Query, None)).await, "a a#2 a#5", "a#7 is another proc");
         assert_eq!(accept("a", numbered(6, OpKind::Restart, None)).await, "a a#2 a#3");
         assert_eq!(accept("a", numbered(7, OpKind::Host, Some(1))).await, "a");
         assert_eq!(accept("a#2", numbered(8, OpKind::Restart, Some(3))).await, "a#2", "it alone");

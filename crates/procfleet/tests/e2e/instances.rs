@@ -164,6 +164,22 @@ fn a_smaller_number_leaves_the_surplus_alone() {
     assert_eq!((running(&two).len(), runs(&two).as_str()), (2, "1112223"));
 }
 
+/// A proc of its own may be called like an instance of another.
+#[test]
+fn a_proc_that_is_merely_called_so_is_none_of_the_instances() {
+    let up = up();
+    let proc = with_instances(up.proc("web").starts(FOREGROUND), 1);
+    let namesake = alone(&proc, 2).control("start_cmd", "echo $PROCFLEET_NAME >> names; exec ./web 1000");
+    let tasks = [proc.submit(Op::Start), namesake.submit(Op::Start)];
+    tasks.iter().for_each(|task| _ = task.outcome().assert_success());
+    let (own, other) = (running(&proc), running(&namesake));
+    assert_eq!((own.len(), other.len(), proc.read("names").as_str()), (1, 1, "web#2\n"));
+    proc.op(Op::Stop).assert_success();
+    assert!(!is_running(own[0]) && is_running(other[0]), "it is left alone");
+    proc.op(Op::Kill).assert(829, "no need to kill");
+    assert_eq!(running(&namesake), other);
+}
+
 /// One has been started and is being checked, one has begun, and then the agent dies.
 #[test]
 fn the_agent_dies_in_the_middle_of_a_start() {
