@@ -2,10 +2,19 @@
 
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{Instances, Kind, Schedule};
-use procfleet_core::task::Target;
-use procfleet_proto::http::operate::{operate_proc_multi, operate_proc_v2};
+use procfleet_core::task::{Request, Target};
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::operate;
 use serde_json::{Value, json};
 use std::time::Duration;
+
+fn operate_proc_v2(body: &Value) -> Result<Vec<Request>, Faults> {
+    operate::operate_proc_v2(body).map(|asked| asked.requests)
+}
+
+fn operate_proc_multi(body: &Value) -> Result<Vec<Request>, Faults> {
+    operate::operate_proc_multi(body).map(|asked| asked.requests)
+}
 
 /// The example request of the API's own document.
 fn seed() -> Value {
@@ -318,4 +327,29 @@ fn a_spec_that_fits_no_frame_is_refused() {
     body["spec"]["control"]["stop_cmd"] = json!(long);
     let text = operate_proc_v2(&body).expect_err("too large").to_string();
     assert!(text.starts_with("spec: has "), "{text}");
+}
+
+#[test]
+fn what_is_reserved_is_warned_of() {
+    let warnings = |body: &Value| operate::operate_proc_v2(body).expect("accepted").warnings.to_string();
+    assert_eq!(warnings(&seed()), "");
+    assert_eq!(warnings(&seed_with("/spec/resource", json!({"disk": 0, "net": 0, "fd": 10}))), "");
+    assert_eq!(
+        warnings(&seed_with("/spec/identity/index_key", json!("k"))),
+        "; warning: spec.identity.index_key: reserved, the process is known by its namespace and name"
+    );
+    assert_eq!(
+        warnings(&seed_with("/spec/resource", json!({"cpu": 10.0, "disk": 100, "net": 7}))),
+        "; warning: spec.resource.disk: reserved, no limit is enforced (100 was sent)\
+         ; warning: spec.resource.net: reserved, no limit is enforced (7 was sent)"
+    );
+    let element = |n: u32| {
+        let mut one = seed_with("/spec/resource", json!({"disk": 1}));
+        one["meta"]["name"] = json!(n.to_string());
+        one
+    };
+    let many = json!({"proc_operate_req": (0..7).map(element).collect::<Vec<_>>()});
+    let said = operate::operate_proc_multi(&many).expect("accepted").warnings.to_string();
+    assert!(said.starts_with("; warning: proc_operate_req[0].spec.resource.disk: "), "{said}");
+    assert!(said.ends_with("; and 2 more warnings"), "{said}");
 }

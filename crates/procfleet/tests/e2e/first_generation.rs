@@ -1,7 +1,7 @@
 //! GSE's first generation: processes are registered, then operated by name; keys name a supplier.
 
 use crate::up;
-use procfleet_testkit::{PATIENCE, Proc, Signal, Up, is_running, kill, programs, wait_for, wait_until};
+use procfleet_testkit::{Op, PATIENCE, Proc, Signal, Up, is_running, kill, programs, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ const GSE: &str = "/api/c/compapi/v2/gse";
 
 /// The body of `register_proc_info`: the spec of a proc, by supplier, with limits, and the policy under its old name.
 fn info(proc: &Proc) -> Value {
-    let mut body = proc.body(procfleet_testkit::Op::Start);
+    let mut body = proc.body(Op::Start);
     let fields = body.as_object_mut().expect("an object");
     fields.remove("op_type");
     fields.insert("hosts".to_owned(), json!([{"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 2}]));
@@ -91,6 +91,28 @@ fn an_update_replaces_what_is_started_next() {
     let mended = up.proc("changing").starts(&programs::foreground());
     assert_eq!(result(&up, &mended, "update_proc_info", info(&mended)).0, 0);
     assert_eq!(operate(&up, &mended, 0)["error_code"], 0);
+}
+
+/// `disk` and `net` are reserved: they are accepted, and their sender is told that nothing comes of them.
+#[test]
+fn reserved_limits_are_answered_with_a_warning() {
+    let up = up();
+    let proc = up.proc("reserved").starts(&programs::foreground());
+    let said = |api: &str, body: Value| {
+        let answer = up.client.post(&format!("{GSE}/{api}/"), body);
+        answer.data();
+        answer.body["message"].as_str().expect("a message").to_owned()
+    };
+    let mut body = info(&proc);
+    body["spec"]["resource"] = json!({"cpu": 10.0, "mem": 10.0, "fd": 10000, "disk": 0, "net": 0});
+    assert_eq!(said("register_proc_info", body.clone()), "success");
+    body["spec"]["resource"]["disk"] = json!(100);
+    let disk = "success; warning: spec.resource.disk: reserved, no limit is enforced (100 was sent)";
+    assert_eq!(said("update_proc_info", body.clone()), disk);
+    let mut query = proc.body(Op::Query);
+    query["spec"]["resource"] = json!({"net": 7});
+    let net = "success; warning: spec.resource.net: reserved, no limit is enforced (7 was sent)";
+    assert_eq!(said("operate_proc_v2", query), net);
 }
 
 #[test]

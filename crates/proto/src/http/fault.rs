@@ -1,4 +1,4 @@
-//! Everything that is wrong with a request, each with its place.
+//! Everything that is wrong with a request, each with its place; and what its sender should know though nothing is.
 
 use std::fmt;
 
@@ -19,17 +19,33 @@ pub enum Reason {
     Other(String),
 }
 
-/// At least one fault.
+/// At least one fault, where it is an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults {
+    list: Vec<Fault>,
+    warnings: Warnings,
+}
+
+/// What was accepted and has no effect, each with its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Warnings(Vec<(String, String)>);
 
 impl Faults {
     pub fn add(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.0.push(Fault { path: path.into(), reason: Reason::Other(reason.into()) });
+        self.list.push(Fault { path: path.into(), reason: Reason::Other(reason.into()) });
     }
 
     pub fn add_unknown_op(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.0.push(Fault { path: path.into(), reason: Reason::UnknownOp(reason.into()) });
+        self.list.push(Fault { path: path.into(), reason: Reason::UnknownOp(reason.into()) });
+    }
+
+    /// Nothing is wrong with it, but its sender may expect more than it does.
+    pub fn warn(&mut self, path: impl Into<String>, reason: impl Into<String>) {
+        self.warnings.0.push((path.into(), reason.into()));
+    }
+
+    pub fn take_warnings(&mut self) -> Warnings {
+        std::mem::take(&mut self.warnings)
     }
 
     /// Both, or what is wrong with either of them.
@@ -37,30 +53,30 @@ impl Faults {
         match (one, other) {
             (Ok(one), Ok(other)) => Ok((one, other)),
             (Err(faults), Ok(_)) | (Ok(_), Err(faults)) => Err(faults),
-            (Err(Faults(mut faults)), Err(Faults(others))) => {
-                faults.extend(others);
-                Err(Faults(faults))
+            (Err(mut faults), Err(others)) => {
+                faults.list.extend(others.list);
+                Err(faults)
             }
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     pub fn list(&self) -> &[Fault] {
-        &self.0
+        &self.list
     }
 
     /// Whether an unknown operation is all that is wrong: GSE has a code for that.
     pub fn only_unknown_op(&self) -> bool {
-        self.0.iter().all(|fault| matches!(fault.reason, Reason::UnknownOp(_)))
+        self.list.iter().all(|fault| matches!(fault.reason, Reason::UnknownOp(_)))
     }
 }
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, fault) in self.0.iter().take(SHOWN).enumerate() {
+        for (place, fault) in self.list.iter().take(SHOWN).enumerate() {
             if place > 0 {
                 f.write_str("; ")?;
             }
@@ -71,9 +87,25 @@ impl fmt::Display for Faults {
                 Reason::UnknownOp(reason) | Reason::Other(reason) => f.write_str(reason)?,
             }
         }
-        match self.0.len().saturating_sub(SHOWN) {
+        match self.list.len().saturating_sub(SHOWN) {
             0 => Ok(()),
             more => write!(f, "; and {more} more faults"),
+        }
+    }
+}
+
+/// How many are shown; the rest are most likely the same of other processes.
+const WARNED: usize = 5;
+
+/// As it follows on `success`; empty if there is nothing to say.
+impl fmt::Display for Warnings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (path, reason) in self.0.iter().take(WARNED) {
+            write!(f, "; warning: {path}: {reason}")?;
+        }
+        match self.0.len().saturating_sub(WARNED) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more warnings"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
-use super::fault::Faults;
+use super::fault::{Faults, Warnings};
 use super::read::{Body, Reader};
 use crate::cron::CronRule;
 use procfleet_core::id::{CloudId, Host, ProcKey};
@@ -36,6 +36,13 @@ pub enum Suppliers {
     Required,
 }
 
+/// What a call asks for, and what its caller should know about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    pub requests: Vec<Request>,
+    pub warnings: Warnings,
+}
+
 /// The answer to a call that made a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Accepted {
@@ -43,56 +50,56 @@ pub struct Accepted {
 }
 
 /// `operate_proc_v2`: one process on many hosts.
-pub fn operate_proc_v2<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn operate_proc_v2<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
     operate(body.into(), Suppliers::None)
 }
 
 /// `operate_proc`, the first generation: the same, by supplier, and usually without a spec.
-pub fn operate_proc<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn operate_proc<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
     operate(body.into(), Suppliers::Required)
 }
 
-fn operate(body: Body<'_>, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
+fn operate(body: Body<'_>, suppliers: Suppliers) -> Result<Asked, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let kind = read_op_type(&reader, &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
-    finish(request.into_iter().collect(), faults, |_| String::new())
+    asked(request.into_iter().collect(), faults, |_| String::new())
 }
 
 /// `register_proc_info`: makes a spec known. The first generation's document requires limits.
-pub fn register_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn register_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
     keep_info(body.into(), OpKind::Register, Suppliers::Required)
 }
 
 /// `update_proc_info`: the same, or replaces it. Its callers name hosts with and without a supplier.
-pub fn update_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn update_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
     keep_info(body.into(), OpKind::Update, Suppliers::Optional)
 }
 
-fn keep_info(body: Body<'_>, kind: OpKind, suppliers: Suppliers) -> Result<Vec<Request>, Faults> {
+fn keep_info(body: Body<'_>, kind: OpKind, suppliers: Suppliers) -> Result<Asked, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         reader.require("spec", &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
-    finish(request.into_iter().collect(), faults, |_| String::new())
+    asked(request.into_iter().collect(), faults, |_| String::new())
 }
 
 /// `unregister_proc_info`: only a name and hosts.
-pub fn unregister_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn unregister_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let (proc, _) = read_meta(&reader, &mut faults);
         let targets = read_targets(&reader, Suppliers::Required, &mut faults);
         Request { proc, kind: OpKind::Unregister, spec: None, targets }
     });
-    finish(request.into_iter().collect(), faults, |_| String::new())
+    asked(request.into_iter().collect(), faults, |_| String::new())
 }
 
 /// `operate_proc_multi`: many such requests in one task.
-pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let elements = reader.required_objects("proc_operate_req", &mut faults);
@@ -103,7 +110,16 @@ pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>,
             read_request(element, kind, Suppliers::None, &mut faults)
         })
         .collect();
-    finish(requests, faults, |place| format!("proc_operate_req[{place}]"))
+    asked(requests, faults, |place| format!("proc_operate_req[{place}]"))
+}
+
+fn asked(
+    requests: Vec<Request>,
+    mut faults: Faults,
+    path: impl Fn(usize) -> String,
+) -> Result<Asked, Faults> {
+    let warnings = faults.take_warnings();
+    finish(requests, faults, path).map(|requests| Asked { requests, warnings })
 }
 
 /// What only shows when all elements are read: too many ops, or two for one key.
@@ -295,6 +311,10 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
     if !lenient {
         r.require("pid_path", faults);
     }
+    let index_key = r.text("index_key", LONGEST_PATH, faults);
+    if !index_key.trim().is_empty() {
+        faults.warn(r.path("index_key"), "reserved, the process is known by its namespace and name");
+    }
     Identity {
         proc_name: needed("proc_name", LONGEST_NAME, faults),
         setup_path: needed("setup_path", LONGEST_PATH, faults),
@@ -302,7 +322,7 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
         config_path: r.text("config_path", LONGEST_PATH, faults),
         log_path: r.text("log_path", LONGEST_PATH, faults),
         user: needed("user", LONGEST_NAME, faults),
-        index_key: r.text("index_key", LONGEST_PATH, faults),
+        index_key,
     }
 }
 
@@ -333,7 +353,9 @@ fn read_resource(r: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Resource 
     let (cpu, mem) = (per_cent("cpu"), per_cent("mem"));
     let fd = r.integer("fd", 0..=i64::MAX, faults).and_then(|fd| u64::try_from(fd).ok()).filter(|fd| *fd > 0);
     for reserved in ["disk", "net"] {
-        r.integer(reserved, 0..=i64::MAX, faults);
+        if let Some(sent @ 1..) = r.integer(reserved, 0..=i64::MAX, faults) {
+            faults.warn(r.path(reserved), format!("reserved, no limit is enforced ({sent} was sent)"));
+        }
     }
     Resource { cpu, mem, fd }
 }

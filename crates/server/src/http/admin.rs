@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use super::error::CallError;
-use super::routes::Routes;
+use super::routes::{Acting, Routes};
 use crate::app::{access, apps, audit, businesses, tokens, users, webhooks};
 use crate::store::AuditFilter;
 use procfleet_proto::http::events::WebhookRow;
@@ -14,7 +14,6 @@ use procfleet_proto::http::native::{
 use procfleet_proto::http::query::{self, AuditQuery};
 use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
 use serde::Serialize;
-use std::pin::Pin;
 
 pub(super) fn routes() -> Routes {
     Routes::default()
@@ -47,7 +46,7 @@ pub(super) fn routes() -> Routes {
 /// Lets administrators through to `act`, and nobody else.
 fn only<T, F>(
     act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
-) -> impl FnOnce(Call) -> Pin<Box<dyn Future<Output = Result<T, CallError>> + Send>> + Clone + Send + Sync + 'static
+) -> impl FnOnce(Call) -> Acting<T> + Clone + Send + Sync + 'static
 where
     T: Serialize + Send + 'static,
     F: Future<Output = Result<T, CallError>> + Send + 'static,

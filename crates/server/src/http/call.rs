@@ -9,6 +9,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use procfleet_core::code::Code;
+use procfleet_proto::http::fault::Warnings;
 use procfleet_proto::http::job;
 use procfleet_proto::http::native::Envelope;
 use procfleet_proto::link::token::hex;
@@ -39,6 +40,18 @@ pub(super) struct Call {
     share: Share,
 }
 
+/// What an accepted call is answered with, and what its caller should know beside it.
+pub(super) struct Reply<T> {
+    pub(super) data: T,
+    pub(super) warnings: Warnings,
+}
+
+impl<T> From<T> for Reply<T> {
+    fn from(data: T) -> Self {
+        Reply { data, warnings: Warnings::default() }
+    }
+}
+
 /// Reads, checks, hands over to `act`, and answers.
 pub(super) async fn serve<T, F>(
     app: App,
@@ -49,7 +62,7 @@ pub(super) async fn serve<T, F>(
 ) -> Response
 where
     T: Serialize + Send + 'static,
-    F: Future<Output = Result<T, CallError>>,
+    F: Future<Output = Result<Reply<T>, CallError>>,
 {
     let (parts, body) = request.into_parts();
     let request_id = match parts.headers.get("x-bkapi-request-id").and_then(|id| id.to_str().ok()) {
@@ -77,14 +90,14 @@ where
     let code = answer.as_ref().map_or_else(|error| error.answer(family).1, |_| Code::Success.external());
     metrics.call(api, code);
     match answer {
-        Ok(data) => {
+        Ok(Reply { data, warnings }) => {
             // A large answer takes a while to write as text, so it is written beside the calls that others wait for.
             let write = move || {
                 let message = match family {
-                    Family::Gse => "success",
-                    Family::Job => "",
+                    Family::Gse => format!("success{warnings}"),
+                    Family::Job => String::new(),
                 };
-                envelope(family, Code::Success.external(), message.to_owned(), Some(data), request_id)
+                envelope(family, Code::Success.external(), message, Some(data), request_id)
             };
             match tokio::task::spawn_blocking(write).await {
                 Ok(Ok(text)) => json(StatusCode::OK, text),

@@ -1,6 +1,6 @@
 //! GSE's process and agent APIs, of both generations, under every path that their callers use.
 
-use super::call::{Call, Family};
+use super::call::{Call, Family, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::{Routes, enveloped};
@@ -12,7 +12,7 @@ use procfleet_proto::http::document;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::groups::GroupInfos;
 use procfleet_proto::http::keyed::Keyed;
-use procfleet_proto::http::operate::{self as operate_shape, Accepted, Suppliers};
+use procfleet_proto::http::operate::{self as operate_shape, Accepted, Asked, Suppliers};
 use procfleet_proto::http::result::Results;
 use procfleet_proto::http::status::{ProcInfoPage, ProcInfos};
 use procfleet_proto::http::task_state::TaskState;
@@ -128,82 +128,85 @@ impl Api {
         }
     }
 
-    async fn act(self, call: Call) -> Result<Answer, CallError> {
+    async fn act(self, call: Call) -> Result<Reply<Answer>, CallError> {
         let Call { app, caller, body, headers, .. } = call;
-        match self {
+        let data = match self {
             Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => {
-                let requests = match self {
+                let asked = match self {
                     Api::OperateProc => operate_shape::operate_proc(&body),
                     Api::OperateProcMulti => operate_shape::operate_proc_multi(&body),
                     _ => operate_shape::operate_proc_v2(&body),
                 };
-                let (requests, key) = Faults::of_both(requests, idempotency::key(&headers))?;
+                let (Asked { requests, warnings }, key) = Faults::of_both(asked, idempotency::key(&headers))?;
                 let task =
                     idempotency::submit(&app, &caller, self.name(), requests, &Scope::All, key).await?;
-                Ok(Answer::Accepted(Accepted { task_id: task.to_string() }))
+                let data = Answer::Accepted(Accepted { task_id: task.to_string() });
+                return Ok(Reply { data, warnings });
             }
             Api::RegisterProcInfo | Api::UpdateProcInfo | Api::UnregisterProcInfo => {
-                let requests = match self {
+                let Asked { requests, warnings } = match self {
                     Api::RegisterProcInfo => operate_shape::register_proc_info(&body)?,
                     Api::UnregisterProcInfo => operate_shape::unregister_proc_info(&body)?,
                     _ => operate_shape::update_proc_info(&body)?,
                 };
-                Ok(Answer::Results(registration::carry_out(&app, &caller, self.name(), requests).await?))
+                let results = registration::carry_out(&app, &caller, self.name(), requests).await?;
+                return Ok(Reply { data: Answer::Results(results), warnings });
             }
             Api::SetProcessGroupInfo => {
                 let requests = groups_shape::set_process_group_info(&body)?;
-                Ok(Answer::Results(registration::carry_out(&app, &caller, self.name(), requests).await?))
+                Answer::Results(registration::carry_out(&app, &caller, self.name(), requests).await?)
             }
             Api::GetProcessGroupInfo => {
                 let query = groups_shape::get_process_group_info(&body)?;
-                Ok(Answer::Groups(process_groups::of_targets(&app, &caller, query).await?))
+                Answer::Groups(process_groups::of_targets(&app, &caller, query).await?)
             }
             Api::GetProcOperateResult => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::First).await?))
+                Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::First).await?)
             }
             Api::GetProcOperateResultV2 => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Ok(Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::Second).await?))
+                Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::Second).await?)
             }
             Api::GetProcStatus => {
                 let query = status_shape::get_proc_status(&body, Suppliers::Required)?;
-                Ok(Answer::Procs(status::of_targets(&app, &caller, query).await?))
+                Answer::Procs(status::of_targets(&app, &caller, query).await?)
             }
             Api::GetProcStatusV2 => {
                 let query = status_shape::get_proc_status(&body, Suppliers::None)?;
-                Ok(Answer::Procs(status::of_targets(&app, &caller, query).await?))
+                Answer::Procs(status::of_targets(&app, &caller, query).await?)
             }
             Api::SyncProcStatus => {
                 let query = status_shape::sync_proc_status(&body)?;
-                Ok(Answer::ProcPage(status::of_namespace(&app, &caller, query).await?))
+                Answer::ProcPage(status::of_namespace(&app, &caller, query).await?)
             }
             Api::GetAgentStatus | Api::GetAgentInfo => {
                 let hosts = agents_shape::by_hosts(&body)?;
                 let known = agents::at_hosts(&app, &caller, &hosts, &Scope::All).await?;
                 let find = |host: &_| known.get(host).cloned();
-                Ok(match self {
+                match self {
                     Api::GetAgentInfo => Answer::AgentInfo(agents_shape::info(&hosts, find)),
                     _ => Answer::AgentsAlive(agents_shape::alive(&hosts, find)),
-                })
+                }
             }
             Api::UpgradeToAgentId => {
                 let hosts = upgrade_shape::upgrade_to_agent_id(&body)?;
-                Ok(Answer::Upgraded(upgrade::to_agent_id(&app, &caller, hosts).await?))
+                Answer::Upgraded(upgrade::to_agent_id(&app, &caller, hosts).await?)
             }
             Api::GetTaskState => {
                 let query = task_state_shape::get_task_state(&body)?;
-                Ok(Answer::TaskState(task_state::of_task(&app, &caller, query).await?))
+                Answer::TaskState(task_state::of_task(&app, &caller, query).await?)
             }
             Api::ListAgentState => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Ok(Answer::AgentStates(known.iter().map(agents_shape::state).collect()))
+                Answer::AgentStates(known.iter().map(agents_shape::state).collect())
             }
             Api::ListAgentInfo => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Ok(Answer::AgentDetails(known.iter().map(agents_shape::details).collect()))
+                Answer::AgentDetails(known.iter().map(agents_shape::details).collect())
             }
-        }
+        };
+        Ok(data.into())
     }
 }
 

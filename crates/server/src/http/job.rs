@@ -1,6 +1,6 @@
 //! JOB's process and agent APIs, under every path that their callers use.
 
-use super::call::{Call, Family};
+use super::call::{Call, Family, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::{Routes, job_enveloped};
@@ -102,7 +102,7 @@ pub(super) fn routes() -> Routes {
     for (prefix, api) in PREFIXES.iter().flat_map(|prefix| Api::ALL.map(|api| (prefix, api))) {
         for end in ["/", ""] {
             let path = format!("{prefix}/{}{end}", api.path());
-            let act = move |call| api.act(call);
+            let act = move |call| async move { api.act(call).await.map(Reply::from) };
             routes = routes.any(Family::Job, api.name(), &path, api.answer(), act);
         }
     }

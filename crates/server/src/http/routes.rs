@@ -1,6 +1,6 @@
 //! The one list of what is served: the router and the API's document are both made from it.
 
-use super::call::{Call, Family, serve};
+use super::call::{Call, Family, Reply, serve};
 use super::error::CallError;
 use crate::app::App;
 use axum::Router;
@@ -21,6 +21,8 @@ pub(super) struct Routes {
     pub(super) served: Vec<Served>,
 }
 
+/// An act under way.
+pub(super) type Acting<T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send>>;
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 impl Routes {
@@ -34,7 +36,7 @@ impl Routes {
         T: Serialize + JsonSchema + Send + 'static,
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
-        self.add(api, Method::Get, path, enveloped::<T>(), get(handler(Family::Gse, api, act)))
+        self.add(api, Method::Get, path, enveloped::<T>(), get(handler(Family::Gse, api, plain(act))))
     }
 
     pub(super) fn post<T, F>(
@@ -47,7 +49,7 @@ impl Routes {
         T: Serialize + JsonSchema + Send + 'static,
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
-        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, act)))
+        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, plain(act))))
     }
 
     /// Under whatever method a caller uses. The first path of an API is its main one.
@@ -61,7 +63,7 @@ impl Routes {
     ) -> Routes
     where
         T: Serialize + Send + 'static,
-        F: Future<Output = Result<T, CallError>> + Send + 'static,
+        F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
     {
         self.add(api, Method::Any, path, answer, any(handler(family, api, act)))
     }
@@ -105,6 +107,17 @@ pub(super) fn job_enveloped<T: JsonSchema>() -> Answer {
     Answer::Json(|generator| generator.subschema_for::<job::Envelope<T>>())
 }
 
+/// An act that has nothing to say beside its answer.
+fn plain<T, F>(
+    act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+) -> impl FnOnce(Call) -> Acting<Reply<T>> + Clone + Send + Sync + 'static
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, CallError>> + Send + 'static,
+{
+    move |call| Box::pin(async move { act(call).await.map(Reply::from) })
+}
+
 fn handler<T, F>(
     family: Family,
     api: &'static str,
@@ -112,7 +125,7 @@ fn handler<T, F>(
 ) -> impl FnOnce(State<App>, Request) -> Answering + Clone + Send + Sync + 'static
 where
     T: Serialize + Send + 'static,
-    F: Future<Output = Result<T, CallError>> + Send + 'static,
+    F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
 {
     move |State(app): State<App>, request: Request| -> Answering {
         Box::pin(serve(app, family, api, request, act))

@@ -126,8 +126,16 @@ pub(super) const TEXTS: &[Text] = &[
         "The absolute path of the pid file. Empty: the process is found without one.",
         "pid 文件路径（绝对路径）。可为空字符串，此时不依赖 pid 文件查找进程。",
     ),
-    ("spec.identity.config_path", "The absolute path of the configuration.", "配置文件路径（绝对路径）。"),
-    ("spec.identity.log_path", "The absolute path of the log.", "日志路径（绝对路径）。"),
+    (
+        "spec.identity.config_path",
+        "The absolute path of the configuration. Commands find it in PROCFLEET_CONFIG_PATH.",
+        "配置文件路径（绝对路径）。命令可从环境变量 PROCFLEET_CONFIG_PATH 取得。",
+    ),
+    (
+        "spec.identity.log_path",
+        "The absolute path of the log. Commands find it in PROCFLEET_LOG_PATH.",
+        "日志路径（绝对路径）。命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
+    ),
     (
         "spec.identity.user",
         "The OS account that commands run as, such as root. The app must have been granted it.",
@@ -135,8 +143,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.identity.index_key",
-        "GSE's own index. Its callers send it empty; the process is indexed by namespace and name.",
-        "GSE 自有的索引键，调用方均传空；进程以 namespace 与 name 为索引。",
+        "Reserved: the process is known by its namespace and name. One that is not empty is answered with a warning.",
+        "预留字段：进程以 namespace 与 name 标识。非空时返回信息中带有警告。",
     ),
     (
         "spec.control",
@@ -249,13 +257,13 @@ pub(super) const TEXTS: &[Text] = &[
     ("spec.warn_report_policy", "How what happens to the process is reported.", "进程告警策略。"),
     (
         "spec.warn_report_policy.report_id",
-        "The alarm's id, kept with the process and given with its events.",
-        "告警 ID，随进程保存并附在其事件中。",
+        "The data id under which events of this process are sent to webhooks. 0 or absent: GSE's own, 1100008.",
+        "告警 ID：该进程的事件以此 data id 推送。0 或不填为 GSE 的 1100008。",
     ),
     (
         "spec.configmap",
-        "Configuration files that must be as they should before the process is started.",
-        "配置信息：启动前应当一致的配置文件。",
+        "Configuration files, each with the MD5 that it should have. The process is run all the same; a file that is not as expected is named in its status.",
+        "配置文件及其应有的 md5。不影响进程运行；与预期不符的文件会在状态中指出。",
     ),
     (
         "spec.instance_num",
@@ -267,7 +275,11 @@ pub(super) const TEXTS: &[Text] = &[
         "The file's absolute path. An entry without one is left out.",
         "配置文件路径（绝对路径）。为空的条目被忽略。",
     ),
-    ("spec.configmap[].md5", "The MD5 that the file's content must have.", "配置文件内容应有的 md5。"),
+    (
+        "spec.configmap[].md5",
+        "The MD5 that the file's content should have: 32 hexadecimal digits.",
+        "文件内容应有的 md5：32 位十六进制。",
+    ),
     // Results and status.
     ("task_id", "The task id that the call was answered with.", "提交操作时返回的任务 ID。"),
     ("page", "Which part of the list.", "分页信息。"),
@@ -408,10 +420,26 @@ pub(super) const TEXTS: &[Text] = &[
         "Per cent of the host's memory; beyond it the process is stopped by its script. 0 or absent: no limit; what is no percentage counts as 30.",
         "内存使用限制（百分比），超过则调用停止脚本。0 或不填为不限制，超出 0–100 时按 30 处理。",
     ),
-    ("job/process_infos[].cfg_path", "The configuration's path.", "配置文件路径。"),
-    ("job/process_infos[].log_path", "The log's path.", "日志文件路径。"),
-    ("job/process_infos[].contact", "Whom the process belongs to.", "进程属主（联系人）。"),
-    ("job/process_infos[].proc_owner", "Whom the process belongs to.", "进程属主（联系人）。"),
+    (
+        "job/process_infos[].cfg_path",
+        "The configuration's path. Commands find it in PROCFLEET_CONFIG_PATH.",
+        "配置文件路径。命令可从环境变量 PROCFLEET_CONFIG_PATH 取得。",
+    ),
+    (
+        "job/process_infos[].log_path",
+        "The log's path. Commands find it in PROCFLEET_LOG_PATH.",
+        "日志文件路径。命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
+    ),
+    (
+        "job/process_infos[].contact",
+        "Whom the process belongs to. Commands find it in PROCFLEET_CONTACT; the hosting file lists it.",
+        "进程属主（联系人）。命令可从环境变量 PROCFLEET_CONTACT 取得，并写入托管文件。",
+    ),
+    (
+        "job/process_infos[].proc_owner",
+        "Whom the process belongs to. Commands find it in PROCFLEET_CONTACT; the hosting file lists it.",
+        "进程属主（联系人）。命令可从环境变量 PROCFLEET_CONTACT 取得，并写入托管文件。",
+    ),
     ("job/process_infos[].start_cmd", "Starts the process.", "进程启动命令。"),
     (
         "job/process_infos[].stop_cmd",
