@@ -1,14 +1,17 @@
-//! Public Python packages, unmodified, against the built program: what platforms are written with.
+//! Public Python packages, unmodified, against the built program: what platforms are written with, and schemathesis.
 //!
 //! `scripts/test` puts the packages of requirements.txt into `target/venv`.
 
 use procfleet_testkit::{Finished, Program, Up, account};
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longer than any of them should take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Made-up requests for each operation of the document.
+const EXAMPLES: &str = "10";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python")
@@ -79,4 +82,47 @@ fn a_platform_that_runs_processes_through_job() {
 #[test]
 fn a_platform_on_the_new_gateway() {
     platform("test_gateway.py");
+}
+
+/// What the API's own document says of requests and answers holds for thousands of odd ones.
+///
+/// The app may ask for everything, but only for hosts of a business that has none: whatever a text is that was made up, no
+/// command is ever run.
+#[test]
+fn schemathesis_finds_nothing() {
+    let up = up();
+    let made = up.cli(&["business", "create", "900", "empty"]);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let secret = up.cli(&["app", "create", "schemathesis"]).stdout;
+    let granted = up.cli(&[
+        "app",
+        "grant",
+        "schemathesis",
+        "--business",
+        "900",
+        "--namespace",
+        "*",
+        "--op",
+        "*",
+        "--account",
+        "*",
+    ]);
+    assert_eq!(granted.code, Some(0), "{granted:?}");
+    let app = up.client.as_app("schemathesis", secret.trim());
+    let login = json!({"bk_app_code": app.app_code, "bk_app_secret": app.app_secret});
+    let checks =
+        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
+    let mut run = program("schemathesis")
+        .args(["--no-color", "run", &format!("{}/api/openapi.json", up.client.url)])
+        .args(["--checks", checks, "--phases", "examples,coverage,fuzzing"])
+        .args(["--max-examples", EXAMPLES, "--seed", "1", "--workers", "1", "--continue-on-failure"])
+        .args(["--generation-database", "none", "--suppress-health-check", "all"])
+        .args(["--header", &format!("X-Bkapi-Authorization: {login}")])
+        .current_dir(&up.folder("schemathesis"));
+    run.start();
+    let finished = run.finish(PATIENCE);
+    assert_success(&finished);
+    // How much was asked.
+    println!("{}", finished.stdout.split("SUMMARY").last().unwrap_or_default());
+    assert!(!up.stderr().contains("op taken"), "an operation reached the agent:\n{}", up.stderr());
 }
