@@ -1,7 +1,7 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
 use super::open::OpenOps;
-use super::probes::{Pace, Probes, Standing};
+use super::probes::{Pace, Probes, Seen, Standing};
 use super::timetable::{Clocks, Timetable};
 use crate::exec::{Hands, Host};
 use crate::hosting_file::HostingFile;
@@ -72,6 +72,8 @@ pub(super) struct Actor {
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
     probes: Probes,
+    /// What the probes had said when events were last made of it.
+    told: Seen,
 }
 
 impl Actor {
@@ -94,6 +96,7 @@ impl Actor {
             timetable: Timetable::default(),
             answers: VecDeque::new(),
             probes,
+            told: Seen::default(),
         }
     }
 
@@ -114,6 +117,7 @@ impl Actor {
                         None => continue,
                     },
                     Next::Probed => {
+                        self.tell_of_probes().await;
                         self.publish();
                         continue;
                     }
@@ -157,6 +161,26 @@ impl Actor {
         match next {
             Some(next) => next,
             None => Next::Input(Box::new(just_arrived(inbox).await.unwrap_or(Input::Tick))),
+        }
+    }
+
+    /// What is wrong beside its life becomes an event when it begins to be so.
+    async fn tell_of_probes(&mut self) {
+        let seen = self.probes.seen();
+        let illness = |seen: &Seen| seen.health.strip_prefix("unhealthy: ").map(str::to_owned);
+        let ill = illness(&seen).filter(|_| illness(&self.told).is_none());
+        let drifted = (seen.note != self.told.note && !seen.note.is_empty()).then(|| seen.note.clone());
+        let events = ill
+            .map(|reason| Event::Unhealthy { reason })
+            .into_iter()
+            .chain(drifted.map(|reason| Event::ConfigDrift { reason }));
+        let writes: Vec<Write> = events.map(Write::Event).collect();
+        self.told = seen;
+        self.around.journal.write(self.machine.key(), &writes, &self.known()).await;
+        for write in writes {
+            if let Write::Event(event) = write {
+                log_event(self.machine.key(), &event);
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::info;
 
 /// So many failures in a row make a process unhealthy.
 const FAILURES: u32 = 3;
@@ -285,7 +285,8 @@ impl Asker {
                 match patient.health.heard(&said, self.pace.limit) {
                     Turn::None => {}
                     Turn::Well => info!(proc = %self.key, "process is healthy"),
-                    Turn::Ill { reason } => warn!(proc = %self.key, %reason, "process is unhealthy"),
+                    // The actor makes an event of it.
+                    Turn::Ill { .. } => {}
                 }
                 let health = patient.health.to_text();
                 see(&self.tell, |seen| seen.health = health);

@@ -15,6 +15,9 @@ impl Event {
     /// Its name for programs; it never changes.
     pub fn kind(&self) -> &'static str {
         match self {
+            Event::Started { .. } => "started",
+            Event::Unhealthy { .. } => "unhealthy",
+            Event::ConfigDrift { .. } => "config_drift",
             Event::Exited { .. } => "exited",
             Event::RestartSucceeded { .. } => "restart_succeeded",
             Event::RestartFailed { .. } => "restart_failed",
@@ -27,9 +30,11 @@ impl Event {
 
     pub fn severity(&self) -> Severity {
         match self {
-            Event::Exited { .. } | Event::RestartSucceeded { .. } => Severity::Info,
+            Event::Started { .. } | Event::Exited { .. } | Event::RestartSucceeded { .. } => Severity::Info,
             Event::RestartFailed { .. }
             | Event::GaveUp { .. }
+            | Event::Unhealthy { .. }
+            | Event::ConfigDrift { .. }
             | Event::RunFailed { .. }
             | Event::RunMissed { .. }
             | Event::OverLimit { .. } => Severity::Warning,
@@ -40,6 +45,9 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Event::Started { pid } => write!(f, "it was started as pid {pid}"),
+            Event::Unhealthy { reason } => write!(f, "it is unhealthy: {reason}"),
+            Event::ConfigDrift { reason } => f.write_str(reason),
             Event::Exited { pid, exit } => write!(f, "pid {pid} {exit}"),
             Event::RestartSucceeded { pid } => write!(f, "it was started again as pid {pid}"),
             Event::RestartFailed { reason } => write!(f, "starting it again failed: {reason}"),

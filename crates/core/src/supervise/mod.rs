@@ -254,6 +254,18 @@ pub enum Signal {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
+    /// An order has started it, and it held up.
+    Started {
+        pid: u32,
+    },
+    /// Its `health_cmd` has failed so often in a row that this is no accident.
+    Unhealthy {
+        reason: String,
+    },
+    /// A file of its `configmap` is not as the spec says.
+    ConfigDrift {
+        reason: String,
+    },
     Exited {
         pid: u32,
         exit: Exit,

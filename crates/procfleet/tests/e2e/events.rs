@@ -38,18 +38,19 @@ fn a_death_and_a_restart_are_told_once_with_what_happened() {
     let pid = kill_and_replace(&proc);
     let events = wait_for(PATIENCE, "both events are there", || {
         let events = events_of(&up, &proc);
-        (kinds(&events) == ["exited", "restart_succeeded"]).then_some(events)
+        (kinds(&events) == ["started", "exited", "restart_succeeded"]).then_some(events)
     });
-    assert_eq!(events[0]["message"], format!("pid {pid} was ended by signal 9"));
-    assert_eq!(events[0]["details"]["exited"]["pid"], pid);
+    assert_eq!(events[0]["details"]["started"]["pid"], pid);
+    assert_eq!(events[1]["message"], format!("pid {pid} was ended by signal 9"));
+    assert_eq!(events[1]["details"]["exited"]["pid"], pid);
     assert_eq!((&events[0]["ip"], &events[0]["bk_cloud_id"]), (&json!("127.0.0.1"), &json!(0)));
     let shown = up.cli(&["events", "--namespace", &proc.namespace, "--kind", "exited"]);
     assert!(shown.stdout.contains("exited: pid") && shown.stdout.lines().count() == 1, "{shown:?}");
     let metrics = up.client.page("/metrics").text;
     assert!(metrics.contains("procfleet_events_total{kind=\"exited\"} 1"), "{metrics}");
-    // An op is not an event.
+    // A stop is no event: somebody asked for it.
     proc.op(Op::Stop).assert_success();
-    assert_eq!(kinds(&events_of(&up, &proc)), ["exited", "restart_succeeded"]);
+    assert_eq!(kinds(&events_of(&up, &proc)), ["started", "exited", "restart_succeeded"]);
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn events_wait_on_the_host_while_the_server_is_away() {
     let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
     agent.wait_until_connected(&up, IP);
     wait_until(Duration::from_secs(90), "the events have come, once each", || {
-        kinds(&events_of(&up, &proc)) == ["exited", "restart_succeeded"]
+        kinds(&events_of(&up, &proc)) == ["started", "exited", "restart_succeeded"]
     });
     Proc { client: up.client.clone(), ..proc }.op(Op::Kill).assert_success();
 }
@@ -136,13 +137,14 @@ fn read_request(stream: &mut TcpStream) -> Value {
 fn a_webhook_gets_every_event_until_it_has_taken_it() {
     let up = up();
     let (url, deliveries) = receiver(&[500, 503]);
+    let mut proc = up.proc("hooked").starts(&programs::foreground());
+    proc.request["spec"]["warn_report_policy"] = json!({"report_id": 4711});
+    proc.start();
+    wait_until(PATIENCE, "the start was told", || kinds(&events_of(&up, &proc)) == ["started"]);
     let made = up.cli(&["webhook", "create", &url]);
     assert_eq!(made.code, Some(0), "{made:?}");
     up.client.post("/api/v1/webhooks", json!({"url": url})).assert_refused(1000811, &["already"]);
     up.client.post("/api/v1/webhooks", json!({"url": "ftp://x"})).assert_refused(1000811, &["url"]);
-    let mut proc = up.proc("hooked").starts(&programs::foreground());
-    proc.request["spec"]["warn_report_policy"] = json!({"report_id": 4711});
-    proc.start();
     let pid = kill_and_replace(&proc);
     let first = deliveries.recv_timeout(PATIENCE).expect("a delivery");
     assert_eq!(first["data_id"], 4711, "the spec's own alarm: {first}");

@@ -178,7 +178,7 @@ fn a_foreground_process_outlives_op_timeout() {
 #[test]
 fn a_hosted_process_that_ends_well_is_started_again() {
     let up = up();
-    let proc = up.proc("ends").starts("echo run >> runs; ./web 1.5; exit 0").policy("start_retries", 1_000);
+    let proc = up.proc("ends").starts("echo run >> runs; ./web 2.5; exit 0").policy("start_retries", 1_000);
     proc.op(Op::Start).assert_success().assert_hosted(true);
     proc.wait_for_runs(3);
     proc.op(Op::Kill).assert(0, "").assert_hosted(false);

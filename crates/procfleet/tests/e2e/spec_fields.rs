@@ -126,6 +126,15 @@ fn a_config_that_is_not_as_expected_is_named() {
     std::fs::write(&path, "hello\n").expect("our own folder");
     proc.op(Op::Query).assert_success();
     wait_until(PATIENCE, "all is well", || proc.row().is_some_and(|row| row["note"] == ""));
+    let told = wait_for(PATIENCE, "both were told", || {
+        let path = format!("/api/v1/events?namespace={}&kind=config_drift", proc.namespace);
+        let events = up.client.data(&path)["events"].as_array().expect("a list").clone();
+        (events.len() == 2).then_some(events)
+    });
+    assert!(
+        told[1]["message"].as_str().is_some_and(|message| message.contains("does not exist")),
+        "{told:?}"
+    );
     let bad = json!([{"path": "web.conf", "md5": "x"}]);
     proc.request["spec"]["configmap"] = bad;
     let refused = up.client.post("/api/c/compapi/v2/gse/operate_proc_v2/", proc.body(Op::Start));

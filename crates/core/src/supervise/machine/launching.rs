@@ -226,6 +226,7 @@ impl Machine {
                 if matches!(kind, OpKind::Start | OpKind::Host) {
                     self.hosting = Hosting::Hosted;
                 }
+                out.writes.push(Write::Event(Event::Started { pid: process.pid }));
                 self.answer(op, Code::Success, words::SUCCESS, out);
             }
             Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
