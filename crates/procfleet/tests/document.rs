@@ -1,10 +1,13 @@
 //! The API's document: it is complete, its examples are true, and what is checked in is what the code says.
 
-use procfleet_proto::http::document::apis::APIS;
+use procfleet_proto::http::document::apis::{self, APIS};
 use procfleet_proto::http::record::Recorder;
+use procfleet_proto::http::{document as document_shape, login};
 use procfleet_server::http::document;
 use procfleet_testkit::schema_faults;
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
 
 fn json() -> Value {
     document::document().json
@@ -126,4 +129,82 @@ fn strict_apis_know_the_fields_that_they_read() {
         strict += 1;
     }
     assert!(strict > 5, "the administrators' APIs are strict");
+}
+
+/// The rows of one kind in the table of one API: field, and the tests that show it.
+fn rows(api: &str, kind: &str) -> Vec<(String, Vec<String>)> {
+    let table = include_str!("../../../docs/api/fields.md");
+    let section = table.split("\n## ").find(|section| section.contains(&format!("<!-- api: {api} -->")));
+    let section = section.unwrap_or_else(|| panic!("fields.md has no section for {api}"));
+    let mut inside = false;
+    let mut rows = Vec::new();
+    for line in section.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        match cells[..] {
+            [head, "here", "tests"] => inside = head == kind,
+            [field, _, tests] if inside && field.starts_with('`') => {
+                let names = tests.split(',').map(|name| name.trim().trim_matches('`').to_owned());
+                rows.push((
+                    field.trim_matches('`').to_owned(),
+                    names.filter(|name| !name.is_empty()).collect(),
+                ));
+            }
+            _ => {}
+        }
+    }
+    rows
+}
+
+const SEEDS: [&str; 5] =
+    ["operate_proc_v2", "job.operate_proc", "register_proc_info", "job.operate_process", "job.manage_proc"];
+
+#[test]
+fn every_field_of_the_seeds_has_a_row() {
+    // Both names are one thing.
+    let plain = |path: &str| path.replace("spec.alive_monitor_policy", "spec.monitor_policy");
+    for name in SEEDS {
+        let api = apis::find(name).expect("it is documented");
+        let read: BTreeSet<String> = document_shape::fields_of(api)
+            .iter()
+            .map(|path| plain(path))
+            .chain(login::FIELDS.map(str::to_owned))
+            .collect();
+        let told: BTreeSet<String> = rows(name, "request").iter().map(|(field, _)| plain(field)).collect();
+        let missing: Vec<&String> = read.difference(&told).collect();
+        let surplus: Vec<&String> = told.difference(&read).collect();
+        assert!(
+            missing.is_empty() && surplus.is_empty(),
+            "{name}: no row for {missing:?}; none reads {surplus:?}"
+        );
+        assert!(rows(name, "answer").len() >= 5, "{name}: the answer's fields have rows too");
+    }
+}
+
+#[test]
+fn every_row_names_tests_that_are_there() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut code = String::new();
+    let mut folders = vec![crates.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path())
+        {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if entry.extension().is_some_and(|ending| ending == "rs") {
+                code.push_str(&std::fs::read_to_string(&entry).expect("a file"));
+            }
+        }
+    }
+    let mut gone = Vec::new();
+    for (field, tests) in SEEDS.iter().flat_map(|name| [rows(name, "request"), rows(name, "answer")].concat())
+    {
+        assert!(!tests.is_empty(), "{field} names no test");
+        gone.extend(tests.into_iter().filter(|test| match test.strip_prefix("conformance/") {
+            Some(case) => !crates.join(format!("procfleet/tests/conformance/{case}.json")).exists(),
+            None => !code.contains(&format!("fn {test}()")),
+        }));
+    }
+    gone.sort();
+    gone.dedup();
+    assert!(gone.is_empty(), "fields.md names tests that are not there: {gone:#?}");
 }
