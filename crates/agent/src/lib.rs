@@ -30,10 +30,13 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 /// How often the agent looks after itself.
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
+/// How long orphans that have ended may stay as zombies. Whoever watches one has reaped it by then.
+const REAPING: Duration = Duration::from_millis(100);
 
 /// The version that the server is told.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -108,9 +111,23 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
 
 /// What has to be done now and then.
 async fn keep_house(host: &Host) -> std::convert::Infallible {
+    let mut ended = signal(SignalKind::child()).ok();
+    let mut trim = tokio::time::interval(HOUSEKEEPING);
     loop {
-        tokio::time::sleep(HOUSEKEEPING).await;
-        host.trim_output();
+        let child_ended = async {
+            match &mut ended {
+                Some(ended) => ended.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(()) = child_ended => {
+                // Of many that end together, all are reaped together.
+                tokio::time::sleep(REAPING).await;
+                host.reap_orphans();
+            }
+            _ = trim.tick() => host.trim_output(),
+        }
     }
 }
 

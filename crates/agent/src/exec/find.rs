@@ -17,6 +17,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A pid has ten digits at most; what is longer is no pid file.
 const PID_FILE_LIMIT: u64 = 64;
@@ -28,6 +29,8 @@ pub(super) struct Whom<'a> {
     pub(super) identity: &'a Identity,
     /// The sessions of this proc's runs that may still have members.
     pub(super) sessions: &'a [Id],
+    /// Those and what is watched.
+    pub(super) own: &'a [Id],
     /// The sessions of all probes that are running: what is in them is nobody's process.
     pub(super) probes: &'a [u32],
 }
@@ -38,11 +41,12 @@ impl Whom<'_> {
     }
 }
 
-/// By pid file; without one, by name.
-pub(super) fn settled(whom: Whom<'_>) -> Sighting {
+/// By pid file; without one, by name. `glimpse` has all that the agent did not make itself.
+pub(super) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Scan>) -> Sighting {
     let found = match by_pid_file(whom) {
         Some(answer) => answer,
-        None => by_name(whom, &Scan::take()),
+        // A command first: with others of its name below it, it is the one that is meant.
+        None => by_own(whom).map_or_else(|| by_name(whom, &glimpse()), Ok),
     };
     match found {
         Ok(process) => Sighting::Running(process),
@@ -51,13 +55,18 @@ pub(super) fn settled(whom: Whom<'_>) -> Sighting {
 }
 
 /// By pid file, and then among what the run has started.
-pub(super) fn launched(whom: Whom<'_>, run: &mut Run, leader: Leader) -> Sighting {
+pub(super) fn launched(
+    whom: Whom<'_>,
+    run: &mut Run,
+    leader: Leader,
+    scan: impl FnOnce() -> Scan,
+) -> Sighting {
     let cause = match by_pid_file(whom) {
         Some(Ok(process)) => return Sighting::Running(process),
         Some(Err(cause)) => Some(cause),
         None => None,
     };
-    let scan = Scan::take();
+    let scan = scan();
     let members = run.members(&scan, whom.mark);
     let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
     let found = if leads.is_some() { Found::Foreground } else { Found::Name };
@@ -90,7 +99,11 @@ pub(super) fn launched(whom: Whom<'_>, run: &mut Run, leader: Leader) -> Sightin
 }
 
 /// After a start of the agent: what was known, then the pid file, then the mark, then as settled.
-pub(super) fn recovered(whom: Whom<'_>, last: Option<Process>) -> Sighting {
+pub(super) fn recovered(
+    whom: Whom<'_>,
+    last: Option<Process>,
+    glimpse: impl FnOnce() -> Arc<Scan>,
+) -> Sighting {
     if let Some(last) = last.filter(is_alive) {
         return Sighting::Running(last);
     }
@@ -98,8 +111,12 @@ pub(super) fn recovered(whom: Whom<'_>, last: Option<Process>) -> Sighting {
     if let Some(Ok(process)) = by_file {
         return Sighting::Running(process);
     }
-    let scan = Scan::take();
-    let marked = scan.marked(whom.mark);
+    if let Some(process) = by_own(whom) {
+        return Sighting::Running(process);
+    }
+    let scan = glimpse();
+    let mut marked = scan.marked(whom.mark);
+    marked.retain(|stat| is_still_there(stat));
     let named =
         marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
     let leader = marked.iter().find(|stat| stat.session == stat.id.pid).map(|stat| stat.id);
@@ -227,19 +244,36 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
         return Err(Cause::NoIdentity);
     }
     let folder = Folder::of(setup_path);
-    let mut named = scan.all();
+    let mut named = scan.named(proc_name);
     named.retain(|stat| {
-        let program = Program::of(stat);
-        program.is_named(proc_name)
+        is_still_there(stat)
             && match Mark::of(stat.id.pid, whom.mark) {
                 Mark::Ours => true,
                 Mark::AnotherProcs => false,
                 Mark::Missing if whom.is_probe(stat) => false,
-                Mark::Missing => folder.as_ref().is_some_and(|folder| program.runs_from(folder)),
+                Mark::Missing => folder.as_ref().is_some_and(|folder| Program::of(stat).runs_from(folder)),
             }
     });
     let top = topmost(named).ok_or_else(|| no_such_name(whom.identity))?;
     Ok(Process { pid: top.pid, start_ticks: top.start_ticks, found: Found::Name })
+}
+
+/// It may have ended since the scan, and its number may be another's.
+fn is_still_there(stat: &Stat) -> bool {
+    Stat::read(stat.id.pid).is_some_and(|again| again.id == stat.id && again.is_running())
+}
+
+/// A command of this proc that has become a program of the spec's name, or what is watched already.
+fn by_own(whom: Whom<'_>) -> Option<Process> {
+    let Identity { proc_name, setup_path, .. } = whom.identity;
+    if proc_name.is_empty() || setup_path.is_empty() {
+        return None;
+    }
+    let leaders = whom.own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id));
+    let stats: Vec<Stat> =
+        leaders.filter(|stat| stat.is_running() && Program::of(stat).is_named(proc_name)).collect();
+    let top = topmost(stats.iter().collect())?;
+    Some(Process { pid: top.pid, start_ticks: top.start_ticks, found: Found::Name })
 }
 
 /// Of processes that all fit, the oldest whose parent does not: the master, not its workers.

@@ -1,21 +1,28 @@
 //! What all procs on this host share.
 
+use super::children;
 use super::pidfd;
+use super::procfs;
 use super::spawn::NotStarted;
+use super::tree::Scan;
 use super::usage::Snapshot;
 use procfleet_core::allow::Allow;
 use procfleet_core::{BootId, Code, Moment, ProcKey, Spec};
 use procfleet_proto::link::HostFacts;
 use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long one look at all processes serves.
+/// How old a look at all processes may be. A process that somebody starts by hand in this time is as likely to be started just
+/// after a look as just before it.
+const GLIMPSE: Duration = Duration::from_millis(50);
+/// How long one look at all processes serves those who only count.
 const SNAPSHOT_LASTS: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot look after processes on this host at all.
@@ -39,7 +46,11 @@ pub struct Host {
     pub(super) cpus: u64,
     pub(super) memory_bytes: u64,
     /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as zombies.
-    strays: Mutex<Vec<OwnedFd>>,
+    strays: Mutex<Vec<(u32, OwnedFd)>>,
+    /// The marks of processes that an earlier life of the agent left: these are not below the agent.
+    inherited: Mutex<HashSet<Vec<u8>>>,
+    /// The last look at all processes but the agent's own children, and when it was taken.
+    glimpse: Mutex<Option<(Moment, Arc<Scan>)>>,
     /// What the host's owner lets be run here.
     allow: Allow,
     /// The shells of the probes that are running; each leads a session.
@@ -61,6 +72,11 @@ impl Host {
         let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let instance = instance(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        children::adopt_orphans();
+        let ours = format!("{instance}/").into_bytes();
+        let before = Scan::take();
+        let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
+        let inherited = Mutex::new(marks.filter(|mark| mark.starts_with(&ours)).collect());
         let memory = rustix::system::sysinfo();
         Ok(Host {
             output_folder,
@@ -71,6 +87,8 @@ impl Host {
             cpus: count_cpus(&read("/proc/stat")?),
             memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
             strays: Mutex::default(),
+            inherited,
+            glimpse: Mutex::default(),
             allow: Allow::default(),
             probes: Mutex::default(),
             snapshot: Mutex::default(),
@@ -176,14 +194,45 @@ impl Host {
         self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    pub(super) fn adopt(&self, child: OwnedFd) {
-        self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(child);
+    pub(super) fn adopt(&self, pid: u32, child: OwnedFd) {
+        self.strays.lock().unwrap_or_else(PoisonError::into_inner).push((pid, child));
     }
 
     /// Reaps those strays that have ended.
     pub(super) fn reap_strays(&self) {
-        let mut strays = self.strays.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        strays.retain(|child| matches!(pidfd::reap(child), Ok(None)));
+        let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        strays.retain(|(pid, child)| matches!(pidfd::reap(child, *pid), Ok(None)));
+    }
+
+    /// Reaps what commands left behind and what has ended since; to be called when a child has ended.
+    pub fn reap_orphans(&self) {
+        children::reap_adopted();
+    }
+
+    /// Whether something with this mark may be running that is not below the agent.
+    pub(super) fn has_inherited(&self, mark: &str) -> bool {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).contains(mark.as_bytes())
+    }
+
+    /// Nothing that an earlier life left bears this mark any more.
+    pub(super) fn inherits_no_more(&self, mark: &str) {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.as_bytes());
+    }
+
+    /// All but the agent's children that somebody looks after, as it was after `since` and a moment ago at most. Many that ask at
+    /// the same time share one look.
+    pub(super) fn glimpse(&self, since: Moment) -> Arc<Scan> {
+        let mut last = self.glimpse.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.now();
+        if let Some((taken, scan)) = &*last
+            && *taken > since
+            && now.since(*taken) < GLIMPSE
+        {
+            return scan.clone();
+        }
+        let scan = Arc::new(Scan::without(&children::kept()));
+        *last = Some((now, scan.clone()));
+        scan
     }
 }
 

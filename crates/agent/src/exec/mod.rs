@@ -17,6 +17,7 @@
 //!
 //! Dropping a `Hands` stops its tasks and ends no process: the agent's end is not its processes' end.
 
+mod children;
 mod find;
 mod host;
 mod identify;
@@ -35,6 +36,7 @@ mod user;
 pub use host::{ExecError, Host};
 pub use probe::{Probed, Prober};
 
+use children::Freshness;
 use find::Whom;
 use inspect::Sample;
 use output::{Output, Outputs};
@@ -42,13 +44,14 @@ use procfleet_core::op::Instance;
 use procfleet_core::process::{Found, Process};
 use procfleet_core::spec::Control;
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal, Usage};
-use procfleet_core::{ProcKey, Sighting, Spec};
+use procfleet_core::{Moment, ProcKey, Sighting, Spec};
 use procfs::Id;
 use run::Run;
 use spawn::{Launch, NotStarted};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tree::Scan;
@@ -71,6 +74,8 @@ pub struct Hands {
     /// What all that belongs to the process had used when it was last sampled.
     used: Option<usage::Last>,
     note: String,
+    /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
+    stirred: Arc<AtomicU64>,
     /// Dropping it stops all of them.
     tasks: JoinSet<()>,
 }
@@ -89,6 +94,7 @@ impl Hands {
             sample: None,
             used: None,
             note: String::new(),
+            stirred: Arc::default(),
             tasks: JoinSet::new(),
         }
     }
@@ -96,6 +102,7 @@ impl Hands {
     /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
+        self.stir();
         let permitted = self.host.permit(spec);
         let launch = permitted.and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec));
         let started = launch.and_then(|launch| {
@@ -122,34 +129,41 @@ impl Hands {
 
     /// Kills a command and all that it has started.
     pub fn end_run(&mut self, run: RunId) {
+        self.stir();
+        let nearby = self.nearby(None);
         let Some(run) = self.runs.get_mut(&run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
-        tree::kill_all(|scan| run.members(scan, &self.mark).into_iter().collect());
+        let members = |scan: &Scan| run.members(scan, &self.mark).into_iter().collect();
+        tree::kill_all(|| nearby.scan(Freshness::Now), members);
     }
 
     /// Looks whether the process is running.
     pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
         let sessions: Vec<Id> =
             self.runs.values().filter(|run| run.has_session()).map(|run| run.leader).collect();
+        let nearby = self.nearby(None);
+        let own: Vec<Id> = sessions.iter().copied().chain(self.watched()).collect();
         let probes = self.host.probes();
-        let whom = Whom { mark: &self.mark, identity: &spec.identity, sessions: &sessions, probes: &probes };
+        let identity = &spec.identity;
+        let whom = Whom { mark: &self.mark, identity, sessions: &sessions, own: &own, probes: &probes };
+        let glimpse = || self.host.glimpse(Moment(self.stirred.load(Ordering::Relaxed)));
         match scope {
-            Scope::Settled => find::settled(whom),
-            Scope::Recovery { last } => find::recovered(whom, last),
+            Scope::Settled => find::settled(whom, glimpse),
+            Scope::Recovery { last } => find::recovered(whom, last, glimpse),
             Scope::Run(run) => find::leader(self.runs.get(&run)),
             Scope::Turn { last, since } => {
                 find::turn(whom, last, since.map(|since| self.host.ticks_at(since)))
             }
             Scope::Launch { run, leader } => match self.runs.get_mut(&run) {
                 Some(run) => {
-                    let sighting = find::launched(whom, run, leader);
+                    let sighting = find::launched(whom, run, leader, || nearby.scan(Freshness::AMomentAgo));
                     if let Sighting::Running(process) = &sighting {
                         run.saw_main(*process);
                     }
                     sighting
                 }
                 // It never began, so it has started nothing.
-                None => find::settled(whom),
+                None => find::settled(whom, glimpse),
             },
         }
     }
@@ -161,15 +175,23 @@ impl Hands {
         if self.watches.contains_key(&id) {
             return;
         }
-        let inputs = self.inputs.clone();
+        let (inputs, host, stirred) = (self.inputs.clone(), self.host.clone(), self.stirred.clone());
         let tell = async move |exit| {
+            stirred.store(host.now().0, Ordering::Relaxed);
             let _ = inputs.send(Input::Exited { process, exit }).await;
         };
         let task = match self.runs.values().find(|run| run.leader == id).map(Run::exit) {
             Some(exit) => self.tasks.spawn(async move { tell(exit.await).await }),
             None => {
+                let kept = children::keep(id.pid);
                 let exit = pidfd::watch(id);
-                self.tasks.spawn(async move { tell(exit.await).await })
+                self.tasks.spawn(async move {
+                    let exit = exit.await;
+                    if kept {
+                        children::let_go(id.pid);
+                    }
+                    tell(exit).await;
+                })
             }
         };
         self.watches.insert(id, task);
@@ -179,31 +201,44 @@ impl Hands {
     pub fn signal(&mut self, process: Process, signal: Signal) {
         let id = id_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
+        self.stir();
+        let nearby = self.nearby(Some(id));
         match signal {
             Signal::Term => {
-                let scan = Scan::take();
+                let scan = nearby.scan(Freshness::AMomentAgo);
                 let targets = self.tree_of(&scan, id, process.found);
                 tree::signal_all(&scan, targets, rustix::process::Signal::TERM);
             }
-            Signal::Kill => tree::kill_all(|scan| {
-                let mut targets = self.tree_of(scan, id, process.found);
-                targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
-                targets
-            }),
+            Signal::Kill => {
+                let targets = |scan: &Scan| {
+                    let mut targets = self.tree_of(scan, id, process.found);
+                    targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+                    targets
+                };
+                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+            }
         }
     }
 
     /// Kills what dead runs have left behind. A run goes on as long as its shell does, unless the process that it was
     /// started for is gone; and a process that is being watched is not left behind.
     pub fn sweep(&mut self) {
-        tree::kill_all(|scan| {
+        self.stir();
+        let nearby = self.nearby(None);
+        let mut left = 0;
+        let targets = |scan: &Scan| {
             let mut kept: HashSet<Id> = scan.with_descendants(self.watches.keys().copied());
             for run in self.runs.values_mut().filter(|run| run.goes_on(scan)) {
                 kept.extend(run.members(scan, &self.mark));
             }
             let marked = scan.marked(&self.mark);
+            left = marked.iter().filter(|stat| kept.contains(&stat.id)).count();
             marked.iter().map(|stat| stat.id).filter(|id| !kept.contains(id)).collect()
-        });
+        };
+        tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+        if left == 0 {
+            self.host.inherits_no_more(&self.mark);
+        }
     }
 
     /// How many files the process itself has open; 0 if that cannot be read.
@@ -220,6 +255,34 @@ impl Hands {
     /// Describes a process. `None` when it is gone.
     pub fn inspect(&mut self, process: &Process) -> Option<Instance> {
         inspect::inspect(&self.host, id_of(process), &mut self.sample)
+    }
+
+    /// Something has happened to the proc: what was seen before is out of date.
+    fn stir(&self) {
+        self.stirred.store(self.host.now().0, Ordering::Relaxed);
+    }
+
+    fn watched(&self) -> impl Iterator<Item = Id> {
+        self.watches.iter().filter(|(_, task)| !task.is_finished()).map(|(id, _)| *id)
+    }
+
+    /// Where what belongs to this proc is to be looked for.
+    fn nearby(&self, target: Option<Id>) -> Nearby {
+        let leaders = self.runs.values().map(|run| run.leader);
+        // What is left of a dead stranger may be anywhere.
+        let is_lost =
+            |id: &Id| !leaders.clone().any(|leader| leader == *id) && pidfd::open_exactly(*id).is_err();
+        if self.host.has_inherited(&self.mark) || target.as_ref().is_some_and(is_lost) {
+            return Nearby::Everywhere;
+        }
+        Nearby::Below(
+            self.watched()
+                .chain(leaders.clone())
+                .chain(target)
+                .collect::<HashSet<Id>>()
+                .into_iter()
+                .collect(),
+        )
     }
 
     /// The process itself first, then what descends from it, then its session.
@@ -293,14 +356,32 @@ impl Hands {
     }
 }
 
+/// Where what belongs to a proc is to be looked for.
+enum Nearby {
+    /// Below these processes of it, and among the orphans that came to the agent.
+    Below(Vec<Id>),
+    Everywhere,
+}
+
+impl Nearby {
+    fn scan(&self, freshness: Freshness) -> Scan {
+        match self {
+            Nearby::Below(own) => Scan::near(own, freshness).unwrap_or_else(Scan::take),
+            Nearby::Everywhere => Scan::take(),
+        }
+    }
+}
+
 impl Drop for Hands {
     /// Children that are still running go to the host, which reaps them one day.
     fn drop(&mut self) {
         for run in self.runs.values().filter(|run| !run.has_ended()) {
             if let Ok(pidfd) = pidfd::open_exactly(run.leader) {
-                self.host.adopt(pidfd);
+                self.host.adopt(run.leader.pid, pidfd);
             }
+            children::let_go(run.leader.pid);
         }
+        self.watched().for_each(|id| children::let_go(id.pid));
     }
 }
 

@@ -6,15 +6,14 @@
 
 #![expect(unsafe_code, reason = "PIDFD_GET_INFO and the registration of a descriptor have no safe wrapper")]
 
+use super::children;
 use super::procfs::{Id, Stat};
 use procfleet_core::process::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, geteuid, pidfd_open, pidfd_send_signal, waitid,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, geteuid, pidfd_open, pidfd_send_signal};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -90,7 +89,7 @@ pub(super) async fn gone(pidfd: &OwnedFd) {
 /// For others there are two places to ask: `/proc` until their parent has reaped them, and the kernel afterwards, if it is
 /// new enough. Neither is waited for longer than a moment, for the report of the exit is urgent and its status is not.
 pub(super) async fn exit(pidfd: &OwnedFd, id: Id) -> Exit {
-    match reap(pidfd) {
+    match reap(pidfd, id.pid) {
         Ok(Some(exit)) => return exit,
         Ok(None) => return Exit::Unknown,
         // Not our child, or the kernel was told to reap our children for us.
@@ -110,23 +109,14 @@ pub(super) async fn exit(pidfd: &OwnedFd, id: Id) -> Exit {
 }
 
 /// Takes the exit status of a dead child, once. `None`: it is still running.
-pub(super) fn reap(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
-    reap_as(WaitId::PidFd(pidfd.as_fd()))
+pub(super) fn reap(pidfd: &OwnedFd, pid: u32) -> Result<Option<Exit>, Errno> {
+    children::reap(WaitId::PidFd(pidfd.as_fd()), pid)
 }
 
 /// As [`reap`], for a child for which there is no pidfd. Its pid is its own until it is reaped.
 pub(super) fn reap_child(pid: u32) -> Result<Option<Exit>, Errno> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::CHILD)?;
-    reap_as(WaitId::Pid(pid))
-}
-
-fn reap_as(which: WaitId<'_>) -> Result<Option<Exit>, Errno> {
-    let status = waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?;
-    Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Exit::Code(code),
-        (None, Some(signal)) => Exit::Signal(signal),
-        (None, None) => Exit::Unknown,
-    }))
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::CHILD)?;
+    children::reap(WaitId::Pid(raw), pid)
 }
 
 fn is_gone(pidfd: &OwnedFd) -> bool {

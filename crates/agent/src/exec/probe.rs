@@ -9,7 +9,8 @@ use super::host::Host;
 use super::output::{self, Output};
 use super::run::Run;
 use super::spawn::{Launch, NotStarted};
-use super::{pidfd, tree};
+use super::tree::{self, Scan};
+use super::{children, pidfd};
 use procfleet_core::process::Exit;
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{ProcKey, Spec};
@@ -90,7 +91,8 @@ struct Live<'a> {
 
 impl Live<'_> {
     fn kill(&mut self) {
-        tree::kill_all(|scan| self.run.members(scan, &self.prober.mark).into_iter().collect());
+        // Seldom needed, so it need not be quick.
+        tree::kill_all(Scan::take, |scan| self.run.members(scan, &self.prober.mark).into_iter().collect());
     }
 }
 
@@ -100,8 +102,9 @@ impl Drop for Live<'_> {
             self.kill();
             // Nobody waits for it any more, and somebody must reap it.
             if let Ok(pidfd) = pidfd::open_exactly(self.run.leader) {
-                self.prober.host.adopt(pidfd);
+                self.prober.host.adopt(self.run.leader.pid, pidfd);
             }
+            children::let_go(self.run.leader.pid);
         }
         self.prober.host.probe_ended(self.run.leader.pid);
     }

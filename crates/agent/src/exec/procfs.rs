@@ -114,6 +114,25 @@ pub(super) fn pids() -> Vec<u32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The children of a process, of all its threads. `None` when it is gone, or the kernel does not say.
+///
+/// The kernel may leave one out if another ends while it is listing them.
+pub(super) fn children(pid: u32) -> Option<Vec<u32>> {
+    let mut children = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        match read_at_most(&thread.path().join("children"), u64::MAX) {
+            Ok(text) => children.extend(
+                text.split(u8::is_ascii_whitespace)
+                    .filter_map(|pid| std::str::from_utf8(pid).ok()?.parse::<u32>().ok()),
+            ),
+            // The first thread's end is that of the process; another's is no news.
+            Err(_) if thread.file_name().to_str() == Some(&pid.to_string()) => return None,
+            Err(_) => {}
+        }
+    }
+    Some(children)
+}
+
 /// False for the id of a thread that is not its process's first: `/proc` answers for those too.
 pub(super) fn is_whole_process(pid: u32) -> bool {
     let Ok(text) = read_at_most(Path::new(&format!("/proc/{pid}/status")), 8192) else { return false };
@@ -173,7 +192,8 @@ fn split_nul(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
+    // Most of these files fit in at once; an empty vector would be filled in a dozen small reads.
+    let mut text = Vec::with_capacity(2048);
     File::open(path)?.take(limit).read_to_end(&mut text)?;
     Ok(text)
 }

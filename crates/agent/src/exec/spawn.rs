@@ -3,6 +3,7 @@
 
 #![expect(unsafe_code, reason = "what a child does between fork and exec cannot be written without it")]
 
+use super::children;
 use super::log::Log;
 use super::output::Output;
 use super::procfs::MARK;
@@ -135,7 +136,7 @@ impl Launch {
         // SAFETY: between fork and exec the closure makes plain system calls only. It takes no lock and allocates
         // nothing: what it needs was made before the fork and is borrowed.
         unsafe { child.pre_exec(enter) };
-        child.spawn().map_err(|error| failed(&name, error))
+        children::make(|| child.spawn()).map_err(|error| failed(&name, error))
     }
 }
 

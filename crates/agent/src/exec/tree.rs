@@ -1,15 +1,18 @@
 //! Which processes belong together.
 //!
-//! One scan of `/proc` gives every process with its parent and session; from that come descendants, sessions and, with
-//! the mark, those that left both. A process that leaves its session, loses its parent and clears its environment
-//! between two scans is lost to us.
+//! A scan gives processes with their parents and sessions; from that come descendants, sessions and, with the mark, those
+//! that left both. What was started in this life of the agent is below the agent and found there (`children`); for what
+//! was there before, all of `/proc` is read. A process that leaves its session, loses its parent and clears its
+//! environment between two scans is lost to us.
 
-use super::identify::Mark;
+use super::children::{self, Freshness};
+use super::identify::{Mark, Program};
 use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
+use std::sync::OnceLock;
 
 /// How often those that are to be killed are looked for again, at most. Each round finds what was forked during the one
 /// before; a process that does nothing but fork into new sessions may win many of them.
@@ -17,29 +20,71 @@ const ROUNDS: usize = 50;
 /// How often in a row nothing new must have been found.
 const QUIET_ROUNDS: usize = 2;
 
-/// Every running process that is not the kernel's, at one moment.
+/// Running processes that are not the kernel's, at one moment: all of them, or those that may belong to one proc.
 #[derive(Debug)]
 pub(super) struct Scan {
     running: HashMap<u32, Stat>,
     /// The agent and those above it, and the first process: never members of anything, never signalled.
     protected: HashSet<u32>,
+    /// What they run, as soon as somebody has asked.
+    programs: OnceLock<HashMap<u32, Program>>,
+    marks: OnceLock<HashMap<u32, Vec<u8>>>,
 }
 
 impl Scan {
+    /// Every one there is.
     pub(super) fn take() -> Scan {
-        let running: HashMap<u32, Stat> = procfs::pids()
-            .into_iter()
-            .filter_map(Stat::read)
-            .filter(|stat| stat.is_running() && !stat.is_kernel_thread())
-            .map(|stat| (stat.id.pid, stat))
-            .collect();
-        let mut protected = HashSet::from([0, 1]);
-        let mut pid = std::process::id();
-        while protected.insert(pid) {
-            let Some(stat) = running.get(&pid) else { break };
-            pid = stat.parent;
+        Scan::without(&HashSet::new())
+    }
+
+    /// Every one but these.
+    pub(super) fn without(pids: &HashSet<u32>) -> Scan {
+        let stats = procfs::pids().into_iter().filter(|pid| !pids.contains(pid)).filter_map(Stat::read);
+        Scan::of(stats, protected())
+    }
+
+    /// Those that may belong to a proc with these processes, if all that does is below the agent: they and all below them,
+    /// and the orphans that came to the agent. `None` where that is not so or cannot be known.
+    pub(super) fn near(own: &[Id], freshness: Freshness) -> Option<Scan> {
+        let mut stats = Vec::new();
+        let own =
+            own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id && stat.is_running()));
+        for stat in own {
+            if !is_below_us(&stat) {
+                return None;
+            }
+            collect(stat, &mut stats);
         }
-        Scan { running, protected }
+        // Afterwards: whoever lost its parent meanwhile is among these by now.
+        let adopted = children::adopted(freshness)?;
+        adopted.into_iter().filter_map(Stat::read).for_each(|stat| collect(stat, &mut stats));
+        // Nothing that is below us is above us.
+        Some(Scan::of(stats, HashSet::from([0, 1, std::process::id()])))
+    }
+
+    /// Nothing was there, and nothing can come of nothing.
+    fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    fn of(stats: impl IntoIterator<Item = Stat>, protected: HashSet<u32>) -> Scan {
+        let running = stats.into_iter().filter(|stat| stat.is_running() && !stat.is_kernel_thread());
+        Scan {
+            running: running.map(|stat| (stat.id.pid, stat)).collect(),
+            protected,
+            programs: OnceLock::new(),
+            marks: OnceLock::new(),
+        }
+    }
+
+    /// Those that run a program of this name, oldest first.
+    pub(super) fn named(&self, name: &str) -> Vec<&Stat> {
+        let programs = self
+            .programs
+            .get_or_init(|| self.all().into_iter().map(|stat| (stat.id.pid, Program::of(stat))).collect());
+        let mut named = self.all();
+        named.retain(|stat| programs.get(&stat.id.pid).is_some_and(|program| program.is_named(name)));
+        named
     }
 
     pub(super) fn get(&self, pid: u32) -> Option<&Stat> {
@@ -66,8 +111,14 @@ impl Scan {
 
     /// Those that bear this mark, oldest first.
     pub(super) fn marked(&self, mark: &str) -> Vec<&Stat> {
+        let marks = self.marks.get_or_init(|| {
+            self.all()
+                .into_iter()
+                .filter_map(|stat| Some((stat.id.pid, procfs::mark(stat.id.pid)?)))
+                .collect()
+        });
         let mut marked = self.all();
-        marked.retain(|stat| Mark::of(stat.id.pid, mark) == Mark::Ours);
+        marked.retain(|stat| marks.get(&stat.id.pid).is_some_and(|own| own == mark.as_bytes()));
         marked
     }
 
@@ -150,13 +201,45 @@ impl Scan {
 
 /// Whether this is the agent, one above it, or the first process. For one look, which needs no scan.
 pub(super) fn is_protected(pid: u32) -> bool {
+    protected().contains(&pid)
+}
+
+fn protected() -> HashSet<u32> {
     let mut protected = HashSet::from([0, 1]);
     let mut above = std::process::id();
     while protected.insert(above) {
         let Some(stat) = Stat::read(above) else { break };
         above = stat.parent;
     }
-    protected.contains(&pid)
+    protected
+}
+
+fn is_below_us(stat: &Stat) -> bool {
+    if children::is_kept(stat.id.pid) {
+        return true;
+    }
+    let us = std::process::id();
+    let mut seen = HashSet::new();
+    let mut parent = stat.parent;
+    while parent != us && parent > 1 && seen.insert(parent) {
+        match Stat::read(parent) {
+            Some(above) => parent = above.parent,
+            // It died: its children went up, to us if it was below us. Who cannot tell looks at everything.
+            None => return false,
+        }
+    }
+    parent == us
+}
+
+/// This process and all below it.
+fn collect(top: Stat, stats: &mut Vec<Stat>) {
+    let mut seen = HashSet::from([top.id.pid]);
+    let mut open = vec![top];
+    while let Some(stat) = open.pop() {
+        let below = procfs::children(stat.id.pid).unwrap_or_default();
+        open.extend(below.into_iter().filter(|pid| seen.insert(*pid)).filter_map(Stat::read));
+        stats.push(stat);
+    }
 }
 
 /// Whether the session of a run may still be recognised by its number.
@@ -182,14 +265,14 @@ pub(super) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item = Id>, sig
 /// Kills what `targets` finds, oldest first so that parents do not see their children die, and looks again until nothing
 /// new is found, so that a process that forks does not get away. One look that finds nothing is not enough: a scan takes
 /// its time, and a child may be born behind its back.
-pub(super) fn kill_all(mut targets: impl FnMut(&Scan) -> Vec<Id>) {
+pub(super) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut(&Scan) -> Vec<Id>) {
     let mut killed = HashSet::new();
     let mut quiet = 0;
     for _ in 0..ROUNDS {
-        let scan = Scan::take();
+        let scan = scan();
         let mut new: Vec<Id> = targets(&scan).into_iter().filter(|id| killed.insert(*id)).collect();
         quiet = if new.is_empty() { quiet + 1 } else { 0 };
-        if quiet == QUIET_ROUNDS {
+        if quiet == QUIET_ROUNDS || scan.is_empty() {
             return;
         }
         new.sort_by_key(|id| (id.start_ticks, id.pid));

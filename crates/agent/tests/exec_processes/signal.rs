@@ -112,6 +112,32 @@ async fn a_sweep_ends_what_is_left_behind_and_nothing_else() {
     stranger.assert_unharmed();
 }
 
+/// An agent that has just started is not above what its last life left.
+#[tokio::test]
+async fn a_sweep_ends_what_an_earlier_life_left() {
+    let mut proc = Proc::new("sweep-inherited");
+    let run = proc.run(&format!("{ESCAPE}true"));
+    proc.end_of(run).await;
+    let escaped = proc.pid_in("escaped").await;
+    proc.forget_with_a_new_host();
+    proc.hands.sweep();
+    until_gone(escaped).await;
+}
+
+#[tokio::test]
+async fn orphans_that_have_ended_do_not_stay_as_zombies() {
+    let mut proc = Proc::new("orphans");
+    let run = proc.run(&format!("{ESCAPE}true"));
+    proc.end_of(run).await;
+    let escaped = proc.pid_in("escaped").await;
+    kill(escaped);
+    until("it is reaped", || {
+        proc.host.reap_orphans();
+        state_of(escaped).is_none().then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_shell_whose_process_died_is_swept_too() {
     let mut proc = Proc::new("sweep-shell");

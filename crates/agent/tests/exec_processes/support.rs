@@ -61,6 +61,12 @@ impl Proc {
         self.hands = Hands::new(self.host.clone(), self.key.clone(), send);
     }
 
+    /// As [`Proc::forget`], and the agent has its host anew too.
+    pub(crate) fn forget_with_a_new_host(&mut self) {
+        self.host = Arc::new(Host::open(self.path("output")).expect("a host"));
+        self.forget();
+    }
+
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.folder.path().join(file)
     }
