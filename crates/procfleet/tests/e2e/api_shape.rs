@@ -342,3 +342,24 @@ fn results_may_be_asked_for_by_get() {
     let page = up.client.page(&format!("{path}{login}"));
     assert_eq!(page.answer().data(), data);
 }
+
+/// The server tells what it serves: for programs, and for people in their language.
+#[test]
+fn the_document_is_served() {
+    let up = up();
+    let page = up.client.page("/api/openapi.json");
+    let document: Value = serde_json::from_str(&page.text).expect("the document is JSON");
+    assert_eq!((page.status, document["openapi"].as_str()), (200, Some("3.1.1")));
+    assert!(document["paths"]["/api/c/compapi/v2/gse/operate_proc_v2/"]["post"].is_object());
+    for (wanted, first) in [("zh-CN,zh;q=0.9", "<html lang=\"zh\">"), ("en-GB, zh", "<html lang=\"en\">")] {
+        let page = up.client.send("GET", "/docs", &[("Accept-Language", wanted)], b"");
+        assert_eq!(page.status, 200);
+        assert!(page.text.contains(first), "{wanted}: {first} is not there");
+        for word in ["id=\"operate_proc_v2\"", "alive_monitor_policy", "进程操作", "Operate a process"] {
+            assert!(page.text.contains(word), "{word} is not there");
+        }
+        for danger in ["<script", "src=", "<link", "@import", "url("] {
+            assert!(!page.text.contains(danger), "the page asks for something else: {danger}");
+        }
+    }
+}

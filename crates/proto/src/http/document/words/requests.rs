@@ -133,8 +133,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.identity.log_path",
-        "The absolute path of the log. Commands find it in PROCFLEET_LOG_PATH.",
-        "日志路径（绝对路径）。命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
+        "The absolute path of the log. Where it is a folder, what start_cmd and restart_cmd print goes to NAME.log in it; commands find it in PROCFLEET_LOG_PATH.",
+        "日志路径（绝对路径）。若为目录，start_cmd 与 restart_cmd 的输出写入其中的 名称.log；命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
     ),
     (
         "spec.identity.user",
@@ -226,8 +226,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.alive_monitor_policy.stop_check_secs",
-        "How long the process may take to end after the stop command, in seconds. 0 or absent: a default.",
-        "停止命令执行后等待进程退出的时间，单位秒。0 或不填为默认值。",
+        "How long the process may take to end after the stop command, in seconds. 0 or absent: 5.",
+        "停止命令执行后等待进程退出的时间，单位秒。0 或不填为 5。",
     ),
     (
         "spec.alive_monitor_policy.start_retries",
@@ -427,8 +427,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "job/process_infos[].log_path",
-        "The log's path. Commands find it in PROCFLEET_LOG_PATH.",
-        "日志文件路径。命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
+        "The absolute path of the log. Where it is a folder, what start_cmd and restart_cmd print goes to NAME.log in it; commands find it in PROCFLEET_LOG_PATH.",
+        "日志路径（绝对路径）。若为目录，start_cmd 与 restart_cmd 的输出写入其中的 名称.log；命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
     ),
     (
         "job/process_infos[].contact",
