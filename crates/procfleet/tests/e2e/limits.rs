@@ -53,7 +53,8 @@ fn a_process_that_uses_too_much_is_ended_and_comes_back_if_it_is_hosted() {
             // As long as the others take.
             let began = std::time::Instant::now();
             wait_until(SAMPLED, "three samples were taken", || began.elapsed() > Duration::from_secs(18));
-            assert_eq!((proc.pid(), proc.runs(), events_of(&up, proc).len()), (Some(first), 1, 0));
+            // All that there is to tell is its start.
+            assert_eq!((proc.pid(), proc.runs(), events_of(&up, proc).len()), (Some(first), 1, 1));
             return;
         }
         if proc.name == "hungry" {
