@@ -65,6 +65,12 @@ pub enum Cause {
         pid: u32,
         program: String,
     },
+    /// It fits the spec in all but its owner.
+    AnotherAccounts {
+        path: String,
+        pid: u32,
+        user: String,
+    },
     NoSuchName {
         proc_name: String,
         setup_path: String,
@@ -85,6 +91,9 @@ impl fmt::Display for Cause {
             }
             Cause::Stranger { path, pid, program } => {
                 write!(f, "pid file {path} names pid {pid}, which is another program ({program})")
+            }
+            Cause::AnotherAccounts { path, pid, user } => {
+                write!(f, "pid file {path} names pid {pid}, which is not a process of user {user:?}")
             }
             Cause::NoSuchName { proc_name, setup_path } => {
                 write!(f, "no process {proc_name} runs from {setup_path}")

@@ -7,6 +7,7 @@ use super::Run;
 use super::identify::{self, Folder, Mark, Program};
 use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
+use super::user;
 use procfleet_core::process::{Cause, Found};
 use procfleet_core::spec::Identity;
 use procfleet_core::supervise::Leader;
@@ -176,18 +177,23 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
             return Err(dead());
         }
         let program = Program::of(&stat);
-        let ours = match Mark::of(pid, whom.mark) {
-            Mark::Ours => true,
-            Mark::AnotherProcs => false,
-            Mark::Missing if whom.is_probe(&stat) => false,
+        let held = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
+        let (ours, only_described) = match Mark::of(pid, whom.mark) {
+            Mark::Ours => (true, false),
+            Mark::AnotherProcs => (false, false),
+            Mark::Missing if whom.is_probe(&stat) => (false, false),
+            Mark::Missing if whom.sessions.iter().any(held) => (true, false),
             Mark::Missing => {
-                let ours =
-                    |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
-                whom.sessions.iter().any(ours)
-                    || identify::is_described(&program, whom.identity)
-                        && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom))
+                let described = identify::is_described(&program, whom.identity)
+                    && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom));
+                (described, described)
             }
         };
+        // Anybody can describe a process: that makes nobody's process another account's.
+        let user = &whom.identity.user;
+        if only_described && !user::may_signal(user, pid) {
+            return Err(Cause::AnotherAccounts { path: path.clone(), pid, user: user.clone() });
+        }
         // The process may have ended, and its number may be another's, while it was being looked at.
         if Stat::read(pid).is_none_or(|again| again.id != stat.id) {
             return Err(dead());
@@ -251,7 +257,10 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
                 Mark::Ours => true,
                 Mark::AnotherProcs => false,
                 Mark::Missing if whom.is_probe(stat) => false,
-                Mark::Missing => folder.as_ref().is_some_and(|folder| Program::of(stat).runs_from(folder)),
+                Mark::Missing => {
+                    folder.as_ref().is_some_and(|folder| Program::of(stat).runs_from(folder))
+                        && user::may_signal(&whom.identity.user, stat.id.pid)
+                }
             }
     });
     let top = topmost(named).ok_or_else(|| no_such_name(whom.identity))?;

@@ -142,6 +142,15 @@ pub(super) fn is_whole_process(pid: u32) -> bool {
         .is_some_and(|tgid| tgid.trim() == pid.to_string())
 }
 
+/// The accounts that a process runs as: its real one, and the one that it may take on again.
+pub(super) fn owners(pid: u32) -> Option<[u32; 2]> {
+    let text = read_at_most(Path::new(&format!("/proc/{pid}/status")), 8192).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let mut ids = text.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace();
+    let (real, saved) = (ids.next()?, ids.nth(1)?);
+    Some([real.parse().ok()?, saved.parse().ok()?])
+}
+
 /// The command line, argument by argument. Empty for kernel threads, for the dead and for what may not be read.
 pub(super) fn argv(pid: u32) -> Vec<String> {
     let text = read_at_most(Path::new(&format!("/proc/{pid}/cmdline")), CMDLINE_LIMIT).unwrap_or_default();
@@ -227,6 +236,8 @@ mod tests {
         let stat = Stat::read(pid).expect("we are running");
         assert!(stat.is_running() && !stat.is_kernel_thread());
         assert!(is_whole_process(pid));
+        let me = rustix::process::getuid().as_raw();
+        assert_eq!(owners(pid), Some([me, me]));
         assert!(pids().contains(&pid));
         assert!(!argv(pid).is_empty());
         assert_eq!(exe(pid), std::env::current_exe().ok());

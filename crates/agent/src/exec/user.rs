@@ -1,5 +1,6 @@
 //! The OS account that a command runs as.
 
+use super::procfs;
 use super::spawn::NotStarted;
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
@@ -99,6 +100,17 @@ impl Account {
         set_thread_uid(self.uid)?;
         Ok(())
     }
+}
+
+/// Whether the account could signal this process itself, as the kernel decides it. The agent signals with its own rights,
+/// which must not make more of the account's. A spec that names no account was sent by one who may use them all.
+pub(super) fn may_signal(user: &str, pid: u32) -> bool {
+    if user.is_empty() {
+        return true;
+    }
+    let Ok(Some(account)) = User::from_name(user) else { return false };
+    let uid = account.uid.as_raw();
+    account.uid.is_root() || procfs::owners(pid).is_some_and(|owners| owners.contains(&uid))
 }
 
 #[cfg(test)]

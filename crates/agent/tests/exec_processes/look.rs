@@ -228,6 +228,27 @@ async fn one_that_was_started_by_hand_is_ours_by_its_program() {
     assert_eq!(cause(proc.settled()), Cause::NoIdentity);
 }
 
+/// The agent may signal everybody's processes; the account that a spec names may not.
+#[tokio::test]
+async fn a_process_of_another_account_is_nobody_elses() {
+    let mut proc = Proc::with_pid_file("another-account");
+    let mut stranger = Stranger::start(proc.path("web"), proc.folder.path());
+    proc.write("web.pid", stranger.pid().to_string());
+    assert_eq!(running(proc.settled()).pid, stranger.pid(), "it is ours while it is of our account");
+    proc.spec.identity.user = if me() == "nobody" { "daemon" } else { "nobody" }.to_owned();
+    for sighting in [proc.settled(), proc.recovered(None)] {
+        let expected = Cause::AnotherAccounts {
+            path: proc.spec.identity.pid_path.clone(),
+            pid: stranger.pid(),
+            user: proc.spec.identity.user.clone(),
+        };
+        assert_eq!(cause(sighting), expected);
+    }
+    proc.spec.identity.pid_path.clear();
+    assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
+    stranger.assert_unharmed();
+}
+
 #[tokio::test]
 async fn the_master_is_found_and_not_its_worker() {
     let mut proc = Proc::new("master");

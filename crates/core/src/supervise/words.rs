@@ -17,7 +17,10 @@ pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) 
     match cause {
         // A pid file that is not there, or that a dead process left, is the normal sight of a stopped process.
         Cause::NoPidFile { .. } | Cause::DeadPid { .. } | Cause::NoSuchName { .. } | Cause::NoRun => base,
-        Cause::BadPidFile { .. } | Cause::Stranger { .. } | Cause::NoIdentity => {
+        Cause::BadPidFile { .. }
+        | Cause::Stranger { .. }
+        | Cause::AnotherAccounts { .. }
+        | Cause::NoIdentity => {
             format!("{base}: {cause}")
         }
     }
