@@ -518,10 +518,15 @@ fn too_many_orders_and_orders_that_waited_too_long() {
     let op = world.send_by(OpKind::Start, Some(spec()), soon);
     let late = world.send_by(OpKind::Start, Some(spec()), world.now);
     assert_eq!(world.code(late), Some(120));
+    assert!(
+        world.outcome(late).message.contains("the host was so busy"),
+        "no other operation had kept it waiting"
+    );
     world.run_for(99);
     assert_eq!(world.code(op), None);
     world.run_for(1);
     assert_eq!(world.code(op), Some(120));
+    assert!(world.outcome(op).message.contains("other operations on the process"));
     world.run_for(10_000);
     assert_eq!(state(&world), Then::Down);
 }

@@ -101,6 +101,13 @@ pub(super) fn overtaken(kind: OpKind, by: OpKind) -> String {
     format!("{} was cancelled: a later {} overtook it", kind.verb(), by.verb())
 }
 
+pub(super) fn came_late(kind: OpKind) -> String {
+    format!(
+        "{} was not begun: the host was so busy that it came to the process after its deadline",
+        kind.verb()
+    )
+}
+
 pub(super) fn expired(kind: OpKind) -> String {
     format!("{} was not begun: other operations on the process took until its deadline", kind.verb())
 }

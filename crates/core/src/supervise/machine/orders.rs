@@ -22,7 +22,7 @@ impl Machine {
             let message = words::queue_full(order.kind, self.queue.len());
             self.answer(order.op, Code::Busy, message, out);
         } else if now >= order.start_by {
-            self.answer(order.op, Code::Timeout, words::expired(order.kind), out);
+            self.answer(order.op, Code::Timeout, words::came_late(order.kind), out);
         } else {
             self.queue.push_back(order);
         }
