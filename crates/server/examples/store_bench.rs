@@ -63,6 +63,7 @@ async fn join(store: &Store) -> Outcomes {
                     ip: ip(number).into(),
                     certificate_sha256: [0; 32],
                     version: "0.1.0".to_owned(),
+                    from: ip(number).into(),
                 };
                 let token = TokenUse { id: "bench".to_owned(), secret_hash: SECRET };
                 let joined = store.join(token, joining, 1).await.expect("the store works");

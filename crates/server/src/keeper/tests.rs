@@ -40,6 +40,7 @@ async fn fixture() -> Fixture {
         ip: [10, 0, 0, 1].into(),
         certificate_sha256: [9; 32],
         version: "0.1.0".to_owned(),
+        from: [10, 0, 0, 1].into(),
     };
     store.join(shown, joining, 500).await.expect("no error").expect("joined");
     Fixture { store, clock: Clock::start(), agent, _folder: folder }

@@ -2,7 +2,7 @@
 
 use super::listener::Link;
 use crate::secret;
-use crate::store::{JoiningAgent, TokenRefusal, TokenUse};
+use crate::store::{JoiningAgent, TokenUse};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt;
 use procfleet_core::id::AgentId;
@@ -52,6 +52,7 @@ async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, 
         ip,
         certificate_sha256: secret::hash(&certificate),
         version: request.version,
+        from,
     };
     let joined = link.store.join(shown, joining, link.clock.wall()).await.map_err(|error| {
         warn!(error = &error as &dyn std::error::Error, "an enrolment could not be written down");
@@ -66,9 +67,7 @@ async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, 
                 ca: link.ca.certificate().to_vec(),
             })
         }
-        Err(TokenRefusal::Unknown) => Err("the token is not known here".to_owned()),
-        Err(TokenRefusal::Expired) => Err("the token has expired".to_owned()),
-        Err(TokenRefusal::UsedUp) => Err("the token has been used as often as it may".to_owned()),
+        Err(refusal) => Err(refusal.to_string()),
     }
 }
 

@@ -1,14 +1,19 @@
 //! The inventory: which agent is on which host, and which connection of it is the last.
 
+use super::audit::{NewAudit, insert_audit};
 use super::businesses::business;
 use super::columns::{agent, host, integer, natural};
-use super::tokens::{Belonging, spend};
+use super::tokens::{self, Belonging};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
 use procfleet_core::access::Scope;
+use procfleet_core::code::Code;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, BusinessId, Epoch, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::net::IpAddr;
+
+/// Whom the audit names where an agent acts and no app asked.
+const LINK: &str = "procfleet-link";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentRecord {
@@ -35,6 +40,8 @@ pub struct JoiningAgent {
     pub ip: IpAddr,
     pub certificate_sha256: [u8; 32],
     pub version: String,
+    /// Where it called from.
+    pub from: IpAddr,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +74,7 @@ impl Found {
 }
 
 impl Store {
-    /// Spends one use of the token and enrolls the agent, or does neither.
+    /// Spends one use of the token and enrolls the agent, or does neither; the audit says which.
     pub async fn join(
         &self,
         token: TokenUse,
@@ -75,13 +82,33 @@ impl Store {
         now: i64,
     ) -> Result<Result<Joined, TokenRefusal>, StoreError> {
         self.write("enrolling an agent", move |db| {
-            let belonging = match spend(db, &token, now)? {
-                Ok(belonging) => belonging,
-                Err(refusal) => return Ok(Err(refusal)),
+            let mut audit = NewAudit {
+                at: now,
+                app: LINK.to_owned(),
+                origin: joining.from.to_string(),
+                action: "agent_join".to_owned(),
+                subject: joining.agent.to_string(),
+                ..NewAudit::default()
             };
+            let belonging = match tokens::check(db, &token, now)? {
+                Ok(belonging) => belonging,
+                Err(refusal) => {
+                    audit.code = Code::NotAllowed.external();
+                    audit.detail = format!("{} with token {}: {refusal}", joining.ip, token.id);
+                    insert_audit(db, &audit)?;
+                    return Ok(Err(refusal));
+                }
+            };
+            tokens::spend(db, &token)?;
             let host = Host { cloud: belonging.cloud, ip: joining.ip };
             let retired = retire(db, host, now)?;
             insert(db, &joining, &belonging, now)?;
+            let instead: Vec<&str> = retired.iter().map(AgentId::as_str).collect();
+            audit.detail = format!("{host} with token {}, business {}", token.id, belonging.business);
+            if !instead.is_empty() {
+                audit.detail.push_str(&format!(", instead of {}", instead.join(", ")));
+            }
+            insert_audit(db, &audit)?;
             Ok(Ok(Joined { host, retired }))
         })
         .await

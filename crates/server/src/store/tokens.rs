@@ -31,11 +31,15 @@ pub struct TokenUse {
     pub secret_hash: [u8; 32],
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The reason is meant for whoever shows the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// No such token, or the secret is wrong.
+    #[error("the token is not known here")]
     Unknown,
+    #[error("the token has expired")]
     Expired,
+    #[error("the token has been used as often as it may")]
     UsedUp,
 }
 
@@ -69,7 +73,7 @@ impl Store {
 }
 
 /// Takes one use of the token. The caller's savepoint gives it back if what follows fails.
-pub(super) fn spend(
+pub(super) fn check(
     db: &Connection,
     token: &TokenUse,
     now: i64,
@@ -95,7 +99,6 @@ pub(super) fn spend(
     if uses_left <= 0 {
         return Ok(Err(TokenRefusal::UsedUp));
     }
-    db.prepare_cached("UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ?")?.execute([&token.id])?;
     Ok(Ok(Belonging {
         cloud: CloudId(small("a cloud id", cloud)?),
         business: BusinessId(small("a business", business)?),
@@ -123,4 +126,10 @@ impl fmt::Debug for TokenUse {
         let TokenUse { id, secret_hash: _ } = self;
         f.debug_struct("TokenUse").field("id", id).finish_non_exhaustive()
     }
+}
+
+/// Takes one use from a token that was checked.
+pub(super) fn spend(db: &Connection, token: &TokenUse) -> Result<(), Fault> {
+    db.prepare_cached("UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ?")?.execute([&token.id])?;
+    Ok(())
 }

@@ -69,6 +69,23 @@ async fn a_new_agent_takes_its_host_over() {
 }
 
 #[tokio::test]
+async fn joining_leaves_a_record() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["old"]).await;
+    store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
+    let late = store.join(shown(), joining("late", 2), 2_000).await.expect("no error");
+    assert_eq!(late, Err(TokenRefusal::Expired));
+    let rows = store.audit_rows(10, AuditFilter::default()).await.expect("no error");
+    let rows: Vec<_> =
+        rows.iter().map(|row| (&*row.entry.subject, row.entry.code, &*row.entry.detail)).collect();
+    let expected = [
+        ("late", 1_000_837, "10.0.0.2 with token t1: the token has expired"),
+        ("new", 0, "3:10.0.0.1 with token t1, business 1, instead of old"),
+        ("old", 0, "3:10.0.0.1 with token t1, business 1"),
+    ];
+    assert_eq!(rows, expected);
+}
+
+#[tokio::test]
 async fn every_session_has_an_epoch_of_its_own() {
     let Fixture { folder, store } = fixture_with_agents(&["a"]).await;
     let a = agent("a");

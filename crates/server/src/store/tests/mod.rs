@@ -117,6 +117,7 @@ fn joining(name: &str, last: u8) -> JoiningAgent {
         ip: host(last).ip,
         certificate_sha256: [9; 32],
         version: "0.1.0".to_owned(),
+        from: host(last).ip,
     }
 }
 
