@@ -115,7 +115,7 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
     let id = data.join("agent.id");
     let mine = std::fs::read_to_string(&id).unwrap_or_default();
     let known = server.app.store.agent_at(host).await?;
-    if known.is_some_and(|known| known.agent.as_str() == mine.trim()) {
+    if known.as_ref().is_some_and(|known| known.agent.as_str() == mine.trim()) {
         return Ok(None);
     }
     if id.exists() {
@@ -123,7 +123,8 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
         std::fs::remove_file(&id).context("letting the agent join anew")?;
     }
     let caller = Caller::ourselves("procfleet-up", host.ip);
-    let business = BusinessId::DEFAULT.0;
+    // One that was lost leaves its host where it belonged.
+    let business = known.map_or(BusinessId::DEFAULT, |known| known.business).0;
     let wanted = CreateToken { bk_cloud_id: host.cloud.0, bk_biz_id: business, ttl_secs: 600, uses: 1 };
     Ok(Some(tokens::create(&server.app, &caller, wanted).await?.token))
 }

@@ -90,7 +90,11 @@ impl Store {
                 subject: joining.agent.to_string(),
                 ..NewAudit::default()
             };
-            let belonging = match tokens::check(db, &token, now)? {
+            let allowed = match tokens::check(db, &token, now)? {
+                Ok(belonging) => permit(db, &belonging, joining.ip)?.map(|()| belonging),
+                Err(refusal) => Err(refusal),
+            };
+            let belonging = match allowed {
                 Ok(belonging) => belonging,
                 Err(refusal) => {
                     audit.code = Code::NotAllowed.external();
@@ -257,6 +261,18 @@ pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), Fault> {
         true => Ok(()),
         false => Err(StoreError::NoSuchAgent(agent.clone()).into()),
     }
+}
+
+/// Whoever has a token may say which host it is on. It must not take a host away from another business that way.
+fn permit(db: &Connection, belonging: &Belonging, ip: IpAddr) -> Result<Result<(), TokenRefusal>, Fault> {
+    let sql = "SELECT business_id FROM agents \
+               WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL AND business_id != ?";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(params![belonging.cloud.0, ip.to_string(), belonging.business.0])?;
+    Ok(match rows.next()? {
+        Some(row) => Err(TokenRefusal::HostOf(business(row.get(0)?)?)),
+        None => Ok(()),
+    })
 }
 
 /// Retires the agents of a host. What they said about their procs goes with them: nobody would correct it.

@@ -41,6 +41,9 @@ pub enum TokenRefusal {
     Expired,
     #[error("the token has been used as often as it may")]
     UsedUp,
+    /// The host has an agent, and that one belongs to another business than the token's.
+    #[error("the host belongs to business {0}, and the token is for another; use a token for that business")]
+    HostOf(BusinessId),
 }
 
 /// Where the agents of a token belong.

@@ -69,6 +69,21 @@ async fn a_new_agent_takes_its_host_over() {
 }
 
 #[tokio::test]
+async fn a_token_takes_no_host_away_from_another_business() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["old"]).await;
+    let shop = Business { id: BusinessId(7), name: "shop".to_owned() };
+    store.create_business(shop, NewAudit::default()).await.expect("made");
+    let theirs = NewToken { id: "t2".to_owned(), business: BusinessId(7), ..token(1) };
+    store.create_token(theirs).await.expect("a token");
+    let shown = || TokenUse { id: "t2".to_owned(), secret_hash: SECRET };
+    let refused = store.join(shown(), joining("new", 1), 1_700).await.expect("no error");
+    assert_eq!(refused, Err(TokenRefusal::HostOf(BusinessId::DEFAULT)));
+    let at = store.agent_at(host(1)).await.expect("no error").map(|record| record.agent);
+    assert_eq!(at, Some(agent("old")));
+    store.join(shown(), joining("new", 2), 1_700).await.expect("no error").expect("no use was spent");
+}
+
+#[tokio::test]
 async fn joining_leaves_a_record() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["old"]).await;
     store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
