@@ -1,6 +1,9 @@
 //! What procfleet's own API is asked in a query: limits and filters. A whole number may come as a text there.
+//!
+//! A filter that nobody knows is refused: misspelt, it would show everything.
 
 use super::fault::Faults;
+use super::manage::read;
 use super::read::{Body, Reader};
 use procfleet_core::id::Host;
 use std::time::Duration;
@@ -39,7 +42,7 @@ pub struct AuditQuery {
 }
 
 pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
-    read(body.into(), |reader, faults| ProcsQuery {
+    read(body.into(), &["namespace", "name", "host"], |reader, faults| ProcsQuery {
         namespace: text(reader, "namespace", faults),
         name: text(reader, "name", faults),
         host: host(reader, faults),
@@ -47,7 +50,8 @@ pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
 }
 
 pub fn events<'v>(body: impl Into<Body<'v>>) -> Result<EventsQuery, Faults> {
-    read(body.into(), |reader, faults| {
+    let known = ["namespace", "name", "kind", "host", "after", "limit", "wait_ms"];
+    read(body.into(), &known, |reader, faults| {
         let after = reader.integer_or_text("after", 0..=i64::MAX, faults);
         EventsQuery {
             namespace: text(reader, "namespace", faults),
@@ -63,29 +67,20 @@ pub fn events<'v>(body: impl Into<Body<'v>>) -> Result<EventsQuery, Faults> {
 
 /// How many tasks, the newest first.
 pub fn tasks<'v>(body: impl Into<Body<'v>>) -> Result<u32, Faults> {
-    read(body.into(), |reader, faults| limit(reader, 20, faults))
+    read(body.into(), &["limit"], |reader, faults| limit(reader, 20, faults))
 }
 
 /// How long to wait for the task to change. Longer than the longest is the longest.
 pub fn task<'v>(body: impl Into<Body<'v>>) -> Result<Duration, Faults> {
-    read(body.into(), wait)
+    read(body.into(), &["wait_ms"], wait)
 }
 
 pub fn audit<'v>(body: impl Into<Body<'v>>) -> Result<AuditQuery, Faults> {
-    read(body.into(), |reader, faults| AuditQuery {
+    read(body.into(), &["limit", "app", "action"], |reader, faults| AuditQuery {
         limit: limit(reader, 50, faults),
         app: text(reader, "app", faults),
         action: text(reader, "action", faults),
     })
-}
-
-fn read<T>(body: Body<'_>, fields: impl FnOnce(&Reader<'_>, &mut Faults) -> T) -> Result<T, Faults> {
-    let mut faults = Faults::default();
-    let made = Reader::root(body, &mut faults).map(|reader| fields(&reader, &mut faults));
-    match made {
-        Some(made) if faults.is_empty() => Ok(made),
-        _ => Err(faults),
-    }
 }
 
 fn text(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<String> {
@@ -126,6 +121,8 @@ mod tests {
             (json!({"limit": ""}), Err("limit: must be an integer, not \"\"")),
             (json!({"limit": "0"}), Err("limit: is 0, must be from 1 to 1000")),
             (json!({"limit": "many"}), Err("limit: must be an integer, not \"many\"")),
+            (json!({"limits": 5}), Err("limits: is not known here; there are limit")),
+            (json!({"bk_app_code": "a", "bk_username": "b"}), Ok(20)),
             (json!({"limit": true}), Err("limit: must be an integer, not a boolean")),
         ] {
             assert_eq!(tasks(&sent).map_err(|faults| faults.to_string()), expected.map_err(str::to_owned));
