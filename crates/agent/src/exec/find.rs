@@ -120,7 +120,9 @@ pub(super) fn recovered(
     marked.retain(|stat| is_still_there(stat));
     let named =
         marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
-    let leader = marked.iter().find(|stat| stat.session == stat.id.pid).map(|stat| stat.id);
+    // A command that was to end or reload the process may still be at work.
+    let leads = |stat: &&&Stat| stat.session == stat.id.pid && !procfs::is_aside(stat.id.pid);
+    let leader = marked.iter().find(leads).map(|stat| stat.id);
     if let Some(id) = topmost(named).or(leader) {
         return running(id, Found::Name);
     }

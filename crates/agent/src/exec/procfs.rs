@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// The environment variable by which the processes of a proc are known again.
 pub(super) const MARK: &str = "PROCFLEET_PROC";
+/// The environment variable of a command that is not there to become the process.
+pub(super) const ASIDE: &str = "PROCFLEET_ASIDE";
 
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -175,6 +177,15 @@ pub(super) fn cwd(pid: u32) -> Option<PathBuf> {
 /// A process in the middle of an exec has neither arguments nor an environment for a moment. It must not be taken for one
 /// without a mark (it could escape a kill, or pass for a stranger), so that moment is waited for.
 pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
+    variable(pid, MARK)
+}
+
+/// Whether the process is, or was started by, a command that ends or reloads the process and is not there to become it.
+pub(super) fn is_aside(pid: u32) -> bool {
+    variable(pid, ASIDE).is_some()
+}
+
+fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
     let environ = Path::new("/proc").join(pid.to_string()).join("environ");
     let mut text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
     for _ in 0..EXEC_PATIENCE {
@@ -190,7 +201,7 @@ pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
         text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
     }
     split_nul(&text)
-        .find_map(|pair| pair.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
+        .find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
 }
 
 /// NUL ends each item, the last one too; a process that rewrote its own memory may leave it out.

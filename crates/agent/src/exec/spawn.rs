@@ -6,9 +6,9 @@
 use super::children;
 use super::log::Log;
 use super::output::Output;
-use super::procfs::MARK;
+use super::procfs::{ASIDE, MARK};
 use super::user::Account;
-use procfleet_core::spec::Shell;
+use procfleet_core::spec::{Control, Shell};
 use procfleet_core::{Code, ProcKey, Spec};
 use rustix::fs::Mode;
 use std::ffi::CString;
@@ -78,6 +78,9 @@ impl Launch {
             return refuse(&format!("{name} would contain a NUL byte"));
         }
         environment.push((MARK, mark.to_owned()));
+        if is_aside(command, &spec.control) {
+            environment.push((ASIDE, "1".to_owned()));
+        }
         Ok(Launch { shell, command: command.to_owned(), environment, folder, account })
     }
 
@@ -177,6 +180,14 @@ fn on_path(name: &str, path: &str) -> Option<PathBuf> {
         fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
     };
     path.split(':').map(|folder| Path::new(folder).join(name)).find(runs)
+}
+
+/// Whether this command is there to end or reload the process, and not to become it: an agent that finds it still at work after
+/// a restart of its own must not take it for the process.
+fn is_aside(command: &str, control: &Control) -> bool {
+    let Control { start_cmd, restart_cmd, stop_cmd, kill_cmd, reload_cmd, .. } = control;
+    let is_one_of = |commands: &[&String]| commands.iter().any(|one| *one == command);
+    is_one_of(&[stop_cmd, kill_cmd, reload_cmd]) && !is_one_of(&[start_cmd, restart_cmd])
 }
 
 /// What a command may want to know of its spec. What the spec leaves empty is not there at all.

@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use procfleet_core::process::{Cause, Found};
+use procfleet_core::spec::Control;
 use procfleet_core::supervise::{Leader, Signal};
 use procfleet_core::{Absence, Sighting};
 
@@ -286,4 +287,22 @@ async fn a_restarted_agent_finds_its_processes_again() {
     })
     .await;
     until_called(by_mark_alone, "sleep").await;
+}
+
+#[tokio::test]
+async fn a_restarted_agent_takes_no_command_that_ends_or_reloads_for_the_process() {
+    let mut proc = Proc::with_pid_file("recovery-aside");
+    let commands = ["stop", "kill", "reload"].map(|what| format!("echo $$ > {what}; sleep 1000; true"));
+    let [stop, kill, reload] = commands.clone();
+    let control = Control { stop_cmd: stop, kill_cmd: kill, reload_cmd: reload, ..Control::default() };
+    proc.spec.control = control;
+    for (what, command) in ["stop", "kill", "reload"].into_iter().zip(commands) {
+        proc.run(&command);
+        let shell = proc.pid_in(what).await;
+        proc.forget();
+        assert!(matches!(cause(proc.recovered(None)), Cause::NoPidFile { .. }), "{what}");
+        assert!(is_running(shell), "it was only looked at");
+        proc.hands.sweep();
+        until_gone(shell).await;
+    }
 }
