@@ -74,6 +74,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     }
 
     let host = Arc::new(Host::open(folder.join("output"))?.allowing(config.allow.clone()));
+    exec::end_old_probes(&host);
     let (journal, past) = journal::Journal::open(&folder.join("agent.db"), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
     let states = states::States::default();

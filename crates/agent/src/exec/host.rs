@@ -133,7 +133,15 @@ impl Host {
 
     /// What a proc's probes bear instead. No proc's mark begins with a colon, for no namespace is empty.
     pub(super) fn probe_mark(&self, key: &ProcKey) -> String {
-        format!("{}/:probe:{}", self.instance, escaped(key))
+        format!("{}{}", self.probe_prefix(), escaped(key))
+    }
+
+    pub(super) fn is_probe_mark(&self, mark: &str) -> bool {
+        mark.starts_with(&self.probe_prefix())
+    }
+
+    fn probe_prefix(&self) -> String {
+        format!("{}/:probe:", self.instance)
     }
 
     /// What the host is, for the server.

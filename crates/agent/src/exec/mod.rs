@@ -34,7 +34,7 @@ mod usage;
 mod user;
 
 pub use host::{ExecError, Host};
-pub use probe::{Probed, Prober};
+pub use probe::{Probed, Prober, end_old_probes};
 
 use children::Freshness;
 use find::Whom;

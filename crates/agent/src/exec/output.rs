@@ -88,6 +88,22 @@ pub(super) fn of_probe(folder: &Path, key: &ProcKey, what: &str) -> io::Result<(
     Ok((path, file))
 }
 
+/// What ends the name of the file that says which process a probe is.
+const NOTE: &str = ".running";
+
+/// Where it is written down which process a probe is, for as long as it runs.
+pub(super) fn note_of_probe(folder: &Path, key: &ProcKey, what: &str) -> PathBuf {
+    folder.join(format!("{}.{what}{NOTE}", stem(key)))
+}
+
+/// The notes of all probes.
+pub(super) fn notes_of_probes(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let notes =
+        entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(|n| n.ends_with(NOTE)));
+    notes.map(|entry| entry.path()).collect()
+}
+
 /// The first line of the file, as far as it is short.
 pub(super) fn first_line(path: &Path) -> String {
     let mut bytes = Vec::new();

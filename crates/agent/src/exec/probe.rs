@@ -3,17 +3,22 @@
 //! A probe runs as the proc's own commands do: same account, folder and environment. But its mark is its own, so it is never
 //! found when the process is looked for, and never ended with it; what throws its mark away is known by its session for as
 //! long as the probe runs. A probe that takes too long is ended with all that it started, and so is one that nobody waits
-//! for any more. One that has ended by itself may leave something behind: that is its own affair.
+//! for any more: a note in the agent's folder says which process it is, so that an agent that was cut off finds it when it comes
+//! back. One that has ended by itself may leave something behind: that is its own affair.
 
 use super::host::Host;
 use super::output::{self, Output};
+use super::procfs::{self, Id};
 use super::run::Run;
 use super::spawn::{Launch, NotStarted};
-use super::tree::{self, Scan};
+use super::tree::{self, Scan, Session};
 use super::{children, pidfd};
 use procfleet_core::process::Exit;
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{ProcKey, Spec};
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +70,8 @@ impl Prober {
         };
         tracing::debug!(key = %self.key, what, pid = run.leader.pid, "probe started");
         self.host.probe_began(run.leader.pid);
-        let mut live = Live { prober: self, run };
+        let note = output::note_of_probe(self.host.output_folder(), &self.key, what);
+        let mut live = Live::new(self, run, note);
         tokio::pin!(end);
         match tokio::time::timeout(limit, &mut end).await {
             Ok(CommandEnd::Exited { exit, output: tail }) => {
@@ -87,9 +93,18 @@ impl Prober {
 struct Live<'a> {
     prober: &'a Prober,
     run: Run,
+    note: PathBuf,
 }
 
-impl Live<'_> {
+impl<'a> Live<'a> {
+    fn new(prober: &'a Prober, run: Run, note: PathBuf) -> Live<'a> {
+        let Id { pid, start_ticks } = run.leader;
+        if let Err(error) = fs::write(&note, format!("{pid} {start_ticks}")) {
+            tracing::debug!(file = %note.display(), %error, "a probe is not written down");
+        }
+        Live { prober, run, note }
+    }
+
     fn kill(&mut self) {
         // Seldom needed, so it need not be quick.
         tree::kill_all(Scan::take, |scan| self.run.members(scan, &self.prober.mark).into_iter().collect());
@@ -107,5 +122,31 @@ impl Drop for Live<'_> {
             children::let_go(self.run.leader.pid);
         }
         self.prober.host.probe_ended(self.run.leader.pid);
+        let _ = fs::remove_file(&self.note);
     }
+}
+
+/// Ends the probes that an earlier life of the agent was cut off from. Nobody waits for them any more.
+pub fn end_old_probes(host: &Host) {
+    for note in output::notes_of_probes(host.output_folder()) {
+        if let Some((leader, mark)) = old_probe(host, &note) {
+            tracing::info!(pid = leader.pid, "ending a probe of the agent's last life");
+            let mut known = HashSet::new();
+            tree::kill_all(Scan::take, |scan| {
+                known = scan.run_members(leader, Session::Open, &known, &mark);
+                known.iter().copied().collect()
+            });
+        }
+        let _ = fs::remove_file(note);
+    }
+}
+
+/// The probe that is meant, with its mark. A number alone may be anybody's by now.
+fn old_probe(host: &Host, note: &Path) -> Option<(Id, String)> {
+    let text = fs::read_to_string(note).ok()?;
+    let (pid, start_ticks) = text.split_once(' ')?;
+    let leader = Id { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? };
+    let mark = String::from_utf8(procfs::mark(leader.pid)?).ok()?;
+    let same = procfs::Stat::read(leader.pid).is_some_and(|stat| stat.id == leader);
+    (same && host.is_probe_mark(&mark)).then_some((leader, mark))
 }

@@ -1,7 +1,7 @@
 //! Probes: what they say, and that they are never the process, nor outlive whoever asked.
 
 use crate::support::*;
-use procfleet_agent::exec::{Host, Probed, Prober};
+use procfleet_agent::exec::{Host, Probed, Prober, end_old_probes};
 use procfleet_core::allow::Allow;
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{Leader, Signal};
@@ -106,4 +106,36 @@ async fn a_probe_is_never_the_process_and_never_ended_with_it() {
         task.abort();
         until_gone(probe).await;
     }
+}
+
+/// The note is what an agent that was cut off leaves.
+#[tokio::test]
+async fn a_probe_of_the_agents_last_life_is_ended_and_nobody_else() {
+    let proc = Proc::new("probe-old");
+    let (asker, spec) = (prober(&proc), proc.spec.clone());
+    let command = "echo $$ > shell; sleep 1000 & (setsid sleep 1000 & echo $! > far); sleep 1000";
+    let task = tokio::spawn(async move { asker.run("health", command, &spec, LONG).await });
+    let (shell, far) = (proc.pid_in("shell").await, proc.pid_in("far").await);
+    let note = until("it is written down", || {
+        let mut files = std::fs::read_dir(proc.path("output")).ok()?.flatten();
+        files.find(|file| file.file_name().to_string_lossy().ends_with(".running")).map(|file| file.path())
+    })
+    .await;
+    let text = std::fs::read_to_string(&note).expect("our note");
+
+    let mut stranger = Stranger::start("/bin/sleep", proc.folder.path());
+    let (_, ticks) = text.split_once(' ').expect("a pid and a time");
+    for other in [format!("{} {ticks}", stranger.pid()), format!("{shell} 1"), "nonsense".to_owned()] {
+        std::fs::write(&note, other).expect("our note");
+        end_old_probes(&proc.host);
+        stranger.assert_unharmed();
+        assert!(is_running(shell) && is_running(far));
+    }
+    std::fs::write(&note, text).expect("our note");
+    end_old_probes(&proc.host);
+    until_gone(shell).await;
+    until_gone(far).await;
+    stranger.assert_unharmed();
+    assert!(matches!(task.await, Ok(Probed::Exited { .. })));
+    assert!(!note.exists());
 }
