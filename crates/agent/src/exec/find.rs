@@ -172,7 +172,7 @@ fn is_alive(last: &Process) -> bool {
 fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     let path = &whom.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let pid = read_pid_file(path)?;
+        let pid = read_pid_file(path, &whom.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         let stat = Stat::read(pid).filter(Stat::is_running).ok_or_else(dead)?;
         if !procfs::is_whole_process(pid) {
@@ -217,7 +217,9 @@ fn runs_from_its_folder(program: &Program, whom: Whom<'_>) -> bool {
     Folder::of(&whom.identity.setup_path).is_some_and(|folder| program.runs_from(&folder))
 }
 
-fn read_pid_file(path: &str) -> Result<u32, Cause> {
+/// What is in a file that the account could not read itself is not told: the agent may read everything, and a caller who names
+/// it may be allowed this account only.
+fn read_pid_file(path: &str, user: &str) -> Result<u32, Cause> {
     let bad = |reason: String| Cause::BadPidFile { path: path.to_owned(), reason };
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Cause::NoPidFile { path: path.to_owned() },
@@ -242,7 +244,12 @@ fn read_pid_file(path: &str) -> Result<u32, Cause> {
     let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty".to_owned())) };
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let pid = word.parse().ok().filter(|pid: &u32| digits && *pid > 0 && i32::try_from(*pid).is_ok());
-    pid.ok_or_else(|| bad(format!("its content {word:?} is not a pid")))
+    pid.ok_or_else(|| {
+        bad(match user::may_read(path, user) {
+            true => format!("its content {word:?} is not a pid"),
+            false => "its content is not a pid".to_owned(),
+        })
+    })
 }
 
 /// A process of the spec's name that was started from its folder, or by us.

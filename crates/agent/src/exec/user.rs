@@ -4,10 +4,13 @@ use super::procfs;
 use super::spawn::NotStarted;
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
+use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
 use std::ffi::{CString, OsString};
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 
 #[derive(Debug)]
 pub(super) struct Account {
@@ -18,6 +21,13 @@ pub(super) struct Account {
     pub(super) shell: OsString,
     /// The groups to take on. `None`: it is the agent's own account, and nothing is to be changed.
     groups: Option<Vec<Gid>>,
+}
+
+/// Whether the account could read this file itself. One that does not exist cannot.
+pub(super) fn may_read(path: &str, user: &str) -> bool {
+    let open =
+        || OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+    Account::of(user).is_ok_and(|account| account.with_its_rights(open).is_ok())
 }
 
 impl Account {

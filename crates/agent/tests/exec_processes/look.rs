@@ -5,6 +5,7 @@ use procfleet_core::process::{Cause, Found};
 use procfleet_core::spec::Control;
 use procfleet_core::supervise::{Leader, Signal};
 use procfleet_core::{Absence, Sighting};
+use std::os::unix::fs::PermissionsExt;
 
 /// What a daemon does: two forks, a session of its own, and a pid file.
 const DAEMON: &str = "(setsid sh -c './web 1000 & echo $! > web.pid.new; mv web.pid.new web.pid' &)";
@@ -259,6 +260,20 @@ async fn the_master_is_found_and_not_its_worker() {
     let master = proc.pid_in("master").await;
     assert_eq!(running(proc.settled()).pid, master);
     assert_eq!(running(proc.launched(run, Leader::Refuse)).pid, master);
+}
+
+#[tokio::test]
+async fn what_an_account_may_not_read_is_not_told() {
+    let mut proc = Proc::with_pid_file("secret-file");
+    let path = proc.spec.identity.pid_path.clone();
+    proc.write("web.pid", "root:$6$hash:20000");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("our file");
+    let bad = |reason: &str| Cause::BadPidFile { path: path.clone(), reason: reason.to_owned() };
+    assert_eq!(cause(proc.settled()), bad("its content \"root:$6$hash:20000\" is not a pid"));
+    for user in ["nobody", "no-such-user", ""] {
+        proc.spec.identity.user = user.to_owned();
+        assert_eq!(cause(proc.settled()), bad("its content is not a pid"), "{user}");
+    }
 }
 
 #[tokio::test]
