@@ -767,6 +767,41 @@ fn an_interrupted_op_is_not_repeated_and_says_what_was_seen() {
 }
 
 #[test]
+fn a_death_while_the_agent_was_away_is_told_once() {
+    let deaths = |world: &World| {
+        let told = world.events.iter().filter_map(|event| match event {
+            Event::Exited { pid, exit: Exit::Unknown } => Some(*pid),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    for before in [Given::UpHosted, Given::UpUnhosted] {
+        let mut world = given(before);
+        world.run_for(20_000);
+        world.set("start", daemon());
+        world.crash_for(1_000);
+        assert_eq!(deaths(&world), [], "{before:?}: it lives");
+        let pid = world.main_pid().expect("it is up");
+        world.kill_behind_the_agents_back();
+        for _ in 0..3 {
+            world.crash_for(10);
+        }
+        world.run_for(10_000);
+        assert_eq!(deaths(&world), [pid], "{before:?}");
+    }
+    // An op that was under way may have been what ended it.
+    let mut world = given(Given::UpHosted);
+    world.set("stop", Does::Hang);
+    let mut stopping = spec();
+    stopping.control.stop_cmd = "stop".to_owned();
+    let op = world.send(OpKind::Stop, Some(stopping));
+    world.run_for(100);
+    world.kill_behind_the_agents_back();
+    world.crash_for(1_000);
+    assert_eq!((world.outcome(op).code.number(), deaths(&world)), (805, vec![]));
+}
+
+#[test]
 fn what_waits_is_carried_out_after_a_crash() {
     let mut world = given(Given::Ending);
     let start = world.send(OpKind::Start, Some(spec()));

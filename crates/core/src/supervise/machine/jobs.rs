@@ -6,12 +6,12 @@ use crate::code::Code;
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
-use crate::process::{Absence, Process, Sighting};
+use crate::process::{Absence, Exit, Process, Sighting};
 use crate::spec::Spec;
 use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Hosting, Input, Step, words};
+use crate::supervise::{Effect, Event, Hosting, Input, Step, Write, words};
 
 impl Machine {
     pub(super) fn advance(&mut self, now: Moment, job: Job, input: Input, out: &mut Step) -> State {
@@ -111,6 +111,7 @@ impl Machine {
                 State::Up(process)
             }
             Purpose::Recover { interrupted } => {
+                self.tell_death(Some(process), &interrupted, out);
                 self.interrupted(interrupted, Some(process.pid), out);
                 State::Up(process)
             }
@@ -196,6 +197,7 @@ impl Machine {
             Purpose::Limit { fall } => self.limited(now, fall, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
+                self.tell_death(None, &interrupted, out);
                 self.interrupted(interrupted, None, out);
                 if self.timetable().is_some() {
                     return self.schedule(now, Since::Away, out);
@@ -217,6 +219,16 @@ impl Machine {
                     }
                 }
             }
+        }
+    }
+
+    /// The process that was known may have ended while the agent was away, and is told once, for the same step forgets it. The end
+    /// of a periodic process's run is nothing out of the ordinary, and an op that was under way may have been what ended it.
+    fn tell_death(&mut self, found: Option<Process>, interrupted: &[(OpId, OpKind)], out: &mut Step) {
+        let last = self.saved.as_ref().and_then(|record| record.process);
+        let dead = last.filter(|last| !found.is_some_and(|found| found.is(last)));
+        if let Some(dead) = dead.filter(|_| interrupted.is_empty() && self.timetable().is_none()) {
+            out.writes.push(Write::Event(Event::Exited { pid: dead.pid, exit: Exit::Unknown }));
         }
     }
 
