@@ -346,6 +346,23 @@ fn an_unknown_api_is_named() {
     }
 }
 
+/// Passed over, it would make the call the app's own, and the record would name nobody.
+#[test]
+fn a_login_that_is_no_text_is_refused() {
+    let up = up();
+    let hosts = json!({"hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]});
+    for (field, value) in [("bk_token", json!(5)), ("bk_token", json!(["x"])), ("bk_username", json!({}))] {
+        let mut body = hosts.clone();
+        body["bk_app_code"] = json!(up.client.app_code);
+        body["bk_app_secret"] = json!(up.client.app_secret);
+        body[field] = value;
+        let answer = up.client.post_as_it_is("/api/c/compapi/v2/gse/get_agent_status/", &body);
+        answer.assert_refused(1306403, &[&format!("{field} must be a string")]);
+        body[field] = json!(null);
+        up.client.post_as_it_is("/api/c/compapi/v2/gse/get_agent_status/", &body).data();
+    }
+}
+
 /// What only the host can judge is an outcome of that host, in words.
 #[test]
 fn what_the_host_cannot_use_is_its_outcome() {

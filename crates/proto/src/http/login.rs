@@ -17,29 +17,38 @@ pub struct Login {
     pub token: String,
 }
 
-/// The header is there and is not a JSON object.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the X-Bkapi-Authorization header is not a JSON object")]
-pub struct BadHeader;
+/// Why nobody can say who is calling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadLogin {
+    #[error("the X-Bkapi-Authorization header is not a JSON object")]
+    Header,
+    /// Left out of account, it would make a user's call the app's own.
+    #[error("{0} must be a string")]
+    NoText(&'static str),
+}
 
 impl Login {
     /// The header wins where it is present; otherwise the fields stand beside the request's own.
-    pub fn read(header: Option<&[u8]>, body: &Value) -> Result<Login, BadHeader> {
-        let Some(header) = header else { return Ok(Login::from_fields(body)) };
+    pub fn read(header: Option<&[u8]>, body: &Value) -> Result<Login, BadLogin> {
+        let Some(header) = header else { return Login::from_fields(body) };
         match serde_json::from_slice(header) {
-            Ok(fields @ Value::Object(_)) => Ok(Login::from_fields(&fields)),
-            Ok(_) | Err(_) => Err(BadHeader),
+            Ok(fields @ Value::Object(_)) => Login::from_fields(&fields),
+            Ok(_) | Err(_) => Err(BadLogin::Header),
         }
     }
 
-    fn from_fields(fields: &Value) -> Login {
-        let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        Login {
-            app_code: text("bk_app_code"),
-            app_secret: text("bk_app_secret"),
-            username: text("bk_username"),
-            token: text("bk_token"),
-        }
+    fn from_fields(fields: &Value) -> Result<Login, BadLogin> {
+        let text = |name: &'static str| match fields.get(name) {
+            None | Some(Value::Null) => Ok(String::new()),
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(_) => Err(BadLogin::NoText(name)),
+        };
+        Ok(Login {
+            app_code: text("bk_app_code")?,
+            app_secret: text("bk_app_secret")?,
+            username: text("bk_username")?,
+            token: text("bk_token")?,
+        })
     }
 }
 
