@@ -344,6 +344,9 @@ fn an_unknown_api_is_named() {
         );
         assert!(answer.body["message"].as_str().is_some_and(|message| message.contains(path)), "{answer:?}");
     }
+    let answer = up.client.send("PUT", "/api/v1/agents", &[], b"").answer();
+    let expected = (405, &json!(1306404), &json!("/api/v1/agents does not take PUT"));
+    assert_eq!((answer.status, &answer.body["code"], &answer.body["message"]), expected);
 }
 
 /// Passed over, it would make the call the app's own, and the record would name nobody.

@@ -116,6 +116,15 @@ pub(super) async fn no_such_api(State(app): State<App>, request: Request) -> Res
     refused(Family::Gse, &CallError::NoSuchApi(request.uri().path().to_owned()), String::new())
 }
 
+pub(super) async fn wrong_method(State(app): State<App>, request: Request) -> Response {
+    app.metrics.call("unknown", Code::NoSuchApi.external());
+    let error = CallError::WrongMethod {
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+    };
+    refused(Family::Gse, &error, String::new())
+}
+
 fn refused(family: Family, error: &CallError, request_id: String) -> Response {
     let (status, code, message) = error.answer(family);
     let text = envelope::<Value>(family, code, message, None, request_id);

@@ -26,6 +26,11 @@ pub(super) enum CallError {
     /// The user that the app names is wrong.
     UserDenied(String),
     NoSuchApi(String),
+    /// There is such an API, and it is called otherwise.
+    WrongMethod {
+        method: String,
+        path: String,
+    },
     App(AppError),
     Internal,
 }
@@ -72,6 +77,9 @@ impl CallError {
             CallError::UserDenied(reason) => (StatusCode::OK, Code::UserDenied, reason.clone()),
             CallError::NoSuchApi(path) => {
                 (StatusCode::NOT_FOUND, Code::NoSuchApi, format!("no such API: {path}"))
+            }
+            CallError::WrongMethod { method, path } => {
+                (StatusCode::METHOD_NOT_ALLOWED, Code::NoSuchApi, format!("{path} does not take {method}"))
             }
             CallError::App(AppError::NoTask(task)) => {
                 let reason = "nobody issued this task id, or it is so old that it was deleted";

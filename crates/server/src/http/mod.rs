@@ -27,7 +27,8 @@ const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-
 /// Everything that the API's port serves.
 pub fn router(app: App) -> Router {
     let room = axum::Extension(body::Room::new());
-    routes().router.fallback(call::no_such_api).layer(room).with_state(app)
+    let router = routes().router.method_not_allowed_fallback(call::wrong_method);
+    router.fallback(call::no_such_api).layer(room).with_state(app)
 }
 
 fn routes() -> Routes {
