@@ -2,12 +2,13 @@
 //!
 //! Each instance is a proc of its own to its agent. What makes a proc run or known acts on as many instances as the spec
 //! asks for, and leaves any surplus alone: to ask for fewer ends no process. What ends, leaves or looks acts on all that
-//! are known, surplus too. So a proc gets smaller by a stop and an unregister, and a start with the smaller number.
+//! are known, surplus too, and so does a restart. So a proc gets smaller by a stop and an unregister, and a start with the smaller number.
 
 use crate::code::Code;
 use crate::op::{Content, OpKind, Outcome, ProcStatus};
 use crate::spec::Instances;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 /// How many bytes of command lines the status of several instances holds in all: an outcome must fit a frame of the link.
 const COMMAND_LINES: usize = 4_096;
@@ -26,10 +27,9 @@ pub struct Known {
 /// The instances that an order for the whole proc concerns. The first is always among them.
 pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &Known) -> BTreeSet<u32> {
     match kind {
-        OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update => {
-            let wanted = sent.or(known.wanted).unwrap_or_default().0;
-            (1..=wanted.clamp(1, Instances::MAX)).collect()
-        }
+        OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update => wanted(sent, known).collect(),
+        // Callers leave the number out when they restart, and mean all that there are.
+        OpKind::Restart => wanted(sent, known).chain(known.instances.iter().copied()).collect(),
         OpKind::Stop
         | OpKind::Query
         | OpKind::Unhost
@@ -39,6 +39,11 @@ pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &Known) -> BTreeS
         // It is about a namespace, which has no instances.
         OpKind::Group => BTreeSet::from([1]),
     }
+}
+
+fn wanted(sent: Option<Instances>, known: &Known) -> RangeInclusive<u32> {
+    let wanted = sent.or(known.wanted).unwrap_or_default().0;
+    1..=wanted.clamp(1, Instances::MAX)
 }
 
 /// How the op ended, when all of its parts have. `None` where there are no parts.
@@ -185,9 +190,9 @@ mod tests {
             let sent = sent.map(Instances);
             for kind in OpKind::ALL {
                 let expected: &[u32] = match kind {
-                    OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update => {
-                        launched
-                    }
+                    OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update => launched,
+                    OpKind::Restart if ended.len() > launched.len() => ended,
+                    OpKind::Restart => launched,
                     OpKind::Stop
                     | OpKind::Query
                     | OpKind::Unhost

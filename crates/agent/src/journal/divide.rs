@@ -24,9 +24,11 @@ pub(super) fn divide(
     let sent = order.spec.as_ref().map(|spec| spec.instances);
     let known = match (order.kind, sent) {
         // What was sent decides.
-        (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, Some(_))
-        | (OpKind::Group, _) => Known::default(),
-        (OpKind::Start | OpKind::Host | OpKind::Restart | OpKind::Register | OpKind::Update, None) => {
+        (OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update, Some(_)) | (OpKind::Group, _) => {
+            Known::default()
+        }
+        (OpKind::Restart, _) => Known { wanted: wanted(t, key)?, instances: instances(t, key)? },
+        (OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update, None) => {
             Known { wanted: wanted(t, key)?, instances: BTreeSet::new() }
         }
         (
@@ -43,8 +45,12 @@ pub(super) fn divide(
     if concerned.len() == 1 {
         return Ok(vec![(key.clone(), order.clone())]);
     }
+    // An order may reach more than its spec counts. Each of them stays an instance, with its own pid file.
+    let count = Instances(concerned.last().copied().unwrap_or(1));
     let part = |number: u32| {
-        let order = Order { op: order.op.part(number), spec: of_instance(number), ..order.clone() };
+        let counted = |spec: Spec| Spec { instances: spec.instances.max(count), ..spec };
+        let spec = order.spec.clone().map(|spec| counted(spec).of_instance(number));
+        let order = Order { op: order.op.part(number), spec, ..order.clone() };
         (key.instance(number), order)
     };
     Ok(concerned.into_iter().map(part).collect())

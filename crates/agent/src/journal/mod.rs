@@ -703,7 +703,7 @@ mod tests {
             journal.write(&key(name), &[stored], &Known::default()).await;
         }
         assert_eq!(accept("a", numbered(5, OpKind::Query, None)).await, "a a#2 a#5", "a#7 is another proc");
-        assert_eq!(accept("a", numbered(6, OpKind::Restart, None)).await, "a a#2 a#3");
+        assert_eq!(accept("a", numbered(6, OpKind::Restart, None)).await, "a a#2 a#3 a#5");
         assert_eq!(accept("a", numbered(7, OpKind::Host, Some(1))).await, "a");
         assert_eq!(accept("a#2", numbered(8, OpKind::Restart, Some(3))).await, "a#2", "it alone");
     }
