@@ -1,0 +1,310 @@
+//! The journal at its boundary, on real files.
+
+use super::*;
+use procfleet_core::code::Code;
+use procfleet_core::moment::Moment;
+use procfleet_core::op::Content;
+use procfleet_core::process::{Found, Process};
+use procfleet_core::spec::Spec;
+use procfleet_core::supervise::{Event, Hosting, Rest};
+
+fn key(name: &str) -> ProcKey {
+    ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
+}
+
+fn order(number: u32, kind: OpKind) -> Order {
+    let op = format!("20190813145456-8-{number}").parse().expect("an op id");
+    Order { op, kind, spec: Some(Spec::default()), start_by: Moment(5_000) }
+}
+
+fn outcome() -> Outcome {
+    let content =
+        Content::Control { hosted: true, proc_name: "nginx".to_owned(), setup_path: "/srv".to_owned() };
+    Outcome::new(Code::Success, "success", content)
+}
+
+fn record() -> Record {
+    let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile };
+    let rest = Rest::Retry { at: Moment(9) };
+    Record {
+        spec: Spec::default(),
+        hosting: Hosting::Hosted,
+        process: Some(process),
+        streak: Default::default(),
+        rest,
+        fault: String::new(),
+    }
+}
+
+/// What was written down by every version that there was.
+#[test]
+fn a_record_of_any_age_is_read() {
+    let first = r#"{"spec":{},"hosting":"Hosted","process":null,"streak":{"restarts":0,"last_start":null},"rest":"Idle"}"#;
+    let read: Record = serde_json::from_str(first).expect("the first version's record");
+    assert_eq!((read.rest.clone(), read.fault.as_str(), read.hosting), (Rest::Idle, "", Hosting::Hosted));
+    for rest in [Rest::Due { at: Moment(7) }, Rest::Begun { at: Moment(8) }] {
+        let record = Record { rest, fault: "it used too much".to_owned(), ..read.clone() };
+        let again: Record = serde_json::from_str(&json(&record)).expect("our own record");
+        assert_eq!(again, record);
+        assert_eq!(again.after_reboot().rest, Rest::Idle, "moments mean nothing then");
+    }
+}
+
+async fn reopened(path: &Path, boot: &str) -> (Journal, Past) {
+    Journal::open(path, &BootId(boot.to_owned())).await.expect("a journal")
+}
+
+#[tokio::test]
+async fn an_op_is_new_once_and_its_outcome_is_kept() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, past) = reopened(&path, "one").await;
+    assert!(past.procs.is_empty() && past.unacknowledged.is_empty());
+    let start = order(0, OpKind::Start);
+    let accept =
+        || async { journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0) };
+    assert_eq!(accept().await, Acceptance::New(vec![(key("a"), start.clone())]));
+    assert_eq!(accept().await, Acceptance::Known);
+    journal
+        .write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())], &Known::default())
+        .await;
+    assert_eq!(accept().await, Acceptance::Done(outcome()));
+    let second = Outcome { message: "another".to_owned(), ..outcome() };
+    journal.write(&key("a"), &[Write::Done(start.op, second)], &Known::default()).await;
+    assert_eq!(accept().await, Acceptance::Done(outcome()), "the first outcome stands");
+
+    drop(journal);
+    let (journal, past) = reopened(&path, "one").await;
+    assert_eq!(past.unacknowledged, [(start.op, outcome())]);
+    journal.confirm(vec![start.op]).await;
+    drop(journal);
+    let (journal, past) = reopened(&path, "one").await;
+    assert!(past.unacknowledged.is_empty(), "confirmed ops are not reported again");
+    assert_eq!(
+        journal.accept(vec![(key("a"), start.clone())]).await.expect("writable"),
+        [Acceptance::Done(outcome())]
+    );
+}
+
+#[tokio::test]
+async fn the_past_tells_begun_from_waiting_and_one_boot_from_another() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, _) = reopened(&path, "one").await;
+    let (begun, waiting, lone) = (order(0, OpKind::Stop), order(1, OpKind::Start), order(2, OpKind::Reload));
+    let orders = vec![(key("a"), begun.clone()), (key("a"), waiting.clone()), (key("b"), lone.clone())];
+    journal.accept(orders).await.expect("writable");
+    journal
+        .write(&key("a"), &[Write::Record(Box::new(record())), Write::Begun(begun.op)], &Known::default())
+        .await;
+    journal.write(&key("b"), &[Write::Begun(lone.op)], &Known::default()).await;
+    drop(journal);
+
+    let (journal, past) = reopened(&path, "one").await;
+    let [a, b] = &past.procs[..] else { panic!("two procs: {past:?}") };
+    assert_eq!(
+        (&a.record, &a.interrupted, &a.waiting),
+        (&Some(record()), &vec![(begun.op, OpKind::Stop)], &vec![waiting.clone()])
+    );
+    assert_eq!((&b.record, &b.interrupted), (&None, &vec![(lone.op, OpKind::Reload)]));
+    drop(journal);
+
+    let (_journal, past) = reopened(&path, "two").await;
+    let a = &past.procs[0];
+    assert_eq!(a.record, Some(record().after_reboot()));
+    assert_eq!(
+        a.interrupted,
+        [(begun.op, OpKind::Stop), (waiting.op, OpKind::Start)],
+        "no deadline outlives a boot"
+    );
+    assert!(a.waiting.is_empty());
+}
+
+/// A journal as the first version wrote it. It must be readable for ever.
+#[tokio::test]
+async fn a_journal_of_the_first_format_is_understood() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let old = Connection::open(&path).expect("a database");
+    old.execute_batch(include_str!("golden/format-1.sql")).expect("the old journal");
+    drop(old);
+    let (_journal, past) = reopened(&path, "one").await;
+    let [a] = &past.procs[..] else { panic!("one proc: {past:?}") };
+    let record = a.record.as_ref().expect("a record");
+    assert_eq!((record.hosting, record.process.map(|process| process.pid)), (Hosting::Hosted, Some(7)));
+    assert_eq!((a.interrupted.len(), a.waiting.len(), past.unacknowledged.len()), (1, 1, 1));
+    assert!(past.groups.is_empty());
+}
+
+/// As it was when it had events and process groups.
+#[tokio::test]
+async fn a_journal_of_the_third_format_is_understood() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let old = Connection::open(&path).expect("a database");
+    old.execute_batch(include_str!("golden/format-3.sql")).expect("the old journal");
+    drop(old);
+    let (journal, past) = reopened(&path, "one").await;
+    assert_eq!((past.procs.len(), past.unacknowledged.len()), (1, 1));
+    let events = journal.oldest_events(10_000).await.expect("readable");
+    assert_eq!((events.len(), events[0].number, events[0].report_id), (1, 5, 7));
+    let [(namespace, groups)] = &past.groups[..] else { panic!("one namespace: {past:?}") };
+    assert_eq!((namespace.as_str(), groups.as_slice()), ("demo", &[group("pool")][..]));
+}
+
+fn group(id: &str) -> ProcessGroup {
+    let weight = procfleet_core::spec::Weight::Limit;
+    ProcessGroup {
+        id: id.to_owned(),
+        cpu_pool_limit: Some(20.5),
+        mem_pool_weight: weight,
+        ..ProcessGroup::default()
+    }
+}
+
+#[tokio::test]
+async fn groups_are_replaced_together_with_the_outcome() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    // One of the first format, which is upgraded.
+    let old = Connection::open(&path).expect("a database");
+    old.execute_batch(include_str!("golden/format-1.sql")).expect("the old journal");
+    drop(old);
+    let (journal, _) = reopened(&path, "one").await;
+    let key = ProcKey { namespace: "web".to_owned(), name: String::new() };
+    let orders: Vec<Order> = (10..13).map(|number| order(number, OpKind::Group)).collect();
+    let all: Vec<_> = orders.iter().map(|order| (key.clone(), order.clone())).collect();
+    let expected: Vec<_> = all.iter().map(|one| Acceptance::New(vec![one.clone()])).collect();
+    assert_eq!(journal.accept(all).await.expect("writable"), expected);
+    journal.set_groups("web", &[group("a"), group("b")], orders[0].op, &outcome()).await;
+    journal.set_groups("db", &[group("c")], orders[1].op, &outcome()).await;
+    journal.set_groups("web", &[group("d")], orders[2].op, &outcome()).await;
+    drop(journal);
+    let (journal, past) = reopened(&path, "one").await;
+    let expected = [("db".to_owned(), vec![group("c")]), ("web".to_owned(), vec![group("d")])];
+    assert_eq!(past.groups, expected);
+    assert_eq!(past.unacknowledged.len(), 1 + 3, "each outcome is there with its groups");
+    journal.set_groups("web", &[], orders[2].op, &outcome()).await;
+    drop(journal);
+    let (_journal, past) = reopened(&path, "two").await;
+    assert_eq!(past.groups, [("db".to_owned(), vec![group("c")])], "an empty list clears it");
+}
+
+#[tokio::test]
+async fn events_wait_in_order_until_the_server_has_them() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, _) = reopened(&path, "one").await;
+    let known = Known { report_id: 7, proc_name: "nginx".to_owned() };
+    for reason in ["first", "second", "third"] {
+        let gave_up = Write::Event(Event::GaveUp { reason: reason.to_owned() });
+        journal.write(&key("a"), &[gave_up], &known).await;
+    }
+    let all = journal.oldest_events(10_000).await.expect("readable");
+    let told: Vec<&str> = all.iter().map(|event| event.message.as_str()).collect();
+    assert_eq!(told, ["first", "second", "third"]);
+    assert_eq!((all[0].kind.as_str(), all[0].report_id, all[0].name.as_str()), ("gave_up", 7, "a"));
+    assert_eq!(journal.oldest_events(1).await.expect("readable").len(), 1, "one always fits");
+    journal.forget_events(all[1].number).await;
+    drop(journal);
+    let (journal, _) = reopened(&path, "one").await;
+    assert_eq!(journal.oldest_events(10_000).await.expect("readable"), all[2..]);
+    journal.forget_events(all[2].number).await;
+    journal.write(&key("a"), &[Write::Event(Event::RestartSucceeded { pid: 7 })], &known).await;
+    let next = journal.oldest_events(10_000).await.expect("readable").remove(0);
+    assert!(next.number > all[2].number && next.journal == all[0].journal, "no number comes twice");
+}
+
+#[tokio::test]
+async fn a_newer_journal_is_refused() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    Connection::open(&path).expect("a database").pragma_update(None, "user_version", 99).expect("writable");
+    let refused = Journal::open(&path, &BootId("one".to_owned())).await.expect_err("too new");
+    assert!(matches!(refused, JournalError::TooNew { found: 99, .. }), "{refused}");
+}
+
+fn parts_of(acceptance: Acceptance) -> Vec<(String, OpId, Option<String>)> {
+    let Acceptance::New(parts) = acceptance else { panic!("{acceptance:?}") };
+    let path = |order: &Order| order.spec.as_ref().map(|spec| spec.identity.pid_path.clone());
+    parts.into_iter().map(|(key, order)| (key.name, order.op, path(&order))).collect()
+}
+
+/// From the moment on that it is accepted, through a crash, to its confirmation.
+#[tokio::test]
+async fn an_op_on_several_instances_is_one_op_in_parts() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, _) = reopened(&path, "one").await;
+    let mut start = order(0, OpKind::Start);
+    let spec = start.spec.as_mut().expect("a spec");
+    (spec.instances, spec.identity.pid_path) = (Instances(3), "/run/a".to_owned());
+    let row = |name: &str, instance: u32, path: &str| {
+        (name.to_owned(), start.op.part(instance), Some(path.to_owned()))
+    };
+    let rows = [row("a", 1, "/run/a"), row("a#2", 2, "/run/a.2"), row("a#3", 3, "/run/a.3")];
+    let accepted = journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0);
+    assert_eq!(parts_of(accepted), rows);
+    let again = async |journal: &Journal| {
+        journal.accept(vec![(key("a"), start.clone())]).await.expect("writable").remove(0)
+    };
+    assert_eq!(again(&journal).await, Acceptance::Known);
+
+    // One has ended, one had begun, one had not; and then the agent dies.
+    journal.write(&key("a"), &[Write::Done(start.op.part(1), outcome())], &Known::default()).await;
+    journal.write(&key("a#2"), &[Write::Begun(start.op.part(2))], &Known::default()).await;
+    assert_eq!(again(&journal).await, Acceptance::Known);
+    drop(journal);
+    let (journal, past) = reopened(&path, "one").await;
+    assert!(past.unacknowledged.is_empty());
+    let parts = Parts::from([(1, Some(outcome())), (2, None), (3, None)]);
+    assert_eq!(past.divided, [(start.op, parts)]);
+    let open: Vec<_> = past.procs.iter().map(|p| (p.interrupted.len(), p.waiting.len())).collect();
+    assert_eq!(open, [(1, 0), (0, 1)]);
+
+    let already = Outcome { code: Code::AlreadyRunning, ..outcome() };
+    journal.write(&key("a#2"), &[Write::Done(start.op.part(2), already)], &Known::default()).await;
+    journal.write(&key("a#3"), &[Write::Done(start.op.part(3), outcome())], &Known::default()).await;
+    assert_eq!(again(&journal).await, Acceptance::Done(outcome()));
+    drop(journal);
+    let (journal, past) = reopened(&path, "one").await;
+    assert_eq!((past.unacknowledged, past.divided), (vec![(start.op, outcome())], vec![]));
+    journal.confirm(vec![start.op]).await;
+    drop(journal);
+    let (journal, past) = reopened(&path, "one").await;
+    assert!(past.unacknowledged.is_empty() && past.procs.is_empty(), "{past:?}");
+    assert_eq!(again(&journal).await, Acceptance::Done(outcome()));
+}
+
+#[tokio::test]
+async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let (journal, _) = reopened(&folder.path().join("agent.db"), "one").await;
+    let numbered = |number: u32, kind: OpKind, instances: Option<u32>| {
+        let spec = instances.map(|n| Spec { instances: Instances(n), ..Spec::default() });
+        Order { spec, ..order(number, kind) }
+    };
+    let accept = async |name: &str, order: Order| {
+        let accepted = journal.accept(vec![(key(name), order)]).await.expect("writable").remove(0);
+        parts_of(accepted).into_iter().map(|(name, _, _)| name).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(accept("a", numbered(0, OpKind::Stop, Some(3))).await, "a", "nobody knows others");
+    assert_eq!(accept("a", numbered(1, OpKind::Start, Some(2))).await, "a a#2");
+    assert_eq!(accept("a", numbered(2, OpKind::Stop, None)).await, "a a#2", "on its way");
+    assert_eq!(accept("a", numbered(3, OpKind::Restart, None)).await, "a a#2");
+    for done in 0..4 {
+        let op = order(done, OpKind::Start).op;
+        let ops = [op, op.part(1), op.part(2)].map(|op| Write::Done(op, outcome()));
+        journal.write(&key("a"), &ops, &Known::default()).await;
+    }
+    assert_eq!(accept("a", numbered(4, OpKind::Stop, None)).await, "a", "none is left");
+    for (name, instances) in [("a", 3), ("a#2", 3), ("a#5", 5), ("a#7", 1), ("a#x", 9), ("ab", 9)] {
+        let spec = Spec { instances: Instances(instances), ..Spec::default() };
+        let stored = Write::Record(Box::new(Record { spec, ..record() }));
+        journal.write(&key(name), &[stored], &Known::default()).await;
+    }
+    assert_eq!(accept("a", numbered(5, OpKind::Query, None)).await, "a a#2 a#5", "a#7 is another proc");
+    assert_eq!(accept("a", numbered(6, OpKind::Restart, None)).await, "a a#2 a#3 a#5");
+    assert_eq!(accept("a", numbered(7, OpKind::Host, Some(1))).await, "a");
+    assert_eq!(accept("a#2", numbered(8, OpKind::Restart, Some(3))).await, "a#2", "it alone");
+}
