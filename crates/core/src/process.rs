@@ -109,6 +109,10 @@ impl fmt::Display for Cause {
 pub enum Exit {
     Code(i32),
     Signal(i32),
+    /// By this signal, and the kernel wrote its memory down.
+    Dumped(i32),
+    /// The kernel killed it, for there was no memory left.
+    OutOfMemory,
     /// It was not our child, and the kernel would not tell.
     Unknown,
 }
@@ -118,6 +122,8 @@ impl fmt::Display for Exit {
         match self {
             Exit::Code(code) => write!(f, "exited with status {code}"),
             Exit::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            Exit::Dumped(signal) => write!(f, "was ended by signal {signal} and dumped core"),
+            Exit::OutOfMemory => f.write_str("was killed by the kernel: out of memory"),
             Exit::Unknown => f.write_str("ended with an unknown status"),
         }
     }

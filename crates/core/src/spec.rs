@@ -145,6 +145,50 @@ pub struct Policy {
     pub start_interval: Duration,
     /// How long one command may run.
     pub op_timeout: Duration,
+    /// So many samples in a row over a limit make an overuse.
+    #[serde(skip_serializing_if = "is_default")]
+    pub limit_samples: LimitSamples,
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_unhealthy: OnUnhealthy,
+    #[serde(skip_serializing_if = "is_default")]
+    pub detached: Detached,
+}
+
+/// How many samples in a row must be over a limit; one of them is a peak, not a habit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LimitSamples(pub u32);
+
+impl Default for LimitSamples {
+    fn default() -> Self {
+        LimitSamples(3)
+    }
+}
+
+/// What becomes of a process whose `health_cmd` fails again and again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnUnhealthy {
+    /// An event tells of it.
+    #[default]
+    Tell,
+    /// And it is ended, and comes back under the restart policy if it is hosted.
+    Restart,
+}
+
+/// What becomes of what a process started and left behind: children in sessions of their own, orphans of a dead main process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Detached {
+    /// It ends with the process.
+    #[default]
+    End,
+    /// It is nobody's business: only the process, what descends from it and its session are ended with it.
+    Keep,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Policy {
@@ -164,6 +208,9 @@ impl Default for Policy {
             start_retries: 4,
             start_interval: Duration::from_secs(10),
             op_timeout: Duration::from_secs(60),
+            limit_samples: LimitSamples::default(),
+            on_unhealthy: OnUnhealthy::default(),
+            detached: Detached::default(),
         }
     }
 }

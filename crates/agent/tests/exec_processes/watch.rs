@@ -19,7 +19,7 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
         proc.hands.watch(process);
         proc.hands.watch(process);
         match exit {
-            Exit::Signal(_) => proc.hands.signal(process, Signal::Kill),
+            Exit::Signal(_) | Exit::Dumped(_) | Exit::OutOfMemory => proc.hands.signal(process, Signal::Kill),
             Exit::Code(_) | Exit::Unknown => {
                 let output = proc.path("output");
                 until("the trap is set", || {

@@ -431,7 +431,6 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
     Policy {
         kind,
         start_check: secs("start_check_secs", default.start_check),
-        check_begin: default.check_begin,
         stop_check: secs("stop_check_secs", default.stop_check),
         start_interval: secs("start_interval", default.start_interval),
         op_timeout: secs("op_timeout", default.op_timeout),
@@ -440,5 +439,6 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
             .and_then(|n| u32::try_from(n).ok())
             .filter(|n| *n > 0)
             .unwrap_or(default.start_retries),
+        ..default
     }
 }
