@@ -9,6 +9,7 @@ mod api_shape;
 mod bad_input;
 mod cli;
 mod crashes;
+mod duplicates;
 mod enrolment;
 mod events;
 mod faults;
