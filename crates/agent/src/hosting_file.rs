@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,13 +37,13 @@ struct Inner {
     operated: HashMap<ProcKey, Operated>,
     /// What an earlier life wrote, by `valuekey`.
     earlier: HashMap<String, Operated>,
-    /// What is in the file.
-    written: String,
+    /// What is in the file, in short; `None` where there is none.
+    written: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Hosted {
-    spec: Spec,
+    spec: Arc<Spec>,
     operated: Operated,
 }
 
@@ -59,7 +60,12 @@ impl HostingFile {
     pub(crate) fn open(data: &Path) -> HostingFile {
         let path = data.join("etc/.proc");
         let written = fs::read_to_string(&path).unwrap_or_default();
-        let inner = Inner { earlier: earlier(&written), written, ..Inner::default() };
+        let in_short = (!written.is_empty()).then(|| {
+            let mut digest = Digest::default();
+            digest.0.write(written.as_bytes());
+            digest.0.finish()
+        });
+        let inner = Inner { earlier: earlier(&written), written: in_short, ..Inner::default() };
         HostingFile { path, inner: Arc::new(Mutex::new(inner)), news: Arc::default() }
     }
 
@@ -88,7 +94,7 @@ impl HostingFile {
     }
 
     /// This is how the proc stands.
-    pub(crate) fn keep(&self, key: &ProcKey, spec: &Spec, hosting: Hosting) {
+    pub(crate) fn keep(&self, key: &ProcKey, spec: &Arc<Spec>, hosting: Hosting) {
         let mut inner = self.lock();
         match (hosting, inner.hosted.get_mut(key)) {
             (Hosting::Unhosted, None) => {}
@@ -99,7 +105,7 @@ impl HostingFile {
                 self.news.notify_one();
             }
             (Hosting::Hosted, Some(hosted)) => {
-                if hosted.spec != *spec {
+                if !Arc::ptr_eq(&hosted.spec, spec) && hosted.spec != *spec {
                     hosted.spec = spec.clone();
                     hosted.operated.at = now();
                     self.news.notify_one();
@@ -139,17 +145,21 @@ impl HostingFile {
 
     /// Writes the file if it would be another one. False: it could not be written.
     pub(crate) fn write(&self) -> bool {
-        let text = {
+        // The actors wait for whoever holds the lock, so what is slow is done without it.
+        let (hosted, written) = {
             let inner = self.lock();
-            let text = render(&inner.hosted);
-            if text == inner.written || inner.written.is_empty() && inner.hosted.is_empty() {
-                return true;
-            }
-            text
+            let copy = |(key, hosted): (&ProcKey, &Hosted)| (key.clone(), hosted.clone());
+            (inner.hosted.iter().map(copy).collect::<Vec<_>>(), inner.written)
         };
-        match replace(&self.path, &text) {
+        let mut digest = Digest::default();
+        let rendered = render(&hosted, &mut digest);
+        let in_short = digest.0.finish();
+        if written == Some(in_short) || written.is_none() && hosted.is_empty() {
+            return true;
+        }
+        match rendered.and_then(|()| replace(&self.path, &hosted)) {
             Ok(()) => {
-                self.lock().written = text;
+                self.lock().written = Some(in_short);
                 true
             }
             Err(error) => {
@@ -161,25 +171,46 @@ impl HostingFile {
 }
 
 /// Its readers find the old file or the new one, and nobody but its owner reads it: commands may hold secrets.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+fn replace(path: &Path, hosted: &[(ProcKey, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let draft = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    let mut file = BufWriter::new(file);
+    render(hosted, &mut file)?;
+    file.into_inner()?.sync_all()?;
     fs::rename(draft, path)
 }
 
-fn render(hosted: &BTreeMap<ProcKey, Hosted>) -> String {
-    let procs: Vec<Value> = hosted.iter().map(|(key, hosted)| entry(key, hosted)).collect();
-    format!("{}\n", json!({"proc": procs}))
+/// One entry after the other: the whole of a large file never stands in memory.
+fn render(hosted: &[(ProcKey, Hosted)], to: &mut impl Write) -> io::Result<()> {
+    to.write_all(b"{\"proc\":[")?;
+    for (place, (key, hosted)) in hosted.iter().enumerate() {
+        let joint = if place == 0 { "" } else { "," };
+        write!(to, "{joint}{}", entry(key, hosted))?;
+    }
+    to.write_all(b"]}\n")
+}
+
+/// Tells one content from another without keeping it.
+#[derive(Default)]
+struct Digest(DefaultHasher);
+
+impl Write for Digest {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The names are GSE's; a reader of its file finds them all.
 fn entry(key: &ProcKey, hosted: &Hosted) -> Value {
     let Hosted { spec, operated } = hosted;
-    let Spec { identity, control, resource, policy, job, .. } = spec;
+    let Spec { identity, control, resource, policy, job, .. } = &**spec;
     let (kind, cycle) = match &policy.kind {
         Kind::Periodic(Schedule::Every(cycle)) => (0, cycle.as_secs()),
         Kind::Periodic(Schedule::Cron(_)) => (0, 0),
@@ -267,14 +298,14 @@ mod tests {
         file["proc"].as_array().expect("a list").clone()
     }
 
-    fn spec() -> Spec {
+    fn spec() -> Arc<Spec> {
         let mut spec = Spec { instances: Instances(2), ..Spec::default() };
         spec.identity.proc_name = "nginx".to_owned();
         spec.identity.pid_path = "/run/nginx-1.pid".to_owned();
         spec.control.start_cmd = "nginx -c /etc/nginx-1.conf".to_owned();
         (spec.policy.start_check, spec.policy.op_timeout) = (Duration::from_secs(10), Duration::from_secs(7));
         (spec.resource.cpu, spec.resource.mem) = (Some(30.0), Some(12.5));
-        spec
+        Arc::new(spec)
     }
 
     #[test]
@@ -309,12 +340,12 @@ mod tests {
         ] {
             assert_eq!(entry[field], expected, "{field}");
         }
-        let mut spec = spec();
+        let mut spec = Spec::clone(&spec());
         spec.job =
             JobFacts { contact: "me".to_owned(), func_id: "f".to_owned(), instance_id: "i".to_owned() };
         spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(60)));
         spec.policy.check_begin = Duration::from_secs(3);
-        let hosted = Hosted { spec, ..hosted };
+        let hosted = Hosted { spec: Arc::new(spec), ..hosted };
         let entry = super::entry(&key("job", "/opt/nginx"), &hosted);
         for (field, expected) in [
             ("valuekey", json!("/opt/nginx")),

@@ -658,6 +658,55 @@ fn when_a_hosted_process_is_started_again() {
     assert_eq!((state(&world), world.starts.len()), (Then::GaveUp, 3));
 }
 
+/// What an upkeep writes may be lost by a crash. Whoever comes back finds the same by looking.
+#[test]
+fn a_restart_that_was_not_written_down_is_found_out_and_not_repeated() {
+    for pid_file in [true, false] {
+        for (lives, runs) in [(true, true), (false, true), (true, false)] {
+            let mut spec = spec();
+            if !pid_file {
+                spec.identity.pid_path.clear();
+            }
+            let foreground = Does::Foreground { lives: None, code: 0 };
+            let mut world = World::new().script("start", if pid_file { daemon() } else { foreground });
+            world.order(OpKind::Start, &spec);
+            world.run_for(20_000);
+            let before = world.main_pid().expect("it is up");
+            world.lagging = true;
+            world.die(Exit::Signal(9));
+            world.run_for(1);
+            assert_eq!(world.starts.len(), 2, "it is started again at once, whatever the disk does");
+            assert!(!world.events.contains(&Event::Exited { pid: before, exit: Exit::Signal(9) }), "not yet");
+            world.run_for(if runs { 10_000 } else { 0 });
+            if !lives {
+                world.kill_behind_the_agents_back();
+            }
+            world.crash();
+            world.lagging = false;
+            let row = format!("pid file {pid_file}, lives {lives}, runs {runs}");
+            world.run_for(60_000);
+            assert_eq!((state(&world), world.mains()), (Then::Up, 1), "{row}");
+            assert_eq!(world.starts.len(), if lives { 2 } else { 3 }, "{row}");
+            let told = world
+                .events
+                .iter()
+                .filter(|event| matches!(event, Event::Exited { pid, .. } if *pid == before));
+            assert_eq!(told.count(), 1, "{row}: its death is told once");
+        }
+    }
+    // What was written in time is not told again.
+    let mut world = given(Given::UpHosted);
+    world.run_for(20_000);
+    world.lagging = true;
+    world.die(Exit::Signal(9));
+    world.run_for(10_000);
+    world.order(OpKind::Stop, &spec());
+    world.crash();
+    assert_eq!((state(&world), world.hosted()), (Then::Down, false));
+    let told = |kind: &str| world.events.iter().filter(|event| event.kind() == kind).count();
+    assert_eq!((told("exited"), told("restart_succeeded")), (1, 1), "{:?}", world.events);
+}
+
 #[test]
 fn a_stable_run_clears_the_count() {
     let mut world = given(Given::UpHosted);
@@ -903,10 +952,11 @@ fn unregistering_forgets_the_proc_and_leaves_its_process() {
 /// A start that takes the agent down with it would take it down for ever.
 #[test]
 fn restarts_that_the_agent_does_not_survive_are_counted() {
-    for away in [0, 500, 60_000] {
+    for (away, lagging) in [(0, false), (500, false), (60_000, false), (0, true), (60_000, true)] {
         let mut spec = spec();
         spec.identity.pid_path.clear();
         let mut world = World::new().script("start", Does::Foreground { lives: None, code: 0 });
+        world.lagging = lagging;
         world.send(OpKind::Host, Some(spec));
         for _ in 0..10 {
             let seen = world.starts.len();

@@ -40,6 +40,8 @@ enum Act {
     },
     /// The next step's writes are durable and its effects never happen.
     CrashBeforeEffects,
+    /// From now on what may be lost by a crash is lost by it, or not.
+    Lag(bool),
     /// What nobody asked for.
     Garbage(Input),
 }
@@ -194,6 +196,7 @@ fn arb_act() -> impl Strategy<Value = Act> {
         1 => (1..4usize, prop_oneof![Just(10.0), Just(90.0)]).prop_map(|(n, cpu)| Act::Sample(n, cpu)),
         1 => prop_oneof![Just(0), 0..20_000u64].prop_map(|away| Act::Crash { away }),
         1 => Just(Act::CrashBeforeEffects),
+        1 => any::<bool>().prop_map(Act::Lag),
         2 => arb_garbage().prop_map(Act::Garbage),
     ]
 }
@@ -223,6 +226,7 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
             }
             Act::Crash { away } => world.crash_for(away),
             Act::CrashBeforeEffects => world.fail_next_effects = true,
+            Act::Lag(lagging) => world.lagging = lagging,
             Act::Garbage(input) => world.feed(input),
         }
         assert!(world.max_mains <= 1, "two processes at once: {:#?}", world.machine);

@@ -5,7 +5,6 @@ use super::pidfd;
 use super::procfs;
 use super::spawn::NotStarted;
 use super::tree::Scan;
-use super::usage::Snapshot;
 use procfleet_core::allow::Allow;
 use procfleet_core::{BootId, Code, Moment, ProcKey, Spec};
 use procfleet_proto::link::HostFacts;
@@ -22,8 +21,6 @@ use std::time::Duration;
 /// How old a look at all processes may be. A process that somebody starts by hand in this time is as likely to be started just
 /// after a look as just before it.
 const GLIMPSE: Duration = Duration::from_millis(50);
-/// How long one look at all processes serves those who only count.
-const SNAPSHOT_LASTS: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot look after processes on this host at all.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +52,6 @@ pub struct Host {
     allow: Allow,
     /// The shells of the probes that are running; each leads a session.
     probes: Mutex<Vec<u32>>,
-    /// All processes as they were a moment ago, for all who want to know at about the same time.
-    snapshot: Mutex<Option<Arc<Snapshot>>>,
 }
 
 impl Host {
@@ -91,7 +86,6 @@ impl Host {
             glimpse: Mutex::default(),
             allow: Allow::default(),
             probes: Mutex::default(),
-            snapshot: Mutex::default(),
         })
     }
 
@@ -167,18 +161,6 @@ impl Host {
 
     pub(super) fn wall_millis(&self) -> u64 {
         millis(ClockId::Realtime)
-    }
-
-    /// All processes, as they were less than a second ago. Those who ask meanwhile wait for the one who looks.
-    pub(super) fn snapshot(&self) -> Arc<Snapshot> {
-        let mut latest = self.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let now = self.now();
-        if let Some(latest) = latest.as_ref().filter(|latest| now.since(latest.taken()) < SNAPSHOT_LASTS) {
-            return latest.clone();
-        }
-        let fresh = Arc::new(Snapshot::take(now));
-        *latest = Some(fresh.clone());
-        fresh
     }
 
     /// How many clock ticks after the host's boot a moment was, as the kernel tells the start of processes.

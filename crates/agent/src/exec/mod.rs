@@ -35,6 +35,7 @@ mod user;
 
 pub use host::{ExecError, Host};
 pub use probe::{Probed, Prober, end_old_probes};
+pub use usage::{Meter, Scene, glance};
 
 use children::Freshness;
 use find::Whom;
@@ -43,7 +44,7 @@ use output::{Output, Outputs};
 use procfleet_core::op::Instance;
 use procfleet_core::process::{Found, Process};
 use procfleet_core::spec::Control;
-use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal, Usage};
+use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
 use procfleet_core::{Moment, ProcKey, Sighting, Spec};
 use procfs::Id;
 use run::Run;
@@ -71,8 +72,6 @@ pub struct Hands {
     watches: HashMap<Id, AbortHandle>,
     /// What the last inspection saw.
     sample: Option<Sample>,
-    /// What all that belongs to the process had used when it was last sampled.
-    used: Option<usage::Last>,
     note: String,
     /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
     stirred: Arc<AtomicU64>,
@@ -92,7 +91,6 @@ impl Hands {
             runs: BTreeMap::new(),
             watches: HashMap::new(),
             sample: None,
-            used: None,
             note: String::new(),
             stirred: Arc::default(),
             tasks: JoinSet::new(),
@@ -239,17 +237,6 @@ impl Hands {
         if left == 0 {
             self.host.inherits_no_more(&self.mark);
         }
-    }
-
-    /// How many files the process itself has open; 0 if that cannot be read.
-    pub fn open_files(&self, process: &Process) -> u64 {
-        usage::open_files(process.pid)
-    }
-
-    /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet when the host was last
-    /// looked over, which was less than a second ago.
-    pub fn usage(&mut self, process: &Process) -> Option<Usage> {
-        usage::usage(&self.host, &self.host.snapshot(), process, &mut self.used)
     }
 
     /// Describes a process. `None` when it is gone.

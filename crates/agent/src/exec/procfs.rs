@@ -3,8 +3,10 @@
 //! A process may vanish between any two reads, and what it says about itself may be anything at all. So every answer
 //! here is an `Option`, and nothing is trusted to be text.
 
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, Mode, OFlags};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -95,19 +97,122 @@ impl Stat {
         })
     }
 
-    /// A dead process that nobody has reaped yet is not running. One whose first thread ended while others go on
-    /// looks dead too, but has threads.
     pub(super) fn is_running(&self) -> bool {
-        match self.state {
-            'X' | 'x' => false,
-            'Z' => self.threads > 1,
-            _ => true,
-        }
+        is_running(u8::try_from(self.state).unwrap_or(b'?'), self.threads)
     }
 
     pub(super) fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
+}
+
+/// `/proc` held open: what is read of many processes in a row is read from here.
+#[derive(Debug)]
+pub(super) struct Proc(OwnedFd);
+
+/// What is counted of a process: the part of `/proc/PID/stat` that samples need, without anything that would have to be kept
+/// elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) id: Id,
+    pub(super) parent: u32,
+    pub(super) session: u32,
+    state: u8,
+    threads: u32,
+    flags: u64,
+    /// Its own CPU time.
+    pub(super) own_ticks: u64,
+    /// The CPU time of its children that have ended and that it has waited for, and of theirs.
+    pub(super) children_ticks: u64,
+    pub(super) rss_pages: u64,
+}
+
+impl Proc {
+    pub(super) fn open() -> Option<Proc> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open("/proc", flags, Mode::empty()).ok().map(Proc)
+    }
+
+    /// `None` when there is no such process.
+    pub(super) fn line(&self, pid: u32) -> Option<Line> {
+        let mut name = [0; 16];
+        let name = path(&mut name, pid, "/stat")?;
+        let file = rustix::fs::openat(&self.0, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let mut text = [0; 1024];
+        let length = rustix::io::read(&file, &mut text).ok()?;
+        Line::parse(text.get(..length)?).filter(|line| line.id.pid == pid)
+    }
+
+    /// How many files the process has open; 0 if that cannot be read. New kernels (6.2) say it without listing them.
+    pub(super) fn open_files(&self, pid: u32) -> u64 {
+        let mut name = [0; 16];
+        let Some(name) = path(&mut name, pid, "/fd") else { return 0 };
+        match rustix::fs::statat(&self.0, name, AtFlags::empty()) {
+            Ok(stat) if stat.st_size > 0 => u64::try_from(stat.st_size).unwrap_or(0),
+            Ok(_) => fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64),
+            Err(_) => 0,
+        }
+    }
+}
+
+/// `PID/stat`, in place.
+fn path<'a>(room: &'a mut [u8; 16], pid: u32, rest: &str) -> Option<&'a str> {
+    let mut left = &mut room[..];
+    write!(left, "{pid}{rest}").ok()?;
+    let length = 16 - left.len();
+    std::str::from_utf8(room.get(..length)?).ok()
+}
+
+impl Line {
+    fn parse(text: &[u8]) -> Option<Line> {
+        let open = text.iter().position(|byte| *byte == b'(')?;
+        let close = text.iter().rposition(|byte| *byte == b')').filter(|close| *close > open)?;
+        let pid = number(text.get(..open)?.trim_ascii())?;
+        let mut fields = [&b""[..]; 22];
+        let rest = text.get(close + 1..)?.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+        for (place, field) in fields.iter_mut().zip(rest) {
+            *place = field;
+        }
+        let small = |index: usize| u32::try_from(number(fields[index])?).ok();
+        Some(Line {
+            id: Id { pid: u32::try_from(pid).ok()?, start_ticks: number(fields[19])? },
+            parent: small(1)?,
+            session: small(3)?,
+            state: *fields[0].first()?,
+            threads: small(17)?,
+            flags: number(fields[6])?,
+            own_ticks: number(fields[11])?.saturating_add(number(fields[12])?),
+            // The kernel prints these signed, and the last one too.
+            children_ticks: number(fields[13]).unwrap_or(0).saturating_add(number(fields[14]).unwrap_or(0)),
+            rss_pages: if fields[21].starts_with(b"-") { 0 } else { number(fields[21])? },
+        })
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        is_running(self.state, u64::from(self.threads))
+    }
+
+    pub(super) fn is_kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+}
+
+/// A dead process that nobody has reaped yet is not running. One whose first thread ended while others go on looks dead too,
+/// but has threads.
+fn is_running(state: u8, threads: u64) -> bool {
+    match state {
+        b'X' | b'x' => false,
+        b'Z' => threads > 1,
+        _ => true,
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    let value = |sum: u64, digit: &u8| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    };
+    if digits.is_empty() { None } else { digits.iter().try_fold(0, value) }
 }
 
 /// Every pid there is.
@@ -230,6 +335,9 @@ mod tests {
         assert_eq!((stat.comm.as_str(), stat.state, stat.parent, stat.session), ("a) b (c)", 'S', 7, 9));
         assert_eq!((stat.user_ticks, stat.system_ticks, stat.threads, stat.rss_pages), (50, 60, 3, 25));
         assert_eq!(stat.children_ticks, 15);
+        let line = Line::parse(text).expect("a good line");
+        assert_eq!((line.id, line.parent, line.session), (stat.id, stat.parent, stat.session));
+        assert_eq!((line.own_ticks, line.children_ticks, line.rss_pages), (110, 15, 25));
     }
 
     #[test]
@@ -238,6 +346,7 @@ mod tests {
             [&b""[..], b"42", b"42 (", b"42 )(", b"42 (x)", b"42 (x) S", b"x (x) S 1 2 3", b"\xff\xfe(\xff)"]
         {
             assert_eq!(Stat::parse(text), None, "{text:?}");
+            assert_eq!(Line::parse(text), None, "{text:?}");
         }
     }
 
@@ -247,6 +356,12 @@ mod tests {
         let stat = Stat::read(pid).expect("we are running");
         assert!(stat.is_running() && !stat.is_kernel_thread());
         assert!(is_whole_process(pid));
+        let proc = Proc::open().expect("it is mounted");
+        let line = proc.line(pid).expect("we are running");
+        assert_eq!((line.id, line.parent, line.session), (stat.id, stat.parent, stat.session));
+        assert!(line.is_running() && !line.is_kernel_thread() && line.rss_pages > 0);
+        let listed = fs::read_dir("/proc/self/fd").expect("our own").count();
+        assert!(proc.open_files(pid).abs_diff(listed as u64) < 100, "others open and close files meanwhile");
         let me = rustix::process::getuid().as_raw();
         assert_eq!(owners(pid), Some([me, me]));
         assert!(pids().contains(&pid));

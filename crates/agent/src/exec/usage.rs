@@ -1,70 +1,163 @@
 //! What a process and all that belongs to it use: CPU, memory, open files.
 //!
-//! One scan of `/proc` serves all procs that are sampled at about the same time. To the process belong those that
-//! descend from it and those of its session. Memory that they share is counted for each of them.
+//! One look at `/proc` serves all procs. It reads one line of each process on the host and nothing more, for there may be
+//! thousands of them and it is taken every few seconds. To a process belong those that descend from it and those of its
+//! session. Memory that they share is counted for each of them.
 
-use super::Host;
+use super::host::Host;
 use super::inspect::per_cent_of_host;
-use super::procfs::{Id, Stat};
-use super::tree::Scan;
+use super::procfs::{self, Id, Line, Proc};
 use procfleet_core::process::Found;
 use procfleet_core::supervise::Usage;
 use procfleet_core::{Moment, Process};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-/// Every process at one moment, with those below it and those of its session.
+/// So many processes are looked at before others get their turn: a restart does not wait for a thousand lines.
+const AT_ONCE: usize = 64;
+
+/// Every process that is not the kernel's, at about one moment.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub struct Scene {
     taken: Moment,
-    scan: Scan,
-    below: HashMap<u32, Vec<u32>>,
-    sessions: HashMap<u32, Vec<u32>>,
+    proc: Option<Proc>,
+    /// By pid.
+    lines: Vec<Line>,
+    /// Parents with their children, and sessions with their members, by their places in `lines`.
+    below: Vec<(u32, u32)>,
+    sessions: Vec<(u32, u32)>,
+    /// The agent and those above it, and the first process.
+    protected: Vec<u32>,
 }
 
-impl Snapshot {
-    pub(super) fn take(taken: Moment) -> Snapshot {
-        let scan = Scan::take();
-        let (mut below, mut sessions) = (HashMap::<u32, Vec<u32>>::new(), HashMap::<u32, Vec<u32>>::new());
-        for stat in scan.all() {
-            below.entry(stat.parent).or_default().push(stat.id.pid);
-            sessions.entry(stat.session).or_default().push(stat.id.pid);
+/// What a process had used when it was last sampled, for the next sample to count from.
+#[derive(Debug, Default)]
+pub struct Meter(Option<Last>);
+
+impl Scene {
+    /// Looks at all of them, and lets others work in between.
+    pub async fn look(host: &Host) -> Scene {
+        let mut scene = Scene::empty(host);
+        for (place, pid) in procfs::pids().into_iter().enumerate() {
+            if place % AT_ONCE == AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+            scene.read(pid);
         }
-        Snapshot { taken, scan, below, sessions }
+        scene.sorted()
     }
 
-    pub(super) fn taken(&self) -> Moment {
+    fn empty(host: &Host) -> Scene {
+        let (below, sessions, protected) = (Vec::new(), Vec::new(), Vec::new());
+        Scene { taken: host.now(), proc: Proc::open(), lines: Vec::new(), below, sessions, protected }
+    }
+
+    fn read(&mut self, pid: u32) {
+        let line = self.proc.as_ref().and_then(|proc| proc.line(pid));
+        self.lines.extend(line.filter(|line| line.is_running() && !line.is_kernel_thread()));
+    }
+
+    fn sorted(mut self) -> Scene {
+        self.lines.sort_unstable_by_key(|line| line.id.pid);
+        let places = || self.lines.iter().zip(0u32..);
+        self.below = places().map(|(line, place)| (line.parent, place)).collect();
+        self.sessions = places().map(|(line, place)| (line.session, place)).collect();
+        self.below.sort_unstable();
+        self.sessions.sort_unstable();
+        self.protected = vec![0, 1];
+        let mut above = std::process::id();
+        while !self.protected.contains(&above) {
+            self.protected.push(above);
+            above = self.get(above).map_or(0, |line| line.parent);
+        }
+        self
+    }
+
+    pub fn taken(&self) -> Moment {
         self.taken
     }
 
+    /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet. `meter` remembers the
+    /// sample before, and then this one.
+    pub fn usage(&self, host: &Host, process: &Process, meter: &mut Meter) -> Option<Usage> {
+        let id = Id { pid: process.pid, start_ticks: process.start_ticks };
+        let tree = self.tree(id, process.found)?;
+        let ticks = Ticks::of(&tree);
+        let at = self.taken;
+        let cpu = match meter.0.take().filter(|last| last.id == id) {
+            Some(last) if last.at == at => last.cpu,
+            Some(last) => {
+                let span = u64::try_from(at.since(last.at).as_millis()).unwrap_or(u64::MAX);
+                per_cent_of_host(host, ticks.since(&last.ticks), span)
+            }
+            None => {
+                let began = id.start_ticks.saturating_mul(1000) / host.ticks_per_second;
+                per_cent_of_host(host, ticks.total, at.0.saturating_sub(began))
+            }
+        };
+        let pages: u64 = tree.iter().map(|line| line.rss_pages).sum();
+        let open_files = |line: &&Line| self.proc.as_ref().map_or(0, |proc| proc.open_files(line.id.pid));
+        let fd = tree.iter().map(open_files).sum();
+        meter.0 = Some(Last { id, at, ticks, cpu });
+        Some(Usage { cpu, mem: memory_percent(host, pages), fd })
+    }
+
+    fn get(&self, pid: u32) -> Option<&Line> {
+        let place = self.lines.binary_search_by_key(&pid, |line| line.id.pid).ok()?;
+        self.lines.get(place)
+    }
+
+    fn members<'a>(&'a self, of: &'a [(u32, u32)], number: u32) -> impl Iterator<Item = &'a Line> {
+        let first = of.partition_point(|(of, _)| *of < number);
+        let fitting = of.iter().skip(first).take_while(move |(of, _)| *of == number);
+        fitting.filter_map(|(_, place)| self.lines.get(usize::try_from(*place).ok()?))
+    }
+
     /// The process first, and all that belongs to it. `None` when it is not there.
-    fn tree(&self, id: Id, found: Found) -> Option<Vec<&Stat>> {
-        let main = self.scan.get(id.pid).filter(|stat| stat.id == id)?;
+    fn tree(&self, id: Id, found: Found) -> Option<Vec<&Line>> {
+        let main = self.get(id.pid).filter(|line| line.id == id)?;
         let session = match found {
             // The agent made the session for this command.
             Found::Foreground => Some(main.session),
             Found::PidFile | Found::Name => (main.session == id.pid).then_some(id.pid),
         };
-        let members = |of: &HashMap<u32, Vec<u32>>, pid: u32| of.get(&pid).cloned().unwrap_or_default();
-        let mut open = vec![id.pid];
-        open.extend(session.into_iter().flat_map(|session| members(&self.sessions, session)));
-        let mut seen = HashSet::new();
-        let mut tree = Vec::new();
+        let mut tree = vec![main];
+        let mut seen = HashSet::from([id.pid]);
+        let mut is_new = |line: &&Line| !self.protected.contains(&line.id.pid) && seen.insert(line.id.pid);
+        if let Some(session) = session {
+            tree.extend(self.members(&self.sessions, session).filter(&mut is_new));
+        }
         let mut place = 0;
-        while let Some(pid) = open.get(place).copied() {
+        while let Some(above) = tree.get(place).copied() {
             place += 1;
-            if !self.scan.may_be_signalled(Id { pid, start_ticks: 0 }) || !seen.insert(pid) {
-                continue;
-            }
-            tree.extend(self.scan.get(pid));
-            open.extend(members(&self.below, pid));
+            tree.extend(self.members(&self.below, above.id.pid).filter(&mut is_new));
         }
         Some(tree)
     }
 }
 
-/// The CPU time of a tree at one moment, for the next sample to count from.
+/// What the process itself uses, without a look at all others: nothing that is worth one can belong to a process that has
+/// just begun. With the time of its start in seconds since 1970; `None` when it is gone.
+pub fn glance(host: &Host, process: &Process) -> Option<(i64, Usage)> {
+    let proc = Proc::open()?;
+    let line = proc.line(process.pid).filter(|line| line.id.start_ticks == process.start_ticks)?;
+    let began = process.start_ticks.saturating_mul(1000) / host.ticks_per_second;
+    let elapsed = host.now().0.saturating_sub(began);
+    let usage = Usage {
+        cpu: per_cent_of_host(host, line.own_ticks, elapsed),
+        mem: memory_percent(host, line.rss_pages),
+        fd: proc.open_files(process.pid),
+    };
+    Some((i64::try_from(host.wall_millis().saturating_sub(elapsed) / 1000).unwrap_or(0), usage))
+}
+
+fn memory_percent(host: &Host, pages: u64) -> f64 {
+    let bytes = pages.saturating_mul(host.page_bytes);
+    (bytes as f64 * 100.0 / host.memory_bytes.max(1) as f64).min(100.0)
+}
+
+/// The CPU time of a tree at one moment.
 #[derive(Debug)]
-pub(super) struct Last {
+struct Last {
     id: Id,
     at: Moment,
     ticks: Ticks,
@@ -74,65 +167,26 @@ pub(super) struct Last {
 /// The CPU time of each member, and of all with those that have ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Ticks {
-    each: HashMap<Id, u64>,
+    /// Most trees are one process, and few have more than a handful.
+    each: Box<[(Id, u64)]>,
     total: u64,
 }
 
 impl Ticks {
-    fn of(tree: &[&Stat]) -> Ticks {
-        let own = |stat: &Stat| stat.user_ticks.saturating_add(stat.system_ticks);
+    fn of(tree: &[&Line]) -> Ticks {
         Ticks {
-            each: tree.iter().map(|stat| (stat.id, own(stat))).collect(),
-            total: tree.iter().map(|stat| own(stat).saturating_add(stat.children_ticks)).sum(),
+            each: tree.iter().map(|line| (line.id, line.own_ticks)).collect(),
+            total: tree.iter().map(|line| line.own_ticks.saturating_add(line.children_ticks)).sum(),
         }
     }
 
     /// What was used since then. A member that ended is in its parent's account, so the totals tell of it; one that left
     /// takes its account along, and then those who stayed tell at least of themselves.
     fn since(&self, last: &Ticks) -> u64 {
-        let stayed =
-            self.each.iter().map(|(id, now)| now.saturating_sub(last.each.get(id).copied().unwrap_or(0)));
+        let before = |id: &Id| last.each.iter().find(|(known, _)| known == id).map_or(0, |(_, ticks)| *ticks);
+        let stayed = self.each.iter().map(|(id, now)| now.saturating_sub(before(id)));
         self.total.saturating_sub(last.total).max(stayed.sum())
     }
-}
-
-/// `None` when the process is not in the snapshot. `last` is the sample before, and becomes this one.
-pub(super) fn usage(
-    host: &Host,
-    snapshot: &Snapshot,
-    process: &Process,
-    last: &mut Option<Last>,
-) -> Option<Usage> {
-    let id = Id { pid: process.pid, start_ticks: process.start_ticks };
-    let tree = snapshot.tree(id, process.found)?;
-    let ticks = Ticks::of(&tree);
-    let at = snapshot.taken;
-    let cpu = match last.take().filter(|last| last.id == id) {
-        Some(last) if last.at == at => last.cpu,
-        Some(last) => {
-            let span = u64::try_from(at.since(last.at).as_millis()).unwrap_or(u64::MAX);
-            per_cent_of_host(host, ticks.since(&last.ticks), span)
-        }
-        None => {
-            let began = id.start_ticks.saturating_mul(1000) / host.ticks_per_second;
-            per_cent_of_host(host, ticks.total, at.0.saturating_sub(began))
-        }
-    };
-    let pages: u64 = tree.iter().map(|stat| stat.rss_pages).sum();
-    let bytes = pages.saturating_mul(host.page_bytes);
-    let usage = Usage {
-        cpu,
-        mem: (bytes as f64 * 100.0 / host.memory_bytes.max(1) as f64).min(100.0),
-        fd: tree.iter().map(|stat| open_files(stat.id.pid)).sum(),
-    };
-    *last = Some(Last { id, at, ticks, cpu });
-    Some(usage)
-}
-
-/// How many files the process has open; 0 if that cannot be read.
-pub(super) fn open_files(pid: u32) -> u64 {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));
-    entries.map_or(0, |entries| entries.count() as u64)
 }
 
 #[cfg(test)]

@@ -138,8 +138,12 @@ impl Journal {
             return;
         }
         let tells = writes.iter().any(|write| matches!(write, Write::Event(_)));
-        let (key, writes, known) = (key.clone(), writes.to_vec(), known.clone());
-        self.insist(move |t| writes.iter().try_for_each(|write| write_one(t, &key, write, &known))).await;
+        let step = Arc::new((key.clone(), writes.to_vec(), known.clone()));
+        self.insist(move |t| {
+            let (key, writes, known) = &*step;
+            writes.iter().try_for_each(|write| write_one(t, key, write, known))
+        })
+        .await;
         if tells {
             self.news.notify_one();
         }

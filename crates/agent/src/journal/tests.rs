@@ -27,7 +27,7 @@ fn record() -> Record {
     let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile };
     let rest = Rest::Retry { at: Moment(9) };
     Record {
-        spec: Spec::default(),
+        spec: Arc::default(),
         hosting: Hosting::Hosted,
         process: Some(process),
         streak: Default::default(),
@@ -299,7 +299,7 @@ async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() 
     }
     assert_eq!(accept("a", numbered(4, OpKind::Stop, None)).await, "a", "none is left");
     for (name, instances) in [("a", 3), ("a#2", 3), ("a#5", 5), ("a#7", 1), ("a#x", 9), ("ab", 9)] {
-        let spec = Spec { instances: Instances(instances), ..Spec::default() };
+        let spec = Arc::new(Spec { instances: Instances(instances), ..Spec::default() });
         let stored = Write::Record(Box::new(Record { spec, ..record() }));
         journal.write(&key(name), &[stored], &Known::default()).await;
     }

@@ -1,20 +1,21 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
+use super::ledger::Ledger;
 use super::open::OpenOps;
 use super::probes::{Pace, Probes, Seen, Standing};
+use super::sampler::{Heed, Sampler};
 use super::timetable::{Clocks, Timetable};
-use crate::exec::{Hands, Host};
+use crate::exec::{self, Hands, Host};
 use crate::hosting_file::HostingFile;
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
 use crate::states::States;
 use procfleet_core::id::{OpId, ProcKey};
-use procfleet_core::moment::Moment;
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Resource, Spec};
 use procfleet_core::supervise::{
-    Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, Usage, View, Write,
+    Commit, Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, Usage, View, Write,
 };
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
@@ -33,6 +34,7 @@ pub(super) struct Around {
     pub(super) states: States,
     pub(super) hosting: HostingFile,
     pub(super) open: OpenOps,
+    pub(super) sampler: Sampler,
     /// True: the agent is ending. Actors look at it between two steps only.
     pub(super) stopped: watch::Receiver<bool>,
 }
@@ -49,24 +51,21 @@ impl Around {
 /// A running process at one moment.
 struct Sample {
     process: Process,
-    taken: Moment,
     /// Seconds since 1970.
     began_at: i64,
     usage: Usage,
 }
 
-/// How often a running process is looked at, and one that has limits. All look at the same time, for one look at the
-/// host's processes serves all of them.
-const SAMPLE_EVERY: Duration = Duration::from_secs(15);
-const SAMPLE_LIMITED_EVERY: Duration = Duration::from_secs(5);
-
 pub(super) struct Actor {
     machine: Machine,
     hands: Hands,
     around: Around,
+    ledger: Ledger,
     registered_at: i64,
     /// The present process, as it was last looked at.
     sample: Option<Sample>,
+    /// What is sampled for it.
+    followed: (Option<Process>, Heed),
     published: Option<ProcReport>,
     timetable: Timetable,
     /// Answers to what a step asked for, which come before anything from outside.
@@ -86,12 +85,15 @@ impl Actor {
         let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
         let probes =
             Probes::new(around.host.clone(), machine.key().clone(), Pace::default(), registered_at != 0);
+        let ledger = Ledger::new(around.journal.clone(), machine.key().clone());
         Actor {
             machine,
             hands,
             around,
+            ledger,
             registered_at,
             sample: None,
+            followed: (None, Heed::Changes),
             published: None,
             timetable: Timetable::default(),
             answers: VecDeque::new(),
@@ -112,25 +114,33 @@ impl Actor {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
                     Next::Input(input) => *input,
-                    Next::Sample => match self.sample_again() {
-                        Some(input) => input,
-                        None => continue,
-                    },
+                    Next::Written => continue,
                     Next::Probed => {
                         self.tell_of_probes().await;
                         self.publish();
                         continue;
                     }
-                    Next::End => return (self.machine.key().clone(), Vec::new()),
+                    Next::End => {
+                        self.ledger.settle().await;
+                        return (self.machine.key().clone(), Vec::new());
+                    }
                 },
             };
-            if let Input::Order(order) = &input {
-                self.around.hosting.ordered(self.machine.key(), order.kind);
+            match &input {
+                Input::Order(order) => self.around.hosting.ordered(self.machine.key(), order.kind),
+                Input::Sampled { process, usage } => self.saw(process, *usage),
+                Input::Sighted { .. }
+                | Input::Inspected { .. }
+                | Input::CommandEnded { .. }
+                | Input::Exited { .. }
+                | Input::Planned { .. }
+                | Input::Tick => {}
             }
             let step = self.machine.step(self.around.host.now(), input);
             self.carry_out(step).await;
             if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
                 inbox.close();
+                self.ledger.settle().await;
                 self.around.hosting.forget(self.machine.key());
                 let mut late = Vec::new();
                 while let Ok(input) = inbox.try_recv() {
@@ -145,17 +155,15 @@ impl Actor {
 
     async fn next(&mut self, inbox: &mut mpsc::Receiver<Input>) -> Next {
         let now = self.around.host.now();
-        let sample = self.sample.as_ref().map(|sample| self.samples_after(sample.taken));
-        let wake = self.machine.wake_at().into_iter().chain(sample).min();
+        let wake = self.machine.wake_at();
         let next = tokio::select! {
-            // The end of the agent first: nothing new is begun then. Then inputs: an exit that has happened must win
-            // over the deadline that it just met.
+            // The end of the agent first: nothing new is begun then. Then what is to be written, for inputs may never end. Then
+            // those: an exit that has happened must win over the deadline that it just met.
             biased;
             _ = self.around.stopped.wait_for(|stopped| *stopped) => Some(Next::End),
+            () = self.ledger.progress() => Some(Next::Written),
             input = inbox.recv() => Some(input.map_or(Next::End, |input| Next::Input(Box::new(input)))),
-            () = sleep(wake.map(|wake| wake.since(now))) => {
-                (wake != self.machine.wake_at()).then_some(Next::Sample)
-            }
+            () = sleep(wake.map(|wake| wake.since(now))) => None,
             () = self.probes.changed() => Some(Next::Probed),
         };
         match next {
@@ -176,7 +184,7 @@ impl Actor {
             .chain(drifted.map(|reason| Event::ConfigDrift { reason }));
         let writes: Vec<Write> = events.map(Write::Event).collect();
         self.told = seen;
-        self.around.journal.write(self.machine.key(), &writes, &self.known()).await;
+        self.ledger.write_later(&writes, self.known()).await;
         for write in writes {
             if let Write::Event(event) = write {
                 log_event(self.machine.key(), &event);
@@ -184,40 +192,34 @@ impl Actor {
         }
     }
 
-    /// The next moment at which all processes of the host are sampled.
-    fn samples_after(&self, taken: Moment) -> Moment {
-        let limited = self.machine.spec().is_some_and(|spec| spec.resource != Resource::default());
-        let every = if limited { SAMPLE_LIMITED_EVERY } else { SAMPLE_EVERY };
-        let step = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
-        Moment((taken.0 / step).saturating_add(1).saturating_mul(step))
-    }
-
-    /// Samples the process with all that belongs to it. `None`: there is nothing to say of it.
-    fn sample_again(&mut self) -> Option<Input> {
-        let process = self.machine.process();
-        self.sample = process.and_then(|process| self.sample_of(process));
-        let usage = process.and_then(|process| self.hands.usage(&process));
-        if let (Some(sample), Some(usage)) = (&mut self.sample, usage) {
+    /// A sample of the process with all that belongs to it. The machine hears of it too, and then readers.
+    fn saw(&mut self, process: &Process, usage: Usage) {
+        if let Some(sample) = self.sample.as_mut().filter(|sample| sample.process.is(process)) {
             sample.usage = usage;
         }
-        self.publish();
-        Some(Input::Sampled { process: process?, usage: usage? })
-    }
-
-    /// A process that has just begun, as it is itself: nothing can belong to it yet that is worth a look at all others.
-    fn sample_of(&mut self, process: Process) -> Option<Sample> {
-        let seen = self.hands.inspect(&process)?;
-        let fd = self.hands.open_files(&process);
-        let taken = self.around.host.now();
-        let usage = Usage { cpu: seen.cpu_now, mem: seen.memory_percent, fd };
-        Some(Sample { process, taken, began_at: seen.began_at, usage })
     }
 
     async fn carry_out(&mut self, step: Step) {
-        let Step { mut writes, effects } = step;
-        let key = self.machine.key().clone();
+        let Step { mut writes, effects, commit } = step;
         self.annotate(&mut writes);
-        self.around.journal.write(&key, &writes, &self.known()).await;
+        match commit {
+            Commit::First => {
+                self.ledger.write(&writes, self.known()).await;
+                self.announce(writes);
+                effects.into_iter().for_each(|effect| self.act(effect));
+            }
+            Commit::Alongside => {
+                // The process first: it is what somebody waits for.
+                effects.into_iter().for_each(|effect| self.act(effect));
+                self.ledger.write_later(&writes, self.known()).await;
+                self.announce(writes);
+            }
+        }
+    }
+
+    /// Says what a step has brought.
+    fn announce(&mut self, writes: Vec<Write>) {
+        let key = self.machine.key().clone();
         if !writes.contains(&Write::Forget) {
             // Before the outcome: who has been told that it runs should not see a list that says otherwise.
             self.publish();
@@ -238,14 +240,13 @@ impl Actor {
                     self.registered_at = 0;
                     self.published = None;
                     self.probes.forget();
+                    self.followed = (None, Heed::Changes);
+                    self.around.sampler.follow(&key, None, Heed::Changes);
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
                 Write::Begun(_) => {}
             }
-        }
-        for effect in effects {
-            self.act(effect);
         }
     }
 
@@ -329,7 +330,20 @@ impl Actor {
         self.around.hosting.keep(self.machine.key(), spec, self.machine.hosting());
         let seen = self.probes.seen();
         if self.sample.as_ref().map(|sample| sample.process) != process {
-            self.sample = process.and_then(|process| self.sample_of(process));
+            self.sample = process.and_then(|process| {
+                let (began_at, usage) = exec::glance(&self.around.host, &process)?;
+                Some(Sample { process, began_at, usage })
+            });
+        }
+        let heed = match (spec.resource != Resource::default(), self.machine.note().is_empty()) {
+            (true, _) => Heed::Limits,
+            // The next samples say whether what is noted is over.
+            (false, false) => Heed::Each,
+            (false, true) => Heed::Changes,
+        };
+        if self.followed != (process, heed) {
+            self.followed = (process, heed);
+            self.around.sampler.follow(self.machine.key(), process, heed);
         }
         let sample = self.sample.as_ref();
         let mut report = ProcReport {
@@ -363,7 +377,8 @@ impl Actor {
 /// What an actor has to do next.
 enum Next {
     Input(Box<Input>),
-    Sample,
+    /// What was to be durable later is so.
+    Written,
     /// Something else is known of its version or health.
     Probed,
     End,

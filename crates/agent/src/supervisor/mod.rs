@@ -7,8 +7,10 @@
 
 mod actor;
 mod drift;
+mod ledger;
 mod open;
 mod probes;
+mod sampler;
 mod timetable;
 
 use crate::exec::Host;
@@ -23,6 +25,7 @@ use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::supervise::{Input, Machine, Write};
 use procfleet_proto::link::{HostFacts, OpOrder};
+use sampler::{Round, Sampled, Sampler};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,11 +74,15 @@ impl Supervisor {
         for (namespace, groups) in &past.groups {
             states.publish_groups(namespace, groups.clone());
         }
-        let around =
-            Around { host: host.clone(), journal, outbox, states, hosting, open: open.clone(), stopped };
-        tokio::spawn(
-            Work { around, stop, actors: HashMap::new(), running: JoinSet::new() }.run(past, orders),
-        );
+        let sampler = Sampler::default();
+        // One at a time: a supervisor that is busy makes the next round wait.
+        let (tell, rounds) = mpsc::channel(1);
+        let mut sampling = JoinSet::new();
+        sampling.spawn(sampler.clone().run(host.clone(), tell));
+        let (host_, open_) = (host.clone(), open.clone());
+        let around = Around { host: host_, journal, outbox, states, hosting, open: open_, sampler, stopped };
+        let (actors, running) = (HashMap::new(), JoinSet::new());
+        tokio::spawn(Work { around, stop, actors, running, rounds, _sampling: sampling }.run(past, orders));
         Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
     }
 
@@ -112,6 +119,9 @@ struct Work {
     actors: HashMap<ProcKey, mpsc::Sender<Input>>,
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(ProcKey, Vec<Order>)>,
+    rounds: mpsc::Receiver<Round>,
+    /// Dropping it ends the sampling.
+    _sampling: JoinSet<()>,
 }
 
 impl Work {
@@ -152,6 +162,16 @@ impl Work {
                     }
                     self.accept(orders).await;
                 }
+                Some(round) = self.rounds.recv() => self.sampled(round),
+            }
+        }
+    }
+
+    /// What all procs use at one moment. Each is told what concerns it; one that has no room for it hears the next.
+    fn sampled(&self, round: Round) {
+        for Sampled { key, process, usage, told } in round {
+            if let Some(actor) = self.actors.get(&key).filter(|_| told) {
+                let _ = actor.try_send(Input::Sampled { process, usage });
             }
         }
     }
@@ -321,32 +341,122 @@ impl Work {
 mod tests {
     use super::*;
     use procfleet_core::id::Epoch;
+    use procfleet_core::spec::Spec;
+    use procfleet_proto::http::native::ProcState;
+    use std::path::Path;
     use std::time::Instant;
+
+    /// A supervisor with nobody to talk to.
+    struct Alone {
+        folder: tempfile::TempDir,
+        journal: Journal,
+        outbox: Outbox,
+        states: States,
+        supervisor: Supervisor,
+    }
+
+    impl Alone {
+        async fn new() -> Alone {
+            let folder = tempfile::tempdir().expect("a temp dir");
+            let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+            let path = folder.path().join("agent.db");
+            let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
+            let (outbox, states) = (Outbox::new(Vec::new()), States::default());
+            let hosting = HostingFile::open(folder.path());
+            let supervisor =
+                Supervisor::start(host, journal.clone(), outbox.clone(), states.clone(), hosting, past);
+            Alone { folder, journal, outbox, states, supervisor }
+        }
+
+        /// The code of the next outcome.
+        async fn answer(&self) -> u32 {
+            loop {
+                let reports = self.outbox.next_batch(Instant::now());
+                match reports.into_iter().find_map(|report| report.done) {
+                    Some(done) => return done.code,
+                    None => self.outbox.news().await,
+                }
+            }
+        }
+
+        /// The pid of its one proc, when it runs and is another than this.
+        async fn running(&self, other_than: Option<u32>) -> u32 {
+            let running = async {
+                loop {
+                    let (_, news) = self.states.all();
+                    let report = news.procs.first().and_then(|proc| proc.report().ok().flatten());
+                    let report = report.filter(|report| report.state == ProcState::Running);
+                    match report.and_then(|report| report.pid).filter(|pid| Some(*pid) != other_than) {
+                        Some(pid) => return pid,
+                        None => self.states.news().await,
+                    }
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), running).await.expect("it runs")
+        }
+    }
+
+    fn order(number: u32, kind: OpKind) -> OpOrder {
+        OpOrder {
+            op: format!("20190813145456-8-{number}").parse().expect("an op id"),
+            epoch: Epoch(1),
+            proc: ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() },
+            kind,
+            start_within: Duration::from_secs(60),
+            spec: None,
+        }
+    }
+
+    /// A process that notes each of its starts.
+    fn spec(folder: &Path) -> Spec {
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("passwd").expect("an account");
+        let mut spec = Spec::default();
+        spec.identity.setup_path = folder.to_str().expect("a plain path").to_owned();
+        (spec.identity.user, spec.identity.proc_name) = (me.name, "sleep".to_owned());
+        spec.control.start_cmd = "echo once more >>starts; exec sleep 1000".to_owned();
+        (spec.policy.start_check, spec.policy.start_interval) = (Duration::from_secs(1), Duration::ZERO);
+        spec
+    }
+
+    #[tokio::test]
+    async fn a_hosted_process_is_restarted_although_nothing_can_be_written_down() {
+        let alone = Alone::new().await;
+        let starting = OpOrder { spec: Some(spec(alone.folder.path())), ..order(0, OpKind::Start) };
+        alone.supervisor.order(starting).await;
+        assert_eq!(alone.answer().await, Code::Success.number());
+        let pid = alone.running(None).await;
+        let kinds = async || {
+            let events = alone.journal.oldest_events(10_000).await.expect("a journal");
+            events.into_iter().map(|event| event.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds().await, ["started"]);
+
+        alone.journal.refuse_writes().await;
+        let process = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a pid");
+        rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("it runs");
+        let next = alone.running(Some(pid)).await;
+        let starts = std::fs::read_to_string(alone.folder.path().join("starts")).expect("two lines");
+        assert_eq!(starts.lines().count(), 2, "{pid} and {next}, and no third one");
+
+        alone.journal.accept_writes().await;
+        let told = async {
+            while kinds().await != ["started", "exited", "restart_succeeded"] {
+                alone.journal.event_news().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), told).await.expect("they are told when there is room");
+        alone.outbox.confirmed(&[order(0, OpKind::Start).op]);
+        alone.supervisor.order(order(1, OpKind::Kill)).await;
+        assert_eq!(alone.answer().await, Code::Success.number(), "what must be durable came after it");
+        alone.supervisor.stop().await;
+    }
 
     #[tokio::test]
     async fn an_op_that_cannot_be_written_down_is_answered_and_never_carried_out() {
-        let folder = tempfile::tempdir().expect("a temp dir");
-        let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
-        let path = folder.path().join("agent.db");
-        let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
-        let outbox = Outbox::new(Vec::new());
-        let (states, hosting) = (States::default(), HostingFile::open(folder.path()));
-        let supervisor = Supervisor::start(host, journal.clone(), outbox.clone(), states, hosting, past);
-        let order = OpOrder {
-            op: "20190813145456-8-0".parse().expect("an op id"),
-            epoch: Epoch(1),
-            proc: ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() },
-            kind: OpKind::Unhost,
-            start_within: Duration::from_secs(60),
-            spec: None,
-        };
-        let answer = async || loop {
-            let reports = outbox.next_batch(Instant::now());
-            match reports.into_iter().find_map(|report| report.done) {
-                Some(done) => return done.code,
-                None => outbox.news().await,
-            }
-        };
+        let alone = Alone::new().await;
+        let Alone { journal, supervisor, outbox, .. } = &alone;
+        let answer = async || alone.answer().await;
+        let order = order(0, OpKind::Unhost);
         journal.refuse_writes().await;
         supervisor.order(order.clone()).await;
         assert_eq!(answer().await, Code::SystemError.number());

@@ -60,7 +60,7 @@ pub(super) enum Standing {
 /// Whom the task asks about.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Subject {
-    spec: Spec,
+    spec: Arc<Spec>,
     standing: Standing,
     /// It grows whenever the version may have become another.
     round: u64,
@@ -68,23 +68,27 @@ struct Subject {
 
 /// The actor's end.
 pub(super) struct Probes {
+    host: Arc<Host>,
+    key: ProcKey,
+    pace: Pace,
+    /// The version of a proc from the agent's last life is not known any more, also if it does not run.
+    taken_up: bool,
+    /// `None`: there was never anything to ask, as with most procs.
+    asking: Option<Box<Asking>>,
+}
+
+/// What belongs to a proc with something to ask.
+struct Asking {
     subject: watch::Sender<Subject>,
     seen: watch::Receiver<Seen>,
     tell: watch::Sender<Seen>,
     files: Arc<Mutex<Files>>,
-    host: Arc<Host>,
-    key: ProcKey,
-    /// `None` once the task is running: a proc that has nothing to ask needs none.
-    asker: Option<Asker>,
     /// Dropping it ends the task, and the probe that is running.
-    task: JoinSet<()>,
-    /// The version of a proc from the agent's last life is not known any more, also if it does not run.
-    taken_up: bool,
+    _task: JoinSet<()>,
 }
 
-impl Probes {
-    /// `taken_up`: the proc is one of the agent's last life.
-    pub(super) fn new(host: Arc<Host>, key: ProcKey, pace: Pace, taken_up: bool) -> Probes {
+impl Asking {
+    fn begin(host: &Arc<Host>, key: &ProcKey, pace: Pace) -> Asking {
         let (subject, heeded) = watch::channel(Subject::default());
         let (tell, seen) = watch::channel(Seen::default());
         let files = Arc::<Mutex<Files>>::default();
@@ -101,26 +105,33 @@ impl Probes {
             expected: Vec::new(),
             next_look: Instant::now(),
         };
-        Probes { subject, seen, tell, files, host, key, asker: Some(asker), task: JoinSet::new(), taken_up }
+        let mut task = JoinSet::new();
+        task.spawn(asker.run());
+        Asking { subject, seen, tell, files, _task: task }
+    }
+}
+
+impl Probes {
+    /// `taken_up`: the proc is one of the agent's last life.
+    pub(super) fn new(host: Arc<Host>, key: ProcKey, pace: Pace, taken_up: bool) -> Probes {
+        Probes { host, key, pace, taken_up, asking: None }
     }
 
     /// Says how the proc stands. Costs next to nothing where that has not changed.
-    pub(super) fn tend(&mut self, spec: &Spec, standing: Standing) {
+    pub(super) fn tend(&mut self, spec: &Arc<Spec>, standing: Standing) {
         let control = &spec.control;
         let asks =
             !(control.version_cmd.is_empty() && control.health_cmd.is_empty() && spec.configmap.is_empty());
-        if asks && let Some(asker) = self.asker.take() {
-            self.task.spawn(asker.run());
+        if asks && self.asking.is_none() {
+            self.asking = Some(Box::new(Asking::begin(&self.host, &self.key, self.pace)));
         }
-        if self.asker.is_some() {
-            return;
-        }
+        let Some(asking) = &self.asking else { return };
         if self.host.allow().spec_refusal(spec).is_some() {
             // The host's owner does not want anything of it run or read.
             return self.forget();
         }
         let taken_up = &mut self.taken_up;
-        self.subject.send_if_modified(|subject| {
+        asking.subject.send_if_modified(|subject| {
             let settled = subject.standing == Standing::Changing && standing != Standing::Changing;
             let others = subject.spec != *spec;
             if settled && (matches!(standing, Standing::Running(_)) || *taken_up) {
@@ -140,7 +151,8 @@ impl Probes {
 
     /// The proc is not known any more: there is nothing to ask, and nothing was said.
     pub(super) fn forget(&mut self) {
-        self.subject.send_if_modified(|subject| {
+        let Some(asking) = &self.asking else { return };
+        asking.subject.send_if_modified(|subject| {
             let before = std::mem::take(subject);
             subject.round = before.round;
             *subject != before
@@ -148,22 +160,24 @@ impl Probes {
     }
 
     pub(super) fn seen(&self) -> Seen {
-        self.seen.borrow().clone()
+        self.asking.as_ref().map(|asking| asking.seen.borrow().clone()).unwrap_or_default()
     }
 
     /// Looks at the files now, because somebody asks for the proc's status. If they are being looked at just then, or are
     /// large, what was seen last has to do.
     pub(super) fn look_at_files(&self) {
-        let subject = self.subject.borrow();
-        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), self.files.try_lock()) {
+        let Some(asking) = &self.asking else { return };
+        let subject = asking.subject.borrow();
+        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), asking.files.try_lock()) {
             let note = files.check(&self.key, &subject.spec, Effort::Small);
-            see(&self.tell, |seen| seen.note = note);
+            see(&asking.tell, |seen| seen.note = note);
         }
     }
 
     /// Returns when something else is seen. Nothing is lost if it is not waited for to the end.
     pub(super) async fn changed(&mut self) {
-        if self.seen.changed().await.is_err() {
+        let Some(asking) = &mut self.asking else { return std::future::pending().await };
+        if asking.seen.changed().await.is_err() {
             std::future::pending().await
         }
     }
@@ -476,7 +490,7 @@ mod tests {
         }
 
         fn tend(&mut self, standing: Standing) {
-            self.probes.tend(&self.spec, standing);
+            self.probes.tend(&Arc::new(self.spec.clone()), standing);
         }
 
         async fn until(&mut self, wanted: impl Fn(&Seen) -> bool) {

@@ -1,7 +1,28 @@
 //! What a process uses with all that belongs to it.
 
 use crate::support::*;
-use procfleet_core::supervise::Scope;
+use procfleet_agent::exec::{Meter, Scene};
+use procfleet_core::Process;
+use procfleet_core::supervise::{Scope, Usage};
+use std::time::{Duration, Instant};
+
+async fn sampled_until(
+    what: &str,
+    proc: &Proc,
+    process: &Process,
+    meter: &mut Meter,
+    fits: impl Fn(Option<Usage>) -> bool,
+) -> Option<Usage> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let usage = Scene::look(&proc.host).await.usage(&proc.host, process, meter);
+        if fits(usage) {
+            return usage;
+        }
+        assert!(Instant::now() < deadline, "{what}: {usage:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
 
 #[tokio::test]
 async fn children_and_those_that_have_ended_count() {
@@ -12,14 +33,16 @@ async fn children_and_those_that_have_ended_count() {
         "./web 1000 3</dev/null 4<&3 5<&3 & (while :; do :; done) & while :; do sh -c 'i=0; while [ $i -lt 9000 ]; do i=$((i+1)); done'; done",
     );
     let process = running(proc.hands.look(Scope::Run(run), &spec));
-    let usage = until("all of them are counted", || {
-        proc.hands.usage(&process).filter(|usage| usage.fd >= 15 && usage.cpu > 1.0)
+    let mut meter = Meter::default();
+    let usage = sampled_until("all of them are counted", &proc, &process, &mut meter, |usage| {
+        usage.is_some_and(|usage| usage.fd >= 15 && usage.cpu > 1.0)
     })
-    .await;
+    .await
+    .expect("it runs");
     assert!(usage.cpu <= 100.0 && usage.mem > 0.0 && usage.mem < 50.0, "{usage:?}");
     let alone = proc.hands.inspect(&process).expect("it runs");
     assert!(alone.memory_percent < usage.mem, "{alone:?} and {usage:?}");
     proc.hands.end_run(run);
     proc.end_of(run).await;
-    until("it is gone for all", || proc.hands.usage(&process).is_none().then_some(())).await;
+    sampled_until("it is gone for all", &proc, &process, &mut meter, |usage| usage.is_none()).await;
 }

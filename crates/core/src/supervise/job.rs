@@ -7,6 +7,7 @@ use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Process};
 use crate::spec::{Kind, Spec};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a process that should appear is looked for. Each look reads one small file.
@@ -19,7 +20,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Job {
     pub(super) purpose: Purpose,
-    pub(super) spec: Spec,
+    pub(super) spec: Arc<Spec>,
     pub(super) stage: Stage,
 }
 

@@ -69,6 +69,7 @@ use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
 use crate::spec::{Resource, Spec};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One run of a command. Unique within one life of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,11 +159,23 @@ pub struct View {
     pub utc_offset_secs: i32,
 }
 
-/// The outcome of one step. The writes are one transaction, and the effects wait for its commit.
+/// The outcome of one step. The writes are one transaction; whether the effects wait for it, `commit` says.
 #[derive(Debug, Default, PartialEq)]
 pub struct Step {
     pub writes: Vec<Write>,
     pub effects: Vec<Effect>,
+    pub commit: Commit,
+}
+
+/// When the writes of a step must be durable. Those of one proc become so in their order in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commit {
+    /// Before its effects, and with all that was written before.
+    #[default]
+    First,
+    /// When the disk is ready: a crash that loses them loses nothing that a look at the host does not bring back. So a hosted
+    /// process comes back at once, also on a host whose disk is full.
+    Alongside,
 }
 
 /// What must survive the agent.
@@ -186,14 +199,14 @@ pub enum Effect {
     Look {
         look: LookId,
         scope: Scope,
-        spec: Spec,
+        spec: Arc<Spec>,
     },
     /// Report the exit of this process.
     Watch(Process),
     Run {
         run: RunId,
         command: String,
-        spec: Spec,
+        spec: Arc<Spec>,
     },
     /// End the command and all that it started.
     EndRun(RunId),
@@ -209,7 +222,7 @@ pub enum Effect {
         process: Option<Process>,
         /// Where to look for it when it is not known.
         scope: Scope,
-        spec: Spec,
+        spec: Arc<Spec>,
     },
     /// When does this rule match next by the host's wall clock, and how often has it matched after `since`?
     Plan {

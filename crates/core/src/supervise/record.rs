@@ -6,12 +6,13 @@ use crate::moment::Moment;
 use crate::process::Process;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Everything a machine needs to take its proc up again. Times and pids mean nothing after a reboot of the host;
 /// [`Record::after_reboot`] takes them out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    pub spec: Spec,
+    pub spec: Arc<Spec>,
     pub hosting: Hosting,
     pub process: Option<Process>,
     pub streak: Streak,

@@ -9,11 +9,12 @@ use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Policy, Spec};
 use procfleet_core::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Leader, LookId, Machine, Next, Record, RunId, Scope, Signal,
-    Step, Usage, View, Write,
+    CommandEnd, Commit, Effect, Event, Hosting, Input, Leader, LookId, Machine, Next, Record, RunId, Scope,
+    Signal, Step, Usage, View, Write,
 };
 use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub const PID_PATH: &str = "/run/it.pid";
@@ -71,7 +72,7 @@ enum Happening {
     WriteFile { pid: u32 },
     Dies { pid: u32, exit: Exit },
     Tell { life: u32, input: Input },
-    Answer { life: u32, look: LookId, scope: Scope, spec: Box<Spec> },
+    Answer { life: u32, look: LookId, scope: Scope, spec: Arc<Spec> },
 }
 
 #[derive(Debug)]
@@ -83,6 +84,10 @@ pub struct World {
     /// How long an answer to a look takes.
     pub look_delay: u64,
     pub fail_next_effects: bool,
+    /// The disk is slow, or full: what need not be durable is not, until something must be.
+    pub lagging: bool,
+    /// What a crash would lose.
+    behind: Vec<Write>,
     /// What the wall clock is ahead of the machine's own, in milliseconds.
     pub wall_ahead: u64,
     /// How often the wall clock was asked.
@@ -161,6 +166,8 @@ impl World {
             term: Term::Dies { after: 10 },
             look_delay: 0,
             fail_next_effects: false,
+            lagging: false,
+            behind: Vec::new(),
             wall_ahead: 0,
             plans: 0,
             only_fair: false,
@@ -284,6 +291,7 @@ impl World {
     pub fn crash_for(&mut self, millis: u64) {
         self.life += 1;
         self.answers.clear();
+        self.behind.clear();
         self.runs.clear();
         self.live.iter_mut().for_each(|live| live.watched = false);
         self.fail_next_effects = false;
@@ -406,7 +414,20 @@ impl World {
     }
 
     fn carry_out(&mut self, step: Step) {
-        for write in step.writes {
+        self.behind.extend(step.writes);
+        if step.commit == Commit::First || !self.lagging {
+            self.commit();
+        }
+        if self.fail_next_effects && !step.effects.is_empty() {
+            return self.crash();
+        }
+        for effect in step.effects {
+            self.act(effect);
+        }
+    }
+
+    fn commit(&mut self) {
+        for write in std::mem::take(&mut self.behind) {
             match write {
                 Write::Record(record) => self.record = Some(*record),
                 Write::Forget => self.record = None,
@@ -420,12 +441,6 @@ impl World {
                 Write::Done(op, outcome) => self.finish(op, outcome),
                 Write::Event(event) => self.events.push(event),
             }
-        }
-        if self.fail_next_effects && !step.effects.is_empty() {
-            return self.crash();
-        }
-        for effect in step.effects {
-            self.act(effect);
         }
     }
 
@@ -457,7 +472,7 @@ impl World {
             }
             Effect::Look { look, scope, spec } => {
                 let life = self.life;
-                self.later(self.look_delay, Happening::Answer { life, look, scope, spec: Box::new(spec) });
+                self.later(self.look_delay, Happening::Answer { life, look, scope, spec });
             }
             Effect::Watch(process) => match self.live.iter_mut().find(|live| live.process.is(&process)) {
                 Some(live) => live.watched = true,

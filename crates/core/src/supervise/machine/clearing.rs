@@ -8,6 +8,7 @@ use crate::spec::Spec;
 use crate::supervise::job::{Clearing, LOOK_EVERY, Purpose, Stage};
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Input, Leader, RunId, Scope, Step, words};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long what was killed may take to be gone.
@@ -18,7 +19,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         run: RunId,
         out: &mut Step,
     ) -> State {
@@ -30,7 +31,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut clearing: Clearing,
         input: Input,
         out: &mut Step,

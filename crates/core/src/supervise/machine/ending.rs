@@ -10,6 +10,7 @@ use crate::supervise::job::{EndPhase, Ending, Overdue, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
 use crate::supervise::{CommandEnd, Effect, Input, Signal, Step, words};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one that was killed may take to be gone: the kernel has to take back all that it had.
@@ -20,7 +21,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         process: Process,
         launch: Leftover,
         out: &mut Step,
@@ -48,7 +49,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut ending: Ending,
         input: Input,
         out: &mut Step,
@@ -123,7 +124,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         ending: Ending,
         out: &mut Step,
     ) -> State {

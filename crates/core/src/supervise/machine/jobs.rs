@@ -12,6 +12,7 @@ use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Event, Hosting, Input, Step, Write, words};
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn advance(&mut self, now: Moment, job: Job, input: Input, out: &mut Step) -> State {
@@ -57,7 +58,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         process: Process,
         launch: Leftover,
         out: &mut Step,
@@ -123,7 +124,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         absence: Absence,
         launch: Leftover,
         out: &mut Step,

@@ -11,13 +11,14 @@ use crate::supervise::job::{Ended, HOPELESS_LOOKS, LOOK_EVERY, Launch, Overdue, 
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
 use crate::supervise::{CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Step, Write, words};
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn launch(
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         old: Option<Process>,
         out: &mut Step,
     ) -> State {
@@ -63,7 +64,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut launch: Launch,
         input: Input,
         out: &mut Step,
@@ -127,7 +128,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut launch: Launch,
         end: CommandEnd,
         out: &mut Step,
@@ -169,7 +170,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut launch: Launch,
         out: &mut Step,
     ) -> State {
@@ -260,7 +261,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         launch: Launch,
         output: &str,
         out: &mut Step,

@@ -14,7 +14,7 @@ mod upkeep;
 use super::limits::Strain;
 use super::policy::Streak;
 use super::record::{Record, Rest};
-use super::{Effect, Hosting, Input, LookId, RunId, Scope, Step, Write};
+use super::{Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Step, Write};
 use crate::code::Code;
 use crate::id::{OpId, ProcKey};
 use crate::moment::Moment;
@@ -24,6 +24,7 @@ use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 use turns::{Since, Turn};
 
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
@@ -34,7 +35,7 @@ const QUEUE_LIMIT: usize = 16;
 pub struct Machine {
     key: ProcKey,
     /// `None`: a proc that nobody started or hosted here yet.
-    spec: Option<Spec>,
+    spec: Option<Arc<Spec>>,
     hosting: Hosting,
     state: State,
     queue: VecDeque<Order>,
@@ -52,6 +53,8 @@ pub struct Machine {
     begun: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
     untidy: bool,
+    /// It has been up in this life of the agent, so its start does not take the agent down with it.
+    survived: bool,
     serial: u64,
 }
 
@@ -82,6 +85,7 @@ impl Machine {
             fault: String::new(),
             begun: None,
             untidy: false,
+            survived: false,
             serial: 0,
         }
     }
@@ -121,7 +125,7 @@ impl Machine {
         self.hosting
     }
 
-    pub fn spec(&self) -> Option<&Spec> {
+    pub fn spec(&self) -> Option<&Arc<Spec>> {
         self.spec.as_ref()
     }
 
@@ -176,6 +180,8 @@ impl Machine {
 
     pub fn step(&mut self, now: Moment, input: Input) -> Step {
         let mut out = Step::default();
+        self.survived |= matches!(self.state, State::Up(_));
+        let upkeep = self.is_kept_up();
         let state = self.take();
         let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
@@ -215,6 +221,9 @@ impl Machine {
         self.proceed(now, &mut out);
         self.mark_begun(&mut out);
         self.save(&mut out);
+        if upkeep && self.is_kept_up() && out.writes.iter().all(may_be_lost) {
+            out.commit = Commit::Alongside;
+        }
         out
     }
 
@@ -246,7 +255,7 @@ impl Machine {
         &mut self,
         scope: Scope,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         launch: Leftover,
         out: &mut Step,
     ) -> State {
@@ -254,7 +263,7 @@ impl Machine {
         busy(purpose, spec, Stage::Looking { look, launch })
     }
 
-    fn look(&mut self, scope: Scope, spec: &Spec, out: &mut Step) -> LookId {
+    fn look(&mut self, scope: Scope, spec: &Arc<Spec>, out: &mut Step) -> LookId {
         let look = LookId(self.serial());
         out.effects.push(Effect::Look { look, scope, spec: spec.clone() });
         look
@@ -264,7 +273,7 @@ impl Machine {
         &mut self,
         field: &'static str,
         command: &str,
-        spec: &Spec,
+        spec: &Arc<Spec>,
         now: Moment,
         out: &mut Step,
     ) -> Running {
@@ -308,6 +317,21 @@ impl Machine {
             self.begun = Some(op);
             out.writes.push(Write::Begun(op));
         }
+    }
+
+    /// A resident process that runs, waits to be started again, or is being started again, and not by anybody's order. As long
+    /// as nobody knows whether the agent survives its start, each one must be counted before it is tried.
+    fn is_kept_up(&self) -> bool {
+        let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
+        resident
+            && self.survived
+            && match &self.state {
+                State::Up(_) | State::Down(Rest::Retry { .. }) => true,
+                State::Down(Rest::Idle | Rest::Due { .. } | Rest::Begun { .. } | Rest::GaveUp { .. }) => {
+                    false
+                }
+                State::Busy(job) => matches!(job.purpose, Purpose::Upkeep { .. }),
+            }
     }
 
     /// Remembers the proc if anything about it has changed.
@@ -354,6 +378,16 @@ impl Machine {
     }
 }
 
+/// Whether the agent's next life finds out by itself what this says: that a process is gone, or that there is another one. That
+/// it was given up, or what became of an op, nobody could see.
+fn may_be_lost(write: &Write) -> bool {
+    match write {
+        Write::Record(_) => true,
+        Write::Event(event) => !matches!(event, Event::GaveUp { .. }),
+        Write::Forget | Write::Begun(_) | Write::Done(..) => false,
+    }
+}
+
 /// Somebody who wants it ended gets in where others are turned away.
 fn queue_limit(kind: OpKind) -> usize {
     match kind {
@@ -371,7 +405,7 @@ fn queue_limit(kind: OpKind) -> usize {
     }
 }
 
-fn busy(purpose: Purpose, spec: Spec, stage: Stage) -> State {
+fn busy(purpose: Purpose, spec: Arc<Spec>, stage: Stage) -> State {
     State::Busy(Box::new(Job { purpose, spec, stage }))
 }
 

@@ -13,6 +13,7 @@ use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Hosting, Leader, Scope, Step, Write, words};
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn admit(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {
@@ -68,6 +69,11 @@ impl Machine {
         }
     }
 
+    /// The spec of an order, as the one copy that all will share. Most orders say what is known already.
+    fn shared(&self, spec: Spec) -> Arc<Spec> {
+        self.spec.as_ref().filter(|known| ***known == spec).cloned().unwrap_or_else(|| Arc::new(spec))
+    }
+
     /// A stop or kill in the queue.
     fn end_that_waits(&self) -> Option<OpKind> {
         self.queue.iter().map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
@@ -94,7 +100,7 @@ impl Machine {
             self.answer(op, Code::AlreadyRegistered, words::ALREADY_REGISTERED, out);
             return state;
         }
-        let Some(spec) = spec.or_else(|| self.spec.clone()) else {
+        let Some(spec) = spec.map(|spec| self.shared(spec)).or_else(|| self.spec.clone()) else {
             self.answer(op, Code::NoSpec, words::no_spec(kind), out);
             return state;
         };
@@ -130,7 +136,7 @@ impl Machine {
     /// Whether the order is for a proc that runs by a schedule. What ends it needs not know how it began.
     fn has_turns(&self, kind: OpKind, spec: &Spec) -> bool {
         match kind {
-            OpKind::Stop | OpKind::Kill | OpKind::Reload => self.spec.as_ref().unwrap_or(spec),
+            OpKind::Stop | OpKind::Kill | OpKind::Reload => self.spec.as_deref().unwrap_or(spec),
             OpKind::Start
             | OpKind::Query
             | OpKind::Host
@@ -188,7 +194,7 @@ impl Machine {
         }
         let rest = self.saved.as_ref().map_or(Rest::Idle, |record| record.rest.clone());
         let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
-        let spec = order.spec.unwrap_or_else(|| job.spec.clone());
+        let spec = order.spec.map_or_else(|| job.spec.clone(), |spec| self.shared(spec));
         match job.stage {
             Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) | Stage::Planning { .. } => {
                 self.look_first(Scope::Settled, purpose, spec, None, out)
@@ -228,7 +234,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         launch: Launch,
         out: &mut Step,
     ) -> State {

@@ -7,10 +7,11 @@ use crate::op::{OpKind, Order, ProcStatus};
 use crate::process::Sighting;
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Hosting, Scope, Step, View, words};
+use std::sync::Arc;
 
 impl Machine {
     pub(super) fn inspect(&mut self, state: &State, order: &Order, out: &mut Step) {
-        let Some(spec) = self.spec.clone().or_else(|| order.spec.clone()) else {
+        let Some(spec) = self.spec.clone().or_else(|| order.spec.clone().map(Arc::new)) else {
             return self.answer_query(
                 order.op,
                 Code::NoSpec,

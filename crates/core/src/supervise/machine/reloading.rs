@@ -9,6 +9,7 @@ use crate::spec::Spec;
 use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::{CommandEnd, Effect, Input, Scope, Step, words};
+use std::sync::Arc;
 
 impl Machine {
     #[expect(
@@ -19,7 +20,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut command: Running,
         process: Process,
         mut gone: bool,
@@ -81,7 +82,7 @@ impl Machine {
         &mut self,
         now: Moment,
         purpose: Purpose,
-        spec: Spec,
+        spec: Arc<Spec>,
         mut review: Review,
         input: Input,
         out: &mut Step,

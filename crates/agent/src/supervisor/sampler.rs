@@ -1,0 +1,208 @@
+//! What all procs of this host use, sampled together: one look at `/proc` for all of them.
+//!
+//! Actors say which process is theirs and how much they want to hear of it. A round of samples goes to the supervisor, which has
+//! the figures of all procs at one moment there, and tells those whom they concern. A figure that has hardly changed concerns
+//! nobody: a thousand idle procs cause no work beyond the look.
+
+use crate::exec::{Host, Meter, Scene};
+use procfleet_core::id::ProcKey;
+use procfleet_core::moment::Moment;
+use procfleet_core::process::Process;
+use procfleet_core::supervise::Usage;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// How often processes are looked at, and those that have limits. The longer is a multiple of the shorter.
+const EVERY: Duration = Duration::from_secs(15);
+const LIMITED_EVERY: Duration = Duration::from_secs(5);
+/// A figure that has changed, if only a little, is told after this long.
+const STALE: Duration = Duration::from_secs(300);
+/// So many are counted before others get their turn.
+const AT_ONCE: usize = 64;
+
+/// How much an actor wants to hear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heed {
+    /// Figures that people would notice.
+    Changes,
+    /// Every sample.
+    Each,
+    /// Every sample, and more of them: it has limits.
+    Limits,
+}
+
+/// The samples of one moment, in the order of their keys.
+pub(super) type Round = Vec<Sampled>;
+
+#[derive(Debug)]
+pub(super) struct Sampled {
+    pub(super) key: ProcKey,
+    pub(super) process: Process,
+    pub(super) usage: Usage,
+    /// Whether its actor wants to hear of it.
+    pub(super) told: bool,
+}
+
+/// The actors' end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sampler {
+    followed: Arc<Mutex<BTreeMap<ProcKey, Followed>>>,
+}
+
+#[derive(Debug)]
+struct Followed {
+    process: Process,
+    heed: Heed,
+    meter: Meter,
+    /// What its actor knows, and since when.
+    told: Option<(Moment, Usage)>,
+}
+
+impl Sampler {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ProcKey, Followed>> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This is the proc's process from now on. `None`: it has none.
+    pub(super) fn follow(&self, key: &ProcKey, process: Option<Process>, heed: Heed) {
+        let mut followed = self.lock();
+        match (process, followed.get_mut(key)) {
+            (None, None) => {}
+            (None, Some(_)) => {
+                followed.remove(key);
+            }
+            (Some(process), Some(known)) if known.process.is(&process) => known.heed = heed,
+            (Some(process), _) => {
+                let new = Followed { process, heed, meter: Meter::default(), told: None };
+                followed.insert(key.clone(), new);
+            }
+        }
+    }
+
+    /// Samples for as long as somebody takes the rounds.
+    pub(super) async fn run(self, host: Arc<Host>, rounds: mpsc::Sender<Round>) {
+        loop {
+            let now = host.now();
+            let due = after(now, LIMITED_EVERY);
+            tokio::time::sleep(due.since(now)).await;
+            let all = due.0.is_multiple_of(millis(EVERY));
+            let Some(round) = self.round(&host, all).await else { continue };
+            if rounds.send(round).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// `all`: not only those that have limits. `None`: there is nobody to sample.
+    async fn round(&self, host: &Host, all: bool) -> Option<Round> {
+        let is_due = |followed: &Followed| all || followed.heed == Heed::Limits;
+        let due: Vec<ProcKey> =
+            self.lock().iter().filter(|(_, proc)| is_due(proc)).map(|(key, _)| key.clone()).collect();
+        if due.is_empty() {
+            return None;
+        }
+        let scene = Scene::look(host).await;
+        let mut round = Round::with_capacity(due.len());
+        let mut due = due.into_iter().peekable();
+        while due.peek().is_some() {
+            {
+                let mut followed = self.lock();
+                for key in due.by_ref().take(AT_ONCE) {
+                    let Some(proc) = followed.get_mut(&key) else { continue };
+                    let Some(usage) = scene.usage(host, &proc.process, &mut proc.meter) else { continue };
+                    let told = proc.heed != Heed::Changes || is_news(proc.told, scene.taken(), usage);
+                    if told {
+                        proc.told = Some((scene.taken(), usage));
+                    }
+                    round.push(Sampled { key, process: proc.process, usage, told });
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        Some(round)
+    }
+}
+
+/// The next moment at which those that are looked at so often are looked at: the same for all.
+fn after(now: Moment, every: Duration) -> Moment {
+    let step = millis(every);
+    Moment((now.0 / step).saturating_add(1).saturating_mul(step))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whether people would notice, or what they see has been a little wrong for long.
+fn is_news(told: Option<(Moment, Usage)>, now: Moment, usage: Usage) -> bool {
+    let Some((at, known)) = told else { return true };
+    let differs = |one: f64, other: f64, least: f64| (one - other).abs() >= least.max(one.abs() / 10.0);
+    differs(known.cpu, usage.cpu, 1.0)
+        || differs(known.mem, usage.mem, 0.5)
+        || differs(known.fd as f64, usage.fd as f64, 5.0)
+        || (known != usage && now.since(at) >= STALE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::process::Found;
+
+    fn usage(cpu: f64, mem: f64, fd: u64) -> Usage {
+        Usage { cpu, mem, fd }
+    }
+
+    #[test]
+    fn what_people_would_not_notice_is_no_news() {
+        let rows = [
+            ("nothing changed", usage(10.0, 5.0, 20), 15, false),
+            ("it wobbles", usage(10.9, 5.3, 22), 15, false),
+            ("it has wobbled for long", usage(10.1, 5.0, 20), 300, true),
+            ("it works", usage(11.5, 5.0, 20), 15, true),
+            ("it rests", usage(0.0, 5.0, 20), 15, true),
+            ("it grows", usage(10.0, 5.6, 20), 15, true),
+            ("it opens files", usage(10.0, 5.0, 26), 15, true),
+        ];
+        let at = Moment(1_000_000);
+        for (what, now, secs, news) in rows {
+            let told = Some((at, usage(10.0, 5.0, 20)));
+            assert_eq!(is_news(told, at + Duration::from_secs(secs), now), news, "{what}");
+        }
+        assert!(is_news(None, at, usage(0.0, 0.0, 0)), "the first is");
+    }
+
+    #[tokio::test]
+    async fn one_look_serves_all_and_tells_those_whom_it_concerns() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let host = Host::open(folder.path().join("output")).expect("a host");
+        let sampler = Sampler::default();
+        let key = |name: &str| ProcKey { namespace: "web".to_owned(), name: name.to_owned() };
+        // The test itself, by its own line in `/proc`.
+        let stat = std::fs::read_to_string("/proc/self/stat").expect("our own");
+        let ticks = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
+        let start_ticks = ticks.expect("a start time");
+        let us = Process { pid: std::process::id(), start_ticks, found: Found::PidFile };
+        let gone = Process { start_ticks: 1, ..us };
+        for (name, process, heed) in
+            [("idle", us, Heed::Changes), ("limited", us, Heed::Limits), ("gone", gone, Heed::Limits)]
+        {
+            sampler.follow(&key(name), Some(process), heed);
+        }
+        let told = async |all| {
+            let round = sampler.round(&host, all).await.expect("somebody is there");
+            round
+                .into_iter()
+                .map(|sample| (sample.key.name, sample.told, sample.usage.fd > 0))
+                .collect::<Vec<_>>()
+        };
+        let (idle, limited) = ("idle".to_owned(), "limited".to_owned());
+        assert_eq!(told(true).await, [(idle.clone(), true, true), (limited.clone(), true, true)]);
+        assert_eq!(told(false).await, [(limited.clone(), true, true)], "in between only what has limits");
+        sampler.follow(&key("limited"), None, Heed::Limits);
+        sampler.follow(&key("gone"), None, Heed::Limits);
+        assert!(sampler.round(&host, false).await.is_none());
+        assert_eq!(told(true).await.len(), 1);
+    }
+}
