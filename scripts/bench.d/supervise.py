@@ -3,7 +3,6 @@ and how long it takes to start and stop all of them by one call. `scripts/bench 
 
 import argparse
 import os
-import platform
 import random
 import resource
 import shlex
@@ -17,10 +16,9 @@ import time
 
 import measure
 import peers
+import report
 
-ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
-DOCUMENT = os.path.join(ROOT, "docs", "bench", "supervise.md")
-BEGIN, END = "<!-- written by scripts/bench supervise --record: begin -->", "<!-- end -->"
+ROOT = report.ROOT
 
 # A process lives at least so long before it is killed: every supervisor here takes an earlier death for a failed start.
 LIFE_NS = 2_500_000_000
@@ -93,10 +91,10 @@ def run(bench, options):
         measure_one(bench, options, column)
     after = os.getloadavg()
     print("load average after: " + " ".join(f"{load:.2f}" for load in after), flush=True)
-    report = "\n".join(describe(bench, options, columns, before, after))
-    print("\n" + report)
+    text = "\n".join(describe(bench, options, columns, before, after))
+    print("\n" + text)
     if options.record:
-        record(report)
+        report.record("supervise", text)
     return columns
 
 
@@ -233,11 +231,10 @@ def kill_and_wait(bench, peer, kills):
 def describe(bench, options, columns, before, after):
     """The report, as Markdown that reads well on a screen too."""
     yield f"- command: `scripts/bench supervise {shlex.join(sys.argv[1:])}`".replace(" `", " `", 1)
-    yield f"- commit: {commit()}"
-    yield f"- machine: {os.cpu_count()} cores ({processor()}), {memory_gib()} GiB, Linux {platform.release()}"
+    yield f"- commit: {report.commit()}"
+    yield f"- machine: {report.machine()}"
     yield "- versions: " + ", ".join(f"{column.peer.name} {column.version}" for column in columns)
-    loads = [" ".join(f"{load:.2f}" for load in loads) for loads in (before, after)]
-    yield f"- load average: {loads[0]} before, {loads[1]} after"
+    yield f"- load average: {report.loads(before, after)}"
     yield f"- {options.kills} kills each; {options.rounds} rounds of start and stop (median, and the slowest in parentheses)"
     yield ""
     rows = [["", *(column.peer.name for column in columns)]]
@@ -245,13 +242,7 @@ def describe(bench, options, columns, before, after):
         cells = [cell(column.cells) for column in columns]
         if any(cells):
             rows.append([title, *(text or "-" for text in cells)])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        first, *rest = [text.ljust(width) if place == 0 else text.rjust(width)
-                        for place, (text, width) in enumerate(zip(row, widths))]
-        yield "| " + " | ".join([first, *rest]) + " |"
-        if number == 0:
-            yield "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
+    yield from report.table(rows)
     notes = [note for column in columns for note in column.notes]
     if notes:
         yield ""
@@ -293,33 +284,6 @@ def seconds_text(values):
         return ""
     middle = measure.percentile(values, 50)
     return f"{middle:.2f}" if len(values) == 1 else f"{middle:.2f} ({max(values):.2f})"
-
-
-def commit():
-    ask = lambda *words: subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
-    changed = " with changes" if ask("status", "--porcelain", "--", "crates", "scripts", "Cargo.lock") else ""
-    return f"{ask('rev-parse', '--short', 'HEAD')}{changed}"
-
-
-def processor():
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def memory_gib():
-    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
-
-
-def record(report):
-    """Puts the report into the document, between its marks."""
-    with open(DOCUMENT, encoding="utf-8") as file:
-        text = file.read()
-    head, rest = text.split(BEGIN, 1)
-    _, tail = rest.split(END, 1)
-    with open(DOCUMENT, "w", encoding="utf-8") as file:
-        file.write(f"{head}{BEGIN}\n\n{report}\n\n{END}{tail}")
-    print(f"\nwritten to {os.path.relpath(DOCUMENT, ROOT)}")
 
 
 def read_options():

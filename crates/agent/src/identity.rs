@@ -26,11 +26,18 @@ pub enum IdentityError {
     Garbled(PathBuf),
 }
 
-pub(crate) struct Identity {
-    pub(crate) agent: AgentId,
-    pub(crate) key: PrivateKeyDer<'static>,
-    pub(crate) certificate: CertificateDer<'static>,
-    pub(crate) ca: CertificateDer<'static>,
+pub struct Identity {
+    pub agent: AgentId,
+    pub key: PrivateKeyDer<'static>,
+    pub certificate: CertificateDer<'static>,
+    pub ca: CertificateDer<'static>,
+}
+
+/// The key stays out of logs.
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Identity({})", self.agent)
+    }
 }
 
 impl Identity {

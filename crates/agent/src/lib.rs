@@ -15,14 +15,16 @@ pub mod config;
 mod enroll;
 pub mod exec;
 mod hosting_file;
-mod identity;
+pub mod identity;
 mod journal;
 mod link;
 mod outbox;
 pub mod program;
 mod states;
 mod supervisor;
-mod tls;
+pub mod tls;
+
+pub use link::back_off;
 
 use crate::config::Config;
 use crate::exec::Host;

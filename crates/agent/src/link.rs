@@ -84,7 +84,7 @@ pub(crate) async fn stay_connected(
 }
 
 /// Full jitter: a fleet that lost its server does not come back as one herd.
-fn back_off(failures: u32) -> Duration {
+pub fn back_off(failures: u32) -> Duration {
     let ceiling = (FIRST_PAUSE * 2u32.saturating_pow(failures.min(10))).min(LONGEST_PAUSE);
     random_part(ceiling)
 }

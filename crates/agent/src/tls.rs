@@ -12,8 +12,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier};
 use tokio_rustls::rustls::crypto::{
     CryptoProvider, ring as ring_provider, verify_tls12_signature, verify_tls13_signature,
 };
@@ -33,7 +33,7 @@ const SERVER_NAME: &str = "procfleet-server";
 const PATIENCE: Duration = Duration::from_secs(15);
 const USER_TIMEOUT_MS: u32 = 20_000;
 
-pub(crate) type Socket = WebSocketStream<TlsStream<TcpStream>>;
+pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -54,17 +54,20 @@ pub enum ConnectError {
 }
 
 /// TLS for an agent that has joined.
-pub(crate) fn with_identity(identity: &Identity) -> Result<ClientConfig, ConnectError> {
+pub fn with_identity(identity: &Identity) -> Result<ClientConfig, ConnectError> {
     let mut roots = RootCertStore::empty();
     roots.add(identity.ca.clone()).map_err(ConnectError::Prepare)?;
-    builder()?
+    let mut config = builder()?
         .with_root_certificates(roots)
         .with_client_auth_cert(vec![identity.certificate.clone()], identity.key.clone_key())
-        .map_err(ConnectError::Prepare)
+        .map_err(ConnectError::Prepare)?;
+    // Each session is prepared anew, so what could be resumed would only take memory.
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 /// TLS for an agent that knows only the CA's hash.
-pub(crate) fn with_pin(pin: [u8; 32]) -> Result<ClientConfig, ConnectError> {
+pub fn with_pin(pin: [u8; 32]) -> Result<ClientConfig, ConnectError> {
     let verifier = Arc::new(PinnedCa { pin, provider: Arc::new(ring_provider::default_provider()) });
     Ok(builder()?.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
@@ -78,11 +81,7 @@ fn builder() -> Result<
         .map_err(ConnectError::Prepare)
 }
 
-pub(crate) async fn connect(
-    server: &ServerAddress,
-    path: &str,
-    tls: ClientConfig,
-) -> Result<Socket, ConnectError> {
+pub async fn connect(server: &ServerAddress, path: &str, tls: ClientConfig) -> Result<Socket, ConnectError> {
     let connecting = tokio::time::timeout(PATIENCE, connect_now(server, path, tls)).await;
     connecting.map_err(|_| ConnectError::Silent(server.clone()))?
 }

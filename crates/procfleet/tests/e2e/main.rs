@@ -14,6 +14,7 @@ mod enrolment;
 mod events;
 mod faults;
 mod first_generation;
+mod fleet;
 mod groups;
 mod hostile;
 mod idempotency;

@@ -1,0 +1,140 @@
+//! A few hundred simulated agents over the real link: what is hard to see with one.
+
+use crate::up;
+use procfleet_sim::{Fleet, Plan, Script};
+use procfleet_testkit::{Op, Signal, Up, wait_for, wait_until};
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+const AGENTS: usize = 200;
+/// For all of them on a small machine with other tests.
+const GATHERING: Duration = Duration::from_secs(90);
+
+fn first_ip() -> Ipv4Addr {
+    Ipv4Addr::new(10, 9, 0, 1)
+}
+
+fn plan(up: &Up, agents: usize, script: &str) -> Plan {
+    Plan {
+        server: up.link().parse().expect("the link's address"),
+        token: None,
+        agents,
+        first_ip: IpAddr::V4(first_ip()),
+        data: up.folder("fleet"),
+        script: Script::from_json(script).expect("a good script"),
+        seed: 7,
+        spread: Duration::from_millis(200),
+        trace: None,
+        threads: 1,
+    }
+}
+
+/// Joins them and waits until all have been there.
+#[track_caller]
+fn fleet(up: &Up, agents: usize, script: &str) -> Fleet {
+    let token = up.token(&["--uses", &agents.to_string()]);
+    let token = Some(token.parse().expect("a token"));
+    let fleet = Fleet::start(Plan { token, ..plan(up, agents, script) }).expect("the fleet starts");
+    // Not all of them at the same moment: some may be there to break their connections.
+    wait_until(GATHERING, "all have been connected", || {
+        assert_eq!(fleet.trouble(), None);
+        fleet.figures().sessions >= fleet.figures().agents
+    });
+    fleet
+}
+
+#[track_caller]
+fn wait_until_connected(fleet: &Fleet) {
+    wait_until(GATHERING, "the fleet is connected", || {
+        assert_eq!(fleet.trouble(), None);
+        fleet.figures().connected == fleet.figures().agents
+    });
+}
+
+/// An op on so many of them; its task.
+#[track_caller]
+fn operate(up: &Up, agents: usize, op: Op) -> String {
+    let mut body = up.proc("web").starts("./start.sh").body(op);
+    let host = |number| Ipv4Addr::from_bits(first_ip().to_bits() + number);
+    let hosts = (0..u32::try_from(agents).expect("few")).map(host);
+    body["hosts"] = hosts.map(|ip| json!({"ip": ip.to_string(), "bk_cloud_id": 0})).collect();
+    up.client.operate(body)
+}
+
+/// Waits for every outcome, and says how many there are of each code.
+#[track_caller]
+fn outcomes(up: &Up, agents: usize, task: &str) -> Vec<(u64, usize)> {
+    let codes = wait_for(GATHERING, "every op has an outcome", || {
+        let results = up.client.results_now(task);
+        assert_eq!(results.len(), agents);
+        let code = |result: &Value| result["error_code"].as_u64().expect("a code");
+        let codes: Vec<u64> = results.values().map(code).collect();
+        (!codes.contains(&115)).then_some(codes)
+    });
+    let mut counts = std::collections::BTreeMap::new();
+    codes.into_iter().for_each(|code| *counts.entry(code).or_insert(0) += 1);
+    counts.into_iter().collect()
+}
+
+/// It joins with a token and needs none to come back; its procs are seen as those of any agent.
+#[test]
+fn a_simulated_fleet_is_a_fleet() {
+    let up = up();
+    let started = fleet(&up, AGENTS, "{}");
+    let task = operate(&up, AGENTS, Op::Start);
+    assert_eq!(outcomes(&up, AGENTS, &task), [(0, AGENTS)]);
+    let again = operate(&up, AGENTS, Op::Start);
+    assert_eq!(outcomes(&up, AGENTS, &again), [(828, AGENTS)], "they run already");
+    wait_until(GATHERING, "all outcomes are confirmed", || started.figures().confirmed == 2 * AGENTS as u64);
+    let figures = started.figures();
+    assert_eq!((figures.begun, figures.ended, figures.repeats), (400, 400, 0), "{figures}");
+    let procs = up.client.data(&format!("/api/v1/procs?namespace={}", up.namespace));
+    let rows = procs.as_array().expect("a list");
+    assert_eq!(rows.iter().filter(|row| row["state"] == "running").count(), AGENTS);
+    drop(started);
+
+    let back = Fleet::start(plan(&up, AGENTS, "{}")).expect("it knows its keys");
+    wait_until_connected(&back);
+    let one_more = Plan { first_ip: IpAddr::V4([10, 8, 0, 1].into()), ..plan(&up, 1, "{}") };
+    let stranger = Fleet::start(one_more).expect("the fleet starts");
+    let trouble = wait_for(GATHERING, "one that has not joined says so", || stranger.trouble());
+    assert!(trouble.contains("there is no token"), "{trouble}");
+}
+
+/// Whatever breaks, repeats itself or dawdles: each op is begun once, and has its outcome.
+#[test]
+fn no_op_is_lost_or_doubled_by_agents_in_trouble() {
+    let up = up();
+    let script = r#"{
+        "take_ms": [0, 300],
+        "end": [{"code": 0, "weight": 9}, {"code": 836, "message": "start: it died"}],
+        "drop": {"received_percent": 5, "taken_percent": 5, "reported_percent": 5, "every_secs": 5, "away_ms": [0, 500]},
+        "repeat_percent": 20,
+        "slow": {"agents_percent": 5, "read_every_ms": 100}
+    }"#;
+    let fleet = fleet(&up, AGENTS, script);
+    let tasks: Vec<String> = (0..4).map(|_| operate(&up, AGENTS, Op::Restart)).collect();
+    for task in &tasks {
+        let codes = outcomes(&up, AGENTS, task);
+        assert!(matches!(codes[..], [(0, well), (836, _)] if well > AGENTS / 2), "{codes:?}");
+    }
+    let figures = fleet.figures();
+    assert_eq!(figures.begun, 4 * AGENTS as u64, "each once: {figures}");
+    assert!(figures.drops > 0, "{figures}");
+}
+
+/// `kill -9` of the server in the middle of an op on all of them.
+#[test]
+fn all_come_back_after_the_server_was_killed() {
+    let mut up = up();
+    let fleet = fleet(&up, AGENTS, r#"{"take_ms": [0, 2000]}"#);
+    let task = operate(&up, AGENTS, Op::Restart);
+    up.kill_all();
+    wait_until(GATHERING, "they have noticed", || fleet.figures().connected == 0);
+    up.again_with_the_same_link();
+    wait_until_connected(&fleet);
+    assert_eq!(outcomes(&up, AGENTS, &task), [(0, AGENTS)]);
+    assert_eq!(fleet.figures().begun, AGENTS as u64);
+    up.end(Signal::TERM);
+}

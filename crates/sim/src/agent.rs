@@ -1,0 +1,394 @@
+//! One simulated agent: its sessions one after the other, and what it has to remember between them.
+
+use crate::figures::{Counters, count, uncount};
+use crate::procs::Procs;
+use crate::random::Random;
+use crate::script::Script;
+use crate::trace::{Times, Trace, now_ns};
+use futures_util::{FutureExt, SinkExt, StreamExt};
+use procfleet_agent::config::ServerAddress;
+use procfleet_agent::identity::Identity;
+use procfleet_agent::tls::{self, ConnectError, Socket};
+use procfleet_core::id::{Epoch, OpId, ProcKey};
+use procfleet_core::op::OpKind;
+use procfleet_proto::link::{
+    BadMessage, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, States, agent_message,
+    decode_server, server_message::Body,
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::time::Instant;
+use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+
+const WELCOME: Duration = Duration::from_secs(15);
+/// As the real agent: an outcome that is not confirmed is sent again.
+const REPEAT: Duration = Duration::from_secs(10);
+/// How many ops that were confirmed are remembered, so that one that comes again is known.
+const REMEMBERED: usize = 32;
+/// How many messages that have arrived already are read before anything is answered.
+const READ_AHEAD: usize = 64;
+/// Reports in one message, so that it fits a frame.
+const BATCH: usize = 100;
+
+/// What all agents of the fleet share.
+pub(crate) struct Shared {
+    pub(crate) server: ServerAddress,
+    pub(crate) script: Script,
+    pub(crate) counters: Counters,
+    pub(crate) trace: Option<Trace>,
+}
+
+/// Why a session ended or never was.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the server refused the session: {0}")]
+    Refused(String),
+    #[error("the server is ending")]
+    Drained(Duration),
+    #[error("the server sent something that is not of this protocol")]
+    Protocol(#[from] BadMessage),
+    #[error("the connection broke")]
+    Broken(#[source] Box<WsError>),
+    #[error("the server closed the connection, or was silent")]
+    Closed,
+    #[error("the script says so")]
+    Dropped,
+}
+
+impl From<WsError> for End {
+    fn from(error: WsError) -> End {
+        End::Broken(Box::new(error))
+    }
+}
+
+pub(crate) struct Agent {
+    shared: Arc<Shared>,
+    identity: Identity,
+    random: Random,
+    boot_id: String,
+    slow: bool,
+    procs: Procs,
+    /// States that the server has yet to be told.
+    states: Vec<ProcStateMessage>,
+    ops: BTreeMap<OpId, Known>,
+    confirmed: VecDeque<OpId>,
+}
+
+/// An op that is not confirmed.
+enum Known {
+    Running { due: Instant, kind: OpKind, proc: ProcKey, received: u64, told: bool },
+    Ended { report: Box<Report>, sent: Option<Instant>, times: Times },
+}
+
+impl Agent {
+    pub(crate) fn new(shared: Arc<Shared>, identity: Identity, mut random: Random) -> Agent {
+        let boot_id = format!("sim-{:016x}", random.bytes());
+        let slow = random.percent(shared.script.slow.agents_percent);
+        Agent {
+            shared,
+            identity,
+            random,
+            boot_id,
+            slow,
+            procs: Procs::default(),
+            states: Vec::new(),
+            ops: BTreeMap::new(),
+            confirmed: VecDeque::new(),
+        }
+    }
+
+    /// Connects, and connects again, for ever.
+    pub(crate) async fn live(mut self) {
+        let mut failures = 0;
+        loop {
+            let mut welcomed = false;
+            let end = match self.session(&mut welcomed).await {
+                Ok(never) => match never {},
+                Err(end) => end,
+            };
+            let shared = self.shared.clone();
+            let counters = &shared.counters;
+            if welcomed {
+                uncount(&counters.connected);
+                failures = 0;
+            } else {
+                count(&counters.failures);
+                failures += 1;
+            }
+            let pause = match end {
+                End::Drained(pause) => pause,
+                End::Dropped => {
+                    count(&counters.drops);
+                    shared.script.drop.away_ms.choose(&mut self.random)
+                }
+                End::Refused(_) => {
+                    count(&counters.refusals);
+                    procfleet_agent::back_off(failures)
+                }
+                End::Connect(_) | End::Protocol(_) | End::Broken(_) | End::Closed => {
+                    procfleet_agent::back_off(failures)
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn session(&mut self, welcomed: &mut bool) -> Result<std::convert::Infallible, End> {
+        let tls = tls::with_identity(&self.identity)?;
+        let mut socket = Box::pin(tls::connect(&self.shared.server, LINK_PATH, tls)).await?;
+        let (epoch, patience) = Box::pin(self.greet(&mut socket)).await?;
+        *welcomed = true;
+        count(&self.shared.counters.sessions);
+        count(&self.shared.counters.connected);
+        self.rewind();
+        let all = States { all: true, procs: self.procs.all(wall_secs()), ..States::default() };
+        send(&mut socket, agent_message::Body::States(all)).await?;
+
+        let mut silent_at = Instant::now() + patience;
+        let mut read_at = Instant::now();
+        let drop_at = self.drop_at();
+        loop {
+            self.end_due();
+            self.tell(&mut socket).await?;
+            let now = Instant::now();
+            if drop_at.is_some_and(|at| now >= at) {
+                return Err(End::Dropped);
+            }
+            let wake = self.next_wake().into_iter().chain(drop_at).chain([silent_at]).min();
+            let wake = wake.expect("there is always the server's silence to wait for");
+            // One that is slow rests between two messages.
+            let wake = if read_at > now { wake.min(read_at) } else { wake };
+            tokio::select! {
+                biased;
+                message = socket.next(), if read_at <= now => {
+                    silent_at = Instant::now() + patience;
+                    self.heed(&mut socket, epoch, message).await?;
+                    if self.slow {
+                        read_at = Instant::now() + Duration::from_millis(self.shared.script.slow.read_every_ms);
+                        continue;
+                    }
+                    for _ in 0..READ_AHEAD {
+                        let Some(message) = socket.next().now_or_never() else { break };
+                        self.heed(&mut socket, epoch, message).await?;
+                    }
+                }
+                () = tokio::time::sleep_until(wake) => {
+                    if Instant::now() >= silent_at {
+                        return Err(End::Closed);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn greet(&mut self, socket: &mut Socket) -> Result<(Epoch, Duration), End> {
+        let hello = Hello {
+            agent: self.identity.agent.to_string(),
+            boot_id: self.boot_id.clone(),
+            version: procfleet_agent::VERSION.to_owned(),
+            taken: self.running().map(OpId::to_string).collect(),
+            host: Some(HostFacts {
+                os: "linux".to_owned(),
+                architecture: "simulated".to_owned(),
+                cpus: 2,
+                memory_mib: 4_096,
+                started_at: wall_secs(),
+            }),
+        };
+        send(socket, agent_message::Body::Hello(hello)).await?;
+        let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| End::Closed)?;
+        match answer {
+            Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes)? {
+                Body::Welcome(welcome) => {
+                    let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
+                    Ok((Epoch(welcome.epoch), patience))
+                }
+                Body::Refused(refused) => Err(End::Refused(refused.reason)),
+                // Nothing else may come first.
+                _ => Err(End::Protocol(BadMessage::Empty)),
+            },
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(_)) | None => Err(End::Closed),
+        }
+    }
+
+    async fn heed(
+        &mut self,
+        socket: &mut Socket,
+        epoch: Epoch,
+        message: Option<Result<Message, WsError>>,
+    ) -> Result<(), End> {
+        let body = match message {
+            None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+            Some(Err(error)) => return Err(error.into()),
+            Some(Ok(Message::Binary(bytes))) => decode_server(&bytes)?,
+            // Pings are answered by the library when the socket is next flushed.
+            Some(Ok(_)) => return Ok(socket.flush().await?),
+        };
+        match body {
+            Body::Op(op) => self.take(epoch, op),
+            Body::Ack(ack) => {
+                for op in ack.ops.iter().filter_map(|op| op.parse().ok()) {
+                    self.forget(op);
+                }
+                Ok(())
+            }
+            Body::Drain(drain) => {
+                let spread = Duration::from_millis(drain.spread_ms).mul_f64(self.random.part());
+                Err(End::Drained(Duration::from_millis(drain.after_ms) + spread))
+            }
+            Body::Refused(refused) => Err(End::Refused(refused.reason)),
+            // A simulated agent has no events, and what a newer server may say beside these is nothing to it.
+            _ => Ok(()),
+        }
+    }
+
+    fn take(&mut self, epoch: Epoch, order: Op) -> Result<(), End> {
+        let op: OpId = order.id.parse().map_err(BadMessage::from)?;
+        if order.epoch != epoch.0 {
+            return Ok(());
+        }
+        let counters = &self.shared.counters;
+        match self.ops.get_mut(&op) {
+            Some(Known::Running { told, .. }) => {
+                *told = false;
+                count(&counters.repeats);
+                return Ok(());
+            }
+            Some(Known::Ended { sent, .. }) => {
+                *sent = None;
+                count(&counters.repeats);
+                return Ok(());
+            }
+            None if self.confirmed.contains(&op) => {
+                count(&counters.repeats);
+                return Ok(());
+            }
+            None => {}
+        }
+        if self.random.percent(self.shared.script.drop.received_percent) {
+            return Err(End::Dropped);
+        }
+        let kind = OpKind::from_number(u64::from(order.kind)).ok_or(BadMessage::Kind(order.kind))?;
+        count(&counters.begun);
+        let proc = ProcKey { namespace: order.namespace, name: order.name };
+        let due = Instant::now() + self.shared.script.take(&mut self.random);
+        self.ops.insert(op, Known::Running { due, kind, proc, received: now_ns(), told: false });
+        Ok(())
+    }
+
+    /// Ends the ops whose time has come.
+    fn end_due(&mut self) {
+        let now = Instant::now();
+        for (op, known) in &mut self.ops {
+            let Known::Running { due, kind, proc, received, .. } = &*known else { continue };
+            if *due > now {
+                continue;
+            }
+            let ending = self.shared.script.ending(&mut self.random);
+            let (outcome, state) = self.procs.carry_out(*kind, proc, ending, wall_secs());
+            self.states.extend(state);
+            count(&self.shared.counters.ended);
+            let times = Times { received: *received, reported: 0 };
+            let report = Box::new(Report::done(*op, &outcome));
+            *known = Known::Ended { report, sent: None, times };
+        }
+    }
+
+    /// Says what there is to say: states first, so that whoever has an outcome can see what it did.
+    async fn tell(&mut self, socket: &mut Socket) -> Result<(), End> {
+        loop {
+            let (now, at) = (Instant::now(), now_ns());
+            let mut reports = Vec::new();
+            let mut drop_after = false;
+            for (op, known) in &mut self.ops {
+                if reports.len() >= BATCH {
+                    break;
+                }
+                match known {
+                    Known::Running { told, .. } if !*told => {
+                        *told = true;
+                        drop_after |= self.random.percent(self.shared.script.drop.taken_percent);
+                        reports.push(Report::taken(*op));
+                    }
+                    Known::Ended { report, sent, times } if sent.is_none_or(|sent| now >= sent + REPEAT) => {
+                        *sent = Some(now);
+                        times.reported = at;
+                        drop_after |= self.random.percent(self.shared.script.drop.reported_percent);
+                        reports.push(Report::clone(report));
+                    }
+                    Known::Running { .. } | Known::Ended { .. } => {}
+                }
+            }
+            if !self.states.is_empty() {
+                let states = States { procs: std::mem::take(&mut self.states), ..States::default() };
+                send(socket, agent_message::Body::States(states)).await?;
+            }
+            if reports.is_empty() {
+                return Ok(());
+            }
+            if self.random.percent(self.shared.script.repeat_percent) {
+                let again = Reports { reports: reports.clone() };
+                send(socket, agent_message::Body::Reports(again)).await?;
+            }
+            send(socket, agent_message::Body::Reports(Reports { reports })).await?;
+            if drop_after {
+                return Err(End::Dropped);
+            }
+        }
+    }
+
+    fn forget(&mut self, op: OpId) {
+        let Some(Known::Ended { times, .. }) = self.ops.remove(&op) else { return };
+        if let Some(trace) = &self.shared.trace {
+            trace.confirmed(op, times);
+        }
+        count(&self.shared.counters.confirmed);
+        if self.confirmed.len() == REMEMBERED {
+            self.confirmed.pop_front();
+        }
+        self.confirmed.push_back(op);
+    }
+
+    /// A new session hears every outcome again, and is told in its hello what runs.
+    fn rewind(&mut self) {
+        self.states.clear();
+        for known in self.ops.values_mut() {
+            match known {
+                Known::Running { told, .. } => *told = true,
+                Known::Ended { sent, .. } => *sent = None,
+            }
+        }
+    }
+
+    fn running(&self) -> impl Iterator<Item = &OpId> {
+        self.ops.iter().filter(|(_, known)| matches!(known, Known::Running { .. })).map(|(op, _)| op)
+    }
+
+    fn next_wake(&self) -> Option<Instant> {
+        let moments = self.ops.values().filter_map(|known| match known {
+            Known::Running { due, .. } => Some(*due),
+            Known::Ended { sent, .. } => sent.map(|sent| sent + REPEAT),
+        });
+        moments.min()
+    }
+
+    /// When this connection is to break; the times are spread as those of independent accidents are.
+    fn drop_at(&mut self) -> Option<Instant> {
+        let every = self.shared.script.drop.every_secs;
+        let after = -every * (1.0 - self.random.part()).ln();
+        (every > 0.0).then(|| Instant::now() + Duration::from_secs_f64(after.min(86_400.0)))
+    }
+}
+
+async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End> {
+    Ok(socket.send(Message::Binary(body.into_bytes().into())).await?)
+}
+
+fn wall_secs() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,60 @@
+//! Joining with a token, as any agent does: a key made here, a request signed with it, a certificate back.
+
+use futures_util::{SinkExt, StreamExt};
+use procfleet_agent::config::ServerAddress;
+use procfleet_agent::identity::Identity;
+use procfleet_agent::tls::{self, ConnectError};
+use procfleet_proto::link::token::JoinToken;
+use procfleet_proto::link::{ENROLL_PATH, Enroll, agent_message, decode_server, server_message::Body};
+use rcgen::{CertificateParams, KeyPair};
+use std::net::IpAddr;
+use std::time::Duration;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_tungstenite::tungstenite::Message;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EnrollError {
+    #[error("it has not joined yet, and there is no token (--token)")]
+    NoToken,
+    #[error("the server refused the enrolment: {0}")]
+    Refused(String),
+    #[error("the server's answer to the enrolment makes no sense")]
+    BadAnswer,
+    #[error("making a key and a certificate request")]
+    Request(#[from] rcgen::Error),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+pub(crate) async fn enroll(
+    server: &ServerAddress,
+    token: Option<&JoinToken>,
+    ip: IpAddr,
+) -> Result<Identity, EnrollError> {
+    let token = token.ok_or(EnrollError::NoToken)?;
+    let key = KeyPair::generate()?;
+    let csr = CertificateParams::new(Vec::new())?.serialize_request(&key)?;
+    let request = Enroll {
+        token: token.to_string(),
+        csr: csr.der().to_vec(),
+        ip: ip.to_string(),
+        version: procfleet_agent::VERSION.to_owned(),
+    };
+    let mut socket = tls::connect(server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
+    let request = agent_message::Body::Enroll(request).into_bytes();
+    socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::BadAnswer)?;
+    let answer = tokio::time::timeout(PATIENCE, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;
+    let Some(Ok(Message::Binary(bytes))) = answer else { return Err(EnrollError::BadAnswer) };
+    match decode_server(&bytes) {
+        Ok(Body::Enrolled(enrolled)) => Ok(Identity {
+            agent: enrolled.agent.parse().map_err(|_| EnrollError::BadAnswer)?,
+            key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+            certificate: CertificateDer::from(enrolled.certificate),
+            ca: CertificateDer::from(enrolled.ca),
+        }),
+        Ok(Body::Refused(refused)) => Err(EnrollError::Refused(refused.reason)),
+        Ok(_) | Err(_) => Err(EnrollError::BadAnswer),
+    }
+}

@@ -1,0 +1,87 @@
+//! What the fleet has seen so far. Every agent counts; anybody may read.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// One moment of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Figures {
+    pub agents: u64,
+    pub connected: u64,
+    /// Sessions that the server welcomed.
+    pub sessions: u64,
+    /// Tries to connect that came to nothing.
+    pub failures: u64,
+    /// Sessions that the server refused.
+    pub refusals: u64,
+    /// Connections that were broken because the script says so.
+    pub drops: u64,
+    /// Ops that were begun.
+    pub begun: u64,
+    /// Ops that came again, and were answered and not begun again.
+    pub repeats: u64,
+    /// Ops that ended.
+    pub ended: u64,
+    /// Ops whose outcome the server has confirmed.
+    pub confirmed: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connected: AtomicU64,
+    pub(crate) sessions: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    pub(crate) refusals: AtomicU64,
+    pub(crate) drops: AtomicU64,
+    pub(crate) begun: AtomicU64,
+    pub(crate) repeats: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) confirmed: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn read(&self, agents: u64) -> Figures {
+        Figures {
+            agents,
+            connected: self.connected.load(Relaxed),
+            sessions: self.sessions.load(Relaxed),
+            failures: self.failures.load(Relaxed),
+            refusals: self.refusals.load(Relaxed),
+            drops: self.drops.load(Relaxed),
+            begun: self.begun.load(Relaxed),
+            repeats: self.repeats.load(Relaxed),
+            ended: self.ended.load(Relaxed),
+            confirmed: self.confirmed.load(Relaxed),
+        }
+    }
+}
+
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+pub(crate) fn uncount(counter: &AtomicU64) {
+    counter.fetch_sub(1, Relaxed);
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Figures {
+            agents,
+            connected,
+            sessions,
+            failures,
+            refusals,
+            drops,
+            begun,
+            repeats,
+            ended,
+            confirmed,
+        } = self;
+        write!(
+            f,
+            "connected {connected} of {agents} (sessions {sessions}, failures {failures}, refused {refusals}, dropped {drops}); \
+             ops begun {begun}, ended {ended}, confirmed {confirmed}, repeats answered {repeats}"
+        )
+    }
+}

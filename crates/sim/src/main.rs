@@ -1,0 +1,234 @@
+//! `procfleet-sim`: a simulated fleet from the command line.
+
+use clap::Parser;
+use procfleet_agent::config::ServerAddress;
+use procfleet_sim::{Ending, Figures, Fleet, Plan, Script, Span, room_for_agents, take_all_files};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+
+const ABOUT: &str = "\
+Thousands of agents in one process, each with a key, a certificate and a session of its own over procfleet's real link.
+
+For tests, for benchmarks, and for finding out what a server of a given size carries. To a server a simulated agent is an \
+agent like any other: it joins with a token, it takes ops and reports how they ended, it comes back when its connection \
+breaks. Only its processes are made up; how they behave is a script.";
+
+const EXAMPLES: &str = r#"Examples:
+  1,000 agents that do at once what they are told:
+    procfleet-sim --server https://127.0.0.1:48668 --agents 1000 --token "$(procfleet token create --uses 1000)"
+
+  The same ones again, some of which are in trouble:
+    procfleet-sim --server https://127.0.0.1:48668 --agents 1000 --take 50-2000 --end 0=95 --end 836=5 --drop-every 60
+
+The script (--script FILE), with everything that it may say:
+  { "take_ms": [50, 2000],                          how long an op takes
+    "end": [ {"code": 0, "weight": 95},             how it ends
+             {"code": 836, "weight": 5, "message": "start: it died"} ],
+    "drop": { "received_percent": 1,                of a hundred ops so many break the connection: just read,
+              "taken_percent": 1,                   confirmed and running,
+              "reported_percent": 1,                or reported and not yet acknowledged
+              "every_secs": 60,                     and each connection breaks so often by itself
+              "away_ms": [0, 5000] },               who broke it stays away so long
+    "repeat_percent": 5,                            so many reports are sent twice
+    "slow": { "agents_percent": 1, "read_every_ms": 1000 } }   agents that hardly read
+
+Hosts are known to the server by cloud area and address, so each agent claims one: 10.0.0.1, 10.0.0.2 and so on (--first-ip);
+the cloud area is the token's. Keys and certificates are kept in --data, and no token is needed to come back. Two fleets need
+two folders and two ranges of addresses.
+
+There is no journal: while it runs, nothing makes it forget or repeat an op, but when it ends, what was not reported is lost."#;
+
+#[derive(Parser)]
+#[command(name = "procfleet-sim", version, about = ABOUT, after_help = EXAMPLES)]
+struct Args {
+    /// The server's agent link, such as https://10.0.0.1:48668
+    #[arg(long, env = "PROCFLEET_SERVER")]
+    server: ServerAddress,
+    /// A join token from `procfleet token create --uses N`; needed by agents that have not joined yet
+    #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// How many agents
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    agents: usize,
+    /// The address that the first agent claims; each further one has the next
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), value_name = "IP")]
+    first_ip: IpAddr,
+    /// Where the keys and certificates of the fleet are kept
+    #[arg(long, default_value = "./procfleet-sim-data", value_name = "FOLDER")]
+    data: PathBuf,
+    /// How processes and connections behave (JSON, see below); the flags that follow go before it
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
+    /// How long an op takes, in milliseconds: N, or N-M
+    #[arg(long, value_name = "MS")]
+    take: Option<Span>,
+    /// How ops end: GSE's error code, and how often compared with the others; may be given several times
+    #[arg(long, value_name = "CODE[=WEIGHT]")]
+    end: Vec<Ending>,
+    /// Each connection breaks after so many seconds on average
+    #[arg(long, value_name = "SECONDS")]
+    drop_every: Option<f64>,
+    /// Of a hundred reports, so many are sent twice
+    #[arg(long, value_name = "PERCENT")]
+    repeat: Option<f64>,
+    /// The first connects of those that have joined are spread over so many seconds
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    spread: f64,
+    /// The same seed makes the same choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many threads the fleet may keep busy
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    threads: usize,
+    /// Write when each op came, was reported and was confirmed (CSV; nanoseconds of the monotonic clock)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// End after so many seconds; otherwise at Ctrl-C
+    #[arg(long = "for", value_name = "SECONDS")]
+    for_secs: Option<f64>,
+    /// Print how things stand as JSON, one line each time something has changed
+    #[arg(long)]
+    json: bool,
+    /// How often it is printed
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    every: f64,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("error: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<(), String> {
+    let files = take_all_files();
+    let room = room_for_agents(files);
+    if args.agents > room {
+        let files = files.unwrap_or(u64::MAX);
+        return Err(format!(
+            "--agents: {} do not fit: this machine lets a process open {files} files, which is room for {room} agents \
+             (raise the hard limit: ulimit -Hn)",
+            args.agents
+        ));
+    }
+    let (every, for_secs) =
+        (seconds("--every", args.every)?, args.for_secs.map(|secs| seconds("--for", secs)));
+    let for_secs = for_secs.transpose()?;
+    let json = args.json;
+    let plan = plan(args)?;
+    let (agents, first) = (plan.agents, plan.first_ip);
+    if !json {
+        println!("{agents} agents from {first} on; there is room for {room} (open files)");
+    }
+    let fleet = Fleet::start(plan).map_err(|error| with_cause(&error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let watched = runtime.map_err(|error| error.to_string())?.block_on(watch(&fleet, every, for_secs, json));
+    println!("{}", line(fleet.figures(), json));
+    watched
+}
+
+fn plan(args: Args) -> Result<Plan, String> {
+    let mut script = match &args.script {
+        None => Script::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| format!("--script: reading {}: {error}", path.display()))?;
+            Script::from_json(&text).map_err(|error| format!("--script: {error}"))?
+        }
+    };
+    if let Some(take) = args.take {
+        script.take_ms = take;
+    }
+    if !args.end.is_empty() {
+        script.end = args.end;
+    }
+    if let Some(every) = args.drop_every {
+        script.drop.every_secs = every;
+    }
+    if let Some(repeat) = args.repeat {
+        script.repeat_percent = repeat;
+    }
+    // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
+    let token = args.token.filter(|token| !token.is_empty()).map(|token| token.parse()).transpose();
+    Ok(Plan {
+        server: args.server,
+        token: token.map_err(|error| format!("--token: {error}"))?,
+        agents: args.agents,
+        first_ip: args.first_ip,
+        data: args.data,
+        script,
+        seed: args.seed,
+        spread: seconds("--spread", args.spread)?,
+        trace: args.trace,
+        threads: args.threads,
+    })
+}
+
+fn seconds(flag: &str, seconds: f64) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{flag}: {seconds} is no length of time"))
+}
+
+/// Says how things stand whenever that has changed, until it is told to stop.
+async fn watch(fleet: &Fleet, every: Duration, for_secs: Option<Duration>, json: bool) -> Result<(), String> {
+    let began = Instant::now();
+    let mut told = Figures::default();
+    let mut ready = false;
+    let stop = told_to_stop();
+    tokio::pin!(stop);
+    loop {
+        let figures = fleet.figures();
+        if figures != told {
+            println!("{}", line(figures, json));
+            told = figures;
+        }
+        if !ready && figures.connected == figures.agents {
+            ready = true;
+            if !json {
+                println!("procfleet-sim is ready: all are connected after {:.1?}", began.elapsed());
+            }
+        }
+        // Whoever reads a pipe should not wait for a full buffer; one that nobody reads any more is no reason to end.
+        let _ = std::io::stdout().flush();
+        if let Some(trouble) = fleet.trouble() {
+            return Err(trouble);
+        }
+        let left = for_secs.map(|whole| whole.saturating_sub(began.elapsed()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(());
+        }
+        tokio::select! {
+            () = &mut stop => return Ok(()),
+            () = tokio::time::sleep(left.map_or(every, |left| left.min(every)).max(Duration::from_millis(10))) => {}
+        }
+    }
+}
+
+fn line(figures: Figures, json: bool) -> String {
+    match json {
+        true => serde_json::to_string(&figures).expect("numbers are JSON"),
+        false => figures.to_string(),
+    }
+}
+
+async fn told_to_stop() {
+    let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+    tokio::select! {
+        _ = terminated.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+fn with_cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
