@@ -307,7 +307,7 @@ impl Member {
             (Deed::Order(Op::Restart), Some(0)) | (Deed::Order(Op::Start), Some(828)) => one,
             (Deed::Order(Op::Stop | Op::Kill), Some(0 | 829)) => !hosted && none,
             (Deed::Order(Op::Unhost), Some(0)) => !hosted && (one || none),
-            _ => (hosted && one) || (!hosted && (one || none)),
+            _ => one || (!hosted && none),
         };
         as_ordered.then_some((hosted, pid))
     }
