@@ -2,21 +2,69 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::num::NonZeroU64;
 
 /// A live process that is ours. A pid alone is never enough: the start time tells it from a later process with
-/// the same number, and while the agent runs a pidfd (held by `exec`) tells the rest.
+/// the same number, and while the agent runs a pidfd (held by `exec`) tells the rest. For when it does not run, there is
+/// the evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
     /// Clock ticks between the host's boot and the process's start.
     pub start_ticks: u64,
     pub found: Found,
+    #[serde(default, skip_serializing_if = "Evidence::is_none")]
+    pub evidence: Evidence,
 }
 
 impl Process {
-    /// The same process, however it was found.
+    /// The same process, however it was found, and whatever it runs by now.
     pub fn is(&self, other: &Process) -> bool {
-        self.pid == other.pid && self.start_ticks == other.start_ticks
+        self.pid == other.pid
+            && self.start_ticks == other.start_ticks
+            && self.evidence.serial.zip(other.evidence.serial).is_none_or(|(one, another)| one == another)
+    }
+
+    /// Whether a process with the same pid and start time, of which this is seen now, is the one that was known. All that is
+    /// known of both must agree: a start time has a tick of 10 ms, and within it a number may be given out twice.
+    pub fn is_confirmed_by(&self, seen: &Evidence) -> bool {
+        match (self.evidence.serial.zip(seen.serial), self.evidence.program.zip(seen.program)) {
+            // A process that runs another program by now keeps its number.
+            (Some((known, seen)), _) => known == seen,
+            (None, Some((known, seen))) => known == seen,
+            (None, None) => true,
+        }
+    }
+}
+
+/// What the kernel says of a process beside its pid and start time. What it does not say is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Evidence {
+    /// A number that no other process has between two boots of the host (Linux 6.9 and later).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<NonZeroU64>,
+    /// The file that it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<ProgramFile>,
+}
+
+impl Evidence {
+    fn is_none(&self) -> bool {
+        *self == Evidence::default()
+    }
+}
+
+/// A file by its place on the disk, for its name may be given to another: its device and inode, mixed into one number, since
+/// there is one of these for each process in each state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProgramFile(NonZeroU64);
+
+impl ProgramFile {
+    /// Files in one place have one number. Two files have the same one in one of 2^64 cases.
+    pub fn at(device: u64, inode: u64) -> ProgramFile {
+        // An odd factor loses nothing, and moves the device's few low bits to where inodes have none.
+        let mixed = device.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32) ^ inode;
+        ProgramFile(NonZeroU64::new(mixed).unwrap_or(NonZeroU64::MAX))
     }
 }
 
@@ -71,6 +119,18 @@ pub enum Cause {
         pid: u32,
         user: String,
     },
+    /// It was started for another proc.
+    AnotherProcs {
+        path: String,
+        pid: u32,
+        proc: String,
+    },
+    /// Others than the account of the process may have written the file, and nothing else says that the process is ours.
+    Untrusted {
+        path: String,
+        pid: u32,
+        reason: String,
+    },
     NoSuchName {
         proc_name: String,
         setup_path: String,
@@ -94,6 +154,15 @@ impl fmt::Display for Cause {
             }
             Cause::AnotherAccounts { path, pid, user } => {
                 write!(f, "pid file {path} names pid {pid}, which is not a process of user {user:?}")
+            }
+            Cause::AnotherProcs { path, pid, proc } => {
+                write!(f, "pid file {path} names pid {pid}, which was started for {proc}")
+            }
+            Cause::Untrusted { path, pid, reason } => {
+                write!(
+                    f,
+                    "pid file {path} names pid {pid}, which this agent did not start, and is not believed: {reason}"
+                )
             }
             Cause::NoSuchName { proc_name, setup_path } => {
                 write!(f, "no process {proc_name} runs from {setup_path}")
@@ -125,6 +194,34 @@ impl fmt::Display for Exit {
             Exit::Dumped(signal) => write!(f, "was ended by signal {signal} and dumped core"),
             Exit::OutOfMemory => f.write_str("was killed by the kernel: out of memory"),
             Exit::Unknown => f.write_str("ended with an unknown status"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recycled_pid_with_the_same_start_time_is_another_process() {
+        let file = |inode| Some(ProgramFile::at(1, inode));
+        let evidence =
+            |serial: Option<u64>, program| Evidence { serial: serial.and_then(NonZeroU64::new), program };
+        for (known, seen, confirmed, is) in [
+            (evidence(Some(5), file(1)), evidence(Some(5), file(1)), true, true),
+            (evidence(Some(5), file(1)), evidence(Some(6), file(1)), false, false),
+            // It runs another program by now, and is still itself.
+            (evidence(Some(5), file(1)), evidence(Some(5), file(2)), true, true),
+            // A kernel that gives no numbers: the program must do.
+            (evidence(None, file(1)), evidence(None, file(1)), true, true),
+            (evidence(None, file(1)), evidence(None, file(2)), false, true),
+            // An old record, or a program that may not be seen.
+            (evidence(None, None), evidence(Some(5), file(1)), true, true),
+            (evidence(Some(5), file(1)), evidence(None, None), true, true),
+        ] {
+            let process = |evidence| Process { pid: 7, start_ticks: 11, found: Found::PidFile, evidence };
+            assert_eq!(process(known).is_confirmed_by(&seen), confirmed, "{known:?} {seen:?}");
+            assert_eq!(process(known).is(&process(seen)), is, "{known:?} {seen:?}");
         }
     }
 }

@@ -4,9 +4,9 @@ mod common;
 
 use common::{Does, Term, World, daemon, spec};
 use procfleet_core::op::Outcome;
-use procfleet_core::process::Exit;
+use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::spec::{Kind, Spec};
-use procfleet_core::supervise::{Event, Rest, Signal};
+use procfleet_core::supervise::{Event, Input, Rest, Signal};
 use procfleet_core::{Content, Moment, OpKind};
 use std::time::Duration;
 
@@ -745,6 +745,24 @@ fn a_process_that_replaced_itself_is_followed() {
     let mut world = check_start(slow, &nameless, 0, 2_000, "success");
     world.run_for(60_000);
     assert_eq!((world.starts.len(), state(&world), world.hosted()), (1, Then::Up, true));
+}
+
+/// As nginx does it: the new process writes the pid file while the old one goes on, and the old one's end is no death.
+#[test]
+fn a_process_that_hands_over_is_followed_and_its_end_is_no_death() {
+    let mut world = given(Given::UpHosted);
+    let old = world.machine.process().expect("it runs");
+    world.come_again();
+    let new = Process { pid: old.pid + 1, found: Found::PidFile, ..old };
+    let took_over = Event::TookOver { pid: new.pid, from: Some(old.pid) };
+    world.feed(Input::Succeeded { old: new, process: old });
+    assert_eq!(world.machine.process(), Some(old), "an answer about another");
+    world.feed(Input::Succeeded { old, process: new });
+    assert_eq!(world.machine.process(), Some(new));
+    assert!(world.events.contains(&took_over), "{:?}", world.events);
+    world.feed(Input::Exited { process: old, exit: Exit::Code(0) });
+    assert_eq!((world.machine.process(), world.starts.len()), (Some(new), 1));
+    assert!(!world.events.iter().any(|event| matches!(event, Event::Exited { .. })));
 }
 
 #[test]

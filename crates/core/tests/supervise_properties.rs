@@ -7,7 +7,7 @@ mod common;
 
 use common::{Does, Term, World, op, spec};
 use procfleet_core::op::Outcome;
-use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
+use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Schedule, Spec};
 use procfleet_core::supervise::{
     CommandEnd, Input, LookId, Machine, Next, PlanId, Record, RunId, Step, Usage, View, Write,
@@ -154,7 +154,12 @@ fn arb_script() -> impl Strategy<Value = Act> {
 }
 
 fn arb_process() -> impl Strategy<Value = Process> {
-    (100..110u32, 0..3u64).prop_map(|(pid, start_ticks)| Process { pid, start_ticks, found: Found::Name })
+    (100..110u32, 0..3u64).prop_map(|(pid, start_ticks)| Process {
+        pid,
+        start_ticks,
+        found: Found::Name,
+        evidence: Evidence::default(),
+    })
 }
 
 fn arb_sighting() -> impl Strategy<Value = Sighting> {

@@ -5,10 +5,11 @@
 
 use super::Run;
 use super::identify::{self, Folder, Mark, Program};
+use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
 use super::user;
-use procfleet_core::process::{Cause, Found};
+use procfleet_core::process::{Cause, Evidence, Found};
 use procfleet_core::spec::Identity;
 use procfleet_core::supervise::Leader;
 use procfleet_core::{Absence, Process, Sighting};
@@ -16,12 +17,14 @@ use rustix::fs::OFlags;
 use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 /// A pid has ten digits at most; what is longer is no pid file.
 const PID_FILE_LIMIT: u64 = 64;
+/// The file systems in which nobody keeps pid files: `/proc` and `/sys`.
+const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
 
 /// Whose process is looked for.
 #[derive(Clone, Copy, Debug)]
@@ -164,45 +167,66 @@ fn no_run() -> Sighting {
     Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true })
 }
 
+/// Whether what was known in an earlier life of the agent is still there: all that the kernel says must agree with it.
 fn is_alive(last: &Process) -> bool {
     Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
+        && last.is_confirmed_by(&evidence(last.pid))
+}
+
+/// What the kernel says of a process, beside its pid and start time, for when the agent comes back.
+fn evidence(pid: u32) -> Evidence {
+    let Ok(pidfd) = pidfd::open(pid) else { return Evidence::default() };
+    Evidence { serial: pidfd::serial(&pidfd), program: procfs::program_file(pid) }
+}
+
+/// Whether the pid file names another pid than this. For a quick look now and then, which asks nothing else; a file that
+/// names nobody names no other.
+pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
+    read_pid_file(pid_path, user).is_ok_and(|named| named.pid != pid)
 }
 
 /// `None`: the spec names no pid file.
 fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     let path = &whom.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let pid = read_pid_file(path, &whom.identity.user)?;
+        let Named { pid, doubt } = read_pid_file(path, &whom.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
+        // Held until all is known: if it is still alive then, it was this one process that was looked at.
+        let held = pidfd::open(pid).ok();
         let stat = Stat::read(pid).filter(Stat::is_running).ok_or_else(dead)?;
         if !procfs::is_whole_process(pid) {
             return Err(dead());
         }
         let program = Program::of(&stat);
-        let held = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
+        let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
         let (ours, only_described) = match Mark::of(pid, whom.mark) {
             Mark::Ours => (true, false),
             Mark::AnotherProcs => (false, false),
             Mark::Missing if whom.is_probe(&stat) => (false, false),
-            Mark::Missing if whom.sessions.iter().any(held) => (true, false),
+            Mark::Missing if whom.sessions.iter().any(led) => (true, false),
             Mark::Missing => {
                 let described = identify::is_described(&program, whom.identity)
                     && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom));
                 (described, described)
             }
         };
-        // Anybody can describe a process: that makes nobody's process another account's.
-        let user = &whom.identity.user;
-        if only_described && !user::may_signal(user, pid) {
-            return Err(Cause::AnotherAccounts { path: path.clone(), pid, user: user.clone() });
-        }
+        let owner = procfs::mark(pid).and_then(|mark| identify::owner(&mark, whom.mark));
         // The process may have ended, and its number may be another's, while it was being looked at.
-        if Stat::read(pid).is_none_or(|again| again.id != stat.id) {
+        if Stat::read(pid).is_none_or(|again| again.id != stat.id)
+            || held.is_some_and(|held| pidfd::is_gone(&held))
+        {
             return Err(dead());
         }
-        match ours && !tree::is_protected(pid) {
-            true => Ok(Process { pid, start_ticks: stat.id.start_ticks, found: Found::PidFile }),
-            false => Err(Cause::Stranger { path: path.clone(), pid, program: program.label() }),
+        let (path, user) = (path.clone(), whom.identity.user.clone());
+        match (ours && !tree::is_protected(pid), owner, doubt) {
+            // Anybody can describe a process: that makes nobody's process another account's.
+            (true, _, _) if only_described && !user::may_signal(&user, pid) => {
+                Err(Cause::AnotherAccounts { path, pid, user })
+            }
+            (true, _, Some(reason)) if only_described => Err(Cause::Untrusted { path, pid, reason }),
+            (true, _, _) => Ok(process(stat.id, Found::PidFile)),
+            (false, Some(proc), _) => Err(Cause::AnotherProcs { path, pid, proc }),
+            (false, None, _) => Err(Cause::Stranger { path, pid, program: program.label() }),
         }
     })
 }
@@ -217,11 +241,22 @@ fn runs_from_its_folder(program: &Program, whom: Whom<'_>) -> bool {
     Folder::of(&whom.identity.setup_path).is_some_and(|folder| program.runs_from(&folder))
 }
 
+/// What a pid file says.
+struct Named {
+    pid: u32,
+    /// Why its word alone is not enough: others than the process's own account, the spec's, the agent's and root may have
+    /// written it.
+    doubt: Option<String>,
+}
+
 /// What is in a file that the account could not read itself is not told: the agent may read everything, and a caller who names
 /// it may be allowed this account only.
-fn read_pid_file(path: &str, user: &str) -> Result<u32, Cause> {
+fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
     let bad = |reason: String| Cause::BadPidFile { path: path.to_owned(), reason };
     let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => {
+            bad("is a link to a file that does not exist".to_owned())
+        }
         io::ErrorKind::NotFound => Cause::NoPidFile { path: path.to_owned() },
         _ => bad(error.to_string()),
     };
@@ -230,26 +265,44 @@ fn read_pid_file(path: &str, user: &str) -> Result<u32, Cause> {
     }
     // Looked at before it is opened, for opening a device can do things; and again afterwards, for it may have been
     // replaced. A pipe that took its place must not block us.
-    let regular = |metadata: fs::Metadata| match metadata.is_file() {
+    let regular = |metadata: &fs::Metadata| match metadata.is_file() {
         true => Ok(()),
         false => Err(bad("is not a regular file".to_owned())),
     };
-    regular(fs::metadata(path).map_err(failed)?)?;
+    regular(&fs::metadata(path).map_err(failed)?)?;
     let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).unwrap_or(0);
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-    regular(file.metadata().map_err(failed)?)?;
+    let metadata = file.metadata().map_err(failed)?;
+    regular(&metadata)?;
+    // Reading some of the kernel's own files does things too.
+    if rustix::fs::fstatfs(&file).is_ok_and(|system| KERNELS_OWN.contains(&system.f_type)) {
+        return Err(bad("is one of the kernel's own files".to_owned()));
+    }
     let mut bytes = Vec::new();
     file.take(PID_FILE_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
     let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty".to_owned())) };
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let pid = word.parse().ok().filter(|pid: &u32| digits && *pid > 0 && i32::try_from(*pid).is_ok());
-    pid.ok_or_else(|| {
+    let pid = pid.ok_or_else(|| {
         bad(match user::may_read(path, user) {
             true => format!("its content {word:?} is not a pid"),
             false => "its content is not a pid".to_owned(),
         })
-    })
+    })?;
+    Ok(Named { pid, doubt: doubt(&metadata, user, pid) })
+}
+
+/// A file that the process wrote itself is as good as what else is known of the process.
+fn doubt(file: &fs::Metadata, user: &str, pid: u32) -> Option<String> {
+    if file.mode() & 0o002 != 0 {
+        return Some("anybody may write it".to_owned());
+    }
+    let writer = file.uid();
+    let known = user::is_root_or_us(writer)
+        || procfs::owners(pid).is_some_and(|owners| owners.contains(&writer))
+        || user::is(user, writer);
+    (!known).then(|| format!("it belongs to account {:?}", user::name_of(writer)))
 }
 
 /// A process of the spec's name that was started from its folder, or by us.
@@ -273,7 +326,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
             }
     });
     let top = topmost(named).ok_or_else(|| no_such_name(whom.identity))?;
-    Ok(Process { pid: top.pid, start_ticks: top.start_ticks, found: Found::Name })
+    Ok(process(top, Found::Name))
 }
 
 /// It may have ended since the scan, and its number may be another's.
@@ -291,7 +344,7 @@ fn by_own(whom: Whom<'_>) -> Option<Process> {
     let stats: Vec<Stat> =
         leaders.filter(|stat| stat.is_running() && Program::of(stat).is_named(proc_name)).collect();
     let top = topmost(stats.iter().collect())?;
-    Some(Process { pid: top.pid, start_ticks: top.start_ticks, found: Found::Name })
+    Some(process(top, Found::Name))
 }
 
 /// Of processes that all fit, the oldest whose parent does not: the master, not its workers.
@@ -323,5 +376,9 @@ fn no_such_name(identity: &Identity) -> Cause {
 }
 
 fn running(id: Id, found: Found) -> Sighting {
-    Sighting::Running(Process { pid: id.pid, start_ticks: id.start_ticks, found })
+    Sighting::Running(process(id, found))
+}
+
+fn process(id: Id, found: Found) -> Process {
+    Process { pid: id.pid, start_ticks: id.start_ticks, found, evidence: evidence(id.pid) }
 }

@@ -62,6 +62,15 @@ impl Mark {
     }
 }
 
+/// Whose a process with this mark is, if it is another proc's than that of `ours`. A probe is nobody's: its key begins with
+/// a colon.
+pub(super) fn owner(mark: &[u8], ours: &str) -> Option<String> {
+    let key = |mark: &str| Some(mark.split_once('/')?.1.to_owned());
+    let theirs = key(&String::from_utf8_lossy(mark))?;
+    (Some(&theirs) != key(ours).as_ref() && !theirs.starts_with(':'))
+        .then(|| theirs.replace("%3A", ":").replace("%25", "%"))
+}
+
 /// `setup_path`, as written and as the kernel writes it.
 #[derive(Debug)]
 pub(super) struct Folder {

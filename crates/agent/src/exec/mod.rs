@@ -33,6 +33,7 @@ mod tree;
 mod usage;
 mod user;
 
+pub use find::pid_file_names_another;
 pub use host::{ExecError, Host};
 pub use probe::{Probed, Prober, end_old_probes};
 pub use usage::{Meter, Scene, glance};
@@ -43,7 +44,7 @@ use inspect::Sample;
 use output::{Output, Outputs};
 use procfleet_core::op::Instance;
 use procfleet_core::process::{Found, Process};
-use procfleet_core::spec::Control;
+use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
 use procfleet_core::{Moment, ProcKey, Sighting, Spec};
 use procfs::Id;
@@ -166,6 +167,19 @@ impl Hands {
         }
     }
 
+    /// The process that the pid file names now, if it is another one of this proc: a program that replaces itself says so
+    /// there, and may go on beside its successor for a while.
+    pub fn successor(&mut self, process: &Process, spec: &Spec) -> Option<Process> {
+        let Identity { pid_path, user, .. } = &spec.identity;
+        if pid_path.is_empty() || !pid_file_names_another(pid_path, user, process.pid) {
+            return None;
+        }
+        match self.look(Scope::Settled, spec) {
+            Sighting::Running(other) => (!other.is(process)).then_some(other),
+            Sighting::Absent(_) => None,
+        }
+    }
+
     /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is once.
     pub fn watch(&mut self, process: Process) {
         self.tidy();
@@ -182,7 +196,7 @@ impl Hands {
             Some(exit) => self.tasks.spawn(async move { tell(exit.await).await }),
             None => {
                 let kept = children::keep(id.pid);
-                let exit = pidfd::watch(id);
+                let exit = pidfd::watch(process);
                 self.tasks.spawn(async move {
                     let exit = exit.await;
                     if kept {
@@ -197,7 +211,7 @@ impl Hands {
 
     /// Signals the process and all that it has started.
     pub fn signal(&mut self, process: Process, signal: Signal) {
-        let id = id_of(&process);
+        let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
         self.stir();
         let nearby = self.nearby(Some(id));
@@ -374,4 +388,13 @@ impl Drop for Hands {
 
 fn id_of(process: &Process) -> Id {
     Id { pid: process.pid, start_ticks: process.start_ticks }
+}
+
+/// Whom a signal for this process is for. One that has died in the same tick in which another got its number is nobody.
+fn target_of(process: &Process) -> Id {
+    let id = id_of(process);
+    match (process.evidence.serial, pidfd::open_confirmed(process)) {
+        (Some(_), Err(rustix::io::Errno::SRCH)) => Id { start_ticks: u64::MAX, ..id },
+        (Some(_) | None, _) => id,
+    }
 }

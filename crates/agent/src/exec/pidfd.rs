@@ -8,15 +8,19 @@
 
 use super::children;
 use super::procfs::{Id, Stat};
-use procfleet_core::process::Exit;
+use procfleet_core::process::{Exit, Process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, geteuid, pidfd_open, pidfd_send_signal};
+use std::num::NonZeroU64;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+/// The file system of pidfds that have inodes of their own.
+const PID_FS_MAGIC: rustix::fs::FsWord = 0x5049_4446;
 
 /// How often a process is looked at when the kernel has no room for a proper watch.
 const POLL_EVERY: Duration = Duration::from_millis(100);
@@ -35,6 +39,23 @@ pub(super) fn open_exactly(id: Id) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// As [`open_exactly`], and what the kernel says of it agrees with all that is known of the process.
+pub(super) fn open_confirmed(process: &Process) -> Result<OwnedFd, Errno> {
+    let pidfd = open_exactly(Id { pid: process.pid, start_ticks: process.start_ticks })?;
+    match serial(&pidfd).zip(process.evidence.serial) {
+        Some((seen, known)) if seen != known => Err(Errno::SRCH),
+        Some(_) | None => Ok(pidfd),
+    }
+}
+
+/// The number that the kernel gives a process for as long as the host runs: the inode of its pidfds. Older kernels have one
+/// inode for all of them, and where numbers are short they may come round.
+pub(super) fn serial(pidfd: &OwnedFd) -> Option<NonZeroU64> {
+    let of_its_own = rustix::fs::fstatfs(pidfd).is_ok_and(|system| system.f_type == PID_FS_MAGIC);
+    let told = (of_its_own && size_of::<usize>() == 8).then(|| rustix::fs::fstat(pidfd).ok()).flatten();
+    told.and_then(|stat| NonZeroU64::new(stat.st_ino))
+}
+
 /// Sends the signal to exactly this process. `SRCH` when it is gone.
 pub(super) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
     pidfd_send_signal(open_exactly(id)?, signal)
@@ -45,8 +66,9 @@ pub(super) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
 /// The pidfd is opened here and not in the future, for what is reaped before it is opened cannot be asked any more. When
 /// it cannot be opened because something ran out (descriptors, memory), the process is polled: a false report of an exit
 /// would start a second process beside the first.
-pub(super) fn watch(id: Id) -> impl Future<Output = Exit> + use<> {
-    let mut opened = open_exactly(id);
+pub(super) fn watch(process: Process) -> impl Future<Output = Exit> + use<> {
+    let mut opened = open_confirmed(&process);
+    let id = Id { pid: process.pid, start_ticks: process.start_ticks };
     async move {
         loop {
             match opened {
@@ -61,7 +83,7 @@ pub(super) fn watch(id: Id) -> impl Future<Output = Exit> + use<> {
                         return Exit::Unknown;
                     }
                     tokio::time::sleep(POLL_EVERY).await;
-                    opened = open_exactly(id);
+                    opened = open_confirmed(&process);
                 }
             }
         }
@@ -119,7 +141,8 @@ pub(super) fn reap_child(pid: u32) -> Result<Option<Exit>, Errno> {
     children::reap(WaitId::Pid(raw), pid)
 }
 
-fn is_gone(pidfd: &OwnedFd) -> bool {
+/// Whether the process behind the pidfd is dead.
+pub(super) fn is_gone(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(ready) if ready > 0)
 }

@@ -3,10 +3,12 @@
 //! A process may vanish between any two reads, and what it says about itself may be anything at all. So every answer
 //! here is an `Option`, and nothing is trusted to be text.
 
+use procfleet_core::process::ProgramFile;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -271,6 +273,12 @@ pub(super) fn exe(pid: u32) -> Option<PathBuf> {
         Some(before) => PathBuf::from(before),
         None => path,
     })
+}
+
+/// The program's file, by its place on the disk.
+pub(super) fn program_file(pid: u32) -> Option<ProgramFile> {
+    let data = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some(ProgramFile::at(data.dev(), data.ino()))
 }
 
 pub(super) fn cwd(pid: u32) -> Option<PathBuf> {

@@ -123,6 +123,21 @@ pub(super) fn may_signal(user: &str, pid: u32) -> bool {
     account.uid.is_root() || procfs::owners(pid).is_some_and(|owners| owners.contains(&uid))
 }
 
+/// Whether the account has this number.
+pub(super) fn is(user: &str, uid: u32) -> bool {
+    User::from_name(user).is_ok_and(|account| account.is_some_and(|account| account.uid.as_raw() == uid))
+}
+
+pub(super) fn is_root_or_us(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// The name of an account, or its number where it has none.
+pub(super) fn name_of(uid: u32) -> String {
+    let account = User::from_uid(uid.into()).ok().flatten();
+    account.map_or_else(|| uid.to_string(), |account| account.name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use super::*;
 use procfleet_core::code::Code;
 use procfleet_core::moment::Moment;
 use procfleet_core::op::Content;
-use procfleet_core::process::{Found, Process};
+use procfleet_core::process::{Evidence, Found, Process, ProgramFile};
 use procfleet_core::spec::Spec;
 use procfleet_core::supervise::{Event, Hosting, Rest};
 
@@ -24,7 +24,7 @@ fn outcome() -> Outcome {
 }
 
 fn record() -> Record {
-    let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile };
+    let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile, evidence: Evidence::default() };
     let rest = Rest::Retry { at: Moment(9) };
     Record {
         spec: Arc::default(),
@@ -48,6 +48,17 @@ fn a_record_of_any_age_is_read() {
         assert_eq!(again, record);
         assert_eq!(again.after_reboot().rest, Rest::Idle, "moments mean nothing then");
     }
+}
+
+#[test]
+fn a_process_without_evidence_is_written_as_it_always_was() {
+    let old = r#"{"pid":7,"start_ticks":11,"found":"PidFile"}"#;
+    let process: Process = serde_json::from_str(old).expect("an old record");
+    assert_eq!(process.evidence, Evidence::default());
+    assert_eq!(json(&process), old);
+    let evidence = Evidence { serial: 9.try_into().ok(), program: Some(ProgramFile::at(2, 3)) };
+    let known = Process { evidence, ..process };
+    assert_eq!(serde_json::from_str::<Process>(&json(&known)).expect("our own record"), known);
 }
 
 async fn reopened(path: &Path, boot: &str) -> (Journal, Past) {

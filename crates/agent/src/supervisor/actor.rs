@@ -13,7 +13,7 @@ use crate::states::States;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
-use procfleet_core::spec::{Resource, Spec};
+use procfleet_core::spec::{Identity, Resource, Spec};
 use procfleet_core::supervise::{
     Commit, Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, Usage, View, Write,
 };
@@ -66,6 +66,8 @@ pub(super) struct Actor {
     sample: Option<Sample>,
     /// What is sampled for it.
     followed: (Option<Process>, Heed),
+    /// Where the sampler looks for its successor.
+    pid_file: String,
     published: Option<ProcReport>,
     timetable: Timetable,
     /// Answers to what a step asked for, which come before anything from outside.
@@ -94,6 +96,7 @@ impl Actor {
             registered_at,
             sample: None,
             followed: (None, Heed::Changes),
+            pid_file: String::new(),
             published: None,
             timetable: Timetable::default(),
             answers: VecDeque::new(),
@@ -134,6 +137,7 @@ impl Actor {
                 | Input::CommandEnded { .. }
                 | Input::Exited { .. }
                 | Input::Planned { .. }
+                | Input::Succeeded { .. }
                 | Input::Tick => {}
             }
             let step = self.machine.step(self.around.host.now(), input);
@@ -197,6 +201,18 @@ impl Actor {
         if let Some(sample) = self.sample.as_mut().filter(|sample| sample.process.is(process)) {
             sample.usage = usage;
         }
+        if let Some(successor) = self.successor_of(process) {
+            self.answers.push_back(Input::Succeeded { old: *process, process: successor });
+        }
+    }
+
+    /// A program that replaces itself says so in its pid file.
+    fn successor_of(&mut self, process: &Process) -> Option<Process> {
+        let spec = self
+            .machine
+            .spec()
+            .filter(|spec| !self.machine.is_busy() && !spec.identity.pid_path.is_empty())?;
+        self.hands.successor(process, spec)
     }
 
     async fn carry_out(&mut self, step: Step) {
@@ -241,7 +257,7 @@ impl Actor {
                     self.published = None;
                     self.probes.forget();
                     self.followed = (None, Heed::Changes);
-                    self.around.sampler.follow(&key, None, Heed::Changes);
+                    self.around.sampler.follow(&key, None, Heed::Changes, &Identity::default());
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
@@ -341,9 +357,10 @@ impl Actor {
             (false, false) => Heed::Each,
             (false, true) => Heed::Changes,
         };
-        if self.followed != (process, heed) {
-            self.followed = (process, heed);
-            self.around.sampler.follow(self.machine.key(), process, heed);
+        let pid_file = &spec.identity.pid_path;
+        if self.followed != (process, heed) || *pid_file != self.pid_file {
+            (self.followed, self.pid_file) = ((process, heed), pid_file.clone());
+            self.around.sampler.follow(self.machine.key(), process, heed, &spec.identity);
         }
         let sample = self.sample.as_ref();
         let mut report = ProcReport {

@@ -409,7 +409,7 @@ fn version(said: &Probed) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use procfleet_core::process::Found;
+    use procfleet_core::process::{Evidence, Found};
     use std::fs;
     use std::path::PathBuf;
 
@@ -513,7 +513,12 @@ mod tests {
     }
 
     fn process(pid: u32) -> Standing {
-        Standing::Running(Process { pid, start_ticks: 1, found: Found::PidFile })
+        Standing::Running(Process {
+            pid,
+            start_ticks: 1,
+            found: Found::PidFile,
+            evidence: Evidence::default(),
+        })
     }
 
     #[tokio::test]

@@ -4,10 +4,11 @@
 //! the figures of all procs at one moment there, and tells those whom they concern. A figure that has hardly changed concerns
 //! nobody: a thousand idle procs cause no work beyond the look.
 
-use crate::exec::{Host, Meter, Scene};
+use crate::exec::{self, Host, Meter, Scene};
 use procfleet_core::id::ProcKey;
 use procfleet_core::moment::Moment;
 use procfleet_core::process::Process;
+use procfleet_core::spec::Identity;
 use procfleet_core::supervise::Usage;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +57,18 @@ struct Followed {
     process: Process,
     heed: Heed,
     meter: Meter,
+    /// Its pid file, if there is one, and the account that may know what is in it: a program that replaces itself says so there.
+    pid_file: Option<Box<(String, String)>>,
     /// What its actor knows, and since when.
     told: Option<(Moment, Usage)>,
+}
+
+impl Followed {
+    fn is_replaced(&self) -> bool {
+        self.pid_file
+            .as_deref()
+            .is_some_and(|(path, user)| exec::pid_file_names_another(path, user, self.process.pid))
+    }
 }
 
 impl Sampler {
@@ -66,16 +77,20 @@ impl Sampler {
     }
 
     /// This is the proc's process from now on. `None`: it has none.
-    pub(super) fn follow(&self, key: &ProcKey, process: Option<Process>, heed: Heed) {
+    pub(super) fn follow(&self, key: &ProcKey, process: Option<Process>, heed: Heed, identity: &Identity) {
+        let Identity { pid_path, user, .. } = identity;
+        let pid_file = (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
         let mut followed = self.lock();
         match (process, followed.get_mut(key)) {
             (None, None) => {}
             (None, Some(_)) => {
                 followed.remove(key);
             }
-            (Some(process), Some(known)) if known.process.is(&process) => known.heed = heed,
+            (Some(process), Some(known)) if known.process.is(&process) => {
+                (known.heed, known.pid_file) = (heed, pid_file);
+            }
             (Some(process), _) => {
-                let new = Followed { process, heed, meter: Meter::default(), told: None };
+                let new = Followed { process, heed, meter: Meter::default(), pid_file, told: None };
                 followed.insert(key.clone(), new);
             }
         }
@@ -112,7 +127,9 @@ impl Sampler {
                 for key in due.by_ref().take(AT_ONCE) {
                     let Some(proc) = followed.get_mut(&key) else { continue };
                     let Some(usage) = scene.usage(host, &proc.process, &mut proc.meter) else { continue };
-                    let told = proc.heed != Heed::Changes || is_news(proc.told, scene.taken(), usage);
+                    let told = proc.heed != Heed::Changes
+                        || is_news(proc.told, scene.taken(), usage)
+                        || proc.is_replaced();
                     if told {
                         proc.told = Some((scene.taken(), usage));
                     }
@@ -148,7 +165,7 @@ fn is_news(told: Option<(Moment, Usage)>, now: Moment, usage: Usage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use procfleet_core::process::Found;
+    use procfleet_core::process::{Evidence, Found};
 
     fn usage(cpu: f64, mem: f64, fd: u64) -> Usage {
         Usage { cpu, mem, fd }
@@ -183,12 +200,17 @@ mod tests {
         let stat = std::fs::read_to_string("/proc/self/stat").expect("our own");
         let ticks = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
         let start_ticks = ticks.expect("a start time");
-        let us = Process { pid: std::process::id(), start_ticks, found: Found::PidFile };
+        let us = Process {
+            pid: std::process::id(),
+            start_ticks,
+            found: Found::PidFile,
+            evidence: Evidence::default(),
+        };
         let gone = Process { start_ticks: 1, ..us };
         for (name, process, heed) in
             [("idle", us, Heed::Changes), ("limited", us, Heed::Limits), ("gone", gone, Heed::Limits)]
         {
-            sampler.follow(&key(name), Some(process), heed);
+            sampler.follow(&key(name), Some(process), heed, &Identity::default());
         }
         let told = async |all| {
             let round = sampler.round(&host, all).await.expect("somebody is there");
@@ -200,8 +222,8 @@ mod tests {
         let (idle, limited) = ("idle".to_owned(), "limited".to_owned());
         assert_eq!(told(true).await, [(idle.clone(), true, true), (limited.clone(), true, true)]);
         assert_eq!(told(false).await, [(limited.clone(), true, true)], "in between only what has limits");
-        sampler.follow(&key("limited"), None, Heed::Limits);
-        sampler.follow(&key("gone"), None, Heed::Limits);
+        sampler.follow(&key("limited"), None, Heed::Limits, &Identity::default());
+        sampler.follow(&key("gone"), None, Heed::Limits, &Identity::default());
         assert!(sampler.round(&host, false).await.is_none());
         assert_eq!(told(true).await.len(), 1);
     }

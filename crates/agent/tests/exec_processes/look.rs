@@ -187,10 +187,10 @@ async fn whoever_started_the_agent_is_a_stranger() {
 #[tokio::test]
 async fn another_procs_process_is_a_stranger_whatever_its_name() {
     let mut proc = Proc::with_pid_file("neighbour");
-    let mark = [("PROCFLEET_PROC", "exec-test:somebody-else")];
+    let mark = [("PROCFLEET_PROC", "an-agent/somebody:else")];
     let mut stranger = Stranger::start_as(proc.path("web"), proc.folder.path(), &mark);
     proc.write("web.pid", stranger.pid().to_string());
-    assert!(matches!(cause(proc.settled()), Cause::Stranger { program, .. } if program == "web"));
+    assert!(matches!(cause(proc.settled()), Cause::AnotherProcs { proc, .. } if proc == "somebody:else"));
     proc.spec.identity.pid_path.clear();
     assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
     proc.hands.sweep();

@@ -1,5 +1,6 @@
 //! `exec` against real processes: what it starts, what it finds, what it ends and what it leaves alone.
 
+mod identity;
 mod log;
 mod look;
 mod probe;

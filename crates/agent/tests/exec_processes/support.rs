@@ -145,6 +145,13 @@ impl Proc {
         self.hands.look(Scope::Settled, &self.spec)
     }
 
+    /// As if the spec named no pid file.
+    pub(crate) fn settled_without_file(&mut self) -> Sighting {
+        let mut spec = self.spec.clone();
+        spec.identity.pid_path.clear();
+        self.hands.look(Scope::Settled, &spec)
+    }
+
     pub(crate) fn launched(&mut self, run: RunId, leader: Leader) -> Sighting {
         self.hands.look(Scope::Launch { run, leader }, &self.spec)
     }
@@ -267,7 +274,8 @@ pub(crate) fn process(pid: u32) -> Process {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is running");
     let rest = stat.rsplit_once(") ").expect("a stat line").1;
     let start_ticks = rest.split(' ').nth(19).expect("a start time").parse().expect("a number");
-    Process { pid, start_ticks, found: procfleet_core::process::Found::PidFile }
+    let evidence = procfleet_core::process::Evidence::default();
+    Process { pid, start_ticks, found: procfleet_core::process::Found::PidFile, evidence }
 }
 
 pub(crate) fn running(sighting: Sighting) -> Process {

@@ -19,6 +19,7 @@ impl Event {
             Event::Unhealthy { .. } => "unhealthy",
             Event::ConfigDrift { .. } => "config_drift",
             Event::Exited { .. } => "exited",
+            Event::TookOver { .. } => "took_over",
             Event::RestartSucceeded { .. } => "restart_succeeded",
             Event::RestartFailed { .. } => "restart_failed",
             Event::GaveUp { .. } => "gave_up",
@@ -30,7 +31,10 @@ impl Event {
 
     pub fn severity(&self) -> Severity {
         match self {
-            Event::Started { .. } | Event::Exited { .. } | Event::RestartSucceeded { .. } => Severity::Info,
+            Event::Started { .. }
+            | Event::Exited { .. }
+            | Event::TookOver { .. }
+            | Event::RestartSucceeded { .. } => Severity::Info,
             Event::RestartFailed { .. }
             | Event::GaveUp { .. }
             | Event::Unhealthy { .. }
@@ -49,6 +53,8 @@ impl fmt::Display for Event {
             Event::Unhealthy { reason } => write!(f, "it is unhealthy: {reason}"),
             Event::ConfigDrift { reason } => f.write_str(reason),
             Event::Exited { pid, exit } => write!(f, "pid {pid} {exit}"),
+            Event::TookOver { pid, from: Some(from) } => write!(f, "pid {pid} took the place of pid {from}"),
+            Event::TookOver { pid, from: None } => write!(f, "pid {pid} took its place"),
             Event::RestartSucceeded { pid } => write!(f, "it was started again as pid {pid}"),
             Event::RestartFailed { reason } => write!(f, "starting it again failed: {reason}"),
             Event::GaveUp { reason } => f.write_str(reason),

@@ -105,10 +105,10 @@ impl fmt::Display for Excess<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Found;
+    use crate::process::{Evidence, Found};
 
     fn process(pid: u32) -> Process {
-        Process { pid, start_ticks: 7, found: Found::Foreground }
+        Process { pid, start_ticks: 7, found: Found::Foreground, evidence: Evidence::default() }
     }
 
     fn cpu(cpu: f64) -> Usage {

@@ -124,6 +124,12 @@ pub enum Input {
         process: Process,
         usage: Usage,
     },
+    /// The pid file names another process of this proc now: the program has replaced itself, and the old process may go on
+    /// beside it for a while.
+    Succeeded {
+        old: Process,
+        process: Process,
+    },
     /// Time has passed.
     Tick,
 }
@@ -282,6 +288,12 @@ pub enum Event {
     Exited {
         pid: u32,
         exit: Exit,
+    },
+    /// Another process has taken its place without us: the program restarted itself, or somebody started it.
+    TookOver {
+        pid: u32,
+        /// `None`: that one has ended, which was told.
+        from: Option<u32>,
     },
     RestartSucceeded {
         pid: u32,

@@ -14,15 +14,23 @@ pub(super) fn already_running(spec: &Spec, name: &str) -> String {
 
 pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) -> String {
     let base = format!("no need to {} the process({}) that is not running", kind.verb(), subject(spec, name));
+    if is_puzzling(cause) || *cause == Cause::NoIdentity { format!("{base}: {cause}") } else { base }
+}
+
+/// Whether somebody should look at what was seen in its place. A pid file that is not there, or that a dead process left, is the
+/// normal sight of a stopped process.
+pub(super) fn is_puzzling(cause: &Cause) -> bool {
     match cause {
-        // A pid file that is not there, or that a dead process left, is the normal sight of a stopped process.
-        Cause::NoPidFile { .. } | Cause::DeadPid { .. } | Cause::NoSuchName { .. } | Cause::NoRun => base,
+        Cause::NoPidFile { .. }
+        | Cause::DeadPid { .. }
+        | Cause::NoSuchName { .. }
+        | Cause::NoRun
+        | Cause::NoIdentity => false,
         Cause::BadPidFile { .. }
         | Cause::Stranger { .. }
         | Cause::AnotherAccounts { .. }
-        | Cause::NoIdentity => {
-            format!("{base}: {cause}")
-        }
+        | Cause::AnotherProcs { .. }
+        | Cause::Untrusted { .. } => true,
     }
 }
 

@@ -6,7 +6,7 @@
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test file uses its own part")]
 
 use procfleet_core::op::Order;
-use procfleet_core::process::{Absence, Cause, Exit, Found, Process, Sighting};
+use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Policy, Spec};
 use procfleet_core::supervise::{
     CommandEnd, Commit, Effect, Event, Hosting, Input, Leader, LookId, Machine, Next, Record, RunId, Scope,
@@ -681,7 +681,12 @@ impl World {
 
     fn spawn(&mut self, role: Role, run: Serial) -> u32 {
         self.next_pid += 1;
-        let process = Process { pid: self.next_pid, start_ticks: self.now.0 / 10, found: Found::Name };
+        let process = Process {
+            pid: self.next_pid,
+            start_ticks: self.now.0 / 10,
+            found: Found::Name,
+            evidence: Evidence::default(),
+        };
         self.live.push(Live { process, role, run, watched: false });
         self.max_mains = self.max_mains.max(self.mains());
         process.pid

@@ -29,6 +29,7 @@ mod periodic;
 mod policy;
 mod retention;
 mod spec_fields;
+mod stranger;
 mod task_state;
 mod upgrade;
 mod users;

@@ -59,7 +59,8 @@ impl Machine {
             | Input::Order(_)
             | Input::Inspected { .. }
             | Input::Planned { .. }
-            | Input::Sampled { .. } => {}
+            | Input::Sampled { .. }
+            | Input::Succeeded { .. } => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
             out.effects.push(Effect::EndRun(clearing.run));

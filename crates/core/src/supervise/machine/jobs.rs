@@ -21,6 +21,7 @@ impl Machine {
             (Stage::Looking { look, launch }, Input::Sighted { look: answered, sighting })
                 if look == answered =>
             {
+                self.puzzle_over(&sighting);
                 match sighting {
                     Sighting::Running(process) => {
                         out.effects.push(Effect::Watch(process));
@@ -48,9 +49,18 @@ impl Machine {
                 | Input::Order(_)
                 | Input::Inspected { .. }
                 | Input::Planned { .. }
-                | Input::Sampled { .. },
+                | Input::Sampled { .. }
+                | Input::Succeeded { .. },
             ) => busy(purpose, spec, stage),
         }
+    }
+
+    /// What is out of the ordinary is told for as long as it is not running.
+    pub(super) fn puzzle_over(&mut self, sighting: &Sighting) {
+        self.puzzle = match sighting {
+            Sighting::Absent(Absence { cause, .. }) if words::is_puzzling(cause) => cause.to_string(),
+            Sighting::Absent(_) | Sighting::Running(_) => String::new(),
+        };
     }
 
     /// The process is running: what does that mean for this purpose?
@@ -108,9 +118,11 @@ impl Machine {
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
             },
-            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => {
+            Purpose::Upkeep { .. } => {
+                out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
                 State::Up(process)
             }
+            Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } => {
                 self.tell_death(Some(process), &interrupted, out);
                 self.interrupted(interrupted, Some(process.pid), out);

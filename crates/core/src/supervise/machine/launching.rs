@@ -118,7 +118,8 @@ impl Machine {
             | Input::Order(_)
             | Input::Inspected { .. }
             | Input::Planned { .. }
-            | Input::Sampled { .. } => {}
+            | Input::Sampled { .. }
+            | Input::Succeeded { .. } => {}
         }
         self.check_launch(now, purpose, spec, launch, out)
     }

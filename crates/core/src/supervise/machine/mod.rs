@@ -49,6 +49,8 @@ pub struct Machine {
     strain: Strain,
     /// Why the agent ended it; empty once it runs stably again, or an order came.
     fault: String,
+    /// What was wrong where it was looked for in vain; else empty.
+    puzzle: String,
     /// The op that has acted last.
     begun: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
@@ -83,6 +85,7 @@ impl Machine {
             planned: Moment(0),
             strain: Strain::default(),
             fault: String::new(),
+            puzzle: String::new(),
             begun: None,
             untidy: false,
             survived: false,
@@ -146,6 +149,7 @@ impl Machine {
     fn note_in<'a>(&'a self, state: &'a State) -> &'a str {
         match state {
             State::Down(Rest::GaveUp { reason }) => reason,
+            State::Down(Rest::Idle | Rest::Retry { .. }) if self.fault.is_empty() => &self.puzzle,
             State::Down(Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. })
             | State::Up(_)
             | State::Busy(_) => &self.fault,
@@ -200,6 +204,9 @@ impl Machine {
             (State::Up(up), Input::Sampled { process, usage }) if up.is(&process) => {
                 self.sampled(now, up, usage, &mut out)
             }
+            (State::Up(up), Input::Succeeded { old, process }) if up.is(&old) => {
+                self.succeeded(up, process, &mut out)
+            }
             (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
             }
@@ -214,7 +221,8 @@ impl Machine {
                 | Input::Sighted { .. }
                 | Input::CommandEnded { .. }
                 | Input::Planned { .. }
-                | Input::Sampled { .. },
+                | Input::Sampled { .. }
+                | Input::Succeeded { .. },
             ) => state,
         };
         self.expire(now, &mut out);

@@ -45,6 +45,9 @@ impl Machine {
     }
 
     pub(super) fn inspected(&mut self, state: State, op: OpId, view: View, out: &mut Step) -> State {
+        if matches!(state, State::Down(_)) {
+            self.puzzle_over(&view.sighting);
+        }
         let note = match (self.note_in(&state), &state, &view.sighting) {
             ("", State::Down(Rest::Due { .. }), _) => words::WAITING.to_owned(),
             ("", _, Sighting::Absent(absence)) => absence.cause.to_string(),

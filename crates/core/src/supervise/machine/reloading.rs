@@ -44,7 +44,8 @@ impl Machine {
             | Input::Order(_)
             | Input::Inspected { .. }
             | Input::Planned { .. }
-            | Input::Sampled { .. } => {}
+            | Input::Sampled { .. }
+            | Input::Succeeded { .. } => {}
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
@@ -113,7 +114,8 @@ impl Machine {
             | Input::Order(_)
             | Input::Inspected { .. }
             | Input::Planned { .. }
-            | Input::Sampled { .. } => {}
+            | Input::Sampled { .. }
+            | Input::Succeeded { .. } => {}
         }
         if review.looking.is_none() && now >= review.next_look {
             review.looking = Some(self.look(Scope::Settled, &spec, out));

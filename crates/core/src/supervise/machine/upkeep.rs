@@ -9,7 +9,7 @@ use crate::spec::Kind;
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, Verdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Event, Hosting, Scope, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, Scope, Step, Write, words};
 
 impl Machine {
     pub(super) fn exited(&mut self, now: Moment, process: Process, exit: Exit, out: &mut Step) -> State {
@@ -26,6 +26,17 @@ impl Machine {
             // command that left the real one behind and ended well.
             (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(now, last, out),
         }
+    }
+
+    /// The program has replaced itself. Nothing died: whatever becomes of the old process, it is no longer the one that counts.
+    pub(super) fn succeeded(&mut self, old: Process, process: Process, out: &mut Step) -> State {
+        let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
+        if !resident || old.is(&process) {
+            return State::Up(old);
+        }
+        out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: Some(old.pid) }));
+        out.effects.push(Effect::Watch(process));
+        State::Up(process)
     }
 
     /// Look whether it is there, and start it again if not and if it is hosted.

@@ -1,0 +1,210 @@
+//! The stranger test: pid files that name a live stranger, a recycled pid or another proc's process. Whatever is ordered, and
+//! however the agent ends and comes back, the stranger is untouched, and the status says what is wrong.
+
+use crate::events::events_of;
+use crate::{at_once, up};
+use procfleet_testkit::{
+    Joined, Op, PATIENCE, Proc, Program, Signal, Stranger, is_running, kill, programs, start_time, wait_for,
+    wait_until,
+};
+use serde_json::json;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+const IP: &str = "127.0.0.2";
+/// A sample is taken every 5 s where there are limits, and the machine may be loaded.
+const SAMPLED: Duration = Duration::from_secs(40);
+
+fn write_pid_file(proc: &Proc, pid: u32) {
+    fs::write(proc.folder.join(programs::PID_FILE), format!("{pid}\n")).expect("our own folder");
+}
+
+/// Everything that ends or changes a process, while the file names one that is not this proc's.
+#[track_caller]
+fn check_left_alone(proc: &Proc, says: &str) {
+    for op in [Op::Stop, Op::Kill, Op::Reload] {
+        proc.op(op).assert(829, "no need to").assert_says(says);
+    }
+    let seen = proc.op(Op::Query);
+    seen.assert_success().assert_hosted(false);
+    assert_eq!(seen.pid(), None, "{seen:?}");
+    wait_for(PATIENCE, &format!("the list says {says:?}"), || {
+        proc.row().filter(|row| row["note"].as_str().is_some_and(|note| note.contains(says)))
+    });
+}
+
+/// Ends the agent and starts it again on the same folder.
+fn again(agent: &mut Joined, up: &procfleet_testkit::Up, data: &Path, signal: Signal) {
+    agent.end(signal);
+    *agent = Joined::start(up.binary(), &up.link(), data, IP, None);
+    agent.wait_until_connected(up, IP);
+}
+
+#[test]
+fn a_stranger_is_untouched_whatever_is_ordered_and_however_the_agent_ends() {
+    let up = up();
+    let data = up.folder("joined");
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let mut stranger = Stranger::start(&up.folder("elsewhere"));
+    let proc = |name: &str| {
+        let proc = up.proc(name).on_host(IP).with_pid_file().control("reload_cmd", "echo r >> reloads");
+        // Any use at all is too much, so that the agent would end whatever it took for the process.
+        let mut proc = proc.starts(&programs::daemon());
+        proc.request["spec"]["resource"] = json!({"fd": 1});
+        proc
+    };
+    let (down, up_and_away, hosted) = (proc("down"), proc("running"), proc("hosted"));
+    let neighbour = up.proc("neighbour").on_host(IP).starts(&programs::foreground());
+    let neighbours = neighbour.start();
+    let born = start_time(neighbours);
+    let strange = format!("names pid {}, which is another program (tail)", stranger.pid());
+    let theirs = format!("names pid {neighbours}, which was started for {}:neighbour", up.namespace);
+
+    // It is not running, and its file names somebody.
+    down.op(Op::Host).assert_success();
+    down.op(Op::Stop).assert_success();
+    for (pid, says) in [(stranger.pid(), &strange), (neighbours, &theirs)] {
+        write_pid_file(&down, pid);
+        check_left_alone(&down, says);
+        for signal in [Signal::KILL, Signal::TERM] {
+            again(&mut agent, &up, &data, signal);
+            check_left_alone(&down, says);
+        }
+    }
+
+    // It is running, and its file comes to name somebody: nobody takes him for its successor, and it is restarted and stopped
+    // as if the file were not there.
+    let mut running = up_and_away.clone();
+    running.request["spec"]["resource"] = json!({});
+    let first = running.start();
+    write_pid_file(&running, stranger.pid());
+    again(&mut agent, &up, &data, Signal::KILL);
+    assert_eq!(running.pid(), Some(first), "the agent knows it still");
+    running.op(Op::Restart).assert_success();
+    let second = running.pid().expect("it runs");
+    assert!(second != first && !is_running(first));
+    write_pid_file(&running, neighbours);
+    running.op(Op::Stop).assert_success();
+    assert!(!is_running(second));
+
+    // It dies while its file names somebody: it is started again, and its limits end it and nobody else.
+    let first = hosted.start();
+    write_pid_file(&hosted, stranger.pid());
+    kill(first, Signal::KILL);
+    wait_for(PATIENCE, "there is a replacement", || hosted.program_pid().filter(|pid| *pid != first));
+    write_pid_file(&hosted, stranger.pid());
+    wait_until(SAMPLED, "it is found over its limit", || {
+        events_of(&up, &hosted).iter().any(|event| event["kind"] == "over_limit")
+    });
+    hosted.op(Op::Kill);
+    wait_until(PATIENCE, "all of it has ended", || hosted.pids().is_empty());
+
+    stranger.assert_unharmed();
+    assert_eq!(start_time(neighbours), born, "the neighbour goes on");
+    assert_eq!((neighbour.pid(), neighbour.runs()), (Some(neighbours), 1));
+    assert_eq!(down.read("reloads"), "");
+}
+
+/// A process of ours dies while the agent is away, and somebody else gets its very number.
+#[test]
+fn a_recycled_pid_is_a_stranger() {
+    let up = up();
+    let data = up.folder("joined");
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("recycled").on_host(IP).with_pid_file().starts(&programs::daemon());
+    let unhosted = up.proc("unhosted").on_host(IP).with_pid_file().starts(&programs::daemon());
+    let pids = [proc.start(), unhosted.start()];
+    unhosted.op(Op::Unhost).assert_success();
+    agent.end(Signal::KILL);
+    let mut strangers = Vec::new();
+    for pid in pids {
+        kill(pid, Signal::KILL);
+        wait_until(PATIENCE, "its number is free", || !Path::new(&format!("/proc/{pid}")).exists());
+        match with_pid(pid) {
+            Some(stranger) => strangers.push(stranger),
+            None => return eprintln!("this machine does not let numbers be chosen; nothing was tested"),
+        }
+    }
+    agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
+    agent.wait_until_connected(&up, IP);
+    let second = wait_for(PATIENCE, "the hosted one is started again", || proc.program_pid());
+    proc.row_with_pid(second);
+    assert_eq!((proc.pid(), proc.runs()), (Some(second), 2));
+    let says = format!("names pid {}, which is another program (sleep)", pids[1]);
+    for op in [Op::Stop, Op::Kill] {
+        unhosted.op(op).assert(829, "no need to").assert_says(&says);
+    }
+    assert_eq!(unhosted.runs(), 1);
+    proc.op(Op::Kill).assert_success();
+    for (stranger, pid) in strangers.iter_mut().zip(pids) {
+        assert!(stranger.is_running() && is_running(pid), "the stranger was ended");
+    }
+}
+
+/// A process with this very number. `None`: the kernel does not let us choose, or everybody else is quicker.
+fn with_pid(pid: u32) -> Option<Program> {
+    for _ in 0..2_000 {
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+        let mut program = Program::new("/bin/sleep").args(["1000"]).current_dir(Path::new("/"));
+        program.start();
+        if program.pid() == pid {
+            return Some(program);
+        }
+    }
+    None
+}
+
+/// As nginx does it on SIGUSR2: the new master writes the pid file while the old one goes on, and the old one ends later.
+#[test]
+fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
+    let up = up();
+    let body = "#!/bin/sh\n\
+        successor() { setsid ./upgrade </dev/null >/dev/null 2>&1 & }\n\
+        trap successor USR2\n\
+        trap 'exit 0' USR1\n\
+        echo start >> starts\n\
+        echo $$ > web.pid.new; mv web.pid.new web.pid\n\
+        while :; do sleep 1000 & wait $!; done\n";
+    let proc = |name: &str| {
+        let mut proc = up.proc(name).script("upgrade", body).with_pid_file().identity("proc_name", "upgrade");
+        // So that it is looked at every 5 s.
+        proc.request["spec"]["resource"] = json!({"mem": 90});
+        proc.starts("echo run >> runs; (setsid ./upgrade </dev/null >/dev/null 2>&1 &)")
+    };
+    let (beside, at_once_gone) = (proc("beside"), proc("gone"));
+    at_once([beside, at_once_gone], |proc| {
+        let old = proc.start();
+        kill(old, Signal::USR2);
+        let new = wait_for(PATIENCE, "the new one says its pid", || {
+            proc.read(programs::PID_FILE).trim().parse::<u32>().ok().filter(|pid| *pid != old)
+        });
+        if proc.name == "gone" {
+            kill(old, Signal::USR1);
+        }
+        wait_for(SAMPLED, "the new one is watched", || proc.row().filter(|row| row["pid"] == new));
+        if proc.name == "beside" {
+            assert!(is_running(old), "the old one goes on for a while");
+            kill(old, Signal::USR1);
+        }
+        wait_until(PATIENCE, "the old one has ended", || !is_running(old));
+        let told = wait_for(PATIENCE, "it is told", || {
+            events_of(&up, proc).into_iter().find(|event| event["kind"] == "took_over")
+        });
+        let words = match proc.name.as_str() {
+            "beside" => format!("pid {new} took the place of pid {old}"),
+            _ => format!("pid {new} took its place"),
+        };
+        assert_eq!(told["message"], words);
+        assert_eq!((proc.pid(), proc.runs(), proc.read("starts").lines().count()), (Some(new), 1, 2));
+        let kinds: Vec<String> = events_of(&up, proc).iter().map(|event| event["kind"].to_string()).collect();
+        assert!(!kinds.iter().any(|kind| kind.contains("restart")), "{kinds:?}");
+        // What is watched now is the new one.
+        kill(new, Signal::KILL);
+        proc.wait_for_runs(2);
+        proc.op(Op::Kill).assert_success();
+        wait_until(PATIENCE, "all of it has ended", || proc.pids().is_empty());
+    });
+}
