@@ -5,29 +5,158 @@
 //! limit he who uses most of what he is allowed himself, so that a process with a higher limit is ended later.
 
 use crate::id::ProcKey;
+use crate::process::Process;
 use crate::spec::{ProcessGroup, Weight};
+use crate::supervise::Past;
+use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// So many samples in a row make an overuse; a short peak does not.
 pub const SAMPLES: u32 = 3;
 /// What a process without a limit is allowed: the whole host.
 const WHOLE: f64 = 100.0;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Pool {
     Cpu,
     Mem,
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pool::Cpu => "cpu",
+            Pool::Mem => "mem",
+        })
+    }
 }
 
 /// A process of the namespace, as it was last sampled. All figures are per cent of the whole host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
     pub proc: ProcKey,
+    pub process: Process,
     pub cpu: f64,
     pub mem: f64,
     /// Its own limits (`spec.resource`).
     pub cpu_limit: Option<f64>,
     pub mem_limit: Option<f64>,
+}
+
+/// What is said of an overuse.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Overuse {
+    /// The group's id.
+    pub group: String,
+    pub pool: Pool,
+    /// Per cent of the whole host, as all figures here.
+    pub limit: f64,
+    /// What all used together in each of the samples.
+    pub sums: Vec<f64>,
+    /// The names of those that are ended for it, in their order.
+    pub victims: Vec<String>,
+}
+
+impl fmt::Display for Overuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sums: Vec<String> = self.sums.iter().map(|sum| format!("{sum:.1}")).collect();
+        let Overuse { group, pool, limit, victims, .. } = self;
+        let (sums, victims) = (sums.join(", "), victims.join(", "));
+        write!(f, "{pool} {sums} % together (limit {limit} of group {group}); ended in this order: {victims}")
+    }
+}
+
+/// Those that are to be ended, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ruling {
+    pub overuse: Overuse,
+    pub victims: Vec<Victim>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Victim {
+    pub proc: ProcKey,
+    pub process: Process,
+    /// Whether the pool was ever within its limit since this process is there. If not, its coming back is what breaks it.
+    pub past: Past,
+}
+
+/// How all pools of a host stand, from sample to sample.
+#[derive(Clone, Debug, Default)]
+pub struct Pools(BTreeMap<(String, String, Pool), Course>);
+
+#[derive(Clone, Debug, Default)]
+struct Course {
+    strain: Strain,
+    /// The sums that were over, without one between them that was not.
+    sums: Vec<f64>,
+    /// Those processes that have been there while the pool was within its limit.
+    calm: Vec<Process>,
+}
+
+impl Pools {
+    /// Takes one sample of all processes of a namespace in. After a ruling counting begins anew, so there is never one right
+    /// after another.
+    pub fn sampled(&mut self, namespace: &str, groups: &[ProcessGroup], members: &[Member]) -> Vec<Ruling> {
+        self.0.retain(|(of, id, _), _| of != namespace || groups.iter().any(|group| group.id == *id));
+        let mut rulings = Vec::new();
+        for group in groups {
+            for pool in [Pool::Cpu, Pool::Mem] {
+                let course = self.0.entry((namespace.to_owned(), group.id.clone(), pool)).or_default();
+                rulings.extend(course.sampled(pool, group, members));
+            }
+        }
+        rulings
+    }
+
+    /// Nobody asks for this namespace's pools any more.
+    pub fn forget(&mut self, namespace: &str) {
+        self.0.retain(|(of, _, _), _| of != namespace);
+    }
+}
+
+impl Course {
+    fn sampled(&mut self, pool: Pool, group: &ProcessGroup, members: &[Member]) -> Option<Ruling> {
+        let over = is_over(pool, group, members);
+        if over {
+            self.sums.push(used(pool, members));
+            self.calm.retain(|calm| members.iter().any(|member| member.process.is(calm)));
+        } else {
+            self.sums.clear();
+            self.calm = members.iter().map(|member| member.process).collect();
+        }
+        if !self.strain.sampled(over) {
+            return None;
+        }
+        let past = |process: Process| match self.calm.iter().any(|calm| calm.is(&process)) {
+            true => Past::OnceWithin,
+            false => Past::AlwaysOver,
+        };
+        let victims: Vec<Victim> = victims(pool, group, members)
+            .into_iter()
+            .map(|Member { proc, process, .. }| Victim {
+                proc: proc.clone(),
+                process: *process,
+                past: past(*process),
+            })
+            .collect();
+        let overuse = Overuse {
+            group: group.id.clone(),
+            pool,
+            limit: limit(pool, group).unwrap_or_default(),
+            sums: std::mem::take(&mut self.sums),
+            victims: victims.iter().map(|victim| victim.proc.name.clone()).collect(),
+        };
+        Some(Ruling { overuse, victims })
+    }
+}
+
+/// Whether anything of a namespace's groups is limited at all.
+pub fn has_limit(groups: &[ProcessGroup]) -> bool {
+    groups.iter().any(|group| [Pool::Cpu, Pool::Mem].into_iter().any(|pool| limit(pool, group).is_some()))
 }
 
 /// How often in a row a pool was found overused.
@@ -114,15 +243,23 @@ fn allowed(pool: Pool, member: &Member) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::{Evidence, Found};
 
     /// `name usage limit`; `-` is no limit. The other pool is filled with what must not matter.
     fn member(pool: Pool, text: &str) -> Member {
         let words: Vec<&str> = text.split(' ').collect();
         let proc = ProcKey { namespace: "web".to_owned(), name: words[0].to_owned() };
         let (usage, limit): (f64, Option<f64>) = (words[1].parse().expect("a number"), words[2].parse().ok());
+        let start_ticks = words.get(3).map_or(1, |ticks| ticks.parse().expect("a number"));
+        let pid = words[0].bytes().map(u32::from).sum();
+        let process = Process { pid, start_ticks, found: Found::PidFile, evidence: Evidence::default() };
         match pool {
-            Pool::Cpu => Member { proc, cpu: usage, mem: 99.0, cpu_limit: limit, mem_limit: Some(1.0) },
-            Pool::Mem => Member { proc, cpu: 99.0, mem: usage, cpu_limit: Some(1.0), mem_limit: limit },
+            Pool::Cpu => {
+                Member { proc, process, cpu: usage, mem: 99.0, cpu_limit: limit, mem_limit: Some(1.0) }
+            }
+            Pool::Mem => {
+                Member { proc, process, cpu: 99.0, mem: usage, cpu_limit: Some(1.0), mem_limit: limit }
+            }
         }
     }
 
@@ -170,6 +307,68 @@ mod tests {
         check(10.0, Usage, &["b 10 -", "a 10 -"], &["a"]);
         // Who uses nothing is left alone.
         check(1.0, Usage, &["a 0 -", "b 2 -"], &["b"]);
+    }
+
+    fn mem_group(id: &str, limit: f64) -> ProcessGroup {
+        ProcessGroup { id: id.to_owned(), mem_pool_limit: Some(limit), ..ProcessGroup::default() }
+    }
+
+    /// What each round of samples leads to: the victims by name, those that have never known peace with a `!`.
+    fn rulings(groups: &[ProcessGroup], rounds: &[&[&str]]) -> Vec<String> {
+        let mut pools = Pools::default();
+        let mut round = |texts: &&[&str]| {
+            let members: Vec<Member> = texts.iter().map(|text| member(Pool::Mem, text)).collect();
+            let name = |victim: &Victim| match victim.past {
+                Past::OnceWithin => victim.proc.name.clone(),
+                Past::AlwaysOver => format!("{}!", victim.proc.name),
+            };
+            let told = pools.sampled("web", groups, &members).into_iter().map(|ruling| {
+                let names: Vec<String> = ruling.victims.iter().map(name).collect();
+                format!("{}: {}", ruling.overuse.group, names.join(" "))
+            });
+            told.collect::<Vec<_>>().join("; ")
+        };
+        rounds.iter().map(&mut round).collect()
+    }
+
+    #[test]
+    fn a_pool_over_its_limit_three_times_in_a_row_has_victims_once() {
+        let (low, high): (&[&str], &[&str]) = (&["a 5 -", "b 4 -"], &["a 8 -", "b 4 -"]);
+        let one = [mem_group("g", 10.0)];
+        assert_eq!(
+            rulings(&one, &[low, high, high, high, high, high, high]),
+            ["", "", "", "g: a", "", "", "g: a"]
+        );
+        assert_eq!(rulings(&one, &[high, high, low, high, high]), [""; 5]);
+        // It comes back as another process, and the pool is over as soon as it is there.
+        let again: &[&str] = &["a 8 - 2", "b 4 -"];
+        let without: &[&str] = &["b 4 -"];
+        assert_eq!(
+            rulings(&one, &[low, high, high, high, without, again, again, again]),
+            ["", "", "", "g: a", "", "", "", "g: a!"]
+        );
+        // It was there while the pool was within its limit.
+        assert_eq!(
+            rulings(&one, &[high, high, high, &["a 5 - 2", "b 4 -"], again, again, again]),
+            ["", "", "g: a!", "", "", "", "g: a"]
+        );
+        let two = [mem_group("g", 10.0), mem_group("h", 3.0)];
+        assert_eq!(rulings(&two, &[high, high, high]), ["", "", "g: a!; h: a! b!"]);
+        assert_eq!(rulings(&[ProcessGroup::default()], &[high, high, high]), [""; 3]);
+    }
+
+    #[test]
+    fn an_overuse_is_told_in_words() {
+        let mut pools = Pools::default();
+        let members = [member(Pool::Mem, "a 8 -"), member(Pool::Mem, "b 4.25 -")];
+        let groups = [mem_group("g", 10.5)];
+        let rulings: Vec<Ruling> = (0..3).flat_map(|_| pools.sampled("web", &groups, &members)).collect();
+        let told: Vec<String> = rulings.iter().map(|ruling| ruling.overuse.to_string()).collect();
+        let expected = "mem 12.2, 12.2, 12.2 % together (limit 10.5 of group g); ended in this order: a";
+        assert_eq!(told, [expected]);
+        pools.sampled("web", &groups, &members);
+        pools.forget("web");
+        assert!(has_limit(&groups) && !has_limit(&[]) && pools.0.is_empty());
     }
 
     #[test]

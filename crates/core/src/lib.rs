@@ -10,11 +10,13 @@ pub mod code;
 pub mod dispatch;
 pub mod groups;
 pub mod id;
+mod jitter;
 pub mod moment;
 pub mod op;
 pub mod parts;
 pub mod process;
 pub mod spec;
+pub mod spread;
 pub mod supervise;
 pub mod task;
 

@@ -47,7 +47,7 @@ fn given(given: Given) -> World {
             world.set("start", Does::Exit { after: 10, code: 1 });
             world.order(OpKind::Host, &spec());
             world.run_for(60_000);
-            assert!(!world.machine.note().is_empty(), "it has given up");
+            assert!(!world.note().is_empty(), "it has given up");
             world.set("start", daemon());
         }
         Given::Launching => {
@@ -67,7 +67,7 @@ fn given(given: Given) -> World {
 fn state(world: &World) -> Then {
     assert!(!world.machine.is_busy());
     assert_eq!(world.machine.process().map(|process| process.pid), world.main_pid());
-    match (world.main_pid(), world.machine.note()) {
+    match (world.main_pid(), world.note().as_str()) {
         (Some(_), _) => Then::Up,
         (None, "") => Then::Down,
         (None, _) => Then::GaveUp,
@@ -626,16 +626,20 @@ fn seconds(world: &World) -> Vec<u64> {
 
 #[test]
 fn when_a_hosted_process_is_started_again() {
-    // It dies in its check each time: started again every start_interval, start_retries times, and no more.
+    // It dies in its check each time: started again after start_interval, then after twice that and a little more, and so on,
+    // start_retries times, and no more.
     let mut world = given(Given::UpHosted);
     world.set("start", Does::Daemon { after: 100, file: Some(0), lives: Some(500) });
     world.run_for(1_000);
     world.die(Exit::Signal(9));
+    world.run_for(5_000);
+    let note = world.note();
+    assert_eq!(note, "starts in 2 s: restart 1 of 2; pid 102 was ended by signal 9");
     world.run_for(120_000);
-    assert_eq!(seconds(&world), [0, 10, 20]);
+    assert_eq!(seconds(&world), [0, 10, 32]);
     assert_eq!(state(&world), Then::GaveUp);
     assert!(matches!(world.events.last(), Some(Event::GaveUp { .. })));
-    assert!(world.machine.note().starts_with("gave up after 2 restarts"), "{}", world.machine.note());
+    assert!(world.note().starts_with("gave up after 2 restarts"), "{}", world.note());
 
     // A long life is followed at once, however often.
     let mut world = given(Given::UpHosted);
@@ -986,7 +990,7 @@ fn restarts_that_the_agent_does_not_survive_are_counted() {
             }
         }
         assert_eq!(world.starts.len(), 3, "away {away}: once by order and twice more (start_retries)");
-        let note = world.machine.note();
+        let note = world.note();
         assert!(note.starts_with("gave up after 2 restarts"), "away {away}: {note}");
     }
 }

@@ -94,11 +94,7 @@ fn given(given: Given) -> World {
             spec.policy.kind = Kind::Periodic(Schedule::Cron("nonsense".to_owned()));
             world.order(OpKind::Host, &spec);
             world.run_for(1);
-            assert!(
-                world.machine.note().contains("cannot be followed: a bad rule"),
-                "{}",
-                world.machine.note()
-            );
+            assert!(world.note().contains("cannot be followed: a bad rule"), "{}", world.note());
         }
     }
     world
@@ -226,7 +222,7 @@ fn what_runs_every_so_often_is_due_that_long_after_the_last_beginning() {
         assert_eq!((seconds(&world), missed(&world)), (runs, counts), "{row}");
         let failed = world.events.iter().filter(|event| matches!(event, Event::RunFailed { .. })).count();
         assert_eq!(failed, failures, "{row}: {:?}", world.events);
-        assert!(world.hosted() && world.machine.note().is_empty(), "{row}");
+        assert!(world.hosted() && world.note().is_empty(), "{row}");
         assert!(!world.events.iter().any(|event| matches!(event, Event::GaveUp { .. })), "{row}");
     }
     let mut world = World::new().script("start", Does::Exit { after: 100, code: 3 });
@@ -510,7 +506,7 @@ fn a_query_says_that_it_waits() {
         (status.note.as_str(), status.hosted, status.instance),
         ("waiting for its next run", true, None)
     );
-    assert!(world.machine.note().is_empty(), "and there is nothing to complain about");
+    assert!(world.note().is_empty(), "and there is nothing to complain about");
 }
 
 /// What a run has left behind is not taken for a run, and is not swept away.

@@ -6,11 +6,13 @@
 mod common;
 
 use common::{Does, Term, World, op, spec};
+use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Outcome;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
-use procfleet_core::spec::{Kind, Schedule, Spec};
+use procfleet_core::spec::{Kind, OnUnhealthy, Schedule, Spec};
+use procfleet_core::spread;
 use procfleet_core::supervise::{
-    CommandEnd, Input, LookId, Machine, Next, PlanId, Record, RunId, Step, Usage, View, Write,
+    CommandEnd, Health, Input, LookId, Machine, Next, Past, PlanId, Record, RunId, Step, Usage, View, Write,
 };
 use procfleet_core::{Moment, OpId, OpKind, ProcKey};
 use proptest::collection::vec;
@@ -35,6 +37,11 @@ enum Act {
     Clock(u64),
     /// So many samples in a row see so much.
     Sample(usize, f64),
+    Health(Health),
+    /// Its namespace uses too much.
+    Overuse(Past),
+    /// How long it waits for its place after the agent's return.
+    PlaceDelay(u64),
     Crash {
         away: u64,
     },
@@ -47,7 +54,21 @@ enum Act {
 }
 
 fn arb_exit() -> impl Strategy<Value = Exit> {
-    prop_oneof![(0..3).prop_map(Exit::Code), Just(Exit::Signal(9)), Just(Exit::Unknown)]
+    prop_oneof![
+        (0..3).prop_map(Exit::Code),
+        Just(Exit::Signal(9)),
+        Just(Exit::Dumped(11)),
+        Just(Exit::OutOfMemory),
+        Just(Exit::Unknown)
+    ]
+}
+
+fn arb_health() -> impl Strategy<Value = Health> {
+    prop_oneof![1 => Just(Health::Well), 2 => Just(Health::Ill { reason: "no answer".to_owned() })]
+}
+
+fn arb_past() -> impl Strategy<Value = Past> {
+    prop_oneof![Just(Past::AlwaysOver), Just(Past::OnceWithin)]
 }
 
 fn arb_kind() -> impl Strategy<Value = OpKind> {
@@ -68,6 +89,7 @@ struct Shape {
     check: u64,
     begin: u64,
     limited: bool,
+    on_unhealthy: OnUnhealthy,
 }
 
 impl Shape {
@@ -92,6 +114,7 @@ impl Shape {
         spec.resource.cpu = self.limited.then_some(50.0);
         spec.policy.check_begin = Duration::from_secs(self.begin);
         spec.policy.op_timeout = Duration::from_secs(4);
+        spec.policy.on_unhealthy = self.on_unhealthy;
         spec
     }
 }
@@ -102,8 +125,10 @@ fn arb_shape() -> impl Strategy<Value = Shape> {
         .prop_map(|rule| Kind::Periodic(Schedule::Cron(rule.to_owned())));
     let kind = prop_oneof![7 => Just(Kind::Resident), 1 => Just(Kind::Once), 2 => every, 2 => cron];
     let begin = prop_oneof![3 => Just(0), 1 => 1..8u64];
-    (any::<bool>(), any::<[bool; 3]>(), kind, 0..4u32, 1..12u64, 1..6u64, begin, any::<bool>()).prop_map(
-        |(pid_file, commands, kind, retries, interval, check, begin, limited)| Shape {
+    let on_unhealthy = prop_oneof![Just(OnUnhealthy::Tell), Just(OnUnhealthy::Restart)];
+    let times = (0..4u32, 1..12u64, 1..6u64, begin);
+    (any::<bool>(), any::<[bool; 3]>(), kind, times, any::<bool>(), on_unhealthy).prop_map(
+        |(pid_file, commands, kind, (retries, interval, check, begin), limited, on_unhealthy)| Shape {
             pid_file,
             commands,
             kind,
@@ -112,6 +137,7 @@ fn arb_shape() -> impl Strategy<Value = Shape> {
             check,
             begin,
             limited,
+            on_unhealthy,
         },
     )
 }
@@ -181,8 +207,21 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
             .prop_map(|(n, sighting)| Input::Sighted { look: LookId(OTHER + n), sighting }),
         (0..9u64, arb_end()).prop_map(|(n, end)| Input::CommandEnded { run: RunId(OTHER + n), end }),
         (arb_process(), arb_exit()).prop_map(|(process, exit)| Input::Exited { process, exit }),
+        (arb_process(), arb_health()).prop_map(|(process, health)| Input::Health { process, health }),
+        (arb_process(), arb_past()).prop_map(|(process, past)| overused(process, past)),
+        (0..9u64).prop_map(|n| placed(OTHER + n, Moment(n))),
         Just(Input::Tick),
     ]
+}
+
+fn overused(process: Process, past: Past) -> Input {
+    let (sums, victims) = (vec![11.0; 3], vec!["it".to_owned()]);
+    let overuse = Overuse { group: "g".to_owned(), pool: Pool::Cpu, limit: 10.0, sums, victims };
+    Input::Overused { process, overuse: Box::new(overuse), past }
+}
+
+fn placed(plan: u64, at: Moment) -> Input {
+    Input::Placed { plan: PlanId(plan), at, cause: spread::Cause::Return }
 }
 
 fn arb_act() -> impl Strategy<Value = Act> {
@@ -199,6 +238,9 @@ fn arb_act() -> impl Strategy<Value = Act> {
         1 => (0..50u64).prop_map(Act::LookDelay),
         1 => (0..300_000u64).prop_map(Act::Clock),
         1 => (1..4usize, prop_oneof![Just(10.0), Just(90.0)]).prop_map(|(n, cpu)| Act::Sample(n, cpu)),
+        1 => arb_health().prop_map(Act::Health),
+        1 => arb_past().prop_map(Act::Overuse),
+        1 => (0..30_000u64).prop_map(Act::PlaceDelay),
         1 => prop_oneof![Just(0), 0..20_000u64].prop_map(|away| Act::Crash { away }),
         1 => Just(Act::CrashBeforeEffects),
         1 => any::<bool>().prop_map(Act::Lag),
@@ -229,6 +271,9 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
             Act::Sample(times, cpu) => {
                 (0..times).for_each(|_| world.sample(Usage { cpu, ..Usage::default() }));
             }
+            Act::Health(health) => world.health(health),
+            Act::Overuse(past) => world.overuse(past),
+            Act::PlaceDelay(delay) => world.place_delay = delay,
             Act::Crash { away } => world.crash_for(away),
             Act::CrashBeforeEffects => world.fail_next_effects = true,
             Act::Lag(lagging) => world.lagging = lagging,
@@ -256,7 +301,7 @@ proptest! {
         let scheduled = world.machine.spec().is_some_and(|spec| spec.policy.kind.schedule().is_some());
         if scheduled && world.hosted() {
             let waits = world.machine.wake_at().is_some() || world.machine.process().is_some();
-            prop_assert!(waits || !world.machine.note().is_empty(), "{:#?}", world.machine);
+            prop_assert!(waits || !world.note().is_empty(), "{:#?}", world.machine);
         }
     }
 
@@ -271,6 +316,48 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// What only dies comes back, but not for ever: never before start_interval says unless its life was a stable one, and no more
+    /// than start_retries times in a row. Whatever kind it is, and wherever the agent dies in between.
+    #[test]
+    fn a_crash_loop_is_slow_and_has_an_end(
+        shape in arb_shape(),
+        lives in vec((prop_oneof![3 => 1..2_000u64, 1 => 2_000..60_000u64], any::<bool>()), 1..12),
+    ) {
+        let mut spec = shape.spec();
+        spec.resource = Default::default();
+        let (policy, resident) = (spec.policy.clone(), spec.policy.kind == Kind::Resident);
+        let mut world = World::new();
+        world.send(OpKind::Host, Some(spec));
+        for (life, crash) in lives {
+            world.set("start", Does::Daemon { after: 100, file: Some(0), lives: Some(life) });
+            world.run_for(life + 5_000);
+            if crash {
+                world.crash();
+            }
+        }
+        // Longer than all pauses together.
+        world.run_for(if resident { 3_600_000 } else { 60_000 });
+        if resident {
+            let mut in_a_row = 0;
+            for pair in world.starts.windows(2) {
+                let gap = pair[1].0.since(pair[0].0);
+                let stable = gap > policy.start_interval;
+                in_a_row = if stable { 0 } else { in_a_row + 1 };
+                prop_assert!(gap >= policy.start_interval, "{gap:?} {:?}", world.starts);
+                prop_assert!(in_a_row <= policy.start_retries, "{:?}", world.starts);
+            }
+            prop_assert!(world.machine.has_given_up() || world.mains() == 1, "{:#?}", world.machine);
+        }
+        if policy.kind == Kind::Once {
+            prop_assert_eq!(world.starts.len(), 1);
+        }
+        prop_assert!(world.max_mains <= 1);
+    }
+}
+
 #[derive(Clone, Debug)]
 enum OddInput {
     Order(OpKind, Option<Shape>, u64),
@@ -279,6 +366,9 @@ enum OddInput {
     Exited(Process, Exit),
     Planned(u64, Next),
     Sampled(Process, f64),
+    Health(Process, Health),
+    Overused(Process, Past),
+    Placed(u64, u64),
     Tick,
     Wake,
     Recover,
@@ -294,6 +384,9 @@ fn arb_odd() -> impl Strategy<Value = OddInput> {
         2 => (arb_process(), arb_exit()).prop_map(|(process, exit)| OddInput::Exited(process, exit)),
         2 => (0..3u64, arb_next()).prop_map(|(back, next)| OddInput::Planned(back, next)),
         2 => (arb_process(), 0.0..100.0).prop_map(|(process, cpu)| OddInput::Sampled(process, cpu)),
+        1 => (arb_process(), arb_health()).prop_map(|(process, health)| OddInput::Health(process, health)),
+        1 => (arb_process(), arb_past()).prop_map(|(process, past)| OddInput::Overused(process, past)),
+        2 => (0..3u64, 0..200_000u64).prop_map(|(back, at)| OddInput::Placed(back, at)),
         1 => Just(OddInput::Tick),
         4 => Just(OddInput::Wake),
         1 => Just(OddInput::Recover),
@@ -359,6 +452,9 @@ impl Odd {
             OddInput::Planned(back, next) => {
                 Input::Planned { plan: PlanId(self.newest.saturating_sub(back)), next }
             }
+            OddInput::Health(process, health) => Input::Health { process, health },
+            OddInput::Overused(process, past) => overused(process, past),
+            OddInput::Placed(back, at) => placed(self.newest.saturating_sub(back), Moment(at)),
             OddInput::Tick => Input::Tick,
             OddInput::Wake => return self.wake(),
             OddInput::Recover => {
@@ -413,7 +509,8 @@ impl Odd {
             match effect {
                 Effect::Look { look: LookId(id), .. }
                 | Effect::Run { run: RunId(id), .. }
-                | Effect::Plan { plan: PlanId(id), .. } => {
+                | Effect::Plan { plan: PlanId(id), .. }
+                | Effect::Place { plan: PlanId(id) } => {
                     self.newest = self.newest.max(id);
                 }
                 Effect::Inspect { op, process, .. } => {

@@ -16,6 +16,7 @@ use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::parts;
 use procfleet_core::spec::{Instances, ProcessGroup};
+use procfleet_core::spread;
 use procfleet_core::supervise::{Record, Write};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use std::collections::BTreeMap;
@@ -64,6 +65,8 @@ pub(crate) struct Journal {
 /// What the agent's last life left.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
+    /// Whether the host has booted since.
+    pub(crate) cause: spread::Cause,
     pub(crate) procs: Vec<PastProc>,
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
     /// Ops of which some parts have no outcome yet.
@@ -308,7 +311,8 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
     let last_boot: Option<String> =
         t.query_row("SELECT value FROM meta WHERE key = 'boot_id'", [], |row| row.get(0)).optional()?;
     let same_boot = last_boot.as_deref() == Some(boot.0.as_str());
-    let mut past = Past::default();
+    let cause = if same_boot { spread::Cause::Return } else { spread::Cause::Boot };
+    let mut past = Past { cause, ..Past::default() };
 
     let mut statement = t.prepare("SELECT namespace, name, record, registered_at FROM procs")?;
     let mut rows = statement.query([])?;

@@ -25,7 +25,7 @@ fn outcome() -> Outcome {
 
 fn record() -> Record {
     let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile, evidence: Evidence::default() };
-    let rest = Rest::Retry { at: Moment(9) };
+    let rest = Rest::Retry { at: Moment(9), why: "restart 1 of 4; it died".to_owned() };
     Record {
         spec: Arc::default(),
         hosting: Hosting::Hosted,
@@ -42,6 +42,9 @@ fn a_record_of_any_age_is_read() {
     let first = r#"{"spec":{},"hosting":"Hosted","process":null,"streak":{"restarts":0,"last_start":null},"rest":"Idle"}"#;
     let read: Record = serde_json::from_str(first).expect("the first version's record");
     assert_eq!((read.rest.clone(), read.fault.as_str(), read.hosting), (Rest::Idle, "", Hosting::Hosted));
+    let retry = first.replace(r#""Idle""#, r#"{"Retry":{"at":9}}"#);
+    let read_retry: Record = serde_json::from_str(&retry).expect("the first version's retry");
+    assert_eq!(read_retry.rest, Rest::Retry { at: Moment(9), why: String::new() });
     for rest in [Rest::Due { at: Moment(7) }, Rest::Begun { at: Moment(8) }] {
         let record = Record { rest, fault: "it used too much".to_owned(), ..read.clone() };
         let again: Record = serde_json::from_str(&json(&record)).expect("our own record");

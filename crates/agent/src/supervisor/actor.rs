@@ -14,13 +14,14 @@ use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Resource, Spec};
+use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{
     Commit, Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, Usage, View, Write,
 };
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -35,6 +36,8 @@ pub(super) struct Around {
     pub(super) hosting: HostingFile,
     pub(super) open: OpenOps,
     pub(super) sampler: Sampler,
+    /// The places of those that are to be started because the agent has come back.
+    pub(super) spread: Arc<Mutex<Spread>>,
     /// True: the agent is ending. Actors look at it between two steps only.
     pub(super) stopped: watch::Receiver<bool>,
 }
@@ -65,7 +68,7 @@ pub(super) struct Actor {
     /// The present process, as it was last looked at.
     sample: Option<Sample>,
     /// What is sampled for it.
-    followed: (Option<Process>, Heed),
+    followed: (Option<Process>, Heed, Resource),
     /// Where the sampler looks for its successor.
     pid_file: String,
     published: Option<ProcReport>,
@@ -95,7 +98,7 @@ impl Actor {
             ledger,
             registered_at,
             sample: None,
-            followed: (None, Heed::Changes),
+            followed: (None, Heed::Changes, Resource::default()),
             pid_file: String::new(),
             published: None,
             timetable: Timetable::default(),
@@ -138,6 +141,9 @@ impl Actor {
                 | Input::Exited { .. }
                 | Input::Planned { .. }
                 | Input::Succeeded { .. }
+                | Input::Placed { .. }
+                | Input::Overused { .. }
+                | Input::Health { .. }
                 | Input::Tick => {}
             }
             let step = self.machine.step(self.around.host.now(), input);
@@ -176,17 +182,16 @@ impl Actor {
         }
     }
 
-    /// What is wrong beside its life becomes an event when it begins to be so.
+    /// What is wrong beside its life becomes an event when it begins to be so. What is to be done about its health the machine
+    /// decides.
     async fn tell_of_probes(&mut self) {
         let seen = self.probes.seen();
-        let illness = |seen: &Seen| seen.health.strip_prefix("unhealthy: ").map(str::to_owned);
-        let ill = illness(&seen).filter(|_| illness(&self.told).is_none());
+        if let Some((process, health)) = seen.news_since(&self.told) {
+            self.answers.push_back(Input::Health { process, health });
+        }
         let drifted = (seen.note != self.told.note && !seen.note.is_empty()).then(|| seen.note.clone());
-        let events = ill
-            .map(|reason| Event::Unhealthy { reason })
-            .into_iter()
-            .chain(drifted.map(|reason| Event::ConfigDrift { reason }));
-        let writes: Vec<Write> = events.map(Write::Event).collect();
+        let writes: Vec<Write> =
+            drifted.map(|reason| Write::Event(Event::ConfigDrift { reason })).into_iter().collect();
         self.told = seen;
         self.ledger.write_later(&writes, self.known()).await;
         for write in writes {
@@ -256,8 +261,14 @@ impl Actor {
                     self.registered_at = 0;
                     self.published = None;
                     self.probes.forget();
-                    self.followed = (None, Heed::Changes);
-                    self.around.sampler.follow(&key, None, Heed::Changes, &Identity::default());
+                    self.followed = (None, Heed::Changes, Resource::default());
+                    self.around.sampler.follow(
+                        &key,
+                        None,
+                        Heed::Changes,
+                        Resource::default(),
+                        &Identity::default(),
+                    );
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
@@ -286,6 +297,11 @@ impl Actor {
             Effect::EndRun(run) => self.hands.end_run(run),
             Effect::Signal { process, signal } => self.hands.signal(process, signal),
             Effect::Sweep => self.hands.sweep(),
+            Effect::Place { plan } => {
+                let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
+                let at = spread.place(self.around.host.now(), self.machine.key());
+                self.answers.push_back(Input::Placed { plan, at, cause: spread.cause() });
+            }
             Effect::Plan { plan, rule, since } => {
                 let wall = jiff::Zoned::now();
                 let clocks = Clocks { wall, moment: self.around.host.now() };
@@ -351,16 +367,19 @@ impl Actor {
                 Some(Sample { process, began_at, usage })
             });
         }
-        let heed = match (spec.resource != Resource::default(), self.machine.note().is_empty()) {
+        let heed = match (
+            spec.resource != Resource::default(),
+            self.machine.note(self.around.host.now()).is_empty(),
+        ) {
             (true, _) => Heed::Limits,
             // The next samples say whether what is noted is over.
             (false, false) => Heed::Each,
             (false, true) => Heed::Changes,
         };
-        let pid_file = &spec.identity.pid_path;
-        if self.followed != (process, heed) || *pid_file != self.pid_file {
-            (self.followed, self.pid_file) = ((process, heed), pid_file.clone());
-            self.around.sampler.follow(self.machine.key(), process, heed, &spec.identity);
+        let (limits, pid_file) = (spec.resource, &spec.identity.pid_path);
+        if self.followed != (process, heed, limits) || *pid_file != self.pid_file {
+            (self.followed, self.pid_file) = ((process, heed, limits), pid_file.clone());
+            self.around.sampler.follow(self.machine.key(), process, heed, limits, &spec.identity);
         }
         let sample = self.sample.as_ref();
         let mut report = ProcReport {
@@ -372,7 +391,7 @@ impl Actor {
             },
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
-            note: joined(self.machine.note(), &joined(&seen.note, self.hands.note())),
+            note: joined(&self.machine.note(self.around.host.now()), &joined(&seen.note, self.hands.note())),
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),

@@ -9,6 +9,7 @@ mod actor;
 mod drift;
 mod ledger;
 mod open;
+mod pools;
 mod probes;
 mod sampler;
 mod timetable;
@@ -20,14 +21,16 @@ use crate::outbox::Outbox;
 use crate::states::States;
 use actor::{Actor, Around};
 use open::OpenOps;
+use pools::Pools;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
+use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{Input, Machine, Write};
 use procfleet_proto::link::{HostFacts, OpOrder};
 use sampler::{Round, Sampled, Sampler};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -71,18 +74,29 @@ impl Supervisor {
         }
         let (stop, stopped) = watch::channel(false);
         // Before anybody can ask for all states: a list without them would take them back.
+        let (mut pools, sampler) = (Pools::default(), Sampler::default());
         for (namespace, groups) in &past.groups {
             states.publish_groups(namespace, groups.clone());
+            sampler.pool(namespace, pools.set(namespace, groups));
         }
-        let sampler = Sampler::default();
         // One at a time: a supervisor that is busy makes the next round wait.
         let (tell, rounds) = mpsc::channel(1);
         let mut sampling = JoinSet::new();
         sampling.spawn(sampler.clone().run(host.clone(), tell));
-        let (host_, open_) = (host.clone(), open.clone());
-        let around = Around { host: host_, journal, outbox, states, hosting, open: open_, sampler, stopped };
+        let around = Around {
+            host: host.clone(),
+            journal,
+            outbox,
+            states,
+            hosting,
+            open: open.clone(),
+            sampler,
+            spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
+            stopped,
+        };
         let (actors, running) = (HashMap::new(), JoinSet::new());
-        tokio::spawn(Work { around, stop, actors, running, rounds, _sampling: sampling }.run(past, orders));
+        let work = Work { around, stop, actors, running, rounds, pools, _sampling: sampling };
+        tokio::spawn(work.run(past, orders));
         Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
     }
 
@@ -120,6 +134,7 @@ struct Work {
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(ProcKey, Vec<Order>)>,
     rounds: mpsc::Receiver<Round>,
+    pools: Pools,
     /// Dropping it ends the sampling.
     _sampling: JoinSet<()>,
 }
@@ -168,8 +183,15 @@ impl Work {
     }
 
     /// What all procs use at one moment. Each is told what concerns it; one that has no room for it hears the next.
-    fn sampled(&self, round: Round) {
-        for Sampled { key, process, usage, told } in round {
+    fn sampled(&mut self, round: Round) {
+        for (key, input) in self.pools.sampled(&round) {
+            info!(proc = %key, "its namespace uses too much, and it is its turn to be ended");
+            // One that has no room for it is told with the next samples, if it is still so.
+            if let Some(Err(error)) = self.actors.get(&key).map(|actor| actor.try_send(input)) {
+                warn!(proc = %key, %error, "a proc could not be told that its namespace uses too much");
+            }
+        }
+        for Sampled { key, process, usage, told, .. } in round {
             if let Some(actor) = self.actors.get(&key).filter(|_| told) {
                 let _ = actor.try_send(Input::Sampled { process, usage });
             }
@@ -301,7 +323,7 @@ impl Work {
     }
 
     /// Takes the groups of a namespace down. Nothing waits for it, so its time is up only after a long absence.
-    async fn set_groups(&self, key: &ProcKey, order: Order) {
+    async fn set_groups(&mut self, key: &ProcKey, order: Order) {
         let Order { op, kind, spec, start_by } = order;
         let groups = match spec {
             _ if self.around.host.now() >= start_by => {
@@ -318,6 +340,7 @@ impl Work {
             Ok(groups) => {
                 self.around.journal.set_groups(&key.namespace, &groups, op, &outcome).await;
                 info!(%op, namespace = key.namespace, groups = groups.len(), "process groups set");
+                self.around.sampler.pool(&key.namespace, self.pools.set(&key.namespace, &groups));
                 // Before the outcome: who has been told that they are set should see them.
                 self.around.states.publish_groups(&key.namespace, groups);
             }

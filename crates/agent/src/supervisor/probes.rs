@@ -10,6 +10,7 @@ use crate::exec::{Host, Probed, Prober};
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::{Exit, Process};
 use procfleet_core::spec::{ConfigFile, Kind, Spec};
+use procfleet_core::supervise::Health;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -19,6 +20,8 @@ use tracing::info;
 
 /// So many failures in a row make a process unhealthy.
 const FAILURES: u32 = 3;
+/// How the text for an illness begins.
+const ILL: &str = "unhealthy: ";
 /// A version is a word; what is longer is cut.
 const LONGEST_VERSION: usize = 64;
 /// As much as is shown of why a process is unhealthy.
@@ -43,8 +46,30 @@ pub(super) struct Seen {
     pub(super) version: String,
     /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
     pub(super) health: String,
+    /// The process of which that was said.
+    pub(super) patient: Option<Process>,
     /// What is wrong with its files; else empty.
     pub(super) note: String,
+}
+
+impl Seen {
+    /// What is new about the health of a process, if it is: that it is well, or that it has fallen ill. Another reason for the
+    /// same illness is nothing new.
+    pub(super) fn news_since(&self, before: &Seen) -> Option<(Process, Health)> {
+        let process = self.patient?;
+        let known = before.patient.filter(|patient| patient.is(&process)).and_then(|_| before.condition());
+        match (known, self.condition()?) {
+            (Some(Health::Well), Health::Well) | (Some(Health::Ill { .. }), Health::Ill { .. }) => None,
+            (_, health) => Some((process, health)),
+        }
+    }
+
+    fn condition(&self) -> Option<Health> {
+        match self.health.strip_prefix(ILL) {
+            Some(reason) => Some(Health::Ill { reason: reason.to_owned() }),
+            None => (!self.health.is_empty()).then_some(Health::Well),
+        }
+    }
 }
 
 /// How a proc stands, as far as asking goes.
@@ -204,7 +229,7 @@ struct Asker {
 #[derive(Debug)]
 struct Patient {
     process: Process,
-    health: Health,
+    health: Answers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,9 +264,9 @@ impl Asker {
         };
         let running = running.filter(|_| !control.health_cmd.is_empty());
         if running != self.patient.as_ref().map(|patient| patient.process) {
-            self.patient = running.map(|process| Patient { process, health: Health::default() });
+            self.patient = running.map(|process| Patient { process, health: Answers::default() });
             self.next_check = Instant::now();
-            see(&self.tell, |seen| seen.health.clear());
+            see(&self.tell, |seen| (seen.health, seen.patient) = (String::new(), None));
         }
         if control.version_cmd.is_empty() {
             see(&self.tell, |seen| seen.version.clear());
@@ -299,11 +324,11 @@ impl Asker {
                 match patient.health.heard(&said, self.pace.limit) {
                     Turn::None => {}
                     Turn::Well => info!(proc = %self.key, "process is healthy"),
-                    // The actor makes an event of it.
+                    // The actor's machine makes an event of it.
                     Turn::Ill { .. } => {}
                 }
-                let health = patient.health.to_text();
-                see(&self.tell, |seen| seen.health = health);
+                let (health, process) = (patient.health.to_text(), patient.process);
+                see(&self.tell, |seen| (seen.health, seen.patient) = (health, Some(process)));
             }
             Question::Files => {}
         }
@@ -343,7 +368,7 @@ async fn come(due: Option<(Instant, Question)>) -> Question {
 
 /// What answers add up to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Health {
+struct Answers {
     failures: u32,
     /// `None`: not yet known.
     known: Option<Known>,
@@ -363,7 +388,7 @@ enum Turn {
     Ill { reason: String },
 }
 
-impl Health {
+impl Answers {
     fn heard(&mut self, said: &Probed, limit: Duration) -> Turn {
         let reason = match said {
             Probed::Exited { exit: Exit::Code(0), .. } => {
@@ -389,7 +414,7 @@ impl Health {
         match &self.known {
             None => String::new(),
             Some(Known::Well) => "healthy".to_owned(),
-            Some(Known::Ill { reason }) => format!("unhealthy: {reason}"),
+            Some(Known::Ill { reason }) => format!("{ILL}{reason}"),
         }
     }
 }
@@ -437,7 +462,7 @@ mod tests {
 
     #[test]
     fn three_failures_in_a_row_are_an_illness_and_one_success_is_its_end() {
-        let mut health = Health::default();
+        let mut health = Answers::default();
         let limit = Duration::from_secs(10);
         let ill = |reason: &str| Turn::Ill { reason: reason.to_owned() };
         let no = || exited(1, "", "no answer");
@@ -457,6 +482,32 @@ mod tests {
         ];
         for (said, turn, text) in rows {
             assert_eq!((health.heard(&said, limit), health.to_text().as_str()), (turn, text), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn an_illness_is_news_once_for_each_process() {
+        let process =
+            |pid| Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() };
+        let seen = |pid: u32, health: &str| Seen {
+            health: health.to_owned(),
+            patient: Some(process(pid)),
+            ..Seen::default()
+        };
+        let ill = |reason: &str| Some(Health::Ill { reason: reason.to_owned() });
+        for (before, now, expected) in [
+            (Seen::default(), Seen::default(), None),
+            (Seen::default(), seen(1, ""), None),
+            (Seen::default(), seen(1, "healthy"), Some(Health::Well)),
+            (seen(1, "healthy"), seen(1, "healthy"), None),
+            (seen(1, "healthy"), seen(1, "unhealthy: no answer"), ill("no answer")),
+            (seen(1, "unhealthy: no answer"), seen(1, "unhealthy: too slow"), None),
+            (seen(1, "unhealthy: no answer"), seen(1, "healthy"), Some(Health::Well)),
+            (seen(1, "unhealthy: no answer"), seen(2, "unhealthy: no answer"), ill("no answer")),
+            (seen(1, "unhealthy: no answer"), Seen::default(), None),
+        ] {
+            let news = now.news_since(&before).map(|(_, health)| health);
+            assert_eq!(news, expected, "{before:?} then {now:?}");
         }
     }
 

@@ -4,13 +4,14 @@
 //! the figures of all procs at one moment there, and tells those whom they concern. A figure that has hardly changed concerns
 //! nobody: a thousand idle procs cause no work beyond the look.
 
+use super::pools::Pooled;
 use crate::exec::{self, Host, Meter, Scene};
 use procfleet_core::id::ProcKey;
 use procfleet_core::moment::Moment;
 use procfleet_core::process::Process;
-use procfleet_core::spec::Identity;
+use procfleet_core::spec::{Identity, Resource};
 use procfleet_core::supervise::Usage;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -42,6 +43,8 @@ pub(super) struct Sampled {
     pub(super) key: ProcKey,
     pub(super) process: Process,
     pub(super) usage: Usage,
+    /// What it may use itself.
+    pub(super) limits: Resource,
     /// Whether its actor wants to hear of it.
     pub(super) told: bool,
 }
@@ -50,12 +53,15 @@ pub(super) struct Sampled {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sampler {
     followed: Arc<Mutex<BTreeMap<ProcKey, Followed>>>,
+    /// The namespaces that have limits for all their procs together: all of these are sampled as one that has limits itself.
+    pooled: Arc<Mutex<BTreeSet<String>>>,
 }
 
 #[derive(Debug)]
 struct Followed {
     process: Process,
     heed: Heed,
+    limits: Resource,
     meter: Meter,
     /// Its pid file, if there is one, and the account that may know what is in it: a program that replaces itself says so there.
     pid_file: Option<Box<(String, String)>>,
@@ -76,8 +82,24 @@ impl Sampler {
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This is the proc's process from now on. `None`: it has none.
-    pub(super) fn follow(&self, key: &ProcKey, process: Option<Process>, heed: Heed, identity: &Identity) {
+    /// Whether this namespace has limits for all its procs together.
+    pub(super) fn pool(&self, namespace: &str, pooled: Pooled) {
+        let mut all = self.pooled.lock().unwrap_or_else(PoisonError::into_inner);
+        match pooled {
+            Pooled::Yes => all.insert(namespace.to_owned()),
+            Pooled::No => all.remove(namespace),
+        };
+    }
+
+    /// This is the proc's process from now on, and what it may use. `None`: it has none.
+    pub(super) fn follow(
+        &self,
+        key: &ProcKey,
+        process: Option<Process>,
+        heed: Heed,
+        limits: Resource,
+        identity: &Identity,
+    ) {
         let Identity { pid_path, user, .. } = identity;
         let pid_file = (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
         let mut followed = self.lock();
@@ -87,10 +109,10 @@ impl Sampler {
                 followed.remove(key);
             }
             (Some(process), Some(known)) if known.process.is(&process) => {
-                (known.heed, known.pid_file) = (heed, pid_file);
+                (known.heed, known.limits, known.pid_file) = (heed, limits, pid_file);
             }
             (Some(process), _) => {
-                let new = Followed { process, heed, meter: Meter::default(), pid_file, told: None };
+                let new = Followed { process, heed, limits, meter: Meter::default(), pid_file, told: None };
                 followed.insert(key.clone(), new);
             }
         }
@@ -112,11 +134,15 @@ impl Sampler {
 
     /// `all`: not only those that have limits. `None`: there is nobody to sample.
     async fn round(&self, host: &Host, all: bool) -> Option<Round> {
-        let is_due = |followed: &Followed| all || followed.heed == Heed::Limits;
+        let pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_due = |key: &ProcKey, followed: &Followed| {
+            all || followed.heed == Heed::Limits || pooled.contains(&key.namespace)
+        };
         let due: Vec<ProcKey> =
-            self.lock().iter().filter(|(_, proc)| is_due(proc)).map(|(key, _)| key.clone()).collect();
+            self.lock().iter().filter(|(key, proc)| is_due(key, proc)).map(|(key, _)| key.clone()).collect();
         if due.is_empty() {
-            return None;
+            // That a pool is empty is worth to be known.
+            return (!pooled.is_empty()).then(Round::new);
         }
         let scene = Scene::look(host).await;
         let mut round = Round::with_capacity(due.len());
@@ -133,7 +159,8 @@ impl Sampler {
                     if told {
                         proc.told = Some((scene.taken(), usage));
                     }
-                    round.push(Sampled { key, process: proc.process, usage, told });
+                    let (process, limits) = (proc.process, proc.limits);
+                    round.push(Sampled { key, process, usage, limits, told });
                 }
             }
             tokio::task::yield_now().await;
@@ -210,7 +237,7 @@ mod tests {
         for (name, process, heed) in
             [("idle", us, Heed::Changes), ("limited", us, Heed::Limits), ("gone", gone, Heed::Limits)]
         {
-            sampler.follow(&key(name), Some(process), heed, &Identity::default());
+            sampler.follow(&key(name), Some(process), heed, Resource::default(), &Identity::default());
         }
         let told = async |all| {
             let round = sampler.round(&host, all).await.expect("somebody is there");
@@ -222,9 +249,17 @@ mod tests {
         let (idle, limited) = ("idle".to_owned(), "limited".to_owned());
         assert_eq!(told(true).await, [(idle.clone(), true, true), (limited.clone(), true, true)]);
         assert_eq!(told(false).await, [(limited.clone(), true, true)], "in between only what has limits");
-        sampler.follow(&key("limited"), None, Heed::Limits, &Identity::default());
-        sampler.follow(&key("gone"), None, Heed::Limits, &Identity::default());
+        sampler.follow(&key("limited"), None, Heed::Limits, Resource::default(), &Identity::default());
+        sampler.follow(&key("gone"), None, Heed::Limits, Resource::default(), &Identity::default());
         assert!(sampler.round(&host, false).await.is_none());
         assert_eq!(told(true).await.len(), 1);
+        sampler.pool("web", Pooled::Yes);
+        // Whether its figures are news depends on what the other tests in this process do.
+        let names: Vec<String> = told(false).await.into_iter().map(|(name, _, _)| name).collect();
+        assert_eq!(names, [idle], "its namespace has limits");
+        sampler.follow(&key("idle"), None, Heed::Changes, Resource::default(), &Identity::default());
+        assert!(sampler.round(&host, false).await.is_some_and(|round| round.is_empty()));
+        sampler.pool("web", Pooled::No);
+        assert!(sampler.round(&host, false).await.is_none());
     }
 }

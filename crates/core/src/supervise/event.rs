@@ -2,6 +2,8 @@
 
 use super::Event;
 use super::limits::Excess;
+use crate::process::Exit;
+use crate::spec::OnUnhealthy;
 use std::fmt;
 
 /// Whether somebody should look.
@@ -26,11 +28,13 @@ impl Event {
             Event::RunFailed { .. } => "run_failed",
             Event::RunMissed { .. } => "run_missed",
             Event::OverLimit { .. } => "over_limit",
+            Event::GroupOverLimit { .. } => "group_over_limit",
         }
     }
 
     pub fn severity(&self) -> Severity {
         match self {
+            Event::Exited { exit: Exit::OutOfMemory | Exit::Dumped(_), .. } => Severity::Warning,
             Event::Started { .. }
             | Event::Exited { .. }
             | Event::TookOver { .. }
@@ -41,7 +45,8 @@ impl Event {
             | Event::ConfigDrift { .. }
             | Event::RunFailed { .. }
             | Event::RunMissed { .. }
-            | Event::OverLimit { .. } => Severity::Warning,
+            | Event::OverLimit { .. }
+            | Event::GroupOverLimit { .. } => Severity::Warning,
         }
     }
 }
@@ -50,7 +55,10 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Started { pid } => write!(f, "it was started as pid {pid}"),
-            Event::Unhealthy { reason } => write!(f, "it is unhealthy: {reason}"),
+            Event::Unhealthy { reason, then: OnUnhealthy::Tell } => write!(f, "it is unhealthy: {reason}"),
+            Event::Unhealthy { reason, then: OnUnhealthy::Restart } => {
+                write!(f, "it is unhealthy, and is ended and started again: {reason}")
+            }
             Event::ConfigDrift { reason } => f.write_str(reason),
             Event::Exited { pid, exit } => write!(f, "pid {pid} {exit}"),
             Event::TookOver { pid, from: Some(from) } => write!(f, "pid {pid} took the place of pid {from}"),
@@ -62,6 +70,9 @@ impl fmt::Display for Event {
             Event::RunMissed { count: 1 } => f.write_str("a scheduled run was missed"),
             Event::OverLimit { pid, limits, samples } => {
                 write!(f, "pid {pid} and what belongs to it used too much: {}", Excess { limits, samples })
+            }
+            Event::GroupOverLimit { pid, overuse } => {
+                write!(f, "pid {pid} is ended, for its namespace used too much: {overuse}")
             }
             Event::RunMissed { count } => write!(f, "{count} scheduled runs were missed"),
         }

@@ -30,7 +30,7 @@ pub(super) enum Purpose {
     Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
-    /// It uses more than its limits allow, and is ended for it.
+    /// It uses more than it or its namespace is allowed, or is ill, and is ended for it.
     Limit { fall: Fall },
     /// The next run of a periodic process: when it is due, and its beginning.
     Turn,
@@ -66,7 +66,7 @@ pub(super) enum Stage {
     Clearing(Clearing),
     /// After a reload whose process is gone: has another taken its place?
     Reviewing(Review),
-    /// When is the next run due?
+    /// When is the next run due, or its place among many to be started?
     Planning {
         plan: PlanId,
     },

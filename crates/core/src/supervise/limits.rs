@@ -1,12 +1,12 @@
 //! When a process uses more than its limits allow: (samples, verdict), and nothing else.
 
 use crate::process::Process;
-use crate::spec::Resource;
+use crate::spec::{LimitSamples, Resource};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One sample over a limit is a peak; so many in a row are a habit.
-const HABIT: usize = 3;
+/// How many samples an event tells of. Their number is a setting, and an event has to travel.
+const MOST_TOLD: usize = 20;
 
 /// What a process and all that belongs to it use at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,8 +35,8 @@ pub(super) struct Strain {
 }
 
 /// Whether a process has ever kept within its limits. One that has not is no more started than one that does not live.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) enum Past {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Past {
     #[default]
     AlwaysOver,
     OnceWithin,
@@ -53,8 +53,15 @@ pub(super) enum Verdict {
 }
 
 impl Strain {
-    /// Another process begins anew, and so does one that was found over.
-    pub(super) fn weigh(&mut self, process: Process, usage: Usage, limits: &Resource) -> Verdict {
+    /// Another process begins anew, and so does one that was found over. One sample over a limit is a peak; `habit` of them in
+    /// a row are a habit.
+    pub(super) fn weigh(
+        &mut self,
+        process: Process,
+        usage: Usage,
+        limits: &Resource,
+        habit: LimitSamples,
+    ) -> Verdict {
         if !self.process.is_some_and(|known| known.is(&process)) {
             *self = Strain { process: Some(process), ..Strain::default() };
         }
@@ -63,11 +70,15 @@ impl Strain {
             self.past = Past::OnceWithin;
             return Verdict::Within;
         }
+        let habit = usize::try_from(habit.0).unwrap_or(usize::MAX);
         self.over.push(usage);
-        match self.over.len() < HABIT {
-            true => Verdict::Wait,
-            false => Verdict::Over { samples: std::mem::take(&mut self.over), past: self.past },
+        if self.over.len() < habit {
+            return Verdict::Wait;
         }
+        let mut samples = std::mem::take(&mut self.over);
+        // The latest tell enough.
+        samples.drain(..samples.len().saturating_sub(MOST_TOLD));
+        Verdict::Over { samples, past: self.past }
     }
 }
 
@@ -120,8 +131,9 @@ mod tests {
     /// How many samples it takes until it is found over; 0: it is not.
     fn found_after(samples: &[(u32, Usage)], limits: &Resource) -> usize {
         let mut strain = Strain::default();
+        let habit = LimitSamples::default();
         let over = |(pid, usage): &(u32, Usage)| {
-            matches!(strain.weigh(process(*pid), *usage, limits), Verdict::Over { .. })
+            matches!(strain.weigh(process(*pid), *usage, limits, habit), Verdict::Over { .. })
         };
         samples.iter().position(over).map_or(0, |place| place + 1)
     }
@@ -152,18 +164,33 @@ mod tests {
     }
 
     #[test]
+    fn how_many_make_a_habit_is_a_setting() {
+        for (habit, samples, told) in [(1, 1, 1), (5, 5, 5), (1_000, 1_000, MOST_TOLD)] {
+            let mut strain = Strain::default();
+            for number in 1..=samples {
+                let verdict = strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(habit));
+                match verdict {
+                    Verdict::Over { samples: over, .. } => assert_eq!((number, over.len()), (samples, told)),
+                    Verdict::Wait => assert!(number < samples, "{habit}"),
+                    Verdict::Within => panic!("99 is over"),
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_pid_that_came_again_is_another_process() {
         let mut strain = Strain::default();
         let successor = Process { start_ticks: 8, ..process(1) };
         for who in [process(1), process(1), successor, successor] {
-            assert_eq!(strain.weigh(who, cpu(99.0), &LIMITS), Verdict::Wait);
+            assert_eq!(strain.weigh(who, cpu(99.0), &LIMITS, LimitSamples(3)), Verdict::Wait);
         }
     }
 
     #[test]
     fn it_begins_anew_after_a_verdict() {
         let mut strain = Strain::default();
-        let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS);
+        let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(3));
         assert_eq!((weigh(), weigh()), (Verdict::Wait, Verdict::Wait));
         assert_eq!(weigh(), Verdict::Over { samples: vec![cpu(99.0); 3], past: Past::AlwaysOver });
         assert_eq!(weigh(), Verdict::Wait);
@@ -174,11 +201,11 @@ mod tests {
         let mut strain = Strain::default();
         let mut last = Verdict::Wait;
         for usage in [1.0, 99.0, 99.0, 99.0] {
-            last = strain.weigh(process(1), cpu(usage), &LIMITS);
+            last = strain.weigh(process(1), cpu(usage), &LIMITS, LimitSamples(3));
         }
         assert!(matches!(last, Verdict::Over { past: Past::OnceWithin, .. }), "{last:?}");
         for usage in [99.0, 99.0, 99.0] {
-            last = strain.weigh(process(2), cpu(usage), &LIMITS);
+            last = strain.weigh(process(2), cpu(usage), &LIMITS, LimitSamples(3));
         }
         assert!(matches!(last, Verdict::Over { past: Past::AlwaysOver, .. }), "{last:?}");
     }

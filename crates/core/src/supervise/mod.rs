@@ -42,7 +42,10 @@
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
 //! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or SIGTERM, and after
-//!   stop_check by SIGKILL. Then it is one that died.
+//!   stop_check by SIGKILL. Then it is one that died. So is one whose turn it is when its namespace uses too much, and one that
+//!   is unhealthy and whose spec wants it started again for that.
+//! - What died while the agent was away waits for its place among all that did (see [`crate::spread`]), and so does what is to be
+//!   started after a boot of the host. An order does not wait for it.
 //! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind may be what
 //!   it was for. It is written down before it begins and never begun twice, whatever dies.
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
@@ -58,16 +61,18 @@ mod timetable;
 mod words;
 
 pub use event::Severity;
-pub use limits::Usage;
+pub use limits::{Past, Usage};
 pub use machine::Machine;
 pub use record::{Record, Rest};
 
 use crate::code::Code;
+use crate::groups::Overuse;
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
-use crate::spec::{Resource, Spec};
+use crate::spec::{OnUnhealthy, Resource, Spec};
+use crate::spread;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -130,8 +135,34 @@ pub enum Input {
         old: Process,
         process: Process,
     },
+    /// A pool of its namespace is overused, and this process is among those that are ended for it.
+    Overused {
+        process: Process,
+        overuse: Box<Overuse>,
+        past: Past,
+    },
+    /// What the last answers of its `health_cmd` add up to, when that has changed.
+    Health {
+        process: Process,
+        health: Health,
+    },
+    /// The answer to [`Effect::Place`].
+    Placed {
+        plan: PlanId,
+        at: Moment,
+        cause: spread::Cause,
+    },
     /// Time has passed.
     Tick,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    Well,
+    /// It has failed so often in a row that this is no accident.
+    Ill {
+        reason: String,
+    },
 }
 
 /// When a cron rule is to be followed next. Only the shell knows wall-clock time.
@@ -236,6 +267,10 @@ pub enum Effect {
         rule: String,
         since: Option<Moment>,
     },
+    /// When may it be started, among all that are to be started because the agent has come back?
+    Place {
+        plan: PlanId,
+    },
 }
 
 /// Where to look for the process.
@@ -280,6 +315,9 @@ pub enum Event {
     /// Its `health_cmd` has failed so often in a row that this is no accident.
     Unhealthy {
         reason: String,
+        /// What is done about it.
+        #[serde(default, skip_serializing_if = "is_told")]
+        then: OnUnhealthy,
     },
     /// A file of its `configmap` is not as the spec says.
     ConfigDrift {
@@ -319,4 +357,16 @@ pub enum Event {
         limits: Resource,
         samples: Vec<Usage>,
     },
+    /// All processes of its namespace together used more than a group allows, and this one is ended for it. Each that is has an
+    /// event of its own.
+    GroupOverLimit {
+        pid: u32,
+        #[serde(flatten)]
+        overuse: Overuse,
+    },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_told(then: &OnUnhealthy) -> bool {
+    *then == OnUnhealthy::Tell
 }

@@ -1,8 +1,23 @@
 //! When a hosted process that died is started again: (verdict, delay), and nothing else.
+//!
+//! One that lived longer than `start_interval` is started again at once. Else the first try comes `start_interval` after the last
+//! start, and each further one in a row waits twice as long as the one before and a little longer, by up to a fifth: those that
+//! died together do not come back together. The pause stops growing at sixteen times `start_interval` or five minutes, whichever
+//! is less: a crash loop costs little by then, and who waits for something that has come back should not wait for long.
 
+use crate::id::ProcKey;
+use crate::jitter;
 use crate::moment::Moment;
 use crate::spec::Policy;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The pause grows to so many times `start_interval`, and not beyond [`LONGEST_PAUSE`].
+const MOST_GROWTH: u32 = 16;
+/// A pause that has grown is not longer than this. A `start_interval` that is longer by itself is taken at its word.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// What part of a pause that has grown may be added to it.
+const JITTER: u32 = 5;
 
 /// The recent history that the verdict depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -10,6 +25,14 @@ pub struct Streak {
     /// Restarts since the last stable run.
     pub restarts: u32,
     pub last_start: Option<Moment>,
+    /// How many of these restarts were waited for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pauses: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,58 +52,117 @@ pub(super) enum Fall {
 impl Streak {
     /// The process is dead, or could not be started. A run longer than `start_interval` was stable and clears the
     /// count; after `start_retries` restarts without one, there are no more.
-    pub(super) fn fell(&mut self, now: Moment, fall: Fall, policy: &Policy) -> Verdict {
+    pub(super) fn fell(&mut self, now: Moment, fall: Fall, policy: &Policy, key: &ProcKey) -> Verdict {
         let long_ago = self.last_start.is_none_or(|start| now.since(start) > policy.start_interval);
         let stable = fall == Fall::Died && long_ago;
         if stable {
-            self.restarts = 0;
+            self.forgive();
         }
         if self.restarts >= policy.start_retries {
             return Verdict::GiveUp;
         }
         self.restarts += 1;
         match self.last_start {
-            Some(start) if !stable => Verdict::At(start + policy.start_interval),
+            Some(start) if !stable => {
+                let pause = pause(policy.start_interval, self.pauses, key);
+                self.pauses += 1;
+                Verdict::At(start + pause)
+            }
             _ => Verdict::Now,
         }
     }
 
     /// An order begins anew.
     pub(super) fn forgive(&mut self) {
-        self.restarts = 0;
+        (self.restarts, self.pauses) = (0, 0);
     }
+}
+
+/// From the last start to the next one, after so many such pauses in a row. Never less than `interval`.
+fn pause(interval: Duration, before: u32, key: &ProcKey) -> Duration {
+    if before == 0 {
+        return interval;
+    }
+    let growth = 2_u32.saturating_pow(before).min(MOST_GROWTH);
+    let grown = interval.saturating_mul(growth).min(LONGEST_PAUSE).max(interval);
+    grown + jitter::below(grown / JITTER, key, before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn policy() -> Policy {
         Policy { start_retries: 2, start_interval: Duration::from_secs(10), ..Policy::default() }
     }
 
+    fn key(name: &str) -> ProcKey {
+        ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
+    }
+
+    fn fell(streak: &mut Streak, now: u64, fall: Fall) -> Verdict {
+        streak.fell(Moment(now), fall, &policy(), &key("nginx"))
+    }
+
     #[test]
     fn a_long_life_is_followed_at_once_and_clears_the_count() {
-        let mut streak = Streak { restarts: 2, last_start: Some(Moment(0)) };
-        assert_eq!(streak.fell(Moment(10_001), Fall::Died, &policy()), Verdict::Now);
-        assert_eq!(streak.restarts, 1);
+        let mut streak = Streak { restarts: 2, last_start: Some(Moment(0)), pauses: 2 };
+        assert_eq!(fell(&mut streak, 10_001, Fall::Died), Verdict::Now);
+        assert_eq!((streak.restarts, streak.pauses), (1, 0));
     }
 
     #[test]
     fn short_lives_wait_and_then_end() {
-        let mut streak = Streak { restarts: 0, last_start: Some(Moment(1_000)) };
-        assert_eq!(streak.fell(Moment(2_000), Fall::Died, &policy()), Verdict::At(Moment(11_000)));
+        let mut streak = Streak { restarts: 0, last_start: Some(Moment(1_000)), pauses: 0 };
+        assert_eq!(fell(&mut streak, 2_000, Fall::Died), Verdict::At(Moment(11_000)));
         streak.last_start = Some(Moment(11_000));
-        assert_eq!(streak.fell(Moment(11_500), Fall::Died, &policy()), Verdict::At(Moment(21_000)));
-        streak.last_start = Some(Moment(21_000));
-        assert_eq!(streak.fell(Moment(21_001), Fall::Died, &policy()), Verdict::GiveUp);
+        let Verdict::At(second) = fell(&mut streak, 11_500, Fall::Died) else { panic!("{streak:?}") };
+        assert!((31_000..35_000).contains(&second.0), "{second:?}");
+        streak.last_start = Some(second);
+        assert_eq!(fell(&mut streak, second.0 + 1, Fall::Died), Verdict::GiveUp);
+    }
+
+    /// The restart at once after a long life is no pause: the first short life after it waits no longer than any other.
+    #[test]
+    fn only_pauses_make_pauses_longer() {
+        let mut streak = Streak { restarts: 0, last_start: Some(Moment(0)), pauses: 0 };
+        assert_eq!(fell(&mut streak, 60_000, Fall::Died), Verdict::Now);
+        streak.last_start = Some(Moment(60_000));
+        assert_eq!(fell(&mut streak, 61_000, Fall::Died), Verdict::At(Moment(70_000)));
     }
 
     #[test]
     fn a_launch_that_takes_long_to_fail_is_no_stable_run() {
-        let mut streak = Streak { restarts: 1, last_start: Some(Moment(0)) };
-        assert_eq!(streak.fell(Moment(60_000), Fall::NotStarted, &policy()), Verdict::At(Moment(10_000)));
-        assert_eq!(streak.fell(Moment(60_000), Fall::NotStarted, &policy()), Verdict::GiveUp);
+        let mut streak = Streak { restarts: 1, last_start: Some(Moment(0)), pauses: 0 };
+        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), Verdict::At(Moment(10_000)));
+        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound() {
+        for (interval, expected) in [
+            (1, [1, 2, 4, 8, 16, 16]),
+            (10, [10, 20, 40, 80, 160, 160]),
+            (60, [60, 120, 240, 300, 300, 300]),
+            // Longer than the bound by itself.
+            (3_600, [3_600, 3_600, 3_600, 3_600, 3_600, 3_600]),
+        ] {
+            for (before, expected) in (0..).zip(expected) {
+                let pause = pause(Duration::from_secs(interval), before, &key("nginx")).as_secs_f64();
+                let expected = f64::from(expected);
+                let most = if before == 0 { expected } else { expected * 1.2 };
+                assert!((expected..=most).contains(&pause), "{interval} s, {before} before: {pause}");
+            }
+        }
+        let longest = pause(Duration::from_secs(86_400), u32::MAX, &key("nginx"));
+        assert!(longest >= Duration::from_secs(86_400));
+    }
+
+    #[test]
+    fn those_that_died_together_do_not_come_back_together() {
+        let interval = Duration::from_secs(10);
+        let pauses: std::collections::BTreeSet<Duration> =
+            (0..1_000).map(|number| pause(interval, 1, &key(&format!("worker{number}")))).collect();
+        assert!(pauses.len() > 850, "{} of 4,000 possible ones", pauses.len());
     }
 }

@@ -28,7 +28,12 @@ pub enum Rest {
     /// For an order.
     Idle,
     /// To be started again.
-    Retry { at: Moment },
+    Retry {
+        at: Moment,
+        /// What it waits for, for people.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        why: String,
+    },
     /// For its next scheduled run.
     Due { at: Moment },
     /// For what becomes of a scheduled run that began then and was not seen yet.

@@ -4,6 +4,7 @@ use super::{CommandEnd, Event};
 use crate::op::OpKind;
 use crate::process::{Cause, Exit};
 use crate::spec::Spec;
+use crate::spread;
 use std::time::Duration;
 
 pub(super) const SUCCESS: &str = "success";
@@ -141,6 +142,10 @@ pub(super) fn gave_up(restarts: u32, last: &str) -> String {
     )
 }
 
+pub(super) fn no_way_back(last: &str) -> String {
+    format!("{last}; the spec has no start_cmd to start it again; start or host with one begins anew")
+}
+
 pub(super) const WAITING: &str = "waiting for its next run";
 
 pub(super) const RUN_OVER: &str = "the run has ended meanwhile";
@@ -153,8 +158,30 @@ pub(super) fn not_run(field: &str, reason: &str) -> String {
     format!("{field} could not be run: {reason}")
 }
 
+/// Why the agent ended it, as the event says it.
 pub(super) fn over_limit(event: &Event) -> String {
     format!("it was ended: {event}")
+}
+
+pub(super) fn was_ill(reason: &str) -> String {
+    format!("it was ended: it was unhealthy: {reason}")
+}
+
+/// Why a restart is waited for.
+pub(super) fn retry(restarts: u32, most: u32, last: &str) -> String {
+    format!("restart {restarts} of {most}; {last}")
+}
+
+pub(super) fn spread(cause: spread::Cause) -> &'static str {
+    match cause {
+        spread::Cause::Boot => "the host has just booted",
+        spread::Cause::Return => "the agent has just come back, and many are to be started",
+    }
+}
+
+pub(super) fn starts_in(wait: Duration, why: &str) -> String {
+    let secs = wait.as_millis().div_ceil(1_000);
+    if why.is_empty() { format!("starts in {secs} s") } else { format!("starts in {secs} s: {why}") }
 }
 
 fn with_output(base: String, output: &str) -> String {

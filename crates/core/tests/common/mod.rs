@@ -5,12 +5,14 @@
 
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test file uses its own part")]
 
+use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Kind, Policy, Spec};
+use procfleet_core::spread::Cause as SpreadCause;
 use procfleet_core::supervise::{
-    CommandEnd, Commit, Effect, Event, Hosting, Input, Leader, LookId, Machine, Next, Record, RunId, Scope,
-    Signal, Step, Usage, View, Write,
+    CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LookId, Machine, Next, Past, Record,
+    RunId, Scope, Signal, Step, Usage, View, Write,
 };
 use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -92,6 +94,8 @@ pub struct World {
     pub wall_ahead: u64,
     /// How often the wall clock was asked.
     pub plans: u32,
+    /// How long it is until the proc's place among those that are started after the agent's return.
+    pub place_delay: u64,
     /// Commands do not take longer than their spec can bear.
     pub only_fair: bool,
     pub max_mains: usize,
@@ -170,6 +174,7 @@ impl World {
             behind: Vec::new(),
             wall_ahead: 0,
             plans: 0,
+            place_delay: 0,
             only_fair: false,
             max_mains: 0,
             done: Vec::new(),
@@ -268,6 +273,27 @@ impl World {
         }
     }
 
+    /// What its `health_cmd` says changes.
+    pub fn health(&mut self, health: Health) {
+        if let Some(process) = self.machine.process() {
+            self.feed(Input::Health { process, health });
+        }
+    }
+
+    /// Its namespace uses too much, and it is its turn.
+    pub fn overuse(&mut self, past: Past) {
+        if let Some(process) = self.machine.process() {
+            let overuse = Overuse {
+                group: "g".to_owned(),
+                pool: Pool::Mem,
+                limit: 10.0,
+                sums: vec![12.0; 3],
+                victims: vec!["it".to_owned()],
+            };
+            self.feed(Input::Overused { process, overuse: Box::new(overuse), past });
+        }
+    }
+
     /// The process comes again by itself, and writes its pid file.
     pub fn come_again(&mut self) {
         self.serial += 1;
@@ -352,6 +378,10 @@ impl World {
 
     pub fn mains(&self) -> usize {
         self.live.iter().filter(|live| live.role != Role::Shell).count()
+    }
+
+    pub fn note(&self) -> String {
+        self.machine.note(self.now).into_owned()
     }
 
     pub fn hosted(&self) -> bool {
@@ -514,6 +544,10 @@ impl World {
                     .map(|live| live.process.pid)
                     .collect();
                 left.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+            }
+            Effect::Place { plan } => {
+                let (at, cause) = (Moment(self.now.0 + self.place_delay), SpreadCause::Boot);
+                self.answers.push_back(Input::Placed { plan, at, cause });
             }
             Effect::Plan { plan, rule, since } => {
                 self.plans += 1;

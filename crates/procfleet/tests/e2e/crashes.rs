@@ -70,9 +70,10 @@ fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     assert!(note.contains("gave up after 2 restarts"), "{note}");
     assert_eq!(crashing.runs(), 3, "one start and two restarts");
     let times: Vec<u64> = crashing.read("times").lines().map(|line| line.parse().expect("a time")).collect();
-    for pair in times.windows(2) {
-        let pause = Duration::from_nanos(pair[1] - pair[0]);
-        assert!(pause > Duration::from_millis(3_900) && pause < Duration::from_millis(8_000), "{pause:?}");
+    for (pair, least) in times.windows(2).zip([3_900, 7_900]) {
+        let (pause, least) = (Duration::from_nanos(pair[1] - pair[0]), Duration::from_millis(least));
+        // A part of it more, so that not all come back together, and what a busy machine adds.
+        assert!(pause > least && pause < 2 * least, "{pause:?}");
     }
     let shown = up.cli(&["ps", "--namespace", &proc.namespace]);
     assert!(shown.stdout.contains("gave up after 2 restarts"), "{shown:?}");

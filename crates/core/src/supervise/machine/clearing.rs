@@ -60,7 +60,10 @@ impl Machine {
             | Input::Inspected { .. }
             | Input::Planned { .. }
             | Input::Sampled { .. }
-            | Input::Succeeded { .. } => {}
+            | Input::Succeeded { .. }
+            | Input::Overused { .. }
+            | Input::Health { .. }
+            | Input::Placed { .. } => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
             out.effects.push(Effect::EndRun(clearing.run));

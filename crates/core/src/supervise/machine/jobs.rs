@@ -1,6 +1,7 @@
 //! What a sighting means for the job that asked for it.
 
 use super::turns::Since;
+use super::upkeep::Fate;
 use super::{Leftover, Machine, State, busy, unreachable_kind};
 use crate::code::Code;
 use crate::id::OpId;
@@ -39,6 +40,9 @@ impl Machine {
             (Stage::Planning { plan }, Input::Planned { plan: answered, next }) if plan == answered => {
                 self.planned(now, next, out)
             }
+            (Stage::Planning { plan }, Input::Placed { plan: answered, at, cause }) if plan == answered => {
+                self.placed(now, at, cause, out)
+            }
             (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
             (
                 stage @ (Stage::Looking { .. } | Stage::Planning { .. }),
@@ -50,7 +54,10 @@ impl Machine {
                 | Input::Inspected { .. }
                 | Input::Planned { .. }
                 | Input::Sampled { .. }
-                | Input::Succeeded { .. },
+                | Input::Succeeded { .. }
+                | Input::Overused { .. }
+                | Input::Health { .. }
+                | Input::Placed { .. },
             ) => busy(purpose, spec, stage),
         }
     }
@@ -217,19 +224,26 @@ impl Machine {
                 }
                 let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
                 let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
-                match saved {
-                    Some((rest @ Rest::GaveUp { .. }, _)) => State::Down(rest),
-                    Some((rest @ Rest::Retry { at }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
-                        State::Down(rest)
+                let fate = match saved {
+                    Some((rest @ Rest::GaveUp { .. }, _)) => Fate::Rests(State::Down(rest)),
+                    Some((Rest::Retry { at, why }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
+                        Fate::StartsAt { at, why }
                     }
                     // A restart that had begun counts, although nobody saw how it ended: it may have been what ended
                     // the agent, and would end it again for ever.
                     Some((Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. }, None)) => {
-                        self.rest(now, Fall::NotStarted, "it was not running when the agent came back", out)
+                        self.fate(now, Fall::NotStarted, "it was not running when the agent came back", out)
                     }
                     Some((_, Some(_))) | None => {
-                        self.rest(now, Fall::Died, "it ended while the agent was away", out)
+                        self.fate(now, Fall::Died, "it ended while the agent was away", out)
                     }
+                };
+                // Whatever is due now may be due for many.
+                match fate {
+                    Fate::Starts { why } => self.queue_up(why, out),
+                    Fate::StartsAt { at, why } if now >= at => self.queue_up(why, out),
+                    Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
+                    Fate::Rests(state) => state,
                 }
             }
         }

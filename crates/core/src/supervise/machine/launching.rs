@@ -119,7 +119,10 @@ impl Machine {
             | Input::Inspected { .. }
             | Input::Planned { .. }
             | Input::Sampled { .. }
-            | Input::Succeeded { .. } => {}
+            | Input::Succeeded { .. }
+            | Input::Overused { .. }
+            | Input::Health { .. }
+            | Input::Placed { .. } => {}
         }
         self.check_launch(now, purpose, spec, launch, out)
     }

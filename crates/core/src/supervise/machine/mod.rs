@@ -8,13 +8,14 @@ mod orders;
 mod queries;
 mod reloading;
 mod sampling;
+mod treating;
 mod turns;
 mod upkeep;
 
 use super::limits::Strain;
 use super::policy::Streak;
 use super::record::{Record, Rest};
-use super::{Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Step, Write};
+use super::{Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Step, Write, words};
 use crate::code::Code;
 use crate::id::{OpId, ProcKey};
 use crate::moment::Moment;
@@ -22,9 +23,11 @@ use crate::op::{Content, OpKind, Order, Outcome, ProcStatus};
 use crate::process::Process;
 use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+use treating::Patient;
 use turns::{Since, Turn};
 
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
@@ -47,7 +50,9 @@ pub struct Machine {
     planned: Moment,
     /// How its latest samples stand to its limits.
     strain: Strain,
-    /// Why the agent ended it; empty once it runs stably again, or an order came.
+    /// What its `health_cmd` has led to.
+    patient: Option<Patient>,
+    /// Why the agent or the kernel ended it; empty once it runs stably again, or an order came.
     fault: String,
     /// What was wrong where it was looked for in vain; else empty.
     puzzle: String,
@@ -84,6 +89,7 @@ impl Machine {
             turn: None,
             planned: Moment(0),
             strain: Strain::default(),
+            patient: None,
             fault: String::new(),
             puzzle: String::new(),
             begun: None,
@@ -142,17 +148,18 @@ impl Machine {
     }
 
     /// Why it is not as it should be; else empty.
-    pub fn note(&self) -> &str {
-        self.note_in(&self.state)
+    pub fn note(&self, now: Moment) -> Cow<'_, str> {
+        self.note_in(now, &self.state)
     }
 
-    fn note_in<'a>(&'a self, state: &'a State) -> &'a str {
+    fn note_in<'a>(&'a self, now: Moment, state: &'a State) -> Cow<'a, str> {
         match state {
-            State::Down(Rest::GaveUp { reason }) => reason,
-            State::Down(Rest::Idle | Rest::Retry { .. }) if self.fault.is_empty() => &self.puzzle,
-            State::Down(Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. })
+            State::Down(Rest::GaveUp { reason }) => reason.into(),
+            State::Down(Rest::Retry { at, why }) => words::starts_in(at.since(now), why).into(),
+            State::Down(Rest::Idle) if self.fault.is_empty() => self.puzzle.as_str().into(),
+            State::Down(Rest::Idle | Rest::Due { .. } | Rest::Begun { .. })
             | State::Up(_)
-            | State::Busy(_) => &self.fault,
+            | State::Busy(_) => self.fault.as_str().into(),
         }
     }
 
@@ -174,7 +181,7 @@ impl Machine {
     /// When to tick at the latest.
     pub fn wake_at(&self) -> Option<Moment> {
         let state = match &self.state {
-            State::Down(Rest::Retry { at }) => Some(*at),
+            State::Down(Rest::Retry { at, .. }) => Some(*at),
             State::Down(Rest::Due { at }) => self.plans_again_at().into_iter().chain([*at]).min(),
             State::Down(Rest::Idle | Rest::GaveUp { .. } | Rest::Begun { .. }) | State::Up(_) => None,
             State::Busy(job) => job.stage.wake_at(&job.spec),
@@ -190,9 +197,10 @@ impl Machine {
         let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
             (state, Input::Order(order)) => self.admit(now, state, *order, &mut out),
-            (state, Input::Inspected { op, view }) => self.inspected(state, op, *view, &mut out),
+            (state, Input::Inspected { op, view }) => self.inspected(now, state, op, *view, &mut out),
+            (state, Input::Health { process, health }) => self.heard(state, process, health),
 
-            (State::Down(Rest::Retry { at }), Input::Tick) if now >= at => {
+            (State::Down(Rest::Retry { at, .. }), Input::Tick) if now >= at => {
                 self.upkeep(now, "a restart was due".to_owned(), &mut out)
             }
             (State::Down(Rest::Due { at }), Input::Tick) if now >= at => self.due(now, at, &mut out),
@@ -206,6 +214,9 @@ impl Machine {
             }
             (State::Up(up), Input::Succeeded { old, process }) if up.is(&old) => {
                 self.succeeded(up, process, &mut out)
+            }
+            (State::Up(up), Input::Overused { process, overuse, past }) if up.is(&process) => {
+                self.overused(now, up, *overuse, past, &mut out)
             }
             (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
@@ -222,11 +233,14 @@ impl Machine {
                 | Input::CommandEnded { .. }
                 | Input::Planned { .. }
                 | Input::Sampled { .. }
-                | Input::Succeeded { .. },
+                | Input::Succeeded { .. }
+                | Input::Overused { .. }
+                | Input::Placed { .. },
             ) => state,
         };
         self.expire(now, &mut out);
         self.proceed(now, &mut out);
+        self.treat(now, &mut out);
         self.mark_begun(&mut out);
         self.save(&mut out);
         if upkeep && self.is_kept_up() && out.writes.iter().all(may_be_lost) {
@@ -315,7 +329,11 @@ impl Machine {
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
             Effect::Run { .. } | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep => true,
-            Effect::Look { .. } | Effect::Watch(_) | Effect::Inspect { .. } | Effect::Plan { .. } => false,
+            Effect::Look { .. }
+            | Effect::Watch(_)
+            | Effect::Inspect { .. }
+            | Effect::Plan { .. }
+            | Effect::Place { .. } => false,
         });
         if let State::Busy(job) = &self.state
             && let Purpose::Op { op, .. } = job.purpose

@@ -3,6 +3,7 @@
 use super::{Machine, State};
 use crate::code::Code;
 use crate::id::OpId;
+use crate::moment::Moment;
 use crate::op::{OpKind, Order, ProcStatus};
 use crate::process::Sighting;
 use crate::supervise::record::Rest;
@@ -44,11 +45,18 @@ impl Machine {
         out.effects.push(Effect::Inspect { op: order.op, process, scope, spec });
     }
 
-    pub(super) fn inspected(&mut self, state: State, op: OpId, view: View, out: &mut Step) -> State {
+    pub(super) fn inspected(
+        &mut self,
+        now: Moment,
+        state: State,
+        op: OpId,
+        view: View,
+        out: &mut Step,
+    ) -> State {
         if matches!(state, State::Down(_)) {
             self.puzzle_over(&view.sighting);
         }
-        let note = match (self.note_in(&state), &state, &view.sighting) {
+        let note = match (self.note_in(now, &state).as_ref(), &state, &view.sighting) {
             ("", State::Down(Rest::Due { .. }), _) => words::WAITING.to_owned(),
             ("", _, Sighting::Absent(absence)) => absence.cause.to_string(),
             ("", _, Sighting::Running(_)) => String::new(),

@@ -45,7 +45,10 @@ impl Machine {
             | Input::Inspected { .. }
             | Input::Planned { .. }
             | Input::Sampled { .. }
-            | Input::Succeeded { .. } => {}
+            | Input::Succeeded { .. }
+            | Input::Overused { .. }
+            | Input::Health { .. }
+            | Input::Placed { .. } => {}
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
@@ -115,7 +118,10 @@ impl Machine {
             | Input::Inspected { .. }
             | Input::Planned { .. }
             | Input::Sampled { .. }
-            | Input::Succeeded { .. } => {}
+            | Input::Succeeded { .. }
+            | Input::Overused { .. }
+            | Input::Health { .. }
+            | Input::Placed { .. } => {}
         }
         if review.looking.is_none() && now >= review.next_look {
             review.looking = Some(self.look(Scope::Settled, &spec, out));

@@ -6,10 +6,21 @@ use crate::moment::Moment;
 use crate::op::{OpKind, Order};
 use crate::process::{Exit, Found, Process};
 use crate::spec::Kind;
+use crate::spread;
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, Verdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, Scope, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, PlanId, Scope, Step, Write, words};
+
+/// What is to become of a proc that is not running.
+pub(super) enum Fate {
+    /// It is started without a pause.
+    Starts { why: String },
+    /// It is started then.
+    StartsAt { at: Moment, why: String },
+    /// It is not started again by itself, or by its schedule alone.
+    Rests(State),
+}
 
 impl Machine {
     pub(super) fn exited(&mut self, now: Moment, process: Process, exit: Exit, out: &mut Step) -> State {
@@ -19,6 +30,10 @@ impl Machine {
         }
         out.writes.push(Write::Event(Event::Exited { pid: process.pid, exit }));
         let last = format!("pid {} {exit}", process.pid);
+        if exit == Exit::OutOfMemory {
+            // It is not its own doing, and people look for it in vain in its logs.
+            self.fault.clone_from(&last);
+        }
         match (process.found, exit) {
             // The command itself was the process: there is nobody else to look for.
             (Found::Foreground, exit) if exit != Exit::Code(0) => self.revive(now, &last, out),
@@ -52,7 +67,7 @@ impl Machine {
     /// It is certainly not running. A restart that was waited for and is due is done now; else the policy decides.
     pub(super) fn revive(&mut self, now: Moment, last: &str, out: &mut Step) -> State {
         match self.saved.as_ref().map(|record| &record.rest) {
-            Some(Rest::Retry { at }) if now >= *at && self.hosting == Hosting::Hosted => {
+            Some(Rest::Retry { at, .. }) if now >= *at && self.hosting == Hosting::Hosted => {
                 self.relaunch(now, last.to_owned(), out)
             }
             _ => self.rest(now, Fall::Died, last, out),
@@ -61,25 +76,36 @@ impl Machine {
 
     /// Where a proc that is not running goes from here.
     pub(super) fn rest(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
+        match self.fate(now, fall, last, out) {
+            Fate::Starts { .. } => self.relaunch(now, last.to_owned(), out),
+            Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
+            Fate::Rests(state) => state,
+        }
+    }
+
+    /// What is to become of a proc that is not running.
+    pub(super) fn fate(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> Fate {
         self.untidy = true;
         if self.timetable().is_some() {
-            return self.schedule(now, Since::Run, out);
+            return Fate::Rests(self.schedule(now, Since::Run, out));
         }
         let Some(spec) = self.spec.clone().filter(|_| self.hosting == Hosting::Hosted) else {
-            return State::Down(Rest::Idle);
+            return Fate::Rests(State::Down(Rest::Idle));
         };
         if spec.policy.kind == Kind::Once {
-            return State::Down(Rest::Idle);
+            return Fate::Rests(State::Down(Rest::Idle));
         }
         if spec.control.start_cmd.is_empty() {
-            return self.give_up(format!("{last}; the spec has no start_cmd to start it again"), out);
+            return Fate::Rests(self.give_up(words::no_way_back(last), out));
         }
-        match self.streak.fell(now, fall, &spec.policy) {
-            Verdict::Now => self.relaunch(now, last.to_owned(), out),
-            Verdict::At(at) => State::Down(Rest::Retry { at }),
+        let verdict = self.streak.fell(now, fall, &spec.policy, &self.key);
+        let why = || words::retry(self.streak.restarts, spec.policy.start_retries, last);
+        match verdict {
+            Verdict::Now => Fate::Starts { why: why() },
+            Verdict::At(at) => Fate::StartsAt { at, why: why() },
             Verdict::GiveUp => {
                 let reason = words::gave_up(self.streak.restarts, last);
-                self.give_up(reason, out)
+                Fate::Rests(self.give_up(reason, out))
             }
         }
     }
@@ -89,10 +115,23 @@ impl Machine {
         let ends = |order: &Order| matches!(order.kind, OpKind::Stop | OpKind::Kill) && now < order.start_by;
         if self.queue.iter().any(ends) {
             // Somebody who wants it ended waits already. The retry is for the case that it comes to nothing.
-            return State::Down(Rest::Retry { at: now });
+            return State::Down(Rest::Retry { at: now, why: last });
         }
         self.sweep(out);
         self.launch(now, Purpose::Upkeep { last }, spec, None, out)
+    }
+
+    /// It is to be started, as perhaps many are at this moment.
+    pub(super) fn queue_up(&mut self, last: String, out: &mut Step) -> State {
+        let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
+        let plan = PlanId(self.serial());
+        out.effects.push(Effect::Place { plan });
+        busy(Purpose::Upkeep { last }, spec, Stage::Planning { plan })
+    }
+
+    pub(super) fn placed(&mut self, now: Moment, at: Moment, cause: spread::Cause, out: &mut Step) -> State {
+        let why = words::spread(cause).to_owned();
+        if now >= at { self.relaunch(now, why, out) } else { State::Down(Rest::Retry { at, why }) }
     }
 
     pub(super) fn give_up(&mut self, reason: String, out: &mut Step) -> State {

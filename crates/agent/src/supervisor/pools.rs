@@ -1,0 +1,104 @@
+//! What the processes of a namespace use together, where its groups limit that. A round of samples has all of them at one moment,
+//! and the rules in [`procfleet_core::groups`] say who is to be ended.
+
+use super::sampler::{Round, Sampled};
+use procfleet_core::groups::{self, Member, has_limit};
+use procfleet_core::id::ProcKey;
+use procfleet_core::spec::ProcessGroup;
+use procfleet_core::supervise::Input;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    /// Of the namespaces in which anything is limited.
+    groups: BTreeMap<String, Vec<ProcessGroup>>,
+    course: groups::Pools,
+}
+
+/// Whether the processes of a namespace are sampled for what they use together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pooled {
+    Yes,
+    No,
+}
+
+impl Pools {
+    /// Replaces the groups of a namespace.
+    pub(super) fn set(&mut self, namespace: &str, groups: &[ProcessGroup]) -> Pooled {
+        if has_limit(groups) {
+            self.groups.insert(namespace.to_owned(), groups.to_vec());
+            return Pooled::Yes;
+        }
+        self.groups.remove(namespace);
+        self.course.forget(namespace);
+        Pooled::No
+    }
+
+    /// Takes a round in, and says who is to be told what.
+    pub(super) fn sampled(&mut self, round: &Round) -> Vec<(ProcKey, Input)> {
+        let mut told = Vec::new();
+        for (namespace, groups) in &self.groups {
+            let members: Vec<Member> =
+                round.iter().filter(|sampled| sampled.key.namespace == *namespace).map(member).collect();
+            for ruling in self.course.sampled(namespace, groups, &members) {
+                told.extend(ruling.victims.into_iter().map(|victim| {
+                    let overuse = Box::new(ruling.overuse.clone());
+                    let input = Input::Overused { process: victim.process, overuse, past: victim.past };
+                    (victim.proc, input)
+                }));
+            }
+        }
+        told
+    }
+}
+
+fn member(sampled: &Sampled) -> Member {
+    Member {
+        proc: sampled.key.clone(),
+        process: sampled.process,
+        cpu: sampled.usage.cpu,
+        mem: sampled.usage.mem,
+        cpu_limit: sampled.limits.cpu,
+        mem_limit: sampled.limits.mem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::process::{Evidence, Found, Process};
+    use procfleet_core::spec::Resource;
+    use procfleet_core::supervise::Usage;
+
+    fn groups(limit: Option<f64>) -> Vec<ProcessGroup> {
+        vec![ProcessGroup { id: "g".to_owned(), mem_pool_limit: limit, ..ProcessGroup::default() }]
+    }
+
+    fn sampled(pid: u32, namespace: &str, name: &str, mem: f64) -> Sampled {
+        Sampled {
+            key: ProcKey { namespace: namespace.to_owned(), name: name.to_owned() },
+            process: Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() },
+            usage: Usage { mem, ..Usage::default() },
+            limits: Resource::default(),
+            told: false,
+        }
+    }
+
+    #[test]
+    fn a_namespace_pays_for_its_own_processes_alone() {
+        let mut pools = Pools::default();
+        assert_eq!(pools.set("web", &groups(Some(10.0))), Pooled::Yes);
+        let round =
+            || vec![sampled(3, "db", "c", 99.0), sampled(1, "web", "a", 8.0), sampled(2, "web", "b", 4.0)];
+        let mut victims = |round: Round| -> Vec<String> {
+            pools.sampled(&round).into_iter().map(|(key, _)| key.to_string()).collect()
+        };
+        assert_eq!(victims(round()), [""; 0]);
+        assert_eq!(victims(Vec::new()), [""; 0], "counting begins anew");
+        assert_eq!([victims(round()), victims(round())].concat(), [""; 0]);
+        assert_eq!(victims(round()), ["web:a"]);
+        assert_eq!([victims(round()), victims(round())].concat(), [""; 0]);
+        assert_eq!(pools.set("web", &groups(None)), Pooled::No);
+        assert_eq!(pools.sampled(&round()), []);
+    }
+}

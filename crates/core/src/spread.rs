@@ -1,0 +1,101 @@
+//! When each of many procs is started that are all to be started at once, for the agent has just come back.
+//!
+//! After a boot of the host that may be all that are hosted on it, and after a return of the agent those that died meanwhile. A
+//! handful is started at once, the rest one after the other at an even pace, so that neither the host nor what they all call first
+//! is overrun. The last does not wait longer than [`LONGEST`], however many there are.
+
+use crate::id::ProcKey;
+use crate::jitter;
+use crate::moment::Moment;
+use std::time::Duration;
+
+/// So many are started without a pause: a host with no more than these notices nothing.
+pub const AT_ONCE: u32 = 10;
+/// Between two of the others: 50 a second.
+const STEP: Duration = Duration::from_millis(20);
+/// When the last of them is started, at the latest.
+pub const LONGEST: Duration = Duration::from_secs(30);
+
+/// What has brought them all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// The host has just booted.
+    Boot,
+    /// The agent was away.
+    #[default]
+    Return,
+}
+
+/// The places that are still free.
+#[derive(Clone, Debug)]
+pub struct Spread {
+    cause: Cause,
+    at_once: u32,
+    /// In microseconds, for there may be more procs than milliseconds.
+    step: u64,
+    /// When the next one may be started, in microseconds; meaningless until the first has asked.
+    free: u64,
+}
+
+impl Spread {
+    /// `procs`: how many there may be at most.
+    pub fn new(cause: Cause, procs: usize) -> Spread {
+        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        // One step is left for the jitter of the last.
+        let widest = micros(LONGEST) / (procs as u64).saturating_add(1);
+        Spread { cause, at_once: AT_ONCE, step: micros(STEP).min(widest), free: 0 }
+    }
+
+    pub fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// The next place, never before `now`.
+    pub fn place(&mut self, now: Moment, key: &ProcKey) -> Moment {
+        if self.at_once > 0 {
+            self.at_once -= 1;
+            return now;
+        }
+        let begin = self.free.max(now.0.saturating_mul(1_000));
+        self.free = begin.saturating_add(self.step);
+        let jitter = jitter::below(Duration::from_micros(self.step), key, 0);
+        Moment(begin.div_ceil(1_000)) + jitter
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(procs: usize, asks: usize) -> Vec<u64> {
+        let mut spread = Spread::new(Cause::Boot, procs);
+        let key = |number| ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
+        (0..asks).map(|number| spread.place(Moment(7_000), &key(number)).0 - 7_000).collect()
+    }
+
+    #[test]
+    fn few_start_at_once_and_many_one_after_the_other() {
+        assert!(places(10, 10).iter().all(|wait| *wait == 0));
+        // Of many that are hosted, few may have to be started.
+        assert!(places(1_000, 10).iter().all(|wait| *wait == 0));
+        for (procs, last) in [(11, 0..20), (1_000, 19_000..20_500), (20_000, 28_000..30_001)] {
+            let waits = places(procs, procs);
+            assert!(last.contains(waits.last().expect("some")), "{procs}: {:?}", waits.last());
+            let most =
+                (0..30).map(|second| waits.iter().skip(10).filter(|wait| **wait / 1_000 == second).count());
+            let fair = (procs / 25).max(55);
+            assert!(most.max().expect("some") <= fair, "{procs}: never more than {fair} in one second");
+        }
+    }
+
+    #[test]
+    fn a_place_is_never_in_the_past() {
+        let mut spread = Spread::new(Cause::Return, 1_000);
+        let key = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
+        for second in 0..100 {
+            let now = Moment(second * 1_000);
+            let place = spread.place(now, &key);
+            assert!(place >= now && place.0 <= now.0 + 20, "{place:?} at {now:?}");
+        }
+    }
+}
