@@ -129,7 +129,10 @@ async fn keep_house(host: &Host) -> std::convert::Infallible {
                 tokio::time::sleep(REAPING).await;
                 host.reap_orphans();
             }
-            _ = trim.tick() => host.trim_output(),
+            _ = trim.tick() => {
+                host.trim_output();
+                host.hear_kernel();
+            }
         }
     }
 }

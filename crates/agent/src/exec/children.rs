@@ -118,6 +118,7 @@ pub(super) fn reap(which: WaitId<'_>, pid: u32) -> Result<Option<Exit>, Errno> {
     }
     Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) if status.dumped() => Exit::Dumped(signal),
         (None, Some(signal)) => Exit::Signal(signal),
         (None, None) => Exit::Unknown,
     }))

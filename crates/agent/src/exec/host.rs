@@ -1,6 +1,7 @@
 //! What all procs on this host share.
 
 use super::children;
+use super::oom;
 use super::pidfd;
 use super::procfs;
 use super::spawn::NotStarted;
@@ -68,6 +69,7 @@ impl Host {
         let instance = instance(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         children::adopt_orphans();
+        oom::listen();
         let ours = format!("{instance}/").into_bytes();
         let before = Scan::take();
         let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
@@ -152,6 +154,11 @@ impl Host {
     /// Time since the host's boot, time asleep included.
     pub fn now(&self) -> Moment {
         Moment(millis(ClockId::Boottime))
+    }
+
+    /// Hears what the kernel has said meanwhile; to be called now and then.
+    pub fn hear_kernel(&self) {
+        oom::keep_up();
     }
 
     /// Keeps the output of processes within bounds; to be called now and then.

@@ -11,6 +11,7 @@
 //!   (`pidfd`), so a recycled pid is never touched.
 //! - Each watched process has one task that sleeps on its pidfd. A command's shell may be the process at the same time:
 //!   its one task reaps it, and the watch hears of it from there, since a status can be had only once.
+//! - One that the kernel killed because there was no memory left is told apart from others that died of signal 9 (`oom`).
 //! - What only asks about a proc (`probe`) bears another mark and belongs to nobody.
 //! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is decided in
 //!   `identify`; where it is looked for, in `find`.
@@ -23,6 +24,7 @@ mod host;
 mod identify;
 mod inspect;
 mod log;
+mod oom;
 mod output;
 mod pidfd;
 mod probe;
@@ -187,6 +189,7 @@ impl Hands {
         if self.watches.contains_key(&id) {
             return;
         }
+        oom::watch(id);
         let (inputs, host, stirred) = (self.inputs.clone(), self.host.clone(), self.stirred.clone());
         let tell = async move |exit| {
             stirred.store(host.now().0, Ordering::Relaxed);

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "PIDFD_GET_INFO and the registration of a descriptor have no safe wrapper")]
 
 use super::children;
+use super::oom;
 use super::procfs::{Id, Stat};
 use procfleet_core::process::{Exit, Process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -111,6 +112,10 @@ pub(super) async fn gone(pidfd: &OwnedFd) {
 /// For others there are two places to ask: `/proc` until their parent has reaped them, and the kernel afterwards, if it is
 /// new enough. Neither is waited for longer than a moment, for the report of the exit is urgent and its status is not.
 pub(super) async fn exit(pidfd: &OwnedFd, id: Id) -> Exit {
+    oom::judge(id, exit_status(pidfd, id).await)
+}
+
+async fn exit_status(pidfd: &OwnedFd, id: Id) -> Exit {
     match reap(pidfd, id.pid) {
         Ok(Some(exit)) => return exit,
         Ok(None) => return Exit::Unknown,
@@ -183,9 +188,31 @@ fn exit_of_reaped(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
     Ok(Some(exit_from_status(info.exit_code)))
 }
 
+/// The kernel has written the process's memory down.
+const DUMPED: i32 = 0x80;
+
 fn exit_from_status(status: i32) -> Exit {
     match status & 0x7f {
         0 => Exit::Code((status >> 8) & 0xff),
+        signal if status & DUMPED != 0 => Exit::Dumped(signal),
         signal => Exit::Signal(signal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_says_how_it_ended() {
+        for (status, exit) in [
+            (0, Exit::Code(0)),
+            (7 << 8, Exit::Code(7)),
+            (9, Exit::Signal(9)),
+            (11, Exit::Signal(11)),
+            (11 | 0x80, Exit::Dumped(11)),
+        ] {
+            assert_eq!(exit_from_status(status), exit, "{status:#x}");
+        }
     }
 }
