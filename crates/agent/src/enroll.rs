@@ -73,7 +73,10 @@ async fn try_to_join(config: &Config) -> Result<Identity, EnrollError> {
                 agent: enrolled.agent.parse()?,
                 key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
                 certificate: CertificateDer::from(enrolled.certificate),
-                ca: CertificateDer::from(enrolled.ca),
+                cas: std::iter::once(enrolled.ca)
+                    .chain(enrolled.more_cas)
+                    .map(CertificateDer::from)
+                    .collect(),
             };
             identity.save(&config.data)?;
             info!(agent = %identity.agent, "joined");

@@ -4,7 +4,7 @@
 //! away for as long as it likes: hosted procs stay hosted, and outcomes wait in the journal. Ending the agent ends none
 //! of the processes it looks after.
 //!
-//! - `link`: the session with the server, and `enroll`, which happens once;
+//! - `link`: the session with the server; `enroll`, which happens once, and `renewal`, which happens now and then;
 //! - `outbox`: what the server has not confirmed yet;
 //! - `journal`: what must survive the agent;
 //! - `hosting_file`: the hosted procs, as platforms look for them on the host;
@@ -20,6 +20,7 @@ mod journal;
 mod link;
 mod outbox;
 pub mod program;
+mod renewal;
 mod states;
 mod supervisor;
 pub mod tls;
@@ -150,6 +151,7 @@ async fn talk(
         None => enroll::join(config).await?,
     };
     info!(agent = %identity.agent, server = %config.server, "agent is up");
-    link::stay_connected(config, &identity, journal, supervisor, outbox, states).await;
+    let credentials = identity::Credentials::new(&config.data, identity);
+    link::stay_connected(config, &credentials, journal, supervisor, outbox, states).await;
     Ok(())
 }

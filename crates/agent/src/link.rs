@@ -2,9 +2,10 @@
 
 use crate::VERSION;
 use crate::config::Config;
-use crate::identity::Identity;
+use crate::identity::Credentials;
 use crate::journal::Journal;
 use crate::outbox::Outbox;
+use crate::renewal::Renewal;
 use crate::states::{News, States};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
@@ -45,6 +46,10 @@ enum End {
     Closed,
     #[error("the server has been silent for {0:?}")]
     Silent(Duration),
+    #[error("the certificate had expired and was renewed")]
+    Renewed,
+    #[error("the certificate has expired and could not be renewed: {0}")]
+    NotRenewed(String),
 }
 
 impl From<WsError> for End {
@@ -56,7 +61,7 @@ impl From<WsError> for End {
 /// Connects, and connects again, for ever.
 pub(crate) async fn stay_connected(
     config: &Config,
-    identity: &Identity,
+    credentials: &Credentials,
     journal: &Journal,
     supervisor: &Supervisor,
     outbox: &Outbox,
@@ -64,7 +69,7 @@ pub(crate) async fn stay_connected(
 ) {
     let mut failures = 0;
     loop {
-        let session = Session { config, identity, journal, supervisor, outbox, states };
+        let session = Session { config, credentials, journal, supervisor, outbox, states };
         let mut welcomed = false;
         let end = session.run(&mut welcomed).await;
         failures = if welcomed { 0 } else { failures + 1 };
@@ -72,6 +77,10 @@ pub(crate) async fn stay_connected(
             End::Drained { pause } => {
                 info!("the server is ending; coming back in {pause:?}");
                 pause
+            }
+            End::Renewed => {
+                info!("the certificate had expired and was renewed; coming back with the new one");
+                Duration::ZERO
             }
             end => {
                 let pause = back_off(failures);
@@ -100,7 +109,7 @@ fn random_part(whole: Duration) -> Duration {
 
 struct Session<'a> {
     config: &'a Config,
-    identity: &'a Identity,
+    credentials: &'a Credentials,
     journal: &'a Journal,
     supervisor: &'a Supervisor,
     outbox: &'a Outbox,
@@ -116,16 +125,19 @@ impl Session<'_> {
     }
 
     async fn talk(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, End> {
-        let tls = tls::with_identity(self.identity)?;
+        let identity = self.credentials.present();
+        let tls = tls::with_identity(&identity)?;
         let mut socket = tls::connect(&self.config.server, LINK_PATH, tls).await?;
         let taken = self.supervisor.taken();
         let taken = taken.into_iter().take(TAKEN_NAMED).map(|op| op.to_string()).collect();
         let hello = Hello {
-            agent: self.identity.agent.to_string(),
+            agent: identity.agent.to_string(),
             boot_id: self.supervisor.boot_id().0.clone(),
             version: VERSION.to_owned(),
             taken,
             host: Some(self.supervisor.facts()),
+            renews: true,
+            cancels: true,
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
@@ -133,10 +145,12 @@ impl Session<'_> {
             Ok(body) => match body? {
                 Body::Welcome(welcome) => welcome,
                 Body::Refused(refused) => return Err(End::Refused(refused.reason)),
+                Body::Renewed(_) => return self.renew_expired(&mut socket).await,
                 _ => return Err(End::Protocol(BadMessage::Empty)),
             },
         };
         *welcomed = true;
+        let mut renewal = Renewal::due_in(welcome.renew_in_ms, Instant::now());
         let epoch = Epoch(welcome.epoch);
         info!(epoch = epoch.0, "connected");
         self.outbox.rewind();
@@ -177,20 +191,49 @@ impl Session<'_> {
                         // Pings are answered by the library when the socket is next written or read.
                         Some(Ok(_)) => { socket.flush().await?; continue }
                     };
-                    if let Body::EventsStored(stored) = body {
-                        self.journal.forget_events(stored.up_to).await;
-                        events = Telling::Due;
-                    } else {
-                        self.heed(epoch, body).await?;
+                    match body {
+                        Body::EventsStored(stored) => {
+                            self.journal.forget_events(stored.up_to).await;
+                            events = Telling::Due;
+                        }
+                        Body::Renewed(renewed) => {
+                            if let Some(kept) = renewal.take(self.credentials, renewed, Instant::now()) {
+                                send(&mut socket, kept).await?;
+                            }
+                        }
+                        body => self.heed(epoch, body).await?,
                     }
                 }
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
+                () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
+                    send(&mut socket, request).await?;
+                },
                 () = self.journal.event_news(), if events == Telling::Done => events = Telling::Due,
             }
             if heard.elapsed() > patience {
                 return Err(End::Silent(heard.elapsed()));
             }
+        }
+    }
+
+    /// In a session that is for nothing else.
+    async fn renew_expired(&self, socket: &mut Socket) -> Result<std::convert::Infallible, End> {
+        let mut renewal = Renewal::due_in(Some(0), Instant::now());
+        let failed = |reason: &str| End::NotRenewed(reason.to_owned());
+        let request = renewal.ask(Instant::now()).ok_or_else(|| failed("no key could be made"))?;
+        send(socket, request).await?;
+        let answer =
+            tokio::time::timeout(WELCOME, next(socket)).await.map_err(|_| End::Silent(WELCOME))??;
+        match answer {
+            Body::Renewed(renewed) => {
+                let kept = renewal.take(self.credentials, renewed, Instant::now());
+                let kept = kept.ok_or_else(|| failed("the new one could not be kept"))?;
+                send(socket, kept).await?;
+                Err(End::Renewed)
+            }
+            Body::Refused(refused) => Err(End::Refused(refused.reason)),
+            _ => Err(End::Protocol(BadMessage::Empty)),
         }
     }
 
@@ -231,7 +274,11 @@ impl Session<'_> {
                 Err(End::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
             }
             Body::Refused(refused) => Err(End::Refused(refused.reason)),
-            Body::Welcome(_) | Body::Enrolled(_) | Body::EventsStored(_) => {
+            Body::Cancel(_)
+            | Body::Welcome(_)
+            | Body::Enrolled(_)
+            | Body::EventsStored(_)
+            | Body::Renewed(_) => {
                 debug!("a message that has no meaning here was ignored");
                 Ok(())
             }
@@ -249,6 +296,13 @@ enum Telling {
     /// Some were sent, and are not stored yet. Until then there are no others, so that a slow server is not flooded.
     Awaited,
     Done,
+}
+
+async fn sleep_until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn next(socket: &mut Socket) -> Result<Body, End> {
@@ -317,6 +371,8 @@ mod tests {
             version: VERSION.to_owned(),
             taken: vec![op.to_string(); TAKEN_NAMED],
             host: None,
+            renews: true,
+            cancels: true,
         };
         assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
     }

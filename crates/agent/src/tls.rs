@@ -56,7 +56,9 @@ pub enum ConnectError {
 /// TLS for an agent that has joined.
 pub fn with_identity(identity: &Identity) -> Result<ClientConfig, ConnectError> {
     let mut roots = RootCertStore::empty();
-    roots.add(identity.ca.clone()).map_err(ConnectError::Prepare)?;
+    for ca in &identity.cas {
+        roots.add(ca.clone()).map_err(ConnectError::Prepare)?;
+    }
     let mut config = builder()?
         .with_root_certificates(roots)
         .with_client_auth_cert(vec![identity.certificate.clone()], identity.key.clone_key())

@@ -15,8 +15,8 @@ pub use connection::{Connection, Secret};
 pub use error::Error;
 pub use output::{Output, Pace, Progress, Surroundings};
 pub use verb::{
-    agents::Agents, app::App, audit::Audit, business::Business, events::Events, operate::Operate, ps::Ps,
-    task::Task, token::Token, user::User, webhook::Webhook,
+    agents::Agents, app::App, audit::Audit, business::Business, ca::Ca, events::Events, operate::Operate,
+    ps::Ps, task::Task, token::Token, user::User, webhook::Webhook,
 };
 
 use procfleet_core::op::OpKind;
@@ -44,7 +44,7 @@ pub enum Verb {
     /// Show what became of the tasks
     #[command(subcommand)]
     Task(Task),
-    /// Show the agents, or assign them to a business
+    /// Show the agents, assign them to a business, or revoke them
     Agents(Agents),
     /// Make join tokens for new agents
     #[command(subcommand)]
@@ -58,6 +58,9 @@ pub enum Verb {
     /// Manage the businesses that agents belong to
     #[command(subcommand)]
     Business(Business),
+    /// Show or replace the CA that agents and server know each other by
+    #[command(subcommand)]
+    Ca(Ca),
     /// Show what happened to processes without anybody asking for it
     Events(Events),
     /// Manage the urls that events are sent to
@@ -118,6 +121,7 @@ fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         Verb::App(app) => app.run(around),
         Verb::User(user) => user.run(around),
         Verb::Business(business) => business.run(around),
+        Verb::Ca(ca) => ca.run(around),
         Verb::Events(events) => events.run(around),
         Verb::Webhook(webhook) => webhook.run(around),
         Verb::Audit(audit) => audit.run(around),

@@ -107,6 +107,21 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
     }
 }
 
+/// How an op ends whose agent will never come back; `reason` goes on after "its agent".
+pub fn dismissed(op: &OpenOp, target: &str, reason: &str) -> Outcome {
+    let (code, message) = match op.progress {
+        Progress::Waiting => (
+            Code::NoAgent,
+            format!("Can not find Agent by ip {target}: its agent {reason}; nothing was done"),
+        ),
+        Progress::Sent(_) | Progress::Taken(_) => (
+            Code::Interrupted,
+            format!("{target}: its agent {reason}; whether the operation was carried out is not known"),
+        ),
+    };
+    Outcome::without_agent(code, message, op.kind)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +143,19 @@ mod tests {
             Decision::End(outcome) => format!("end {}", outcome.code.number()),
         };
         assert_eq!(said, expected, "{now} {progress:?} {presence:?}");
+    }
+
+    #[test]
+    fn what_a_dismissed_agent_may_have_begun_is_not_called_undone() {
+        for (progress, code) in [
+            (Progress::Waiting, Code::NoAgent),
+            (Progress::Sent(Epoch(1)), Code::Interrupted),
+            (Progress::Taken(Epoch(1)), Code::Interrupted),
+        ] {
+            let outcome = dismissed(&op(progress), "0:10.0.0.1", "was revoked");
+            assert_eq!(outcome.code, code);
+            assert!(outcome.message.contains("0:10.0.0.1: its agent was revoked; "), "{}", outcome.message);
+        }
     }
 
     #[test]

@@ -25,6 +25,14 @@ pub(crate) struct Args {
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) keep_days: u64,
+    /// How many days an agent's certificate is good; agents renew theirs at two thirds of it
+    #[arg(long, env = "PROCFLEET_AGENT_CERT_DAYS", value_name = "DAYS", default_value_t = 365,
+          value_parser = clap::value_parser!(u64).range(1..=3_650))]
+    pub(crate) agent_cert_days: u64,
+    /// The same in seconds, to see renewals happen
+    #[arg(long, value_name = "SECS", hide = true, conflicts_with = "agent_cert_days",
+          value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) agent_cert_secs: Option<u64>,
     /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
     #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
     pub(crate) login_url: Option<LoginUrl>,
@@ -37,6 +45,9 @@ impl From<Args> for Config {
             listen: args.listen,
             link: args.link,
             keep: Duration::from_secs(args.keep_days * 86_400),
+            agent_certificate: Duration::from_secs(
+                args.agent_cert_secs.unwrap_or(args.agent_cert_days * 86_400),
+            ),
             login_url: args.login_url,
         }
     }

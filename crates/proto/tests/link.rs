@@ -10,9 +10,9 @@ use procfleet_core::spec::{Identity, ProcessGroup, Spec, Weight};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    Ack, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello, HostFacts, Op,
-    OpOrder, ProcStateMessage, Refused, Report, Reports, States, Welcome, agent_message, decode_agent,
-    decode_server, server_message,
+    Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
+    HostFacts, Op, OpOrder, ProcStateMessage, Refused, Renew, Renewed, Report, Reports, States, Welcome,
+    agent_message, decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -98,8 +98,24 @@ fn what_agents_say() {
                     memory_mib: 1024,
                     started_at: 5,
                 }),
+                renews: false,
+                cancels: false,
             }),
         ),
+        (
+            "hello_renews",
+            Body::Hello(Hello {
+                agent: "a1".to_owned(),
+                boot_id: "b1".to_owned(),
+                version: "0.2.0".to_owned(),
+                taken: Vec::new(),
+                host: None,
+                renews: true,
+                cancels: true,
+            }),
+        ),
+        ("renew", Body::Renew(Renew { csr: vec![1, 2], kept: Vec::new() })),
+        ("renew_kept", Body::Renew(Renew { csr: Vec::new(), kept: vec![3; 32] })),
         (
             "reports",
             Body::Reports(Reports {
@@ -168,6 +184,7 @@ fn what_servers_say() {
                 server_time: 1_700_000_000_000,
                 heartbeat_ms: 30_000,
                 takes_events: false,
+                renew_in_ms: None,
             }),
         ),
         (
@@ -177,6 +194,17 @@ fn what_servers_say() {
                 server_time: 1_700_000_000_000,
                 heartbeat_ms: 30_000,
                 takes_events: true,
+                renew_in_ms: None,
+            }),
+        ),
+        (
+            "welcome_renew",
+            Body::Welcome(Welcome {
+                epoch: 3,
+                server_time: 1_700_000_000_000,
+                heartbeat_ms: 30_000,
+                takes_events: true,
+                renew_in_ms: Some(0),
             }),
         ),
         ("events_stored", Body::EventsStored(EventsStored { journal: "j1".to_owned(), up_to: 4 })),
@@ -194,7 +222,37 @@ fn what_servers_say() {
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
         ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 })),
         ("refused", Body::Refused(Refused { reason: "no".to_owned() })),
-        ("enrolled", Body::Enrolled(Enrolled { agent: "a1".to_owned(), certificate: vec![1], ca: vec![2] })),
+        (
+            "enrolled",
+            Body::Enrolled(Enrolled {
+                agent: "a1".to_owned(),
+                certificate: vec![1],
+                ca: vec![2],
+                more_cas: Vec::new(),
+            }),
+        ),
+        (
+            "enrolled_two_cas",
+            Body::Enrolled(Enrolled {
+                agent: "a1".to_owned(),
+                certificate: vec![1],
+                ca: vec![2],
+                more_cas: vec![vec![3]],
+            }),
+        ),
+        ("cancel", Body::Cancel(Cancel { ops: vec![op_id().to_string()] })),
+        (
+            "renewed",
+            Body::Renewed(Renewed {
+                certificate: vec![1],
+                cas: vec![vec![2], vec![3]],
+                renew_in_ms: 86_400_000,
+            }),
+        ),
+        (
+            "renewed_later",
+            Body::Renewed(Renewed { certificate: Vec::new(), cas: Vec::new(), renew_in_ms: 5_000 }),
+        ),
     ];
     for (name, body) in rows {
         let bytes = golden(name, &body.clone().into_bytes());

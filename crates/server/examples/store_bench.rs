@@ -7,7 +7,7 @@ use procfleet_core::{
     AgentId, BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
 };
 use procfleet_server::store::{
-    Finished, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, Store, TokenUse,
+    CertificateRecord, Finished, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, Store, TokenUse,
 };
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -61,7 +61,12 @@ async fn join(store: &Store) -> Outcomes {
                 let joining = JoiningAgent {
                     agent: agent(number),
                     ip: ip(number).into(),
-                    certificate_sha256: [0; 32],
+                    certificate: CertificateRecord {
+                        sha256: [0; 32],
+                        ca: None,
+                        issued_at: None,
+                        expires_at: None,
+                    },
                     version: "0.1.0".to_owned(),
                     from: ip(number).into(),
                 };

@@ -14,6 +14,8 @@ pub struct Config {
     pub link: SocketAddr,
     /// How long tasks with their results, and audit records, are kept.
     pub keep: Duration,
+    /// How long an agent's certificate is good; it is renewed at two thirds of it.
+    pub agent_certificate: Duration,
     /// Whom to ask about a `bk_token` that is none of ours.
     pub login_url: Option<LoginUrl>,
 }

@@ -19,7 +19,7 @@ use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
 use procfleet_core::moment::Moment;
 use procfleet_core::op::Outcome;
 use procfleet_core::spec::Spec;
-use procfleet_proto::link::{Ack, Drain, Op, server_message::Body};
+use procfleet_proto::link::{Ack, Drain, Op, Refused, server_message::Body};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,17 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Stands for the sessions of a server that is no more. Those of the store begin with 1.
 const NO_SESSION: Epoch = Epoch(0);
 
+/// What is said of an agent whose host another one has joined for.
+pub const RETIRED: &str = "was retired: another agent has joined for its host";
+
+/// What is said of an agent that an administrator has revoked for this reason.
+pub fn revoked(why: &str) -> String {
+    match why {
+        "" => "was revoked; only a new token lets its host in again".to_owned(),
+        why => format!("was revoked ({why}); only a new token lets its host in again"),
+    }
+}
+
 /// Something happened.
 #[derive(Debug)]
 pub enum Note {
@@ -52,6 +63,12 @@ pub enum Note {
     Gone {
         agent: AgentId,
         epoch: Epoch,
+    },
+    /// It was retired or revoked, durably, and will not come back: its session ends, and so do its ops.
+    Dismissed {
+        agent: AgentId,
+        /// What goes on after "its agent".
+        reason: String,
     },
     Reports {
         agent: AgentId,
@@ -88,6 +105,7 @@ impl Keeper {
             by_agent: HashMap::new(),
             sessions: HashMap::new(),
             back_by: HashMap::new(),
+            dismissed: HashMap::new(),
             timers: BTreeSet::new(),
             dirty: BTreeSet::new(),
             finished: Vec::new(),
@@ -129,6 +147,8 @@ struct Work {
     sessions: HashMap<AgentId, Session>,
     /// Until when an agent that is away may come back.
     back_by: HashMap<AgentId, Moment>,
+    /// Those that will never come back, and why.
+    dismissed: HashMap<AgentId, String>,
     timers: BTreeSet<(Moment, OpId)>,
     /// Ops to decide about.
     dirty: BTreeSet<OpId>,
@@ -162,6 +182,10 @@ impl Work {
         let mut present_until = HashMap::new();
         for agent in self.store.agents().await? {
             present_until.insert(agent.agent.clone(), agent.changed_at);
+            if let Some(revocation) = agent.revoked {
+                self.dismissed.insert(agent.agent, revoked(&revocation.why));
+                continue;
+            }
             // Who was connected when the last server ended is probably on its way back.
             if agent.connected {
                 present_until.insert(agent.agent.clone(), i64::MAX);
@@ -169,6 +193,11 @@ impl Work {
             }
         }
         let open = self.store.open_ops().await?;
+        for agent in open.iter().filter_map(|row| row.agent.as_ref()) {
+            if !present_until.contains_key(agent) {
+                self.dismissed.insert(agent.clone(), RETIRED.to_owned());
+            }
+        }
         if !open.is_empty() {
             info!(ops = open.len(), "open ops taken up again");
         }
@@ -235,6 +264,7 @@ impl Work {
                     self.reconsider(&agent);
                 }
             }
+            Note::Dismissed { agent, reason } => self.dismiss(agent, reason),
             Note::Reports { agent, epoch, reports } => {
                 for (op, outcome) in reports {
                     self.reported(&agent, epoch, op, outcome);
@@ -286,6 +316,11 @@ impl Work {
         if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
             return;
         }
+        // It was let in a moment before it was dismissed.
+        if let Some(reason) = self.dismissed.get(&agent) {
+            let _ = outbox.try_send(refusal(&agent, reason));
+            return;
+        }
         // Dropping an older session's outbox ends its connection: the newer one wins.
         let session = Session { epoch, outbox, unconfirmed: 0, backlog: VecDeque::new() };
         self.sessions.insert(agent.clone(), session);
@@ -297,6 +332,17 @@ impl Work {
             }
         }
         self.reconsider(&agent);
+    }
+
+    fn dismiss(&mut self, agent: AgentId, reason: String) {
+        if let Some(session) = self.sessions.remove(&agent) {
+            // Dropping the outbox ends the connection when this is sent.
+            let _ = session.outbox.try_send(refusal(&agent, &reason));
+            self.presences.remove(&agent);
+        }
+        self.back_by.remove(&agent);
+        self.reconsider(&agent);
+        self.dismissed.insert(agent, reason);
     }
 
     fn reconsider(&mut self, agent: &AgentId) {
@@ -359,6 +405,11 @@ impl Work {
 
     fn decide(&mut self, now: Moment, op: OpId) {
         let Some(entry) = self.ops.get(&op) else { return };
+        if let Some(reason) = entry.agent.as_ref().and_then(|agent| self.dismissed.get(agent)) {
+            let outcome = dispatch::dismissed(&entry.open, &entry.target, reason);
+            self.finished.push(Finished { op, agent: None, outcome, at: self.clock.wall() });
+            return self.wake(op, now + RETRY);
+        }
         let presence = match &entry.agent {
             None => Presence::Unknown,
             Some(agent) => match self.sessions.get(agent) {
@@ -489,6 +540,10 @@ impl Work {
         }
         self.sessions.clear();
     }
+}
+
+fn refusal(agent: &AgentId, reason: &str) -> Body {
+    Body::Refused(Refused { reason: format!("agent {agent} {reason}") })
 }
 
 async fn sleep_until(instant: Option<tokio::time::Instant>) {

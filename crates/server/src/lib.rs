@@ -16,6 +16,7 @@ pub mod sessions;
 pub mod store;
 
 use crate::app::App;
+use crate::app::ca::Succession;
 use crate::app::retention::Retention;
 use crate::app::setup::{self, SetupError};
 use crate::app::webhooks::Delivery;
@@ -77,6 +78,7 @@ pub struct Server {
     sessions: JoinHandle<Result<(), LinkError>>,
     retention: JoinHandle<()>,
     webhooks: JoinHandle<()>,
+    succession: JoinHandle<()>,
 }
 
 impl Server {
@@ -88,7 +90,8 @@ impl Server {
         let clock = Clock::start();
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(&config.data.join("server.db")).await?;
-        let ca = Arc::new(Ca::open(&config.data)?);
+        let ca = Arc::new(Ca::open(&config.data, config.agent_certificate)?);
+        store.name_first_ca(ca.pin()).await?;
         let presences = Presences::new(metrics.clone());
         let (api_listener, api) = listen(config.listen).await?;
         let (link_listener, link) = listen(config.link).await?;
@@ -140,9 +143,23 @@ impl Server {
             stop: stopped.clone(),
         };
         let webhooks = tokio::spawn(webhooks.run());
+        let succession =
+            Succession { store: app.store.clone(), ca: app.ca.clone(), clock, stop: stopped.clone() };
+        let succession = tokio::spawn(succession.run());
         let http = tokio::spawn(http::port::serve(api_listener, http::router(app.clone()), stopped));
         info!(%api, %link, "server is up");
-        Ok(Server { api, link, app, stop, keeper: keeper_task, http, sessions, retention, webhooks })
+        Ok(Server {
+            api,
+            link,
+            app,
+            stop,
+            keeper: keeper_task,
+            http,
+            sessions,
+            retention,
+            webhooks,
+            succession,
+        })
     }
 
     /// Returns when a part of the server has ended that should not.
@@ -159,7 +176,14 @@ impl Server {
         let _ = self.stop.send(true);
         self.app.keeper.stop().await;
         let parts = async {
-            let _ = tokio::join!(self.http, self.sessions, self.keeper, self.retention, self.webhooks);
+            let _ = tokio::join!(
+                self.http,
+                self.sessions,
+                self.keeper,
+                self.retention,
+                self.webhooks,
+                self.succession
+            );
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
             warn!("some calls or sessions were cut off");

@@ -52,7 +52,7 @@ pub(crate) async fn enroll(
             agent: enrolled.agent.parse().map_err(|_| EnrollError::BadAnswer)?,
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             certificate: CertificateDer::from(enrolled.certificate),
-            ca: CertificateDer::from(enrolled.ca),
+            cas: vec![CertificateDer::from(enrolled.ca)],
         }),
         Ok(Body::Refused(refused)) => Err(EnrollError::Refused(refused.reason)),
         Ok(_) | Err(_) => Err(EnrollError::BadAnswer),

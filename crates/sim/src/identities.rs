@@ -63,7 +63,7 @@ impl Identities {
             agent: identity.agent.to_string(),
             key: hex(identity.key.secret_der()),
             certificate: hex(&identity.certificate),
-            ca: hex(&identity.ca),
+            ca: identity.cas.first().map(|ca| hex(ca)).unwrap_or_default(),
         };
         let mut text = serde_json::to_string(&line).expect("texts are JSON");
         text.push('\n');
@@ -77,7 +77,7 @@ fn read_line(line: &str) -> Option<(IpAddr, Identity)> {
         agent: line.agent.parse().ok()?,
         key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(unhex(&line.key)?)),
         certificate: CertificateDer::from(unhex(&line.certificate)?),
-        ca: CertificateDer::from(unhex(&line.ca)?),
+        cas: vec![CertificateDer::from(unhex(&line.ca)?)],
     };
     Some((line.ip, identity))
 }
@@ -99,7 +99,7 @@ mod tests {
             agent: "020000000000".parse().expect("an id"),
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(vec![1, 2, 255])),
             certificate: CertificateDer::from(vec![3]),
-            ca: CertificateDer::from(vec![4]),
+            cas: vec![CertificateDer::from(vec![4])],
         };
         let fleet = Identities::open(folder.path()).expect("a new one");
         assert!(fleet.take(ip).is_none());

@@ -3,7 +3,7 @@
 use crate::output::{Format, Output, age};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::BusinessId;
-use procfleet_proto::http::native::{AgentRow, AssignAgents};
+use procfleet_proto::http::native::{AgentRow, AssignAgents, RevokeAgents};
 
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -20,6 +20,8 @@ pub struct Agents {
 pub enum Change {
     /// Move agents to another business
     Assign(Box<Assign>),
+    /// Cut agents off, for good: only a new join token lets their hosts in again
+    Revoke(Box<Revoke>),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -36,6 +38,20 @@ pub struct Assign {
     pub connection: Connection,
 }
 
+#[derive(Clone, Debug, clap::Args)]
+pub struct Revoke {
+    /// Agents by their ids, or hosts as CLOUD:IP
+    #[arg(value_name = "AGENT_OR_HOST", required = true)]
+    pub agents: Vec<String>,
+    /// Why, for the agent's log and for the audit
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub reason: String,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
 impl Agents {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let (answer, output) = match &self.change {
@@ -44,6 +60,11 @@ impl Agents {
                 let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
                 let client = assign.connection.client()?;
                 (client.post("/api/v1/agents/assign", &wanted)?, assign.output)
+            }
+            Some(Change::Revoke(revoke)) => {
+                let wanted = RevokeAgents { agents: revoke.agents.clone(), reason: revoke.reason.clone() };
+                let client = revoke.connection.client()?;
+                (client.post("/api/v1/agents/revoke", &wanted)?, revoke.output)
             }
         };
         match output.format() {
@@ -68,7 +89,12 @@ fn cells(row: &AgentRow, now: i64) -> [String; 6] {
         format!("{}:{}", row.bk_cloud_id, row.ip),
         format!("{} {}", row.bk_biz_id, row.bk_biz_name),
         row.version.clone(),
-        if row.connected { "connected" } else { "away" }.to_owned(),
-        age(row.since, now),
+        match (row.revoked_at, row.connected) {
+            (0, true) => "connected",
+            (0, false) => "away",
+            (_, _) => "revoked",
+        }
+        .to_owned(),
+        age(row.since.max(row.revoked_at), now),
     ]
 }

@@ -4,6 +4,7 @@ pub(crate) mod agents;
 pub(crate) mod app;
 pub(crate) mod audit;
 pub(crate) mod business;
+pub(crate) mod ca;
 pub(crate) mod events;
 pub(crate) mod operate;
 pub(crate) mod ps;

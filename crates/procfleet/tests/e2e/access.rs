@@ -140,6 +140,9 @@ fn only_administrators_manage() {
         ("apps/web/revoke", json!({"all": true})),
         ("tokens", json!({"ttl_secs": 60, "uses": 1})),
         ("agents/assign", json!({"agents": ["0:127.0.0.1"], "bk_biz_id": 1})),
+        ("agents/revoke", json!({"agents": ["0:127.0.0.1"]})),
+        ("ca/rotate", json!({})),
+        ("ca/retire", json!({"force": true})),
         ("businesses", json!({"bk_biz_id": 9, "bk_biz_name": "mine"})),
         ("business_sets", json!({"bk_biz_set_id": 9, "bk_biz_set_name": "mine", "bk_biz_ids": [1]})),
     ] {

@@ -99,15 +99,37 @@ pub fn create_webhook<'v>(body: impl Into<Body<'v>>) -> Result<String, Faults> {
 /// The agents as they were named, and the business that they go to.
 pub fn assign_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, BusinessId), Faults> {
     read(body.into(), &["agents", "bk_biz_id"], |reader, faults| {
-        let mut agents = Vec::new();
-        for (path, text) in reader.required_texts("agents", faults) {
-            match text.parse() {
-                Ok(agent) => agents.push(agent),
-                Err(reason) => faults.add(path, format!("{reason}")),
-            }
-        }
-        (agents, BusinessId(required_id(reader, "bk_biz_id", faults)))
+        (read_agents(reader, faults), BusinessId(required_id(reader, "bk_biz_id", faults)))
     })
+}
+
+/// The agents as they were named, and why they are to be kept out.
+pub fn revoke_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, String), Faults> {
+    read(body.into(), &["agents", "reason"], |reader, faults| {
+        let agents = read_agents(reader, faults);
+        let reason = reader.text("reason", LONGEST_NAME, faults);
+        if reason.chars().any(char::is_control) {
+            faults.add("reason", "contains a control character");
+        }
+        (agents, reason)
+    })
+}
+
+/// Whether the old CA goes although somebody needs it.
+pub fn retire_ca<'v>(body: impl Into<Body<'v>>) -> Result<bool, Faults> {
+    read(body.into(), &["force"], |reader, faults| reader.flag("force", faults))
+}
+
+/// Agent ids, or hosts as `CLOUD:IP`.
+fn read_agents(reader: &Reader<'_>, faults: &mut Faults) -> Vec<AgentId> {
+    let mut agents = Vec::new();
+    for (path, text) in reader.required_texts("agents", faults) {
+        match text.parse() {
+            Ok(agent) => agents.push(agent),
+            Err(reason) => faults.add(path, format!("{reason}")),
+        }
+    }
+    agents
 }
 
 /// A join token for new agents. Whether there is such a business is not known here.
@@ -194,6 +216,8 @@ mod tests {
             &["bk_biz_ids[1]: "],
         );
         check(assign_agents(&json!({"agents": ["a b"]})), &["agents[0]: ", "bk_biz_id: is required"]);
+        check(revoke_agents(&json!({"agents": [], "reason": 1})), &["agents: is required", "reason: "]);
+        check(retire_ca(&json!({"force": "yes"})), &["force: "]);
         check(assign_agents(&json!([])), &["must be an object"]);
         check(
             create_token(&json!({"ttl_secs": 0, "bk_biz_id": 0, "hosts": 1})),

@@ -64,6 +64,37 @@ pub struct AgentRow {
     /// The business that it belongs to.
     pub bk_biz_id: u32,
     pub bk_biz_name: String,
+    /// When the certificate that it uses ends; seconds since 1970, UTC; 0 where nobody noted it.
+    #[serde(default)]
+    pub certificate_expires_at: i64,
+    /// When it was revoked; 0: it was not.
+    #[serde(default)]
+    pub revoked_at: i64,
+    #[serde(default)]
+    pub revoked_why: String,
+}
+
+/// `GET /api/v1/ca`, and the answer to what changes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CaView {
+    /// The SHA-256 of the CA's certificate: what join tokens pin.
+    pub sha256: String,
+    /// That of its successor, while there is one.
+    pub next_sha256: Option<String>,
+    /// How many agents use a certificate of the CA, and not of its successor.
+    pub agents: u64,
+    /// How many join tokens can still be used; they pin the CA, and not its successor.
+    pub tokens: u64,
+    /// How long an agent's certificate is good.
+    pub agent_certificate_secs: u64,
+}
+
+/// `POST /api/v1/agents/revoke`; answered with the agents' rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokeAgents {
+    /// Agent ids, or hosts as `CLOUD:IP`.
+    pub agents: Vec<String>,
+    pub reason: String,
 }
 
 /// One row of `GET /api/v1/procs` (query: `namespace`, `name`, `host` as `CLOUD:IP`).

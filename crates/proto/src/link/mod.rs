@@ -21,7 +21,7 @@ pub const BUFFER: usize = 4 * 1024;
 /// From an agent to the server.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AgentMessage {
-    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5, 7")]
     pub body: Option<agent_message::Body>,
 }
 
@@ -38,13 +38,15 @@ pub mod agent_message {
         Enroll(super::Enroll),
         #[prost(message, tag = "5")]
         Events(super::Events),
+        #[prost(message, tag = "7")]
+        Renew(super::Renew),
     }
 }
 
 /// From the server to an agent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 9, 10")]
     pub body: Option<server_message::Body>,
 }
 
@@ -65,6 +67,10 @@ pub mod server_message {
         Enrolled(super::Enrolled),
         #[prost(message, tag = "7")]
         EventsStored(super::EventsStored),
+        #[prost(message, tag = "9")]
+        Cancel(super::Cancel),
+        #[prost(message, tag = "10")]
+        Renewed(super::Renewed),
     }
 }
 
@@ -83,6 +89,11 @@ pub struct Hello {
     /// What the host is; absent from agents of the first version.
     #[prost(message, optional, tag = "5")]
     pub host: Option<HostFacts>,
+    /// Whether this agent understands [`Renewed`] and [`Cancel`]; one of an earlier version would end the session.
+    #[prost(bool, tag = "9")]
+    pub renews: bool,
+    #[prost(bool, tag = "10")]
+    pub cancels: bool,
 }
 
 /// What does not change while an agent runs.
@@ -117,6 +128,9 @@ pub struct Welcome {
     /// Whether this server takes [`Events`]; one of the first version does not, and would end the session.
     #[prost(bool, tag = "4")]
     pub takes_events: bool,
+    /// In how long the agent is to ask for its next certificate; absent from servers that renew none.
+    #[prost(uint64, optional, tag = "9")]
+    pub renew_in_ms: Option<u64>,
 }
 
 /// Carry this out, once.
@@ -304,4 +318,39 @@ pub struct Enrolled {
     /// The CA's certificate in DER.
     #[prost(bytes = "vec", tag = "3")]
     pub ca: Vec<u8>,
+    /// More CAs that the server may come to use, in DER: there are two while one takes the other's place.
+    #[prost(bytes = "vec", repeated, tag = "4")]
+    pub more_cas: Vec<Vec<u8>>,
+}
+
+/// An agent asks for its next certificate, and says when it has kept it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Renew {
+    /// A certificate signing request in DER, for a key that was made for it; empty: `kept` is what it is about.
+    #[prost(bytes = "vec", tag = "1")]
+    pub csr: Vec<u8>,
+    /// The SHA-256 of a certificate that is safe on the agent's disk: it will come back with this one.
+    #[prost(bytes = "vec", tag = "2")]
+    pub kept: Vec<u8>,
+}
+
+/// With a certificate: the answer to [`Renew`]. Without: the agent is to ask for one in so long; in place of a
+/// [`Welcome`] it means that the agent's certificate has expired, and that nothing else will be heard of it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Renewed {
+    /// In DER.
+    #[prost(bytes = "vec", tag = "1")]
+    pub certificate: Vec<u8>,
+    /// All CAs that the agent is to trust from now on, in DER.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub cas: Vec<Vec<u8>>,
+    #[prost(uint64, tag = "3")]
+    pub renew_in_ms: u64,
+}
+
+/// Nobody waits for these ops any more: what has not begun must not begin, and each gets its outcome soon.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Cancel {
+    #[prost(string, repeated, tag = "1")]
+    pub ops: Vec<String>,
 }

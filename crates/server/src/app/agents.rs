@@ -1,13 +1,15 @@
 //! Agents: which there are, and which are here.
 
-use super::{App, AppError, Caller, access};
+use super::{App, AppError, Caller, access, audit};
+use crate::keeper::{Note, revoked};
 use crate::store::{AgentRecord, Found};
 use procfleet_core::access::Scope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::agents::AgentView;
+use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::AgentRow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Those of the caller's businesses.
 pub async fn list(app: &App, caller: &Caller) -> Result<Vec<AgentRow>, AppError> {
@@ -25,8 +27,55 @@ pub async fn list(app: &App, caller: &Caller) -> Result<Vec<AgentRow>, AppError>
         enrolled_at: agent.enrolled_at / 1000,
         bk_biz_id: agent.business.0,
         bk_biz_name: names.get(&agent.business).cloned().unwrap_or_default(),
+        certificate_expires_at: agent.certificate_expires_at.unwrap_or_default() / 1000,
+        revoked_at: agent.revoked.as_ref().map_or(0, |revoked| revoked.at / 1000),
+        revoked_why: agent.revoked.map(|revoked| revoked.why).unwrap_or_default(),
     });
     Ok(rows.collect())
+}
+
+/// All of the agents, or none: they are cut off, and only a new token lets their hosts in again. Answers with their rows.
+pub async fn revoke(
+    app: &App,
+    caller: &Caller,
+    named: Vec<AgentId>,
+    why: String,
+) -> Result<Vec<AgentRow>, AppError> {
+    let agents = all_of(app, &named).await?;
+    let listed: Vec<&str> = agents.iter().map(AgentId::as_str).collect();
+    let subject = match listed.as_slice() {
+        [one] => (*one).to_owned(),
+        many => format!("{} agents", many.len()),
+    };
+    let detail = [listed.join(", "), why.clone()].into_iter().filter(|part| !part.is_empty());
+    let record = audit::entry(app, caller, "agents_revoke", &subject, detail.collect::<Vec<_>>().join(": "));
+    let now = app.clock.wall();
+    let (store, keeper) = (app.store.clone(), app.keeper.clone());
+    let revoking: Vec<AgentId> = agents.iter().cloned().collect();
+    // In a task of its own: a caller that hangs up must not keep the keeper from hearing of it.
+    let done = tokio::spawn(async move {
+        store.revoke_agents(revoking.clone(), why.clone(), now, record).await?;
+        for agent in revoking {
+            keeper.tell(Note::Dismissed { agent, reason: revoked(&why) }).await;
+        }
+        Ok::<_, AppError>(())
+    });
+    done.await.map_err(|_| AppError::Ending)??;
+    let rows = list(app, caller).await?;
+    Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
+}
+
+/// The agents that are named by their ids or hosts; every one that is not known is a fault.
+pub(super) async fn all_of(app: &App, named: &[AgentId]) -> Result<BTreeSet<AgentId>, AppError> {
+    let targets: Vec<Target> = named.iter().cloned().map(Target::Agent).collect();
+    let found = app.store.resolve(&targets).await?;
+    let mut faults = Faults::default();
+    for (place, (name, found)) in named.iter().zip(&found).enumerate() {
+        if found.is_none() {
+            faults.add(format!("agents[{place}]"), format!("there is no agent or host {name}"));
+        }
+    }
+    if faults.is_empty() { Ok(found.into_iter().flatten().collect()) } else { Err(faults.into()) }
 }
 
 /// Those of the hosts that have an agent, as far as the caller may see, within the businesses that it asks about.

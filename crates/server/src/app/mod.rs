@@ -5,6 +5,7 @@ pub mod agents;
 pub mod apps;
 pub mod audit;
 pub mod businesses;
+pub mod ca;
 pub mod events;
 pub mod operate;
 pub mod process_groups;
@@ -26,7 +27,7 @@ use crate::clock::Clock;
 use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
-use crate::pki::Ca;
+use crate::pki::{Ca, PkiError};
 use crate::sessions::Presences;
 use crate::store::{Store, StoreError};
 use procfleet_core::access::Rights;
@@ -84,6 +85,8 @@ pub enum AppError {
     NoSuchAgents,
     #[error("the key stands for another request, that of task {0}")]
     KeyTaken(TaskId),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
     #[error("the server is ending")]
     Ending,
 }

@@ -3,13 +3,14 @@
 use super::call::Call;
 use super::error::CallError;
 use super::routes::{Acting, Routes};
-use crate::app::{access, apps, audit, businesses, tokens, users, webhooks};
+use crate::app::ca::{self, Force};
+use crate::app::{access, agents, apps, audit, businesses, tokens, users, webhooks};
 use crate::store::AuditFilter;
 use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage;
 use procfleet_proto::http::native::{
-    AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow, CreatedToken,
+    AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow, CaView, CreatedToken,
 };
 use procfleet_proto::http::query::{self, AuditQuery};
 use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
@@ -33,6 +34,10 @@ pub(super) fn routes() -> Routes {
         .post("user_revoke", "/api/v1/users/{name}/revoke", only(revoke_user))
         .post("token_create", "/api/v1/tokens", only(create_token))
         .post("agents_assign", "/api/v1/agents/assign", only(assign_agents))
+        .post("agents_revoke", "/api/v1/agents/revoke", only(revoke_agents))
+        .get("ca_show", "/api/v1/ca", only(show_ca))
+        .post("ca_rotate", "/api/v1/ca/rotate", only(rotate_ca))
+        .post("ca_retire", "/api/v1/ca/retire", only(retire_ca))
         .get("business_list", "/api/v1/businesses", only(list_businesses))
         .post("business_create", "/api/v1/businesses", only(create_business))
         .get("business_set_list", "/api/v1/business_sets", only(list_sets))
@@ -135,6 +140,24 @@ async fn create_token(call: Call) -> Result<CreatedToken, CallError> {
 async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
     let (agents, to) = manage::assign_agents(&call.body)?;
     Ok(businesses::assign(&call.app, &call.caller, agents, to).await?)
+}
+
+async fn revoke_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
+    let (named, why) = manage::revoke_agents(&call.body)?;
+    Ok(agents::revoke(&call.app, &call.caller, named, why).await?)
+}
+
+async fn show_ca(call: Call) -> Result<CaView, CallError> {
+    Ok(ca::show(&call.app).await?)
+}
+
+async fn rotate_ca(call: Call) -> Result<CaView, CallError> {
+    Ok(ca::rotate(&call.app, &call.caller).await?)
+}
+
+async fn retire_ca(call: Call) -> Result<CaView, CallError> {
+    let force = if manage::retire_ca(&call.body)? { Force::Yes } else { Force::No };
+    Ok(ca::retire(&call.app, &call.caller, force).await?)
 }
 
 async fn list_businesses(call: Call) -> Result<Vec<BusinessRow>, CallError> {

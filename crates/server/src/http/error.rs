@@ -101,6 +101,12 @@ impl CallError {
                 let reason = "the store does not take or give data now; nothing was changed".to_owned();
                 (StatusCode::OK, Code::SystemError, reason)
             }
+            CallError::App(AppError::Pki(source)) => {
+                error!(error = source as &dyn std::error::Error, "a call failed at the CA");
+                let reason =
+                    "the CA cannot be changed now; nothing was changed, and the log says why".to_owned();
+                (StatusCode::OK, Code::SystemError, reason)
+            }
             CallError::App(AppError::Ending) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Code::SystemError,

@@ -1,7 +1,7 @@
 //! The keeper on a real store, with sessions that a test plays.
 
 use super::*;
-use crate::store::{JoiningAgent, NewOp, NewTask, NewToken, RequestHead, TokenUse};
+use crate::store::{CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, TokenUse};
 use procfleet_core::code::Code;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_core::op::OpKind;
@@ -38,7 +38,7 @@ async fn fixture() -> Fixture {
     let joining = JoiningAgent {
         agent: agent.clone(),
         ip: [10, 0, 0, 1].into(),
-        certificate_sha256: [9; 32],
+        certificate: CertificateRecord { sha256: [9; 32], ca: None, issued_at: None, expires_at: None },
         version: "0.1.0".to_owned(),
         from: [10, 0, 0, 1].into(),
     };

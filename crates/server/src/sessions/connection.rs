@@ -1,8 +1,9 @@
 //! One agent's session: hello, welcome, then reports in and ops out until either side ends it.
 
+use super::certificates::{self, Standing};
 use super::listener::Link;
 use crate::app::events;
-use crate::keeper::Note;
+use crate::keeper::{Note, RETIRED, revoked};
 use crate::pki;
 use crate::secret;
 use crate::store::{GroupsRecord, NewEvent, ProcRecord};
@@ -29,7 +30,7 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Why a session ended or never was. The text goes to both logs.
 #[derive(Debug, thiserror::Error)]
-enum End {
+pub(super) enum End {
     #[error("{0}")]
     Refused(String),
     #[error("it sent something that is not of this protocol")]
@@ -45,7 +46,7 @@ enum End {
 }
 
 pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: IpAddr, mut socket: WebSocket) {
-    let (agent, hello) = match greet(&link, &certificate, &mut socket).await {
+    let (agent, hello, standing) = match greet(&link, &certificate, &mut socket).await {
         Ok(greeting) => greeting,
         Err(end) => {
             link.metrics.refused_sessions.inc();
@@ -58,6 +59,15 @@ pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: Ip
     };
     let span = info_span!("session", %agent);
     async {
+        let renew_in = match standing {
+            Standing::Good { renew_in } => renew_in,
+            Standing::Expired => {
+                let end = renew_only(&link, &agent, &mut socket).await;
+                info!(from = %ip, reason = %end, "an agent whose certificate had expired was here to renew it");
+                let _ = socket.send(Message::Close(None)).await;
+                return;
+            }
+        };
         let facts = serde_json::to_string(&hello.host).expect("a few texts and numbers are JSON");
         let epoch = match link.store.agent_connected(&agent, &hello.version, &facts, link.clock.wall()).await
         {
@@ -71,7 +81,7 @@ pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: Ip
             }
         };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
-        let end = talk(&link, &agent, epoch, hello, &mut socket).await;
+        let end = talk(&link, &agent, epoch, hello, renew_in, &mut socket).await;
         link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
         if let Err(error) = link.store.agent_disconnected(&agent, epoch, link.clock.wall()).await {
             warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
@@ -88,7 +98,7 @@ async fn greet(
     link: &Link,
     certificate: &CertificateDer<'static>,
     socket: &mut WebSocket,
-) -> Result<(AgentId, Hello), End> {
+) -> Result<(AgentId, Hello, Standing), End> {
     let first = timeout(HELLO, next(socket)).await.map_err(|_| End::Silent(HELLO))??;
     let agent_message::Body::Hello(hello) = first else {
         return Err(End::Refused("the first message must be a hello".to_owned()));
@@ -100,28 +110,70 @@ async fn greet(
             "the certificate is for agent {named}, not for the one that says hello"
         )));
     }
-    let record = link.store.agent(&named).await.map_err(|error| {
+    let unchecked = |error| {
         warn!(error = &error as &dyn std::error::Error, "reading an agent failed");
         End::Refused("the server cannot check the certificate now".to_owned())
-    })?;
-    match record {
-        None => Err(End::Refused(format!("agent {named} is not known here"))),
-        Some(record) if record.retired_at.is_some() => {
-            Err(End::Refused(format!("agent {named} was retired: another agent has joined for its host")))
+    };
+    let sha256 = secret::hash(certificate);
+    let found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
+    let Some((record, shown)) = found else {
+        return Err(End::Refused(format!("agent {named} is not known here")));
+    };
+    if let Some(why) = &record.revoked {
+        return Err(End::Refused(format!("agent {named} {}", revoked(&why.why))));
+    }
+    if record.retired_at.is_some() {
+        return Err(End::Refused(format!("agent {named} {RETIRED}")));
+    }
+    let Some(shown) = shown else {
+        return Err(End::Refused(format!("this is not a present certificate of agent {named}")));
+    };
+    let standing = certificates::standing(link, certificate, &shown);
+    if standing == Standing::Expired && !hello.renews {
+        let reason = "has expired, and this version of the agent cannot renew it; join again with a token";
+        return Err(End::Refused(format!("the certificate of agent {named} {reason}")));
+    }
+    if record.certificate_sha256 != sha256 {
+        link.store.use_certificate(&named, sha256).await.map_err(unchecked)?;
+    }
+    Ok((named, hello, standing))
+}
+
+/// A session in which the agent can do nothing but ask for a new certificate. The next one is as any other.
+async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> End {
+    let renewing = async {
+        send(socket, certificates::ask_for_renewal(Duration::ZERO)).await.map_err(End::Broken)?;
+        loop {
+            let agent_message::Body::Renew(request) = next(socket).await? else {
+                return Err(End::Refused("its certificate has expired, and it may only renew it".to_owned()));
+            };
+            if let Some(answer) = certificates::renew(link, agent, request).await? {
+                send(socket, answer).await.map_err(End::Broken)?;
+            }
         }
-        Some(record) if record.certificate_sha256 != secret::hash(certificate) => {
-            Err(End::Refused(format!("this is not the present certificate of agent {named}")))
-        }
-        Some(_) => Ok((named, hello)),
+    };
+    let renewed: Result<Result<std::convert::Infallible, End>, _> = timeout(HELLO, renewing).await;
+    match renewed {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(end)) => end,
+        Err(_) => End::Silent(HELLO),
     }
 }
 
-async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: &mut WebSocket) -> End {
+async fn talk(
+    link: &Link,
+    agent: &AgentId,
+    epoch: Epoch,
+    hello: Hello,
+    renew_in: Duration,
+    socket: &mut WebSocket,
+) -> End {
     let welcome = Welcome {
         epoch: epoch.0,
         server_time: link.clock.wall(),
         heartbeat_ms: u64::try_from(HEARTBEAT.as_millis()).unwrap_or(u64::MAX),
         takes_events: true,
+        renew_in_ms: Some(certificates::millis(renew_in)),
     };
     if let Err(error) = send(socket, Body::Welcome(welcome)).await {
         return End::Broken(error);
@@ -130,6 +182,7 @@ async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: 
     let (outbox, mut orders) = mpsc::channel(OUTBOX);
     link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken }).await;
 
+    let mut cas = link.ca.changes();
     let mut heard = Instant::now();
     // Each session has its own rhythm, so that ten thousand do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
@@ -151,6 +204,12 @@ async fn talk(link: &Link, agent: &AgentId, epoch: Epoch, hello: Hello, socket: 
                     return End::Silent(heard.elapsed());
                 }
                 if let Err(error) = socket.send(Message::Ping(bytes::Bytes::new())).await {
+                    return End::Broken(error);
+                }
+            }
+            Ok(()) = cas.changed(), if hello.renews => {
+                let ask = certificates::ask_for_renewal(certificates::soon(link));
+                if let Err(error) = send(socket, ask).await {
                     return End::Broken(error);
                 }
             }
@@ -194,6 +253,7 @@ async fn heed(
         }
         agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
         agent_message::Body::Events(events) => store_events(link, agent, events).await,
+        agent_message::Body::Renew(request) => certificates::renew(link, agent, request).await,
         agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
             Err(End::Refused("a session has one hello and no enrolment".to_owned()))
         }

@@ -1,8 +1,9 @@
 //! A new host becomes an agent: token and signing request in, certificate out.
 
 use super::listener::Link;
+use crate::keeper::{Note, RETIRED};
 use crate::secret;
-use crate::store::{JoiningAgent, TokenUse};
+use crate::store::{CertificateRecord, JoiningAgent, TokenUse};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt;
 use procfleet_core::id::AgentId;
@@ -41,30 +42,42 @@ async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, 
         "" => from,
         text => text.parse().map_err(|_| "the host's ip is not an IP address".to_owned())?,
     };
-    let agent = new_agent_id(link.clock.wall());
-    let certificate = link
+    let now = link.clock.wall();
+    let agent = new_agent_id(now);
+    let signed = link
         .ca
-        .sign_agent(&request.csr, &agent)
+        .sign_agent(&request.csr, &agent, now)
         .map_err(|_| "the certificate request cannot be used".to_owned())?;
     let shown = TokenUse { id: token.public_id(), secret_hash: secret::hash(&token.secret) };
     let joining = JoiningAgent {
         agent: agent.clone(),
         ip,
-        certificate_sha256: secret::hash(&certificate),
+        certificate: CertificateRecord {
+            sha256: secret::hash(&signed.certificate),
+            ca: Some(signed.ca),
+            issued_at: Some(signed.issued_at),
+            expires_at: Some(signed.expires_at),
+        },
         version: request.version,
         from,
     };
-    let joined = link.store.join(shown, joining, link.clock.wall()).await.map_err(|error| {
+    let joined = link.store.join(shown, joining, now).await.map_err(|error| {
         warn!(error = &error as &dyn std::error::Error, "an enrolment could not be written down");
         "the server cannot enrol agents now".to_owned()
     })?;
     match joined {
         Ok(joined) => {
             info!(%agent, host = %joined.host, token = token.public_id(), retired = ?joined.retired, "agent enrolled");
+            for agent in joined.retired {
+                // Whoever has its folder may still be here.
+                link.keeper.tell(Note::Dismissed { agent, reason: RETIRED.to_owned() }).await;
+            }
+            let mut cas = link.ca.certificates().into_iter().map(|ca| ca.to_vec());
             Ok(Enrolled {
                 agent: agent.to_string(),
-                certificate: certificate.to_vec(),
-                ca: link.ca.certificate().to_vec(),
+                certificate: signed.certificate.to_vec(),
+                ca: cas.next().unwrap_or_default(),
+                more_cas: cas.collect(),
             })
         }
         Err(refusal) => Err(refusal.to_string()),

@@ -60,7 +60,6 @@ struct Peer {
 impl Link {
     /// Serves connections until told to stop; returns when the last one has ended.
     pub async fn serve(self, listener: TcpListener) -> Result<(), LinkError> {
-        let acceptor = TlsAcceptor::from(self.ca.link_tls()?);
         let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
         let router = Router::new()
             .route(LINK_PATH, any(open_link))
@@ -83,7 +82,9 @@ impl Link {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (acceptor, router, metrics) = (acceptor.clone(), router.clone(), self.metrics.clone());
+            // As it is now: a CA may have come or gone.
+            let acceptor = TlsAcceptor::from(self.ca.link_tls());
+            let (router, metrics) = (router.clone(), self.metrics.clone());
             connections.spawn(async move {
                 let handshake = tokio::time::timeout(HANDSHAKE, shake_hands(stream, from, acceptor)).await;
                 drop(place);

@@ -3,6 +3,7 @@
 //! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection` checks. A
 //! session never touches ops: it hands reports to the keeper and writes what the keeper gives it.
 
+mod certificates;
 mod connection;
 mod enroll;
 mod listener;

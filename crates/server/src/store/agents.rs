@@ -2,6 +2,7 @@
 
 use super::audit::{NewAudit, insert_audit};
 use super::businesses::business;
+use super::certificates::{self, CertificateRecord};
 use super::columns::{agent, host, integer, natural};
 use super::tokens::{self, Belonging};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
@@ -31,6 +32,17 @@ pub struct AgentRecord {
     /// What the host is: JSON of the caller's own.
     pub facts: String,
     pub business: BusinessId,
+    /// The end of the certificate that it uses; `None`: nobody noted it.
+    pub certificate_expires_at: Option<i64>,
+    /// `Some`: an administrator does not let it in any more.
+    pub revoked: Option<Revoked>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revoked {
+    pub at: i64,
+    /// What the administrator said.
+    pub why: String,
 }
 
 /// An agent that shows a join token. The token says which cloud area and business it belongs to.
@@ -38,7 +50,7 @@ pub struct AgentRecord {
 pub struct JoiningAgent {
     pub agent: AgentId,
     pub ip: IpAddr,
-    pub certificate_sha256: [u8; 32],
+    pub certificate: CertificateRecord,
     pub version: String,
     /// Where it called from.
     pub from: IpAddr,
@@ -52,7 +64,7 @@ pub struct Joined {
 }
 
 const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
-                       changed_at, epoch, facts, business_id";
+                       changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why";
 
 /// What a target is to somebody who may use some businesses only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,13 +133,7 @@ impl Store {
     /// A retired one is found too.
     pub async fn agent(&self, wanted: &AgentId) -> Result<Option<AgentRecord>, StoreError> {
         let wanted = wanted.clone();
-        self.read("reading an agent", move |db| {
-            let sql = format!("SELECT {COLUMNS} FROM agents WHERE agent_id = ?");
-            let mut statement = db.prepare_cached(&sql)?;
-            let mut rows = statement.query([wanted.as_str()])?;
-            rows.next()?.map(record).transpose()
-        })
-        .await
+        self.read("reading an agent", move |db| one(db, &wanted)).await
     }
 
     pub async fn agent_at(&self, host: Host) -> Result<Option<AgentRecord>, StoreError> {
@@ -167,7 +173,7 @@ impl Store {
         let (agent, version, facts) = (agent.clone(), version.to_owned(), facts.to_owned());
         self.write("noting that an agent connected", move |db| {
             let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?, facts = ?, changed_at = ? \
-                       WHERE agent_id = ? AND retired_at IS NULL RETURNING epoch";
+                       WHERE agent_id = ? AND retired_at IS NULL AND revoked_at IS NULL RETURNING epoch";
             let epoch = db
                 .prepare_cached(sql)?
                 .query_row(params![version, facts, at, agent.as_str()], |row| row.get(0))
@@ -254,6 +260,13 @@ impl<'db> Resolver<'db> {
     }
 }
 
+pub(super) fn one(db: &Connection, wanted: &AgentId) -> Result<Option<AgentRecord>, Fault> {
+    let sql = format!("SELECT {COLUMNS} FROM agents WHERE agent_id = ?");
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query([wanted.as_str()])?;
+    rows.next()?.map(record).transpose()
+}
+
 /// That the agent is enrolled, and was not replaced since.
 pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), Fault> {
     let sql = "SELECT 1 FROM agents WHERE agent_id = ? AND retired_at IS NULL";
@@ -288,26 +301,30 @@ fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> 
     for agent in &retired {
         db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
         db.prepare_cached("DELETE FROM process_groups WHERE agent = ?")?.execute([agent.as_str()])?;
+        db.prepare_cached("DELETE FROM certificates WHERE agent = ?")?.execute([agent.as_str()])?;
     }
     Ok(retired)
 }
 
 fn insert(db: &Connection, joining: &JoiningAgent, to: &Belonging, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO agents (agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, \
-               connected, changed_at, epoch, business_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7) \
+               connected, changed_at, epoch, business_id, certificate_ca, certificate_expires_at) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7, ?8, ?9) \
                ON CONFLICT (agent_id) DO NOTHING";
     let inserted = db.prepare_cached(sql)?.execute(params![
         joining.agent.as_str(),
         to.cloud.0,
         joining.ip.to_string(),
-        joining.certificate_sha256,
+        joining.certificate.sha256,
         joining.version,
         now,
-        to.business.0
+        to.business.0,
+        joining.certificate.ca,
+        joining.certificate.expires_at
     ])?;
     match inserted {
         0 => Err(StoreError::Exists { what: "an agent", key: joining.agent.to_string() }.into()),
-        _ => Ok(()),
+        _ => certificates::insert(db, &joining.agent, &joining.certificate),
     }
 }
 
@@ -324,5 +341,10 @@ fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
         epoch: Epoch(natural(row.get(9)?)),
         facts: row.get(10)?,
         business: business(row.get(11)?)?,
+        certificate_expires_at: row.get(12)?,
+        revoked: match row.get(13)? {
+            Some(at) => Some(Revoked { at, why: row.get(14)? }),
+            None => None,
+        },
     })
 }

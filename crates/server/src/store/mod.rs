@@ -20,6 +20,7 @@ mod agents;
 mod apps;
 mod audit;
 mod businesses;
+mod certificates;
 mod columns;
 mod events;
 mod ops;
@@ -38,10 +39,11 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use agents::{AgentRecord, Found, Joined, JoiningAgent};
+pub use agents::{AgentRecord, Found, Joined, JoiningAgent, Revoked};
 pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
 pub use audit::{AuditFilter, AuditRecord, NewAudit};
 pub use businesses::{Business, BusinessSet};
+pub use certificates::CertificateRecord;
 pub use events::{EventFilter, EventRecord, NewEvent, Page, Webhook};
 pub use ops::{Applied, Finished, OpenOpRow};
 pub use process_groups::GroupsRecord;
@@ -113,7 +115,7 @@ pub enum StoreError {
     Exists { what: &'static str, key: String },
     #[error("there is no {what} {key}")]
     Missing { what: &'static str, key: String },
-    #[error("agent {0} is not enrolled, or was retired")]
+    #[error("agent {0} is not enrolled, or was retired or revoked")]
     NoSuchAgent(AgentId),
     #[error("the store is closed")]
     Closed,

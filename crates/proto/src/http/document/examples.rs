@@ -37,6 +37,8 @@ pub(super) fn request(api: &str) -> Option<Value> {
         "app_revoke" => json!({"ops": ["stop"]}),
         "token_create" => json!({"ttl_secs": 3600, "uses": 20, "bk_cloud_id": 0, "bk_biz_id": 1}),
         "agents_assign" => json!({"agents": ["0:10.0.0.5"], "bk_biz_id": 7}),
+        "agents_revoke" => json!({"agents": ["0:10.0.0.5"], "reason": "the disk was stolen"}),
+        "ca_retire" => json!({"force": false}),
         "business_create" => json!({"bk_biz_id": 7, "bk_biz_name": "shop"}),
         "set_process_group_info" => json!({"meta": {"namespace": "gse"}, "hosts": supplied,
             "spec": {"process_group": [{"id": "gse", "resource": pool}]}}),
@@ -83,7 +85,8 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "created_at": 1794787200, "grants": {"businesses": ["1"], "namespaces": ["web*"],
         "ops": ["start", "stop"], "accounts": ["www"]}});
     let agent = json!({"bk_agent_id": AGENT, "bk_cloud_id": 0, "ip": "10.0.0.5", "version": "0.1.0",
-        "connected": true, "since": 1794787200, "enrolled_at": 1794700800, "bk_biz_id": 7, "bk_biz_name": "shop"});
+        "connected": true, "since": 1794787200, "enrolled_at": 1794700800, "bk_biz_id": 7, "bk_biz_name": "shop",
+        "certificate_expires_at": 1826236800, "revoked_at": 0, "revoked_why": ""});
     let secret = json!({"code": "deployer", "secret": "…", "trusted": false});
     let business = json!({"bk_biz_id": 7, "bk_biz_name": "shop"});
     let set = json!({"bk_biz_set_id": 2, "bk_biz_set_name": "retail", "bk_biz_ids": [1, 7]});
@@ -118,7 +121,11 @@ pub(super) fn data(api: &str) -> Option<Value> {
             }
             json!([all])
         }
-        "agents" | "agents_assign" => json!([agent]),
+        "agents" | "agents_assign" | "agents_revoke" => json!([agent]),
+        "ca_show" | "ca_rotate" | "ca_retire" => {
+            json!({"sha256": "5f3a…", "next_sha256": null, "agents": 120,
+            "tokens": 1, "agent_certificate_secs": 31536000})
+        }
         "procs" => json!([{"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1", "namespace": "gse",
             "name": "proc-test", "labels": {}, "state": "running", "hosted": true, "pid": 4437, "note": "",
             "started_at": 1794787200, "reported_at": 1794787205, "fresh": true}]),

@@ -3,6 +3,7 @@
 mod agents;
 mod apps;
 mod businesses;
+mod certificates;
 mod events;
 mod groups;
 mod lifecycle;
@@ -115,7 +116,7 @@ fn joining(name: &str, last: u8) -> JoiningAgent {
     JoiningAgent {
         agent: agent(name),
         ip: host(last).ip,
-        certificate_sha256: [9; 32],
+        certificate: CertificateRecord { sha256: [9; 32], ca: None, issued_at: None, expires_at: None },
         version: "0.1.0".to_owned(),
         from: host(last).ip,
     }

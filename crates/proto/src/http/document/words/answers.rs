@@ -298,6 +298,42 @@ pub(super) const TEXTS: &[Text] = &[
         "When it last connected or disconnected: seconds since 1970, UTC.",
         "最近一次连接或断开的时间（UTC 秒）。",
     ),
+    (
+        "AgentRow.certificate_expires_at",
+        "When the certificate that it uses ends: seconds since 1970, UTC; 0 where nobody noted it. Agents renew theirs in time.",
+        "当前证书的到期时间（UTC 秒），未记录为 0。agent 会自动续期。",
+    ),
+    (
+        "AgentRow.revoked_at",
+        "When it was revoked: seconds since 1970, UTC; 0: it was not.",
+        "吊销时间（UTC 秒），0 为未吊销。",
+    ),
+    ("AgentRow.revoked_why", "Why it was revoked.", "吊销原因。"),
+    (
+        "CaView.sha256",
+        "The SHA-256 of the CA's certificate, in hexadecimal: what join tokens pin.",
+        "CA 证书的 SHA-256（十六进制），加入令牌以此校验服务端。",
+    ),
+    (
+        "CaView.next_sha256",
+        "That of its successor, while there is one.",
+        "继任 CA 证书的 SHA-256；没有则为 null。",
+    ),
+    (
+        "CaView.agents",
+        "How many agents use a certificate of the CA, and not of its successor.",
+        "使用该 CA（而非继任 CA）所签证书的 agent 数量。",
+    ),
+    (
+        "CaView.tokens",
+        "How many join tokens can still be used. They pin the CA, and not its successor.",
+        "仍可使用的加入令牌数量，它们校验的是该 CA 而非继任 CA。",
+    ),
+    (
+        "CaView.agent_certificate_secs",
+        "How long an agent's certificate is good, in seconds.",
+        "agent 证书的有效时间，单位秒。",
+    ),
     ("AgentRow.enrolled_at", "When it joined: seconds since 1970, UTC.", "加入时间（UTC 秒）。"),
     (
         "ProcRow.state",

@@ -351,6 +351,38 @@ pub(super) const TITLES: &[Titled] = &[
         ["Assign agents to a business", "将 agent 划入业务"],
         ["Answered with the agents as they are then.", "返回变更后的 agent。"],
     ),
+    (
+        "agents_revoke",
+        ["Revoke agents", "吊销 agent"],
+        [
+            "Their sessions are cut at once and they are let in no more; only a new join with a token undoes it. What they were carrying out ends with code 805, what was not sent yet with 117. Answered with the agents as they are then.",
+            "立即切断其会话，且不再允许接入；只有用令牌重新加入才能恢复。正在执行的操作以 805 结束，尚未下发的以 117 结束。返回变更后的 agent。",
+        ],
+    ),
+    (
+        "ca_show",
+        ["The CA", "CA 信息"],
+        [
+            "The authority that agents and server know each other by, its successor while there is one, and who still needs the old one.",
+            "agent 与服务端互认所用的 CA；轮换期间还有继任 CA，以及仍依赖旧 CA 的 agent 与令牌数量。",
+        ],
+    ),
+    (
+        "ca_rotate",
+        ["Give the CA a successor", "轮换 CA"],
+        [
+            "Both are trusted from then on. Connected agents renew their certificates onto the successor within minutes; others do when they come back. The old CA is retired when no agent and no usable join token needs it. While there is a successor, this changes nothing.",
+            "此后两个 CA 同时受信任。在线 agent 在数分钟内换用继任 CA 签发的证书，离线的在重新连接后更换。没有 agent 与可用令牌依赖旧 CA 时自动退役。已有继任 CA 时不产生变化。",
+        ],
+    ),
+    (
+        "ca_retire",
+        ["Retire the old CA", "退役旧 CA"],
+        [
+            "The successor takes its place now. It is refused while somebody needs the old one, unless it is forced.",
+            "立即由继任 CA 取代。仍有 agent 或令牌依赖旧 CA 时拒绝，除非强制。",
+        ],
+    ),
     ("business_list", ["List businesses", "业务列表"], ["Every business.", "全部业务。"]),
     ("business_create", ["Make a business", "创建业务"], ["Answered with it.", "返回所创建的业务。"]),
     ("business_set_list", ["List sets of businesses", "业务集列表"], ["Every set.", "全部业务集。"]),

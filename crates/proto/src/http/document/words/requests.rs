@@ -633,6 +633,21 @@ pub(super) const TEXTS: &[Text] = &[
         "Agent ids, or hosts as CLOUD:IP. All of them or none.",
         "agent ID，或 CLOUD:IP 形式的主机。全部成功或全部不变。",
     ),
+    (
+        "agents_revoke/agents",
+        "Agent ids, or hosts as CLOUD:IP. All of them or none.",
+        "agent ID，或 CLOUD:IP 形式的主机。全部成功或全部不变。",
+    ),
+    (
+        "agents_revoke/reason",
+        "Why. It stands in the agent's log, in the outcomes of its operations, and in the audit trail.",
+        "原因，会出现在 agent 日志、操作结果与审计记录中。",
+    ),
+    (
+        "ca_retire/force",
+        "Also if agents or join tokens still need the old CA: those agents must join again, and those tokens be made anew.",
+        "即使仍有 agent 或令牌依赖旧 CA 也退役：这些 agent 需重新加入，令牌需重新创建。",
+    ),
     ("agents_assign/bk_biz_id", "The business that they go to.", "目标业务 ID。"),
     ("business_create/bk_biz_id", "The business's id.", "业务 ID。"),
     ("business_create/bk_biz_name", "The business's name.", "业务名称。"),

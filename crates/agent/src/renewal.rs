@@ -1,0 +1,94 @@
+//! The agent's next certificate: asked for when the server says so, with a key that is made for it, and used from the
+//! next connection on. The one before stays good until its end, so nothing is lost if an answer is.
+
+use crate::identity::{Credentials, Identity};
+use crate::tls;
+use procfleet_proto::link::{Renew, Renewed, agent_message::Body};
+use rcgen::{CertificateParams, KeyPair};
+use ring::digest::{SHA256, digest};
+use std::time::{Duration, Instant};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tracing::{info, warn};
+
+/// An answer that has not come after this long is asked for again; so is one that could not be kept.
+const AGAIN: Duration = Duration::from_secs(30);
+/// Longer than any certificate is waited for in steps, so that no timer overflows.
+const LONGEST_WAIT: Duration = Duration::from_secs(400 * 86_400);
+
+/// How the next certificate stands within one session.
+pub(crate) struct Renewal {
+    /// `None`: this server renews nothing.
+    due: Option<Instant>,
+    /// The key of what was asked for last.
+    asked: Option<KeyPair>,
+}
+
+impl Renewal {
+    pub(crate) fn due_in(millis: Option<u64>, now: Instant) -> Renewal {
+        Renewal { due: millis.map(|millis| later(now, millis)), asked: None }
+    }
+
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The request, when it is due. Without a key there is none, and another try later.
+    pub(crate) fn ask(&mut self, now: Instant) -> Option<Body> {
+        self.due.filter(|due| *due <= now)?;
+        self.due = Some(now + AGAIN);
+        let request = || -> Result<(KeyPair, Vec<u8>), rcgen::Error> {
+            let key = KeyPair::generate()?;
+            let csr = CertificateParams::new(Vec::new())?.serialize_request(&key)?.der().to_vec();
+            Ok((key, csr))
+        };
+        match request() {
+            Ok((key, csr)) => {
+                self.asked = Some(key);
+                Some(Body::Renew(Renew { csr, kept: Vec::new() }))
+            }
+            Err(error) => {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "no key could be made for the next certificate"
+                );
+                None
+            }
+        }
+    }
+
+    /// Keeps the new certificate and says so to the server; or notes when one is due.
+    pub(crate) fn take(&mut self, credentials: &Credentials, renewed: Renewed, now: Instant) -> Option<Body> {
+        let Renewed { certificate, cas, renew_in_ms } = renewed;
+        if certificate.is_empty() {
+            self.due = Some(later(now, renew_in_ms));
+            return None;
+        }
+        let key = self.asked.take()?;
+        let kept = digest(&SHA256, &certificate).as_ref().to_vec();
+        let identity = Identity {
+            agent: credentials.present().agent.clone(),
+            key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+            certificate: CertificateDer::from(certificate),
+            cas: cas.into_iter().map(CertificateDer::from).collect(),
+        };
+        // Whatever could not be used must not take the place of what can: it may be the answer to an earlier request.
+        if let Err(error) = tls::with_identity(&identity) {
+            warn!(error = &error as &dyn std::error::Error, "a new certificate cannot be used; asking again");
+            return None;
+        }
+        if let Err(error) = credentials.replace(identity) {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "a new certificate could not be kept; asking again"
+            );
+            return None;
+        }
+        info!("the certificate was renewed");
+        self.due = Some(later(now, renew_in_ms));
+        Some(Body::Renew(Renew { csr: Vec::new(), kept }))
+    }
+}
+
+fn later(now: Instant, millis: u64) -> Instant {
+    now + Duration::from_millis(millis).min(LONGEST_WAIT)
+}

@@ -1,0 +1,90 @@
+//! One CA: its key and certificate, as files in the data folder.
+//!
+//! The one that the server proves itself with is `ca.*`. Its successor, while there is one, is `ca.next.*`. A certificate is
+//! written after its key and moved after it: a certificate without a key is a move that was cut off, and is finished.
+
+use super::{PkiError, read, read_text, valid_for_years, write_private};
+use procfleet_proto::link::token::hex;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use std::path::{Path, PathBuf};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+const CA_YEARS: i32 = 30;
+
+pub(super) struct Authority {
+    pub(super) issuer: Issuer<'static, KeyPair>,
+    pub(super) certificate: CertificateDer<'static>,
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Present,
+    Next,
+}
+
+impl Place {
+    fn files(self, folder: &Path) -> (PathBuf, PathBuf) {
+        let name = match self {
+            Place::Present => "ca",
+            Place::Next => "ca.next",
+        };
+        (folder.join(format!("{name}.key.pem")), folder.join(format!("{name}.cert.der")))
+    }
+}
+
+impl Authority {
+    /// `None`: there is none.
+    pub(super) fn read(folder: &Path, place: Place) -> Result<Option<Authority>, PkiError> {
+        let (key, certificate) = place.files(folder);
+        if !certificate.exists() {
+            return Ok(None);
+        }
+        let key = KeyPair::from_pem(&read_text(&key)?)?;
+        let certificate = CertificateDer::from(read(&certificate)?);
+        Ok(Some(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate }))
+    }
+
+    pub(super) fn make(folder: &Path, place: Place) -> Result<Authority, PkiError> {
+        let (key_path, certificate_path) = place.files(folder);
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        // Each has a name of its own, so that a certificate says which of them it is from.
+        let name = format!("procfleet CA {}", hex(&crate::secret::random::<4>()));
+        params.distinguished_name.push(DnType::CommonName, name);
+        valid_for_years(&mut params, CA_YEARS);
+        let certificate = params.self_signed(&key)?.der().clone();
+        // The certificate is written last: while it is missing, the CA does not exist yet.
+        write_private(&key_path, key.serialize_pem().as_bytes())?;
+        write_private(&certificate_path, &certificate)?;
+        Ok(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate })
+    }
+
+    /// What join tokens pin.
+    pub(super) fn pin(&self) -> [u8; 32] {
+        crate::secret::hash(&self.certificate)
+    }
+}
+
+/// The successor takes the present one's place, whose key is gone then.
+pub(super) fn succeed(folder: &Path) -> Result<(), PkiError> {
+    let (old, new) = (Place::Present.files(folder), Place::Next.files(folder));
+    for (from, to) in [(new.0, old.0), (new.1, old.1)] {
+        if from.exists() {
+            std::fs::rename(&from, &to).map_err(|source| PkiError::File {
+                doing: "moving",
+                path: from,
+                source,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Finishes a move that was cut off.
+pub(super) fn mend(folder: &Path) -> Result<(), PkiError> {
+    let (key, certificate) = Place::Next.files(folder);
+    if certificate.exists() && !key.exists() { succeed(folder) } else { Ok(()) }
+}

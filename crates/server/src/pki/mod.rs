@@ -1,0 +1,354 @@
+//! The built-in CA: made on the first start, it signs the link's own certificate and each agent's.
+//!
+//! Keys are PEM files in the data folder, readable by the owner only. Agents do not check the server's address but
+//! its name inside this CA, so a server may move.
+//!
+//! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs what agents are
+//! given, and the server goes on to prove itself with the old one, for an agent that was away knows no other. An agent
+//! with a certificate of the successor trusts both. When all have one, the old CA is retired, and the server proves itself with the
+//! successor, which is the CA then.
+
+mod authority;
+mod clients;
+
+use authority::{Authority, Place};
+use procfleet_core::id::AgentId;
+use rcgen::{
+    CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, KeyPair,
+    KeyUsagePurpose,
+};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::{
+    CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer,
+};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+
+/// The name that agents expect in the server's certificate.
+pub const SERVER_NAME: &str = "procfleet-server";
+const SERVER_YEARS: i32 = 10;
+/// How much earlier than its making an agent's certificate is good: a server's clock may be set back a little.
+const CLOCK_SLACK: Duration = Duration::from_secs(3_600);
+
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    #[error("{doing} {path}")]
+    File {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("making or reading a certificate of the built-in CA")]
+    Certificate(#[from] rcgen::Error),
+    #[error("preparing TLS for the agent link")]
+    Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the certificate request cannot be used")]
+    Request(#[source] rcgen::Error),
+}
+
+/// The CA, and its successor while there is one.
+pub struct Ca {
+    folder: PathBuf,
+    /// How long an agent's certificate is good.
+    life: Duration,
+    present: RwLock<Arc<Present>>,
+    /// One change at a time.
+    changing: Mutex<()>,
+    changes: watch::Sender<u64>,
+}
+
+/// What holds until the next change.
+struct Present {
+    shown: Arc<Authority>,
+    next: Option<Arc<Authority>>,
+    tls: Arc<rustls::ServerConfig>,
+}
+
+/// A certificate for an agent; times in milliseconds since 1970.
+#[derive(Clone, Debug)]
+pub struct Signed {
+    pub certificate: CertificateDer<'static>,
+    /// The SHA-256 of the certificate of the CA that it is from.
+    pub ca: [u8; 32],
+    pub issued_at: i64,
+    pub expires_at: i64,
+}
+
+impl std::fmt::Debug for Ca {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ca")
+    }
+}
+
+impl Ca {
+    /// Reads the CA from `folder`, or makes it there. Agents' certificates are good for so long.
+    pub fn open(folder: &Path, life: Duration) -> Result<Ca, PkiError> {
+        authority::mend(folder)?;
+        let shown = match Authority::read(folder, Place::Present)? {
+            Some(authority) => authority,
+            None => Authority::make(folder, Place::Present)?,
+        };
+        let next = Authority::read(folder, Place::Next)?;
+        let present = Present::new(Arc::new(shown), next.map(Arc::new))?;
+        Ok(Ca {
+            folder: folder.to_owned(),
+            life,
+            present: RwLock::new(Arc::new(present)),
+            changing: Mutex::new(()),
+            changes: watch::Sender::new(0),
+        })
+    }
+
+    fn present(&self) -> Arc<Present> {
+        self.present.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The one that the server proves itself with.
+    pub fn certificate(&self) -> CertificateDer<'static> {
+        self.present().shown.certificate.clone()
+    }
+
+    /// All that agents are to trust; the one that the server proves itself with comes first.
+    pub fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        let present = self.present();
+        let authorities = std::iter::once(&present.shown).chain(&present.next);
+        authorities.map(|authority| authority.certificate.clone()).collect()
+    }
+
+    /// What join tokens pin.
+    pub fn pin(&self) -> [u8; 32] {
+        self.present().shown.pin()
+    }
+
+    /// The pin of the successor, while there is one.
+    pub fn next_pin(&self) -> Option<[u8; 32]> {
+        self.present().next.as_ref().map(|next| next.pin())
+    }
+
+    /// How long an agent's certificate is good.
+    pub fn life(&self) -> Duration {
+        self.life
+    }
+
+    /// Changes when a CA comes or goes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Makes a successor. False: there is one already.
+    pub fn rotate(&self) -> Result<bool, PkiError> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let present = self.present();
+        if present.next.is_some() {
+            return Ok(false);
+        }
+        let next = Authority::make(&self.folder, Place::Next)?;
+        self.change(Present::new(present.shown.clone(), Some(Arc::new(next)))?);
+        Ok(true)
+    }
+
+    /// The successor takes the CA's place. False: there is none.
+    pub fn retire(&self) -> Result<bool, PkiError> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(next) = self.present().next.clone() else { return Ok(false) };
+        let then = Present::new(next, None)?;
+        authority::succeed(&self.folder)?;
+        self.change(then);
+        Ok(true)
+    }
+
+    fn change(&self, then: Present) {
+        *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(then);
+        self.changes.send_modify(|generation| *generation += 1);
+    }
+
+    /// A certificate for an agent's own key. Only the key is taken from the request: who the agent is, we say.
+    pub fn sign_agent(&self, request: &[u8], agent: &AgentId, now: i64) -> Result<Signed, PkiError> {
+        let request = CertificateSigningRequestDer::from(request);
+        let mut csr = CertificateSigningRequestParams::from_der(&request).map_err(PkiError::Request)?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, agent.as_str());
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let epoch = rcgen::date_time_ymd(1970, 1, 1);
+        let now = Duration::from_millis(u64::try_from(now).unwrap_or_default());
+        // Certificates have whole seconds.
+        let end = Duration::from_secs((now + self.life).as_secs());
+        params.not_before = epoch + now.saturating_sub(CLOCK_SLACK);
+        params.not_after = epoch + end;
+        csr.params = params;
+        let present = self.present();
+        let by = present.next.as_ref().unwrap_or(&present.shown);
+        Ok(Signed {
+            certificate: csr.signed_by(&by.issuer)?.der().clone(),
+            ca: by.pin(),
+            issued_at: millis(now),
+            expires_at: millis(end),
+        })
+    }
+
+    /// TLS for the link as it is now. A client without a certificate gets as far as enrolment; one of another CA gets nowhere.
+    pub fn link_tls(&self) -> Arc<rustls::ServerConfig> {
+        self.present().tls.clone()
+    }
+}
+
+impl Present {
+    fn new(shown: Arc<Authority>, next: Option<Arc<Authority>>) -> Result<Present, PkiError> {
+        let tls = link_tls(&shown, next.as_deref())?;
+        Ok(Present { shown, next, tls })
+    }
+}
+
+fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::ServerConfig>, PkiError> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()])?;
+    params.distinguished_name.push(DnType::CommonName, SERVER_NAME);
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    valid_for_years(&mut params, SERVER_YEARS);
+    let leaf = params.signed_by(&key, &shown.issuer)?.der().clone();
+    let tls = |error: rustls::Error| PkiError::Tls(Box::new(error));
+
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    for authority in std::iter::once(shown).chain(next) {
+        roots.add(authority.certificate.clone()).map_err(tls)?;
+    }
+    let strict = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .allow_unauthenticated()
+        .build()
+        .map_err(|error| PkiError::Tls(Box::new(error)))?;
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(tls)?
+        .with_client_cert_verifier(Arc::new(clients::AlsoExpired { strict }))
+        .with_single_cert(
+            vec![leaf, shown.certificate.clone()],
+            PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+        )
+        .map_err(tls)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Whom a certificate of ours names.
+pub fn agent_of(certificate: &CertificateDer<'_>) -> Option<AgentId> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    parsed.subject().iter_common_name().next()?.as_str().ok()?.parse().ok()
+}
+
+/// From when and until when a certificate is good; milliseconds since 1970.
+pub fn validity(certificate: &CertificateDer<'_>) -> Option<(i64, i64)> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let validity = parsed.validity();
+    Some((
+        validity.not_before.timestamp().checked_mul(1000)?,
+        validity.not_after.timestamp().checked_mul(1000)?,
+    ))
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn valid_for_years(params: &mut CertificateParams, years: i32) {
+    let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let (year, month) =
+        (i32::from(today.year()), u8::try_from(today.month()).expect("a month has one digit or two"));
+    // From the first of the month before, so that a host whose clock is a little behind does not refuse it.
+    let (from_year, from_month) = if month == 1 { (year - 1, 12) } else { (year, month - 1) };
+    params.not_before = rcgen::date_time_ymd(from_year, from_month, 1);
+    params.not_after = rcgen::date_time_ymd(year + years, month, 1);
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, PkiError> {
+    std::fs::read(path).map_err(|source| PkiError::File { doing: "reading", path: path.to_owned(), source })
+}
+
+fn read_text(path: &Path) -> Result<String, PkiError> {
+    std::fs::read_to_string(path).map_err(|source| PkiError::File {
+        doing: "reading",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Writes a file that only its owner may read, whole or not at all.
+pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), PkiError> {
+    let write = || -> io::Result<()> {
+        let draft = path.with_extension("new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&draft, path)
+    };
+    write().map_err(|source| PkiError::File { doing: "writing", path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIFE: Duration = Duration::from_secs(60);
+
+    fn request() -> Vec<u8> {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(Vec::new()).expect("no names");
+        params.serialize_request(&key).expect("a request").der().to_vec()
+    }
+
+    #[test]
+    fn a_successor_signs_at_once_and_takes_the_place_of_the_old_one_when_that_is_retired() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let agent: AgentId = "a1".parse().expect("an id");
+        let ca = Ca::open(folder.path(), LIFE).expect("a CA");
+        let first = ca.pin();
+        let signed = ca.sign_agent(&request(), &agent, 1_700_000_000_123).expect("signed");
+        assert_eq!(
+            (signed.ca, signed.issued_at, signed.expires_at),
+            (first, 1_700_000_000_123, 1_700_000_060_000)
+        );
+        let until = validity(&signed.certificate).map(|(_, until)| until);
+        assert_eq!(until, Some(signed.expires_at));
+        assert_eq!(agent_of(&signed.certificate), Some(agent.clone()));
+        assert!(!ca.retire().expect("nothing to do"), "there is no successor");
+
+        assert!(ca.rotate().expect("a successor"));
+        assert!(!ca.rotate().expect("nothing to do"), "one at a time");
+        let second = ca.next_pin().expect("a successor");
+        assert_eq!(
+            (ca.pin(), ca.certificates().len()),
+            (first, 2),
+            "the old one is shown until it is retired"
+        );
+        assert_eq!(ca.sign_agent(&request(), &agent, 0).expect("signed").ca, second);
+
+        let ca = Ca::open(folder.path(), LIFE).expect("the same");
+        assert_eq!((ca.pin(), ca.next_pin()), (first, Some(second)), "a restart changes nothing");
+        assert!(ca.retire().expect("retired"));
+        assert_eq!((ca.pin(), ca.next_pin(), ca.certificates().len()), (second, None, 1));
+        let ca = Ca::open(folder.path(), LIFE).expect("the same");
+        assert_eq!((ca.pin(), ca.next_pin()), (second, None));
+    }
+
+    /// The key is moved first and the certificate then; the server may be gone in between.
+    #[test]
+    fn a_succession_that_was_cut_off_is_finished() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let ca = Ca::open(folder.path(), LIFE).expect("a CA");
+        ca.rotate().expect("a successor");
+        let second = ca.next_pin();
+        std::fs::rename(folder.path().join("ca.next.key.pem"), folder.path().join("ca.key.pem"))
+            .expect("our own folder");
+        let ca = Ca::open(folder.path(), LIFE).expect("mended");
+        assert_eq!((Some(ca.pin()), ca.next_pin()), (second, None));
+    }
+}
