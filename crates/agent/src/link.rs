@@ -269,16 +269,16 @@ impl Session<'_> {
                 self.journal.confirm(ops).await;
                 Ok(())
             }
+            Body::Cancel(cancel) => {
+                self.supervisor.cancel(cancel.ops.iter().filter_map(|op| op.parse().ok()).collect()).await;
+                Ok(())
+            }
             Body::Drain(drain) => {
                 let spread = random_part(Duration::from_millis(drain.spread_ms));
                 Err(End::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
             }
             Body::Refused(refused) => Err(End::Refused(refused.reason)),
-            Body::Cancel(_)
-            | Body::Welcome(_)
-            | Body::Enrolled(_)
-            | Body::EventsStored(_)
-            | Body::Renewed(_) => {
+            Body::Welcome(_) | Body::Enrolled(_) | Body::EventsStored(_) | Body::Renewed(_) => {
                 debug!("a message that has no meaning here was ignored");
                 Ok(())
             }

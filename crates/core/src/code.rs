@@ -41,7 +41,7 @@ pub enum Code {
     BadRequest,
     /// A command ran longer than `op_timeout`.
     CommandTimeout,
-    /// A later order overtook this op.
+    /// A later order overtook this op, or its task was cancelled.
     Cancelled,
     /// The spec has no command for this operation.
     NoCommand,

@@ -107,6 +107,61 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
     }
 }
 
+/// How long an agent may take to say how far a cancelled op has come.
+pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
+
+/// How the cancelling of an op stands with its agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelling {
+    /// The agent of this session was not asked yet.
+    Due,
+    /// It was asked in this session, and may take so long.
+    Asked { epoch: Epoch, until: Moment },
+    /// It is of an earlier version and cannot be asked.
+    Deaf,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum CancelStep {
+    /// Tell the agent.
+    Ask,
+    Wait {
+        until: Moment,
+    },
+    End(Outcome),
+}
+
+/// What to do with an open op that nobody waits for any more.
+pub fn cancel(
+    now: Moment,
+    op: &OpenOp,
+    presence: Presence,
+    cancelling: Cancelling,
+    target: &str,
+) -> CancelStep {
+    let end = |message: String| CancelStep::End(Outcome::without_agent(Code::Cancelled, message, op.kind));
+    let verb = op.kind.verb();
+    let unknown = format!("whether {verb} was carried out is not known");
+    match (op.progress, presence, cancelling) {
+        (Progress::Waiting, _, _) => {
+            end(format!("cancelled: {verb} was not sent to {target} yet, and nothing was done"))
+        }
+        (_, Presence::Away { .. } | Presence::Unknown, _) => {
+            end(format!("cancelled while {target} was away: {unknown}"))
+        }
+        (_, Presence::Connected(_), Cancelling::Deaf) => {
+            end(format!("cancelled, but the agent of {target} is too old to be told: {unknown}"))
+        }
+        (_, Presence::Connected(session), Cancelling::Asked { epoch, until }) if epoch == session => {
+            match now < until {
+                true => CancelStep::Wait { until },
+                false => end(format!("cancelled, and {target} did not say how far it had come: {unknown}")),
+            }
+        }
+        (_, Presence::Connected(_), Cancelling::Due | Cancelling::Asked { .. }) => CancelStep::Ask,
+    }
+}
+
 /// How an op ends whose agent will never come back; `reason` goes on after "its agent".
 pub fn dismissed(op: &OpenOp, target: &str, reason: &str) -> Outcome {
     let (code, message) = match op.progress {
@@ -143,6 +198,37 @@ mod tests {
             Decision::End(outcome) => format!("end {}", outcome.code.number()),
         };
         assert_eq!(said, expected, "{now} {progress:?} {presence:?}");
+    }
+
+    #[test]
+    fn a_cancelled_op_ends_soon_whatever_its_agent_does() {
+        let (one, two) = (Epoch(1), Epoch(2));
+        let asked = Cancelling::Asked { epoch: one, until: Moment(12_000) };
+        let (here, away) = (Presence::Connected(one), Presence::Away { back_by: Moment(9_000) });
+        for (now, progress, presence, cancelling, expected) in [
+            (2_000, Progress::Waiting, here, Cancelling::Due, "end nothing was done"),
+            (2_000, Progress::Waiting, away, Cancelling::Due, "end nothing was done"),
+            (2_000, Progress::Sent(one), here, Cancelling::Due, "ask"),
+            (2_000, Progress::Taken(one), here, Cancelling::Due, "ask"),
+            (2_000, Progress::Taken(one), here, asked, "wait 12000"),
+            (12_000, Progress::Taken(one), here, asked, "end did not say how far"),
+            (2_000, Progress::Taken(one), Presence::Connected(two), asked, "ask"),
+            (2_000, Progress::Taken(one), away, asked, "end is not known"),
+            (2_000, Progress::Sent(one), here, Cancelling::Deaf, "end too old"),
+        ] {
+            let said = match cancel(Moment(now), &op(progress), presence, cancelling, "0:10.0.0.1") {
+                CancelStep::Ask => "ask".to_owned(),
+                CancelStep::Wait { until } => format!("wait {}", until.0),
+                CancelStep::End(outcome) => {
+                    assert_eq!(outcome.code, Code::Cancelled);
+                    assert!(outcome.message.starts_with("cancelled"), "{}", outcome.message);
+                    let words = expected.strip_prefix("end ").unwrap_or("another step");
+                    assert!(outcome.message.contains(words), "{} {expected}", outcome.message);
+                    expected.to_owned()
+                }
+            };
+            assert_eq!(said, expected, "{now} {progress:?} {presence:?} {cancelling:?}");
+        }
     }
 
     #[test]

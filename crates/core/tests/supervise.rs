@@ -459,6 +459,35 @@ fn a_stop_or_kill_overtakes_what_would_launch() {
 }
 
 #[test]
+fn a_cancelled_op_is_answered_once_and_what_it_began_goes_on() {
+    for (first, wait) in
+        [(OpKind::Start, 50), (OpKind::Start, 1_000), (OpKind::Host, 50), (OpKind::Restart, 50)]
+    {
+        let row = format!("{} cancelled after {wait} ms", first.verb());
+        let mut world = World::new();
+        let launch = world.send(first, Some(spec()));
+        world.run_for(wait);
+        let waits = world.send(OpKind::Reload, Some(spec()));
+        assert!(world.cancel(waits), "{row}");
+        assert_eq!((world.code(waits), world.code(launch)), (Some(826), None), "{row}");
+        assert!(world.cancel(launch), "{row}");
+        assert_eq!(world.code(launch), Some(826), "{row}");
+        assert!(!world.cancel(launch) && !world.cancel(waits), "{row}: answered once");
+        world.run_for(60_000);
+        assert_eq!((state(&world), world.mains(), world.starts.len()), (Then::Up, 1, 1), "{row}");
+        assert_eq!(world.hosted(), first != OpKind::Restart, "{row}");
+        assert_eq!(
+            (world.code(launch), world.code(waits)),
+            (Some(826), Some(826)),
+            "{row}: the first stands"
+        );
+        assert!(world.open_ops().is_empty(), "{row}");
+        // The machine is as good as before.
+        assert_eq!(world.order(OpKind::Stop, &spec()).code.number(), 0, "{row}");
+    }
+}
+
+#[test]
 fn a_stop_overtakes_a_restart_that_still_ends_the_process() {
     let mut world = given(Given::UpHosted);
     world.term = Term::Dies { after: 1_000 };

@@ -175,6 +175,7 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
         summary: "start web:nginx".to_owned(),
         requests: vec![RequestHead { proc, kind: OpKind::Start, spec: Some(Arc::new(spec)) }],
         ops: ops.collect(),
+        retry_of: None,
         audit: None,
     }
 }

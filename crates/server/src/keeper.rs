@@ -14,12 +14,14 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::sessions::{Outbox, Presences};
 use crate::store::{Applied, Finished, OpenOpRow, Store, StoreError};
-use procfleet_core::dispatch::{self, Decision, OpenOp, Presence, Progress, RESTART_GRACE, WINDOW};
+use procfleet_core::dispatch::{
+    self, CANCEL_GRACE, CancelStep, Cancelling, Decision, OpenOp, Presence, Progress, RESTART_GRACE, WINDOW,
+};
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
 use procfleet_core::moment::Moment;
 use procfleet_core::op::Outcome;
 use procfleet_core::spec::Spec;
-use procfleet_proto::link::{Ack, Drain, Op, Refused, server_message::Body};
+use procfleet_proto::link::{Ack, Cancel, Drain, Op, Refused, server_message::Body};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,12 +55,16 @@ pub fn revoked(why: &str) -> String {
 pub enum Note {
     /// Durable already; the keeper reads it from the store.
     TaskCreated(TaskId),
+    /// Durably: nobody waits for its ops any more.
+    Cancelled(TaskId),
     Connected {
         agent: AgentId,
         epoch: Epoch,
         outbox: Outbox,
         /// What the agent has in its journal already.
         taken: Vec<OpId>,
+        /// Whether it can be told that an op was cancelled.
+        cancels: bool,
     },
     Gone {
         agent: AgentId,
@@ -164,12 +170,15 @@ struct Entry {
     spec: Option<Arc<[u8]>>,
     target: String,
     agent: Option<AgentId>,
+    /// `Some`: nobody waits for it any more.
+    cancelling: Option<Cancelling>,
     wake: Option<Moment>,
 }
 
 struct Session {
     epoch: Epoch,
     outbox: Outbox,
+    cancels: bool,
     /// Sent and not confirmed.
     unconfirmed: usize,
     /// To be sent when there is room again.
@@ -255,7 +264,15 @@ impl Work {
     async fn take(&mut self, note: Note) {
         match note {
             Note::TaskCreated(task) => self.read_task(task).await,
-            Note::Connected { agent, epoch, outbox, taken } => self.connected(agent, epoch, outbox, taken),
+            Note::Cancelled(task) => {
+                for (op, entry) in self.ops.iter_mut().filter(|(op, _)| op.task == task) {
+                    entry.cancelling.get_or_insert(Cancelling::Due);
+                    self.dirty.insert(*op);
+                }
+            }
+            Note::Connected { agent, epoch, outbox, taken, cancels } => {
+                self.connected(agent, epoch, outbox, taken, cancels);
+            }
             Note::Gone { agent, epoch } => {
                 if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
                     self.sessions.remove(&agent);
@@ -306,13 +323,14 @@ impl Work {
                 progress: progress(&row),
             };
             let target = row.target.to_string();
-            self.ops
-                .insert(row.op, Entry { open, proc: row.proc, spec, target, agent: row.agent, wake: None });
+            let cancelling = row.cancelled.then_some(Cancelling::Due);
+            let (proc, agent) = (row.proc, row.agent);
+            self.ops.insert(row.op, Entry { open, proc, spec, target, agent, cancelling, wake: None });
             self.dirty.insert(row.op);
         }
     }
 
-    fn connected(&mut self, agent: AgentId, epoch: Epoch, outbox: Outbox, taken: Vec<OpId>) {
+    fn connected(&mut self, agent: AgentId, epoch: Epoch, outbox: Outbox, taken: Vec<OpId>, cancels: bool) {
         if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
             return;
         }
@@ -322,7 +340,13 @@ impl Work {
             return;
         }
         // Dropping an older session's outbox ends its connection: the newer one wins.
-        let session = Session { epoch, outbox, unconfirmed: 0, backlog: VecDeque::new() };
+        let ended = taken.iter().filter(|op| !self.ops.contains_key(op)).map(OpId::to_string);
+        let ended: Vec<String> = if cancels { ended.collect() } else { Vec::new() };
+        if !ended.is_empty() {
+            // They ended here while it was away. What it has not begun, it must not begin now.
+            let _ = outbox.try_send(Body::Cancel(Cancel { ops: ended }));
+        }
+        let session = Session { epoch, outbox, cancels, unconfirmed: 0, backlog: VecDeque::new() };
         self.sessions.insert(agent.clone(), session);
         self.back_by.remove(&agent);
         self.presences.insert(agent.clone());
@@ -417,6 +441,9 @@ impl Work {
                 None => Presence::Away { back_by: self.back_by.get(agent).copied().unwrap_or(now) },
             },
         };
+        if let Some(cancelling) = entry.cancelling {
+            return self.cancel(now, op, presence, cancelling);
+        }
         match dispatch::decide(now, &entry.open, presence, &entry.target) {
             Decision::Send => self.send(now, op),
             Decision::Wait { until } => self.wake(op, until),
@@ -426,6 +453,32 @@ impl Work {
                 self.wake(op, now + RETRY);
             }
         }
+    }
+
+    fn cancel(&mut self, now: Moment, op: OpId, presence: Presence, cancelling: Cancelling) {
+        let Some(entry) = self.ops.get_mut(&op) else { return };
+        let session = entry.agent.as_ref().and_then(|agent| self.sessions.get(agent));
+        let cancelling = match session {
+            Some(session) if !session.cancels => Cancelling::Deaf,
+            _ => cancelling,
+        };
+        let wake = match dispatch::cancel(now, &entry.open, presence, cancelling, &entry.target) {
+            CancelStep::Wait { until } => until,
+            CancelStep::Ask => {
+                if let Some(session) = session {
+                    // One that could not be told ends with its grace, as one that does not answer.
+                    let _ = session.outbox.try_send(Body::Cancel(Cancel { ops: vec![op.to_string()] }));
+                    let until = now + CANCEL_GRACE;
+                    entry.cancelling = Some(Cancelling::Asked { epoch: session.epoch, until });
+                }
+                now + CANCEL_GRACE
+            }
+            CancelStep::End(outcome) => {
+                self.finished.push(Finished { op, agent: None, outcome, at: self.clock.wall() });
+                now + RETRY
+            }
+        };
+        self.wake(op, wake);
     }
 
     fn send(&mut self, now: Moment, op: OpId) {

@@ -101,6 +101,15 @@ pub(crate) enum Acceptance {
     Done(Outcome),
 }
 
+/// What has become of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Standing {
+    Unknown,
+    /// It, or these parts of it, wait or are under way.
+    Open(Vec<(ProcKey, OpId)>),
+    Done(Outcome),
+}
+
 impl Journal {
     pub(crate) async fn open(path: &Path, boot: &BootId) -> Result<(Journal, Past), JournalError> {
         let opening = |source| JournalError::Open { path: path.to_owned(), source };
@@ -133,6 +142,17 @@ impl Journal {
         orders: Vec<(ProcKey, Order)>,
     ) -> Result<Vec<Acceptance>, JournalError> {
         self.thread.write(move |t| orders.iter().map(|(key, order)| accept(t, key, order)).collect()).await
+    }
+
+    /// What has become of an op, whole or in parts.
+    pub(crate) async fn standing(&self, op: OpId) -> Result<Standing, JournalError> {
+        self.thread
+            .write(move |t| match known(t, op)? {
+                None => Ok(Standing::Unknown),
+                Some(Acceptance::Done(outcome)) => Ok(Standing::Done(outcome)),
+                Some(Acceptance::Known | Acceptance::New(_)) => Ok(Standing::Open(open_places(t, op)?)),
+            })
+            .await
     }
 
     /// Makes a step durable. It is not given up: what waits for it may only happen afterwards.
@@ -264,6 +284,19 @@ fn known(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Acceptance>> 
         }
     }
     Ok(Some(said(merged(parts).ok())))
+}
+
+/// Where an op, or its parts, wait for an outcome.
+fn open_places(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Vec<(ProcKey, OpId)>> {
+    let mut statement = t.prepare_cached("SELECT namespace, name FROM ops WHERE op = ?1 AND state < 2")?;
+    let mut places = Vec::new();
+    for op in std::iter::once(op).chain((1..=Instances::MAX).map(|instance| op.part(instance))) {
+        let key = statement
+            .query_row([op.to_string()], |row| Ok(ProcKey { namespace: row.get(0)?, name: row.get(1)? }))
+            .optional()?;
+        places.extend(key.map(|key| (key, op)));
+    }
+    Ok(places)
 }
 
 /// `None`: it is not written down. `Some(None)`: it has no outcome, or none that can be read.

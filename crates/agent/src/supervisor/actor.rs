@@ -1,5 +1,6 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
+use super::cancels::Cancels;
 use super::ledger::Ledger;
 use super::open::OpenOps;
 use super::probes::{Pace, Probes, Seen, Standing};
@@ -35,6 +36,7 @@ pub(super) struct Around {
     pub(super) states: States,
     pub(super) hosting: HostingFile,
     pub(super) open: OpenOps,
+    pub(super) cancels: Cancels,
     pub(super) sampler: Sampler,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
@@ -148,6 +150,9 @@ impl Actor {
             }
             let step = self.machine.step(self.around.host.now(), input);
             self.carry_out(step).await;
+            if self.answers.is_empty() {
+                self.heed_cancels().await;
+            }
             if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
                 inbox.close();
                 self.ledger.settle().await;
@@ -159,6 +164,15 @@ impl Actor {
                     }
                 }
                 return (self.machine.key().clone(), late);
+            }
+        }
+    }
+
+    /// Between two steps, when nothing that was asked for is unanswered: what is under way then has begun.
+    async fn heed_cancels(&mut self) {
+        for op in self.around.cancels.of(self.machine.key()) {
+            if let Some(step) = self.machine.cancel(op) {
+                self.carry_out(step).await;
             }
         }
     }
@@ -249,6 +263,7 @@ impl Actor {
             match write {
                 Write::Done(op, outcome) => {
                     info!(%op, proc = %key, code = outcome.code.number(), message = %outcome.message, "op done");
+                    self.around.cancels.done(&key, op);
                     self.around.done(op, outcome);
                 }
                 Write::Event(event) => log_event(&key, &event),

@@ -6,6 +6,7 @@
 //! a proc is carried out here: it is a note to be taken.
 
 mod actor;
+mod cancels;
 mod drift;
 mod ledger;
 mod open;
@@ -16,10 +17,11 @@ mod timetable;
 
 use crate::exec::Host;
 use crate::hosting_file::HostingFile;
-use crate::journal::{Acceptance, Journal, Known, Past, PastProc};
+use crate::journal::{Acceptance, Journal, Known, Past, PastProc, Standing};
 use crate::outbox::Outbox;
 use crate::states::States;
 use actor::{Actor, Around};
+use cancels::Cancels;
 use open::OpenOps;
 use pools::Pools;
 use procfleet_core::code::Code;
@@ -54,6 +56,7 @@ pub(crate) struct Supervisor {
 
 enum Intake {
     Order(Box<OpOrder>),
+    Cancel(Vec<OpId>),
     Stop(oneshot::Sender<()>),
 }
 
@@ -90,6 +93,7 @@ impl Supervisor {
             states,
             hosting,
             open: open.clone(),
+            cancels: Cancels::default(),
             sampler,
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
             stopped,
@@ -116,6 +120,11 @@ impl Supervisor {
     pub(crate) async fn order(&self, order: OpOrder) {
         // A supervisor that has ended leaves the order to the next session.
         let _ = self.intake.send(Intake::Order(Box::new(order))).await;
+    }
+
+    /// Nobody waits for these any more. Each is answered soon: what has not begun does not begin.
+    pub(crate) async fn cancel(&self, ops: Vec<OpId>) {
+        let _ = self.intake.send(Intake::Cancel(ops)).await;
     }
 
     /// Ends the actors. Their processes go on.
@@ -164,10 +173,11 @@ impl Work {
                     if count == 0 {
                         return;
                     }
-                    let mut orders = Vec::new();
+                    let (mut orders, mut cancelled) = (Vec::new(), Vec::new());
                     for message in batch.drain(..) {
                         match message {
                             Intake::Order(order) => orders.push(*order),
+                            Intake::Cancel(ops) => cancelled.extend(ops),
                             Intake::Stop(done) => {
                                 self.end().await;
                                 let _ = done.send(());
@@ -176,6 +186,9 @@ impl Work {
                         }
                     }
                     self.accept(orders).await;
+                    for op in cancelled {
+                        self.cancel(op).await;
+                    }
                 }
                 Some(round) = self.rounds.recv() => self.sampled(round),
             }
@@ -289,6 +302,36 @@ impl Work {
                 }
                 Acceptance::Known => self.around.outbox.taken(order.op),
                 Acceptance::Done(outcome) => self.around.outbox.done(order.op, outcome),
+            }
+        }
+    }
+
+    /// Tells the actors that have the op. One that has ended is answered as it was, one that never came is never begun.
+    async fn cancel(&mut self, op: OpId) {
+        if self.around.outbox.repeat(op) {
+            return;
+        }
+        let places = match self.around.journal.standing(op).await {
+            Ok(Standing::Open(places)) => places,
+            Ok(Standing::Done(outcome)) => return self.around.outbox.done(op, outcome),
+            Ok(Standing::Unknown) => {
+                let message = "cancelled: it never came to this host, and nothing was done";
+                let outcome = Outcome::without_agent(Code::Cancelled, message, OpKind::Stop);
+                return self.around.outbox.done(op, outcome);
+            }
+            Err(failure) => {
+                return error!(
+                    error = &failure as &dyn std::error::Error,
+                    "a cancelled op cannot be looked up"
+                );
+            }
+        };
+        info!(%op, "op cancelled");
+        for (key, part) in places {
+            self.around.cancels.add(&key, part);
+            if let Some(actor) = self.actors.get(&key) {
+                // It is only woken: what it is to do, it reads.
+                let _ = actor.send(Input::Tick).await;
             }
         }
     }

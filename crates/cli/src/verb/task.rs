@@ -1,12 +1,20 @@
 //! `procfleet task`: what became of the calls that were accepted.
 
+use crate::client::path_segment;
 use crate::output::{Format, Output, age, moment, plain};
 use crate::wait::{self, Watched, is_open};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
+use serde::Deserialize;
+use serde_json::json;
 use std::time::Duration;
+
+#[derive(Deserialize)]
+struct Accepted {
+    task_id: String,
+}
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Task {
@@ -14,6 +22,10 @@ pub enum Task {
     Show(Show),
     /// Wait until a task has ended
     Watch(Watch),
+    /// Cancel a task: what has not begun does not begin, and nobody waits for the rest
+    Cancel(Show),
+    /// Try a task again on the hosts where it failed, as a new task
+    Retry(Retry),
     /// Show the newest tasks
     List(List),
 }
@@ -44,6 +56,23 @@ pub struct Watch {
 }
 
 #[derive(Clone, Debug, clap::Args)]
+pub struct Retry {
+    /// The task, as GSETASK:YYYYMMDDHHMMSS:N
+    #[arg(value_name = "ID")]
+    pub task: TaskId,
+    /// Print the new task's id and do not wait for the outcomes
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Wait no longer than this; the task goes on all the same
+    #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
+    pub timeout: u64,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
 pub struct List {
     /// How many of the newest tasks to show
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
@@ -59,6 +88,8 @@ impl Task {
         match self {
             Task::Show(show) => show.run(around),
             Task::Watch(watch) => watch.run(around),
+            Task::Cancel(cancel) => cancel.cancel(around),
+            Task::Retry(retry) => retry.run(around),
             Task::List(list) => list.run(around),
         }
     }
@@ -73,6 +104,54 @@ impl Show {
         }
         // The question was answered; how the ops ended is what `watch` exits with.
         Ok(Exit::Done)
+    }
+}
+
+impl Show {
+    fn cancel(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let task_id = self.task.to_string();
+        let path = format!("/api/v1/tasks/{}/cancel", path_segment(&task_id));
+        let answer = self.connection.client()?.post(&path, &json!({}))?;
+        match self.output.format() {
+            Format::Json => around.json(&answer.data)?,
+            Format::Text => {
+                let task: TaskRow = answer.read()?;
+                let open = task.counts.open;
+                around.say(&match task.cancelled_at {
+                    0 => format!("{task_id} had ended already"),
+                    _ => {
+                        format!("{task_id} is cancelled; {open} of its operations are on their way to an end")
+                    }
+                })?;
+            }
+        }
+        Ok(Exit::Done)
+    }
+}
+
+impl Retry {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let path = format!("/api/v1/tasks/{}/retry", path_segment(&self.task.to_string()));
+        let client = self.connection.client()?;
+        let answer = client.post(&path, &json!({}))?;
+        let Accepted { task_id } = answer.read()?;
+        if self.no_wait {
+            match self.output.format() {
+                Format::Json => around.json(&answer.data)?,
+                Format::Text => around.say(&plain(&task_id))?,
+            }
+            return Ok(Exit::Done);
+        }
+        around.note(&format!("task {}", plain(&task_id)));
+        let seen = wait::wait(&client, &task_id, Duration::from_secs(self.timeout), around)?;
+        if seen.view.task.counts.open > 0 {
+            around.note(&format!("not finished after {} s; {}", self.timeout, wait::goes_on(&task_id)));
+        }
+        match self.output.format() {
+            Format::Json => around.json(&seen.data)?,
+            Format::Text => around.say(&seen.summary())?,
+        }
+        Ok(seen.exit())
     }
 }
 
@@ -116,6 +195,12 @@ fn describe(seen: &Watched, around: &mut Surroundings<'_>) -> Result<(), Error> 
     around.say(&seen.summary())?;
     let by = plain(&format!("by {} ({})", task.bk_username, task.bk_app_code));
     around.note(&format!("{by} at {}", moment(task.created_at)));
+    if !task.retry_of.is_empty() {
+        around.note(&format!("tries {} again where it failed", plain(&task.retry_of)));
+    }
+    if task.cancelled_at != 0 {
+        around.note(&format!("cancelled at {}", moment(task.cancelled_at)));
+    }
     around.table(
         ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],
         seen.view.ops.iter().map(op_cells).collect(),

@@ -110,6 +110,17 @@ pub(super) fn overtaken(kind: OpKind, by: OpKind) -> String {
     format!("{} was cancelled: a later {} overtook it", kind.verb(), by.verb())
 }
 
+pub(super) fn cancelled(kind: OpKind) -> String {
+    format!("cancelled: {} had not begun, and nothing was done", kind.verb())
+}
+
+pub(super) fn let_go(kind: OpKind) -> String {
+    format!(
+        "cancelled: {} was under way; what it has begun goes on, and the status of the process tells how it ended",
+        kind.verb()
+    )
+}
+
 pub(super) fn came_late(kind: OpKind) -> String {
     format!(
         "{} was not begun: the host was so busy that it came to the process after its deadline",

@@ -365,6 +365,15 @@ impl World {
         self.crash();
     }
 
+    /// Nobody waits for the op any more. False: the machine does not know it.
+    pub fn cancel(&mut self, op: OpId) -> bool {
+        let step = self.machine.cancel(op);
+        let known = step.is_some();
+        self.carry_out(step.unwrap_or_default());
+        self.settle();
+        known
+    }
+
     pub fn feed(&mut self, input: Input) {
         self.step(input);
         self.settle();

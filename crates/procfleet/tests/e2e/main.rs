@@ -7,6 +7,7 @@ use procfleet_testkit::{Proc, Up};
 mod access;
 mod api_shape;
 mod bad_input;
+mod cancel;
 mod certificates;
 mod cli;
 mod crashes;

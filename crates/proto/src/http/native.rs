@@ -139,6 +139,12 @@ pub struct TaskRow {
     /// What it asks for, in words: `start web:nginx`.
     pub summary: String,
     pub counts: Counts,
+    /// When it was cancelled; seconds since 1970, UTC; 0: it was not.
+    #[serde(default)]
+    pub cancelled_at: i64,
+    /// The task whose failed operations it tries again; else empty.
+    #[serde(default)]
+    pub retry_of: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

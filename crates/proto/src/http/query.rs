@@ -75,6 +75,11 @@ pub fn task<'v>(body: impl Into<Body<'v>>) -> Result<Duration, Faults> {
     read(body.into(), &["wait_ms"], wait)
 }
 
+/// What takes no fields but the login.
+pub fn nothing<'v>(body: impl Into<Body<'v>>) -> Result<(), Faults> {
+    read(body.into(), &[], |_, _| ())
+}
+
 pub fn audit<'v>(body: impl Into<Body<'v>>) -> Result<AuditQuery, Faults> {
     read(body.into(), &["limit", "app", "action"], |reader, faults| AuditQuery {
         limit: limit(reader, 50, faults),

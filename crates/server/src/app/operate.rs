@@ -35,7 +35,26 @@ pub async fn submit(
     requests: Vec<Request>,
     within: &Scope<BusinessId>,
 ) -> Result<TaskId, AppError> {
-    let task = prepare(app, caller, api, requests, within).await?;
+    accept(app, prepare(app, caller, api, requests, within).await?).await
+}
+
+/// As [`submit`]; the task says of which one it is another try.
+pub async fn submit_retry(
+    app: &App,
+    caller: &Caller,
+    requests: Vec<Request>,
+    within: &Scope<BusinessId>,
+    of: TaskId,
+) -> Result<TaskId, AppError> {
+    let mut task = prepare(app, caller, "task_retry", requests, within).await?;
+    task.retry_of = Some(of);
+    if let Some(audit) = &mut task.audit {
+        audit.detail.push_str(&format!(", again after {of}"));
+    }
+    accept(app, task).await
+}
+
+async fn accept(app: &App, task: NewTask) -> Result<TaskId, AppError> {
     let ended = ended(&task);
     let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
     // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
@@ -150,6 +169,7 @@ async fn prepare(
         summary,
         requests: heads,
         ops,
+        retry_of: None,
         audit: Some(audit),
     })
 }

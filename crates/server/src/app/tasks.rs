@@ -52,7 +52,7 @@ pub async fn show(app: &App, caller: &Caller, task_text: &str, wait: Duration) -
     }
 }
 
-fn row(task: &TaskRecord) -> TaskRow {
+pub(super) fn row(task: &TaskRecord) -> TaskRow {
     TaskRow {
         task_id: task.id.to_string(),
         created_at: task.created_at / 1000,
@@ -65,5 +65,7 @@ fn row(task: &TaskRecord) -> TaskRow {
             succeeded: task.counts.succeeded,
             failed: task.counts.failed,
         },
+        cancelled_at: task.cancelled_at.unwrap_or_default() / 1000,
+        retry_of: task.retry_of.map(|of| of.to_string()).unwrap_or_default(),
     }
 }

@@ -67,6 +67,7 @@ impl Fixture {
             summary: "query web:nginx".to_owned(),
             requests: vec![RequestHead { proc, kind: OpKind::Query, spec: None }],
             ops: vec![op; ops],
+            retry_of: None,
             audit: None,
         };
         let task = self.store.create_task(task).await.expect("a task");
@@ -84,7 +85,8 @@ impl Fixture {
         let wall = self.clock.wall();
         let epoch = self.store.agent_connected(&self.agent, "0.1.0", "null", wall).await.expect("connected");
         let (outbox, orders) = mpsc::channel(256);
-        let note = Note::Connected { agent: self.agent.clone(), epoch, outbox, taken: Vec::new() };
+        let note =
+            Note::Connected { agent: self.agent.clone(), epoch, outbox, taken: Vec::new(), cancels: true };
         assert!(keeper.tell(note).await);
         (epoch, orders)
     }
@@ -159,4 +161,88 @@ async fn ops_that_end_unconfirmed_make_room_for_others() {
     for op in &waiting[..WINDOW] {
         assert_eq!(next_op(&mut orders).await, *op);
     }
+}
+
+fn code_of(row: &crate::store::OpRecord) -> Option<Code> {
+    row.outcome.as_ref().map(|outcome| outcome.code)
+}
+
+async fn cancel(fixture: &Fixture, keeper: &Keeper, task: TaskId) {
+    let audit = crate::store::NewAudit::default();
+    assert!(fixture.store.cancel_task(task, fixture.clock.wall(), audit).await.expect("no error"));
+    keeper.tell(Note::Cancelled(task)).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_op_that_was_sent_is_asked_about_and_ends_with_what_its_agent_says() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let (epoch, mut orders) = fixture.connect(&keeper).await;
+    let ops = fixture.task(1, 0, 30_000, 60_000).await;
+    keeper.tell(Note::TaskCreated(ops[0].task)).await;
+    assert_eq!(next_op(&mut orders).await, ops[0]);
+    cancel(&fixture, &keeper, ops[0].task).await;
+    let asked = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
+    assert_eq!(asked, Some(Body::Cancel(Cancel { ops: vec![ops[0].to_string()] })));
+    let done = Outcome::without_agent(Code::Success, "it was quicker".to_owned(), OpKind::Query);
+    let reports = vec![(ops[0], Some(done))];
+    keeper.tell(Note::Reports { agent: fixture.agent.clone(), epoch, reports }).await;
+    fixture.wait_until_ended(&keeper, ops[0].task).await;
+    let (task, rows) = fixture.store.task_results(ops[0].task).await.expect("no error").expect("known");
+    assert_eq!(code_of(&rows[0]), Some(Code::Success), "one outcome, and that of the host");
+    assert!(task.cancelled_at.is_some());
+}
+
+/// Also when the server ends in between: that somebody cancelled it is written down.
+#[tokio::test]
+async fn a_cancelled_op_that_was_not_sent_ends_without_its_agent() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let ops = fixture.task(2, 0, 30_000, 60_000).await;
+    let audit = crate::store::NewAudit::default();
+    fixture.store.cancel_task(ops[0].task, fixture.clock.wall(), audit).await.expect("no error");
+    keeper.stop().await;
+    let keeper = fixture.keeper().await;
+    fixture.wait_until_ended(&keeper, ops[0].task).await;
+    let (_, rows) = fixture.store.task_results(ops[0].task).await.expect("no error").expect("known");
+    assert_eq!(rows.iter().map(code_of).collect::<Vec<_>>(), [Some(Code::Cancelled); 2]);
+}
+
+/// What it took before it was away, and what has ended here since, it must not begin any more.
+#[tokio::test]
+async fn an_agent_that_comes_back_is_told_which_of_its_ops_have_ended() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let ops = fixture.task(2, 0, 30_000, 60_000).await;
+    keeper.tell(Note::TaskCreated(ops[0].task)).await;
+    cancel(&fixture, &keeper, ops[0].task).await;
+    fixture.wait_until_ended(&keeper, ops[0].task).await;
+    let wall = fixture.clock.wall();
+    let epoch =
+        fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
+    let (outbox, mut orders) = mpsc::channel(256);
+    let agent = fixture.agent.clone();
+    keeper.tell(Note::Connected { agent, epoch, outbox, taken: vec![ops[1]], cancels: true }).await;
+    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
+    assert_eq!(told, Some(Body::Cancel(Cancel { ops: vec![ops[1].to_string()] })));
+}
+
+#[tokio::test]
+async fn a_dismissed_agent_is_told_why_and_its_ops_end() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let (_, mut orders) = fixture.connect(&keeper).await;
+    let ops = fixture.task(1, 0, 30_000, 60_000).await;
+    keeper.tell(Note::TaskCreated(ops[0].task)).await;
+    assert_eq!(next_op(&mut orders).await, ops[0]);
+    let reason = "was revoked".to_owned();
+    keeper.tell(Note::Dismissed { agent: fixture.agent.clone(), reason }).await;
+    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
+    assert!(matches!(told, Some(Body::Refused(refused)) if refused.reason.ends_with("was revoked")));
+    assert_eq!(orders.recv().await, None, "and cut off");
+    fixture.wait_until_ended(&keeper, ops[0].task).await;
+    // One that had got through the door before is shown out.
+    let (_, mut orders) = fixture.connect(&keeper).await;
+    assert!(matches!(orders.recv().await, Some(Body::Refused(_))));
+    assert_eq!(orders.recv().await, None);
 }

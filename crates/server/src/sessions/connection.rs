@@ -180,7 +180,9 @@ async fn talk(
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
     let (outbox, mut orders) = mpsc::channel(OUTBOX);
-    link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken }).await;
+    link.keeper
+        .tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken, cancels: hello.cancels })
+        .await;
 
     let mut cas = link.ca.changes();
     let mut heard = Instant::now();

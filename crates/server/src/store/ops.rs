@@ -21,6 +21,8 @@ pub struct OpenOpRow {
     pub accepted_at: i64,
     pub start_by: i64,
     pub deadline: i64,
+    /// Whether its task was cancelled.
+    pub cancelled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -89,11 +91,11 @@ impl Store {
 }
 
 fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<(), Fault> {
-    let sql = "SELECT created_at, requests_json FROM tasks WHERE number = ? AND stamp = ?";
+    let sql = "SELECT created_at, requests_json, cancelled_at IS NOT NULL FROM tasks WHERE number = ? AND stamp = ?";
     let mut tasks = db.prepare_cached(sql)?;
     let mut rows = tasks.query([integer(id.number), integer(id.stamp)])?;
     let Some(row) = rows.next()? else { return Ok(()) };
-    let accepted_at = row.get(0)?;
+    let (accepted_at, cancelled) = (row.get(0)?, row.get(2)?);
     let requests: Vec<RequestHead> = from_json("a task's requests", text(row, 1)?)?;
 
     let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline FROM ops \
@@ -115,6 +117,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             accepted_at,
             start_by: row.get(7)?,
             deadline: row.get(8)?,
+            cancelled,
         });
     }
     Ok(())

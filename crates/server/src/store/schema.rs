@@ -14,6 +14,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0003_users.sql"),
     include_str!("migrations/0004_process_groups.sql"),
     include_str!("migrations/0005_certificates.sql"),
+    include_str!("migrations/0006_cancel_and_retry.sql"),
 ];
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.

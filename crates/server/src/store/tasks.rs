@@ -2,7 +2,8 @@
 
 use super::audit::insert_audit;
 use super::columns::{
-    agent_if_any, from_json, integer, natural, optional_text, small, target, text, to_json, unreadable,
+    agent_if_any, from_json, integer, natural, optional_text, parsed, small, target, text, to_json,
+    unreadable,
 };
 use super::{Fault, NewAudit, Store, StoreError};
 use procfleet_core::task::Target;
@@ -30,6 +31,8 @@ pub struct NewTask {
     pub requests: Vec<RequestHead>,
     /// An op's index is its place here.
     pub ops: Vec<NewOp>,
+    /// The task whose failed ops it tries again.
+    pub retry_of: Option<TaskId>,
     /// Written together with the task; an empty subject becomes the task's id.
     pub audit: Option<NewAudit>,
 }
@@ -55,6 +58,8 @@ pub struct TaskRecord {
     pub summary: String,
     pub requests: Vec<RequestHead>,
     pub counts: Counts,
+    pub cancelled_at: Option<i64>,
+    pub retry_of: Option<TaskId>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,8 +80,7 @@ pub struct OpRecord {
     pub ended_at: Option<i64>,
 }
 
-const COLUMNS: &str =
-    "number, stamp, created_at, app, username, summary, total, open, succeeded, failed, requests_json";
+const COLUMNS: &str = "number, stamp, created_at, app, username, summary, total, open, succeeded, failed, requests_json, cancelled_at, retry_of";
 
 impl Store {
     /// Gives the task its number. It is durable when this returns.
@@ -89,6 +93,21 @@ impl Store {
 
     pub async fn task(&self, id: TaskId) -> Result<Option<TaskRecord>, StoreError> {
         self.read("reading a task", move |db| task(db, id)).await
+    }
+
+    /// Nobody waits for it any more. False: it had ended, or was cancelled before.
+    pub async fn cancel_task(&self, id: TaskId, at: i64, audit: NewAudit) -> Result<bool, StoreError> {
+        self.write("cancelling a task", move |db| {
+            let sql = "UPDATE tasks SET cancelled_at = ? \
+                       WHERE number = ? AND stamp = ? AND open > 0 AND cancelled_at IS NULL";
+            let values = params![at, integer(id.number), integer(id.stamp)];
+            let new = db.prepare_cached(sql)?.execute(values)? > 0;
+            if new {
+                insert_audit(db, &audit)?;
+            }
+            Ok(new)
+        })
+        .await
     }
 
     /// A task with all of its ops in order, seen at one moment.
@@ -146,7 +165,7 @@ pub(super) fn requests_json(task: &NewTask) -> Result<String, Fault> {
 
 fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
     let sql = "INSERT INTO tasks (stamp, created_at, app, username, summary, requests_json, total, open, \
-               succeeded, failed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 - ?8 - ?9, ?8, ?9)";
+               succeeded, failed, retry_of) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 - ?8 - ?9, ?8, ?9, ?10)";
     let total = i64::try_from(task.ops.len()).unwrap_or(i64::MAX);
     let (mut succeeded, mut failed) = (0_i64, 0_i64);
     for outcome in task.ops.iter().filter_map(|op| op.ended.as_ref()) {
@@ -161,7 +180,8 @@ fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId
         requests,
         total,
         succeeded,
-        failed
+        failed,
+        task.retry_of.map(|of| of.to_string())
     ])?;
     Ok(TaskId { stamp: task.stamp, number: natural(db.last_insert_rowid()) })
 }
@@ -239,6 +259,8 @@ fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, 
             succeeded: natural(row.get(8)?),
             failed: natural(row.get(9)?),
         },
+        cancelled_at: row.get(11)?,
+        retry_of: optional_text(row, 12)?.map(|text| parsed("a task id", text)).transpose()?,
     })
 }
 

@@ -58,6 +58,8 @@ pub struct Machine {
     puzzle: String,
     /// The op that has acted last.
     begun: Option<OpId>,
+    /// The op under way that nobody waits for any more. It is answered already.
+    let_go: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
     untidy: bool,
     /// It has been up in this life of the agent, so its start does not take the agent down with it.
@@ -93,6 +95,7 @@ impl Machine {
             fault: String::new(),
             puzzle: String::new(),
             begun: None,
+            let_go: None,
             untidy: false,
             survived: false,
             serial: 0,
@@ -305,6 +308,9 @@ impl Machine {
     }
 
     fn answer(&self, op: OpId, code: Code, message: impl Into<String>, out: &mut Step) {
+        if self.let_go == Some(op) {
+            return;
+        }
         let identity = self.spec.as_ref().map(|spec| spec.identity.clone()).unwrap_or_default();
         let content = Content::Control {
             hosted: self.hosting == Hosting::Hosted,

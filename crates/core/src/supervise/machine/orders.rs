@@ -30,6 +30,33 @@ impl Machine {
         state
     }
 
+    /// Nobody waits for the op any more. One that has not begun does not begin; what one that is under way has begun goes
+    /// on as it wanted it, and only its answer comes now. `None`: there is no such op here.
+    pub fn cancel(&mut self, op: OpId) -> Option<Step> {
+        let mut out = Step::default();
+        if let Some(place) = self.queue.iter().position(|order| order.op == op) {
+            let order = self.queue.remove(place).expect("place is a position in the queue");
+            self.answer(op, Code::Cancelled, words::cancelled(order.kind), &mut out);
+            return Some(out);
+        }
+        match &self.state {
+            State::Busy(job) => match job.purpose {
+                Purpose::Op { op: under_way, kind, .. } if under_way == op && self.let_go != Some(op) => {
+                    self.answer(op, Code::Cancelled, words::let_go(kind), &mut out);
+                    self.let_go = Some(op);
+                    Some(out)
+                }
+                Purpose::Op { .. }
+                | Purpose::Upkeep { .. }
+                | Purpose::Limit { .. }
+                | Purpose::Turn
+                | Purpose::Recover { .. }
+                | Purpose::Aftermath => None,
+            },
+            State::Down(_) | State::Up(_) => None,
+        }
+    }
+
     pub(super) fn expire(&mut self, now: Moment, out: &mut Step) {
         let (due, queue): (VecDeque<_>, _) =
             mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);

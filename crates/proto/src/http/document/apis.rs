@@ -148,6 +148,8 @@ pub const APIS: &[Api] = &[
     api("procs", Native, reads!(query::procs)),
     api("tasks", Native, reads!(query::tasks)),
     api("task", Native, reads!(query::task)),
+    api("task_cancel", Native, reads!(query::nothing)),
+    api("task_retry", Native, reads!(query::nothing)),
     api("events", Native, reads!(query::events)),
     plain("app_list", Admin),
     api("app_create", Admin, reads!(manage::create_app)),

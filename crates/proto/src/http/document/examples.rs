@@ -38,6 +38,7 @@ pub(super) fn request(api: &str) -> Option<Value> {
         "token_create" => json!({"ttl_secs": 3600, "uses": 20, "bk_cloud_id": 0, "bk_biz_id": 1}),
         "agents_assign" => json!({"agents": ["0:10.0.0.5"], "bk_biz_id": 7}),
         "agents_revoke" => json!({"agents": ["0:10.0.0.5"], "reason": "the disk was stolen"}),
+        "task_cancel" | "task_retry" => json!({}),
         "ca_retire" => json!({"force": false}),
         "business_create" => json!({"bk_biz_id": 7, "bk_biz_name": "shop"}),
         "set_process_group_info" => json!({"meta": {"namespace": "gse"}, "hosts": supplied,
@@ -130,6 +131,8 @@ pub(super) fn data(api: &str) -> Option<Value> {
             "name": "proc-test", "labels": {}, "state": "running", "hosted": true, "pid": 4437, "note": "",
             "started_at": 1794787200, "reported_at": 1794787205, "fresh": true}]),
         "tasks" => json!([task()]),
+        "task_cancel" => task(),
+        "task_retry" => json!({"task_id": TASK}),
         "events" => json!({"last": 7, "events": [{"number": 7, "at": 1794787200000_i64,
             "received_at": 1794787200020_i64, "bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1",
             "namespace": "gse", "name": "proc-test", "kind": "restart_succeeded",
@@ -211,7 +214,8 @@ fn control() -> String {
 
 fn task() -> Value {
     json!({"task_id": TASK, "created_at": 1794787200, "bk_app_code": "deployer", "bk_username": "",
-        "summary": "start gse:proc-test", "counts": {"total": 1, "open": 0, "succeeded": 1, "failed": 0}})
+        "summary": "start gse:proc-test", "counts": {"total": 1, "open": 0, "succeeded": 1, "failed": 0},
+        "cancelled_at": 0, "retry_of": ""})
 }
 
 fn proc_info() -> Value {

@@ -77,6 +77,7 @@ fn new_task(agents: &[&str]) -> NewTask {
         summary: "start web:nginx".to_owned(),
         requests: vec![RequestHead { proc: proc("nginx"), kind: OpKind::Start, spec: Some(Arc::new(spec)) }],
         ops: ops.collect(),
+        retry_of: None,
         audit: None,
     }
 }

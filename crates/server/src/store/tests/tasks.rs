@@ -27,6 +27,8 @@ async fn a_task_reads_back_as_it_was_written() {
         username: "admin".to_owned(),
         summary: "start web:nginx".to_owned(),
         requests: new.requests.clone(),
+        cancelled_at: None,
+        retry_of: None,
         counts: Counts { total: 3, open: 3, succeeded: 0, failed: 0 },
     };
     assert_eq!(record, expected);

@@ -401,6 +401,26 @@ pub(super) const TEXTS: &[Text] = &[
     ("BusinessSetRow.bk_biz_set_id", "The set's id.", "业务集 ID。"),
     ("BusinessSetRow.bk_biz_set_name", "The set's name.", "业务集名称。"),
     ("BusinessSetRow.bk_biz_ids", "The businesses in it.", "所含业务的 ID。"),
+    (
+        "TaskRow.cancelled_at",
+        "When it was cancelled: seconds since 1970, UTC; 0: it was not.",
+        "取消时间（UTC 秒），0 为未取消。",
+    ),
+    (
+        "TaskRow.retry_of",
+        "The task whose failed operations it tries again; else empty.",
+        "所重试的任务 ID；不是重试则为空。",
+    ),
+    (
+        "TaskView.cancelled_at",
+        "When it was cancelled: seconds since 1970, UTC; 0: it was not.",
+        "取消时间（UTC 秒），0 为未取消。",
+    ),
+    (
+        "TaskView.retry_of",
+        "The task whose failed operations it tries again; else empty.",
+        "所重试的任务 ID；不是重试则为空。",
+    ),
     ("AuditRow.at", "When: seconds since 1970, UTC.", "时间（UTC 秒）。"),
     ("AuditRow.from", "The caller's address.", "调用方地址。"),
     ("AuditRow.action", "What was done or tried.", "动作。"),

@@ -274,6 +274,22 @@ pub(super) const TITLES: &[Titled] = &[
         ["By host; the answer's keys are bk_cloud_id:ip.", "按主机查询；返回的 key 为 bk_cloud_id:ip。"],
     ),
     (
+        "task_cancel",
+        ["Cancel a task", "取消任务"],
+        [
+            "What has not begun does not begin; what is under way on a host goes on there, and nobody waits for it. Each open operation soon ends with code 826 and says how far it had come. A task that has ended, or was cancelled before, stays as it is. Answered with the task as it is then.",
+            "未开始的操作不再开始；主机上正在执行的继续执行，但不再等待其结果。未结束的操作很快以 826 结束并说明进展。已结束或已取消的任务不变。返回当时的任务。",
+        ],
+    ),
+    (
+        "task_retry",
+        ["Try a task again where it failed", "重试任务中失败的主机"],
+        [
+            "A new task with the same requests, for the hosts whose operations failed. It is refused while operations are open, and when none has failed.",
+            "以相同请求、仅针对失败的主机创建新任务。仍有未结束的操作，或没有失败的操作时拒绝。",
+        ],
+    ),
+    (
         "agents",
         ["List agents", "agent 列表"],
         ["The agents of the caller's businesses.", "调用方业务范围内的 agent。"],

@@ -55,7 +55,11 @@ pub(super) const TEXTS: &[(Code, &str, &str)] = &[
         "A command ran longer than op_timeout; all that it had started was ended.",
         "命令执行超过 op_timeout，其启动的全部进程已被结束。",
     ),
-    (Code::Cancelled, "A later order overtook this operation.", "操作被后来的指令取代。"),
+    (
+        Code::Cancelled,
+        "A later order overtook this operation, or its task was cancelled.",
+        "操作被后来的指令取代，或任务已被取消。",
+    ),
     (Code::NoCommand, "The spec has no command for this operation.", "spec 中没有该操作所需的命令。"),
     (Code::AlreadyRunning, "Nothing to start: it is running.", "进程已在运行，无需启动。"),
     (Code::NotRunning, "Nothing to stop: it is not running.", "进程未在运行，无需停止。"),

@@ -1,0 +1,99 @@
+//! A task that nobody waits for any more, and one that is tried again where it failed.
+
+use crate::up;
+use procfleet_testkit::{Op, PATIENCE, Up, programs};
+use serde_json::{Value, json};
+
+#[track_caller]
+fn cli(up: &Up, args: &[&str]) -> Value {
+    let done = up.cli(&[args, &["--json"]].concat());
+    assert_eq!(done.code, Some(0), "{done:?}");
+    serde_json::from_str(&done.stdout).expect("--json prints JSON")
+}
+
+#[test]
+fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
+    let up = up();
+    let proc = up.proc("slow").with_pid_file().starts(&programs::slow_daemon(3));
+    let under_way = proc.submit(Op::Start);
+    proc.wait_for_runs(1);
+    let waiting = proc.submit(Op::Restart);
+    let seen = |task: &str| up.client.data(&format!("/api/v1/tasks/{task}"));
+
+    let cancelled = cli(&up, &["task", "cancel", &waiting.id]);
+    assert!(cancelled["cancelled_at"].as_i64().is_some_and(|at| at > 0), "{cancelled}");
+    waiting.outcome().assert(826, "cancelled: restart had not begun, and nothing was done");
+    assert!(!under_way.has_ended(), "the other task is another matter");
+
+    cli(&up, &["task", "cancel", &under_way.id]);
+    under_way.outcome().assert(826, "cancelled: start was under way; what it has begun goes on");
+    assert_eq!(proc.read(programs::PID_FILE), "", "it was not waited for");
+    // What was begun comes to its end all the same, once.
+    let row = proc.row_when(PATIENCE, "running");
+    assert_eq!((&row["hosted"], proc.runs()), (&json!(true), 1));
+    assert_eq!(seen(&under_way.id)["counts"], json!({"total": 1, "open": 0, "succeeded": 0, "failed": 1}));
+    proc.op(Op::Stop).assert_success();
+
+    // Again is no error, and neither is it too late; nothing changes, and nothing is recorded twice.
+    let before = seen(&waiting.id);
+    assert_eq!(cli(&up, &["task", "cancel", &waiting.id])["cancelled_at"], before["cancelled_at"]);
+    assert_eq!(seen(&waiting.id), before);
+    let ended = proc.submit(Op::Query);
+    ended.outcome();
+    assert_eq!(cli(&up, &["task", "cancel", &ended.id])["cancelled_at"], 0);
+    assert!(up.cli(&["task", "cancel", &ended.id]).stdout.contains("had ended already"));
+    assert!(up.cli(&["task", "show", &waiting.id]).stderr.contains("cancelled at "));
+    let audit = cli(&up, &["audit", "--action", "task_cancel"]);
+    let subjects: Vec<&Value> = audit.as_array().expect("a list").iter().map(|row| &row["subject"]).collect();
+    assert_eq!(subjects, [&json!(under_way.id), &json!(waiting.id)]);
+}
+
+#[test]
+fn an_op_that_waits_for_an_absent_host_ends_when_it_is_cancelled() {
+    let up = up();
+    let proc = up.proc("here").starts(&programs::foreground());
+    up.kill_agent();
+    let task = proc.submit(Op::Start);
+    up.client.post(&format!("/api/v1/tasks/{}/cancel", task.id), json!({})).data();
+    let outcome = task.outcome();
+    assert_eq!(outcome.code, 826, "{outcome:?}");
+    assert!(outcome.message.starts_with("cancelled"), "{outcome:?}");
+    assert_eq!(proc.runs(), 0);
+}
+
+#[test]
+fn a_task_is_tried_again_where_it_failed_and_nowhere_else() {
+    let up = up();
+    let proc = up.proc("here").starts(&programs::foreground());
+    let mut body = proc.body(Op::Start);
+    body["hosts"] = json!([{"ip": "127.0.0.1", "bk_cloud_id": 0}, {"ip": "127.0.0.9", "bk_cloud_id": 0}]);
+    let task = up.client.operate(body);
+    let results = up.client.results(&task);
+    assert_eq!(results.iter().map(|(_, outcome)| outcome.code).collect::<Vec<_>>(), [0, 117]);
+
+    let done = up.cli(&["task", "retry", &task, "--json"]);
+    assert_eq!(done.code, Some(1), "the host is not there this time either: {done:?}");
+    let again: Value = serde_json::from_str(&done.stdout).expect("--json prints JSON");
+    let targets: Vec<&Value> = again["ops"].as_array().expect("ops").iter().map(|op| &op["target"]).collect();
+    assert_eq!((targets, &again["retry_of"]), (vec![&json!("0:127.0.0.9")], &json!(task)));
+    assert_eq!(again["summary"], format!("start {}:here on 0:127.0.0.9", up.namespace));
+    assert_eq!(proc.runs(), 1, "the other one was left alone");
+    let id = again["task_id"].as_str().expect("an id");
+    let show = up.cli(&["task", "show", id]);
+    assert!(show.stderr.contains(&format!("tries {task} again where it failed")), "{show:?}");
+    let audit = cli(&up, &["audit", "--action", "task_retry"]);
+    assert_eq!(audit[0]["subject"], id);
+    assert!(audit[0]["detail"].as_str().is_some_and(|detail| detail.contains(&task)), "{audit}");
+
+    let good = proc.submit(Op::Query);
+    good.outcome();
+    let retry = |task: &str| up.client.post(&format!("/api/v1/tasks/{task}/retry"), json!({}));
+    retry(&good.id).assert_refused(1_000_811, &["task_id: none of its operations has failed"]);
+    let slow = up.proc("slow").with_pid_file().starts(&programs::slow_daemon(2)).submit(Op::Start);
+    retry(&slow.id).assert_refused(1_000_811, &["task_id: 1 of its operations are still open"]);
+    slow.outcome();
+    retry("GSETASK:20190813145456:7").assert_refused(1_000_806, &["no such task"]);
+    up.client
+        .post(&format!("/api/v1/tasks/{task}/retry"), json!({"hosts": []}))
+        .assert_refused(1_000_811, &["hosts: is not known here"]);
+}

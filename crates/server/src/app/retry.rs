@@ -1,0 +1,38 @@
+//! Tries a task again where it failed: a new task with the same requests, for those hosts only.
+
+use super::results::find;
+use super::{App, AppError, Caller, operate};
+use procfleet_core::access::Scope;
+use procfleet_core::code::Code;
+use procfleet_core::id::TaskId;
+use procfleet_core::task::{Request, Target};
+use procfleet_proto::http::fault::Faults;
+use std::collections::BTreeMap;
+
+/// The caller needs the same grants as for the first try: what it may do now counts, not what it might then.
+pub async fn retry(app: &App, caller: &Caller, task_text: &str) -> Result<TaskId, AppError> {
+    let (task, ops) = find(app, caller, task_text).await?;
+    let mut faults = Faults::default();
+    let mut targets: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
+    for op in &ops {
+        if op.outcome.as_ref().is_some_and(|outcome| outcome.code != Code::Success) {
+            targets.entry(op.request).or_default().push(op.target.clone());
+        }
+    }
+    if task.counts.open > 0 {
+        let reason =
+            format!("{} of its operations are still open; wait for them, or cancel it", task.counts.open);
+        faults.add("task_id", reason);
+    } else if targets.is_empty() {
+        faults.add("task_id", "none of its operations has failed, so there is nothing to try again");
+    }
+    if !faults.is_empty() {
+        return Err(faults.into());
+    }
+    let requests = targets.into_iter().filter_map(|(place, targets)| {
+        let head = task.requests.get(place as usize)?;
+        let spec = head.spec.as_deref().cloned();
+        Some(Request { proc: head.proc.clone(), kind: head.kind, spec, targets })
+    });
+    operate::submit_retry(app, caller, requests.collect(), &Scope::All, task.id).await
+}
