@@ -63,15 +63,19 @@ use tree::Scan;
 /// How many ended runs are remembered, so that what they left can still be told to be theirs.
 const ENDED_RUNS_KEPT: usize = 4;
 
+/// Where inputs go. A channel keeps room for 32 of them at least, so each is as small as can be there.
+pub type Inputs = mpsc::Sender<Box<Input>>;
+
 /// Everything that makes, finds, watches or signals the processes of one proc.
 #[derive(Debug)]
 pub struct Hands {
     host: Arc<Host>,
     key: ProcKey,
     mark: String,
-    inputs: mpsc::Sender<Input>,
+    inputs: Inputs,
     outputs: Outputs,
-    runs: BTreeMap<RunId, Run>,
+    /// Each in its own place: a map keeps room for a dozen.
+    runs: BTreeMap<RunId, Box<Run>>,
     watches: HashMap<Id, AbortHandle>,
     /// What the last inspection saw.
     sample: Option<Sample>,
@@ -83,7 +87,7 @@ pub struct Hands {
 }
 
 impl Hands {
-    pub fn new(host: Arc<Host>, key: ProcKey, inputs: mpsc::Sender<Input>) -> Hands {
+    pub fn new(host: Arc<Host>, key: ProcKey, inputs: Inputs) -> Hands {
         let outputs = Outputs::new(host.output_folder().to_owned(), &key);
         Hands {
             mark: host.mark(&key),
@@ -113,12 +117,12 @@ impl Hands {
         match started {
             Ok((started, end)) => {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
-                self.runs.insert(run, started);
+                self.runs.insert(run, Box::new(started));
                 let inputs = self.inputs.clone();
                 self.tasks.spawn(async move {
                     let end = end.await;
                     // Nobody listens any more only when the actor is gone, and then nobody needs to know.
-                    let _ = inputs.send(Input::CommandEnded { run, end }).await;
+                    let _ = inputs.send(Box::new(Input::CommandEnded { run, end })).await;
                 });
             }
             Err(NotStarted { code, reason }) => {
@@ -151,7 +155,7 @@ impl Hands {
         match scope {
             Scope::Settled => find::settled(whom, glimpse),
             Scope::Recovery { last } => find::recovered(whom, last, glimpse),
-            Scope::Run(run) => find::leader(self.runs.get(&run)),
+            Scope::Run(run) => find::leader(self.runs.get(&run).map(|run| &**run)),
             Scope::Turn { last, since } => {
                 find::turn(whom, last, since.map(|since| self.host.ticks_at(since)))
             }
@@ -193,9 +197,9 @@ impl Hands {
         let (inputs, host, stirred) = (self.inputs.clone(), self.host.clone(), self.stirred.clone());
         let tell = async move |exit| {
             stirred.store(host.now().0, Ordering::Relaxed);
-            let _ = inputs.send(Input::Exited { process, exit }).await;
+            let _ = inputs.send(Box::new(Input::Exited { process, exit })).await;
         };
-        let task = match self.runs.values().find(|run| run.leader == id).map(Run::exit) {
+        let task = match self.runs.values().find(|run| run.leader == id).map(|run| run.exit()) {
             Some(exit) => self.tasks.spawn(async move { tell(exit.await).await }),
             None => {
                 let kept = children::keep(id.pid);
@@ -343,7 +347,7 @@ impl Hands {
     fn tell(&mut self, input: Input) {
         let inputs = self.inputs.clone();
         self.tasks.spawn(async move {
-            let _ = inputs.send(input).await;
+            let _ = inputs.send(Box::new(input)).await;
         });
     }
 

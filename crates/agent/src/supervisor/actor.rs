@@ -6,7 +6,7 @@ use super::open::OpenOps;
 use super::probes::{Pace, Probes, Seen, Standing};
 use super::sampler::{Heed, Sampler};
 use super::timetable::{Clocks, Timetable};
-use crate::exec::{self, Hands, Host};
+use crate::exec::{self, Hands, Host, Inputs};
 use crate::hosting_file::HostingFile;
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
@@ -83,12 +83,7 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(
-        machine: Machine,
-        around: Around,
-        inputs: mpsc::Sender<Input>,
-        registered_at: i64,
-    ) -> Actor {
+    pub(super) fn new(machine: Machine, around: Around, inputs: Inputs, registered_at: i64) -> Actor {
         let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
         let probes =
             Probes::new(around.host.clone(), machine.key().clone(), Pace::default(), registered_at != 0);
@@ -112,9 +107,10 @@ impl Actor {
 
     /// Ends when there is nothing left to look after, with the orders that came too late for it.
     pub(super) async fn run(
-        mut self,
+        // A future keeps two of each argument: the one that it was given, and the one that it works on.
+        mut self: Box<Self>,
         first: Step,
-        mut inbox: mpsc::Receiver<Input>,
+        mut inbox: mpsc::Receiver<Box<Input>>,
     ) -> (ProcKey, Vec<Order>) {
         self.carry_out(first).await;
         loop {
@@ -159,7 +155,7 @@ impl Actor {
                 self.around.hosting.forget(self.machine.key());
                 let mut late = Vec::new();
                 while let Ok(input) = inbox.try_recv() {
-                    if let Input::Order(order) = input {
+                    if let Input::Order(order) = *input {
                         late.push(*order);
                     }
                 }
@@ -177,7 +173,7 @@ impl Actor {
         }
     }
 
-    async fn next(&mut self, inbox: &mut mpsc::Receiver<Input>) -> Next {
+    async fn next(&mut self, inbox: &mut mpsc::Receiver<Box<Input>>) -> Next {
         let now = self.around.host.now();
         let wake = self.machine.wake_at();
         let next = tokio::select! {
@@ -186,13 +182,13 @@ impl Actor {
             biased;
             _ = self.around.stopped.wait_for(|stopped| *stopped) => Some(Next::End),
             () = self.ledger.progress() => Some(Next::Written),
-            input = inbox.recv() => Some(input.map_or(Next::End, |input| Next::Input(Box::new(input)))),
+            input = inbox.recv() => Some(input.map_or(Next::End, Next::Input)),
             () = sleep(wake.map(|wake| wake.since(now))) => None,
             () = self.probes.changed() => Some(Next::Probed),
         };
         match next {
             Some(next) => next,
-            None => Next::Input(Box::new(just_arrived(inbox).await.unwrap_or(Input::Tick))),
+            None => Next::Input(just_arrived(inbox).await.unwrap_or_else(|| Box::new(Input::Tick))),
         }
     }
 
@@ -454,7 +450,7 @@ async fn sleep(pause: Option<Duration>) {
 
 /// What has happened and was not heard of yet, for the agent had no time: whoever was to tell gets a chance before a deadline
 /// is held against the process. Each hop from the kernel to here takes one round.
-async fn just_arrived(inbox: &mut mpsc::Receiver<Input>) -> Option<Input> {
+async fn just_arrived(inbox: &mut mpsc::Receiver<Box<Input>>) -> Option<Box<Input>> {
     for _ in 0..4 {
         tokio::task::yield_now().await;
         if let Ok(input) = inbox.try_recv() {

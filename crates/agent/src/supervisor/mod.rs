@@ -15,7 +15,7 @@ mod probes;
 mod sampler;
 mod timetable;
 
-use crate::exec::Host;
+use crate::exec::{Host, Inputs};
 use crate::hosting_file::HostingFile;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc, Standing};
 use crate::outbox::Outbox;
@@ -139,7 +139,7 @@ impl Supervisor {
 struct Work {
     around: Around,
     stop: watch::Sender<bool>,
-    actors: HashMap<ProcKey, mpsc::Sender<Input>>,
+    actors: HashMap<ProcKey, Inputs>,
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(ProcKey, Vec<Order>)>,
     rounds: mpsc::Receiver<Round>,
@@ -206,7 +206,7 @@ impl Work {
         }
         for Sampled { key, process, usage, told, .. } in round {
             if let Some(actor) = self.actors.get(&key).filter(|_| told) {
-                let _ = actor.try_send(Input::Sampled { process, usage });
+                let _ = actor.try_send(Box::new(Input::Sampled { process, usage }));
             }
         }
     }
@@ -349,7 +349,7 @@ impl Work {
         if order.kind == OpKind::Group {
             return self.set_groups(key, order).await;
         }
-        let mut input = Input::Order(Box::new(order));
+        let mut input = Box::new(Input::Order(Box::new(order)));
         loop {
             if !self.actors.contains_key(key) {
                 self.spawn(Machine::new(key.clone()), Default::default(), 0);
@@ -398,7 +398,7 @@ impl Work {
         let (inputs, inbox) = mpsc::channel(INPUTS);
         let key = machine.key().clone();
         let actor = Actor::new(machine, self.around.clone(), inputs.clone(), registered_at);
-        self.running.spawn(actor.run(first, inbox));
+        self.running.spawn(Box::new(actor).run(first, inbox));
         self.actors.insert(key, inputs);
     }
 }

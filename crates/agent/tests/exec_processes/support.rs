@@ -24,7 +24,7 @@ pub(crate) struct Proc {
     pub(crate) key: ProcKey,
     pub(crate) host: Arc<Host>,
     pub(crate) hands: Hands,
-    inputs: mpsc::Receiver<Input>,
+    inputs: mpsc::Receiver<Box<Input>>,
     /// Inputs that came before anybody asked for them.
     backlog: Vec<Input>,
     runs: u64,
@@ -125,7 +125,7 @@ impl Proc {
         }
         let search = async {
             loop {
-                let input = self.inputs.recv().await.expect("the hands are alive");
+                let input = *self.inputs.recv().await.expect("the hands are alive");
                 if let Some(found) = wanted(&input) {
                     return found;
                 }
@@ -137,7 +137,7 @@ impl Proc {
 
     /// Nothing has been reported that nobody asked for.
     pub(crate) fn assert_silent(&mut self) {
-        self.backlog.extend(std::iter::from_fn(|| self.inputs.try_recv().ok()));
+        self.backlog.extend(std::iter::from_fn(|| self.inputs.try_recv().ok().map(|input| *input)));
         assert_eq!(self.backlog, []);
     }
 

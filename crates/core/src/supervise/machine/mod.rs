@@ -41,7 +41,8 @@ pub struct Machine {
     spec: Option<Arc<Spec>>,
     hosting: Hosting,
     state: State,
-    queue: VecDeque<Order>,
+    /// Each in its own place: the queue keeps its room, and it is nearly always empty.
+    queue: VecDeque<Box<Order>>,
     streak: Streak,
     saved: Option<Record>,
     /// The run of a periodic process that is under way and that this life of the agent began.
@@ -199,7 +200,7 @@ impl Machine {
         let state = self.take();
         let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
-            (state, Input::Order(order)) => self.admit(now, state, *order, &mut out),
+            (state, Input::Order(order)) => self.admit(now, state, order, &mut out),
             (state, Input::Inspected { op, view }) => self.inspected(now, state, op, *view, &mut out),
             (state, Input::Health { process, health }) => self.heard(state, process, health),
 

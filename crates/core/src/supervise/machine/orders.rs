@@ -16,7 +16,7 @@ use std::mem;
 use std::sync::Arc;
 
 impl Machine {
-    pub(super) fn admit(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {
+    pub(super) fn admit(&mut self, now: Moment, state: State, order: Box<Order>, out: &mut Step) -> State {
         if order.kind == OpKind::Query {
             self.inspect(&state, &order, out);
         } else if self.queue.len() >= queue_limit(order.kind) {
@@ -86,7 +86,7 @@ impl Machine {
                         self.answer(order.op, Code::Cancelled, words::overtaken(order.kind, by), out);
                         self.state = state;
                     }
-                    Some(order) => self.state = self.begin(now, state, order, out),
+                    Some(order) => self.state = self.begin(now, state, *order, out),
                     None => {
                         self.state = state;
                         return;
@@ -198,7 +198,7 @@ impl Machine {
     /// so far is ended.
     pub(super) fn overtake(&mut self, now: Moment, job: Job, place: usize, out: &mut Step) -> State {
         let order = self.queue.remove(place).expect("place is a position in the queue");
-        let ahead: Vec<Order> = self.queue.drain(..place).collect();
+        let ahead: Vec<Box<Order>> = self.queue.drain(..place).collect();
         let hosting = match &job.purpose {
             // It has ended hosting already.
             Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,

@@ -113,7 +113,7 @@ impl Machine {
     pub(super) fn relaunch(&mut self, now: Moment, last: String, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let ends = |order: &Order| matches!(order.kind, OpKind::Stop | OpKind::Kill) && now < order.start_by;
-        if self.queue.iter().any(ends) {
+        if self.queue.iter().any(|order| ends(order)) {
             // Somebody who wants it ended waits already. The retry is for the case that it comes to nothing.
             return State::Down(Rest::Retry { at: now, why: last });
         }
