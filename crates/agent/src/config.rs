@@ -1,5 +1,6 @@
 //! What an agent is told at its start. Plain data, checked once.
 
+use crate::exec::Containment;
 use procfleet_core::allow::Allow;
 use procfleet_proto::link::token::JoinToken;
 use std::fmt;
@@ -19,6 +20,8 @@ pub struct Config {
     pub ip: Option<IpAddr>,
     /// What the host's owner lets the server do here.
     pub allow: Allow,
+    /// What keeps the processes of a proc together.
+    pub containment: Containment,
 }
 
 /// Where the policy of a host is unless somebody says otherwise.

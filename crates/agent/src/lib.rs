@@ -76,7 +76,8 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         Err(std::fs::TryLockError::Error(source)) => return Err(prepared(source)),
     }
 
-    let host = Arc::new(Host::open(folder.join("output"))?.allowing(config.allow.clone()));
+    let host =
+        Arc::new(Host::open(folder.join("output"), config.containment)?.allowing(config.allow.clone()));
     exec::end_old_probes(&host);
     let (journal, past) = journal::Journal::open(&folder.join("agent.db"), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
@@ -133,6 +134,7 @@ async fn keep_house(host: &Host) -> std::convert::Infallible {
             _ = trim.tick() => {
                 host.trim_output();
                 host.hear_kernel();
+                host.trim_groups();
             }
         }
     }

@@ -1,6 +1,8 @@
 //! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
 
 use crate::config::{Config, ServerAddress, read_policy};
+use crate::exec::{Containment, allow_many_files};
+use clap::ValueEnum;
 use procfleet_proto::link::token::JoinToken;
 use std::error::Error;
 use std::fmt::Write;
@@ -28,6 +30,9 @@ pub struct Args {
     /// What this host lets the server do (JSON); by default /etc/procfleet/policy.json, if it is there
     #[arg(long, env = "PROCFLEET_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
+    /// What keeps the processes of a proc together
+    #[arg(long, env = "PROCFLEET_CONTAINMENT", value_enum, default_value_t)]
+    containment: Containment,
     /// Print a systemd unit that runs the agent with these arguments, and end
     #[arg(long)]
     print_systemd_unit: bool,
@@ -66,7 +71,15 @@ pub fn main(args: Args) -> ExitCode {
         Ok(allow) => allow,
         Err(error) => return failed(&error),
     };
-    let config = Config { server: args.server, token, data: args.data, ip: args.ip, allow };
+    let config = Config {
+        server: args.server,
+        token,
+        data: args.data,
+        ip: args.ip,
+        allow,
+        containment: args.containment,
+    };
+    allow_many_files();
     // One thread is plenty, and a small process is quick to start others from.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -97,11 +110,14 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     if program.file_name().is_some_and(|name| name == "procfleet") {
         command.push_str(" agent");
     }
+    let containment = Some(args.containment).filter(|named| *named != Containment::default());
+    let containment = containment.and_then(|named| named.to_possible_value());
     let options = [
         Some(("--server", args.server.to_string())),
         Some(("--data", data.to_string_lossy().into_owned())),
         args.ip.map(|ip| ("--ip", ip.to_string())),
         args.policy.as_ref().map(|policy| ("--policy", policy.to_string_lossy().into_owned())),
+        containment.map(|named| ("--containment", named.get_name().to_owned())),
     ];
     for (name, value) in options.into_iter().flatten() {
         let _ = write!(command, " {name} {}", quoted(&value));

@@ -92,7 +92,7 @@ impl OpKind {
     pub fn budget(self, policy: &Policy) -> Duration {
         let command = policy.op_timeout;
         let launch = command + policy.launch_check();
-        let end = command + policy.stop_check;
+        let end = command + policy.stop_check + LAST_OF_IT;
         match self {
             OpKind::Query
             | OpKind::Unhost
@@ -107,6 +107,9 @@ impl OpKind {
         }
     }
 }
+
+/// How long what is left of a process that is gone may take to be told to end, killed and buried.
+const LAST_OF_IT: Duration = Duration::from_secs(2);
 
 /// How an op ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,6 +5,8 @@
 //! processes that it looks after go on in either case.
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
+use procfleet_agent::exec::Containment;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_proto::http::native::CreateToken;
@@ -38,6 +40,9 @@ pub(crate) struct Args {
     /// The address that this host is known by: it is host 0:IP
     #[arg(long, env = "PROCFLEET_IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     ip: IpAddr,
+    /// What keeps the processes of a proc together
+    #[arg(long, env = "PROCFLEET_CONTAINMENT", value_enum, default_value_t)]
+    containment: Containment,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -52,7 +57,8 @@ async fn up(args: Args) -> Result<()> {
     let mut server = Server::start(args.server.into()).await?;
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
-    let mut agent = start_agent(&server, &agent_data, host).await?;
+    let containment = args.containment;
+    let mut agent = start_agent(&server, &agent_data, host, containment).await?;
     announce(&server, host, &data).await;
 
     let stop = program::told_to_stop();
@@ -65,7 +71,7 @@ async fn up(args: Args) -> Result<()> {
             ended = agent.child.wait() => {
                 warn!(status = ?ended.ok(), "the agent has ended; starting it again");
                 sleep(AGENT_PAUSE).await;
-                agent = start_agent(&server, &agent_data, host).await?;
+                agent = start_agent(&server, &agent_data, host, containment).await?;
             }
         }
     };
@@ -86,7 +92,13 @@ async fn up(args: Args) -> Result<()> {
     clippy::disallowed_methods,
     reason = "the agent is our own program, and not one that it looks after"
 )]
-async fn start_agent(server: &Server, data: &Path, host: Host) -> Result<LocalAgent> {
+async fn start_agent(
+    server: &Server,
+    data: &Path,
+    host: Host,
+    containment: Containment,
+) -> Result<LocalAgent> {
+    let containment = containment.to_possible_value().context("naming the containment")?;
     let token = token_if_needed(server, data, host).await?;
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
@@ -97,6 +109,7 @@ async fn start_agent(server: &Server, data: &Path, host: Host) -> Result<LocalAg
         .arg(data)
         .arg("--ip")
         .arg(host.ip.to_string())
+        .args(["--containment", containment.get_name()])
         .stdin(Stdio::piped())
         // Ctrl-C is for this process alone; it tells the agent itself.
         .process_group(0);

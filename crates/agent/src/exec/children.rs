@@ -8,11 +8,11 @@
 
 use super::procfs::{self, Stat};
 use procfleet_core::process::Exit;
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use std::collections::HashSet;
 use std::io;
-use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,13 +54,13 @@ pub(super) fn adopt_orphans() {
 }
 
 /// Makes a child. Nobody takes it for an orphan in between.
-pub(super) fn make(spawn: impl FnOnce() -> io::Result<Child>) -> io::Result<Child> {
+pub(super) fn make(spawn: impl FnOnce() -> io::Result<(u32, OwnedFd)>) -> io::Result<(u32, OwnedFd)> {
     let mut children = lock();
-    let child = spawn()?;
+    let (pid, pidfd) = spawn()?;
     if let Some(kept) = &mut children.kept {
-        kept.insert(child.id());
+        kept.insert(pid);
     }
-    Ok(child)
+    Ok((pid, pidfd))
 }
 
 /// Nobody looks after this one any more: from now on it is as any orphan.

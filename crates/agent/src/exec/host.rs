@@ -1,5 +1,6 @@
 //! What all procs on this host share.
 
+use super::cgroup::{Containment, Groups};
 use super::children;
 use super::oom;
 use super::pidfd;
@@ -28,6 +29,8 @@ const GLIMPSE: Duration = Duration::from_millis(50);
 pub enum ExecError {
     #[error("making the folder for output {}", folder.display())]
     OutputFolder { folder: PathBuf, source: io::Error },
+    #[error("there are no cgroups for processes on this host: {reason}")]
+    NoCgroups { reason: String },
     #[error("reading {file}, without which processes cannot be told apart")]
     Proc { file: &'static str, source: io::Error },
 }
@@ -51,12 +54,13 @@ pub struct Host {
     glimpse: Mutex<Option<(Moment, Arc<Scan>)>>,
     /// What the host's owner lets be run here.
     allow: Allow,
+    pub(super) groups: Groups,
     /// The shells of the probes that are running; each leads a session.
     probes: Mutex<Vec<u32>>,
 }
 
 impl Host {
-    pub fn open(output_folder: PathBuf) -> Result<Host, ExecError> {
+    pub fn open(output_folder: PathBuf, containment: Containment) -> Result<Host, ExecError> {
         // What processes print may be secret: the folder is the agent's alone.
         fs::DirBuilder::new()
             .recursive(true)
@@ -70,8 +74,11 @@ impl Host {
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         children::adopt_orphans();
         oom::listen();
+        let groups = Groups::open(containment, &output_folder, &instance)?;
+        // What is in a group is found there.
+        let grouped = groups.loose_pids();
         let ours = format!("{instance}/").into_bytes();
-        let before = Scan::take();
+        let before = Scan::without(&grouped);
         let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
         let inherited = Mutex::new(marks.filter(|mark| mark.starts_with(&ours)).collect());
         let memory = rustix::system::sysinfo();
@@ -87,6 +94,7 @@ impl Host {
             inherited,
             glimpse: Mutex::default(),
             allow: Allow::default(),
+            groups,
             probes: Mutex::default(),
         })
     }
@@ -164,6 +172,11 @@ impl Host {
     /// Keeps the output of processes within bounds; to be called now and then.
     pub fn trim_output(&self) {
         super::output::trim(&self.output_folder);
+    }
+
+    /// Removes cgroups of procs that nobody knows any more, once they are empty; to be called now and then.
+    pub fn trim_groups(&self) {
+        self.groups.trim();
     }
 
     pub(super) fn wall_millis(&self) -> u64 {

@@ -5,8 +5,9 @@
 //! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens later comes
 //! back as an [`Input`] on the channel that it gave.
 //!
-//! - A command runs as `/bin/sh -c` (or PowerShell) in a session of its own, and writes into a file (`spawn`, `user`, `output`, `log`). Its
-//!   environment carries a mark with the proc's key, which everything that it starts inherits.
+//! - A command runs as itself (`words`), or as `/bin/sh -c` or PowerShell, in a session of its own, and writes into a file (`spawn`,
+//!   `fork`, `user`, `output`, `log`). Its environment carries a mark with the proc's key, which everything that it starts inherits.
+//! - A command and all that it starts are in a cgroup of their own, where the host has them (`cgroup`).
 //! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
 //!   (`pidfd`), so a recycled pid is never touched.
 //! - Each watched process has one task that sleeps on its pidfd. A command's shell may be the process at the same time:
@@ -18,8 +19,10 @@
 //!
 //! Dropping a `Hands` stops its tasks and ends no process: the agent's end is not its processes' end.
 
+mod cgroup;
 mod children;
 mod find;
+mod fork;
 mod host;
 mod identify;
 mod inspect;
@@ -34,26 +37,31 @@ mod spawn;
 mod tree;
 mod usage;
 mod user;
+mod words;
 
+pub use cgroup::Containment;
 pub use find::pid_file_names_another;
+pub use fork::allow_many_files;
 pub use host::{ExecError, Host};
 pub use probe::{Probed, Prober, end_old_probes};
 pub use usage::{Meter, Scene, glance};
 
+use cgroup::ProcGroups;
 use children::Freshness;
 use find::Whom;
 use inspect::Sample;
 use output::{Output, Outputs};
 use procfleet_core::op::Instance;
-use procfleet_core::process::{Found, Process};
-use procfleet_core::spec::{Control, Identity};
+use procfleet_core::process::{Absence, Cause, Evidence, Found, Process};
+use procfleet_core::spec::{Control, Detached, Identity};
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
 use procfleet_core::{Moment, ProcKey, Sighting, Spec};
-use procfs::Id;
+use procfs::{Id, Stat};
 use run::Run;
+use rustix::fd::AsFd;
 use spawn::{Launch, NotStarted};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
@@ -74,11 +82,14 @@ pub struct Hands {
     mark: String,
     inputs: Inputs,
     outputs: Outputs,
+    groups: ProcGroups,
     /// Each in its own place: a map keeps room for a dozen.
     runs: BTreeMap<RunId, Box<Run>>,
     watches: HashMap<Id, AbortHandle>,
     /// What the last inspection saw.
     sample: Option<Sample>,
+    /// Something of the proc was seen outside its cgroups.
+    escaped: bool,
     note: String,
     /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
     stirred: Arc<AtomicU64>,
@@ -91,6 +102,7 @@ impl Hands {
         let outputs = Outputs::new(host.output_folder().to_owned(), &key);
         Hands {
             mark: host.mark(&key),
+            groups: host.groups.of(output::stem(&key)),
             host,
             key,
             inputs,
@@ -98,6 +110,7 @@ impl Hands {
             runs: BTreeMap::new(),
             watches: HashMap::new(),
             sample: None,
+            escaped: false,
             note: String::new(),
             stirred: Arc::default(),
             tasks: JoinSet::new(),
@@ -112,10 +125,17 @@ impl Hands {
         let launch = permitted.and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec));
         let started = launch.and_then(|launch| {
             let output = self.output(run, &launch, spec);
-            Run::start(launch, output)
+            let group = self.groups.make(self.host.wall_millis(), run.0);
+            let started = Run::start(launch, output, group.as_ref().map(|(_, open)| open.as_fd()));
+            let group = group.map(|(group, _)| group);
+            if let (Err(_), Some(group)) = (&started, &group) {
+                self.groups.forget_if_empty(group);
+            }
+            started.map(|(run, end)| (run.in_group(group), end))
         });
         match started {
             Ok((started, end)) => {
+                let group = started.group.clone();
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 self.runs.insert(run, Box::new(started));
                 let inputs = self.inputs.clone();
@@ -123,6 +143,10 @@ impl Hands {
                     let end = end.await;
                     // Nobody listens any more only when the actor is gone, and then nobody needs to know.
                     let _ = inputs.send(Box::new(Input::CommandEnded { run, end })).await;
+                    // What it left may be in there for years, or nothing at all.
+                    group.iter().for_each(|group| {
+                        cgroup::remove(group);
+                    });
                 });
             }
             Err(NotStarted { code, reason }) => {
@@ -138,12 +162,18 @@ impl Hands {
         let nearby = self.nearby(None);
         let Some(run) = self.runs.get_mut(&run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
+        if let Some(group) = &run.group {
+            return cgroup::kill(group);
+        }
         let members = |scan: &Scan| run.members(scan, &self.mark).into_iter().collect();
         tree::kill_all(|| nearby.scan(Freshness::Now), members);
     }
 
     /// Looks whether the process is running.
     pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
+        if scope == Scope::Leftovers {
+            return self.look_for_leftovers();
+        }
         let sessions: Vec<Id> =
             self.runs.values().filter(|run| run.has_session()).map(|run| run.leader).collect();
         let nearby = self.nearby(None);
@@ -155,6 +185,7 @@ impl Hands {
         match scope {
             Scope::Settled => find::settled(whom, glimpse),
             Scope::Recovery { last } => find::recovered(whom, last, glimpse),
+            Scope::Leftovers => unreachable!("it was answered above"),
             Scope::Run(run) => find::leader(self.runs.get(&run).map(|run| &**run)),
             Scope::Turn { last, since } => {
                 find::turn(whom, last, since.map(|since| self.host.ticks_at(since)))
@@ -216,22 +247,30 @@ impl Hands {
         self.watches.insert(id, task);
     }
 
-    /// Signals the process and all that it has started.
-    pub fn signal(&mut self, process: Process, signal: Signal) {
+    /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is to be kept.
+    pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
         self.stir();
         let nearby = self.nearby(Some(id));
-        match signal {
-            Signal::Term => {
+        match (signal, detached) {
+            (Signal::Term, _) => {
                 let scan = nearby.scan(Freshness::AMomentAgo);
                 let targets = self.tree_of(&scan, id, process.found);
                 tree::signal_all(&scan, targets, rustix::process::Signal::TERM);
             }
-            Signal::Kill => {
+            (Signal::Kill, Detached::End)
+                if let Some(group) = self.groups.holding(id.pid)
+                    && pidfd::open_exactly(id).is_ok() =>
+            {
+                cgroup::kill(group);
+            }
+            (Signal::Kill, detached) => {
                 let targets = |scan: &Scan| {
                     let mut targets = self.tree_of(scan, id, process.found);
-                    targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+                    if detached == Detached::End {
+                        targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+                    }
                     targets
                 };
                 tree::kill_all(|| nearby.scan(Freshness::Now), targets);
@@ -239,25 +278,92 @@ impl Hands {
         }
     }
 
-    /// Kills what dead runs have left behind. A run goes on as long as its shell does, unless the process that it was
+    /// Ends what dead runs have left behind. A run goes on as long as its shell does, unless the process that it was
     /// started for is gone; and a process that is being watched is not left behind.
-    pub fn sweep(&mut self) {
+    pub fn sweep(&mut self, signal: Signal) {
         self.stir();
-        let nearby = self.nearby(None);
+        for group in self.left_groups() {
+            match signal {
+                Signal::Term => cgroup::signal(&group, rustix::process::Signal::TERM),
+                Signal::Kill => cgroup::kill(&group),
+            }
+        }
+        if self.are_all_in_groups() && !self.escaped {
+            return;
+        }
+        let nearby = self.nearby_ungrouped(None);
         let mut left = 0;
         let targets = |scan: &Scan| {
-            let mut kept: HashSet<Id> = scan.with_descendants(self.watches.keys().copied());
-            for run in self.runs.values_mut().filter(|run| run.goes_on(scan)) {
-                kept.extend(run.members(scan, &self.mark));
-            }
-            let marked = scan.marked(&self.mark);
-            left = marked.iter().filter(|stat| kept.contains(&stat.id)).count();
-            marked.iter().map(|stat| stat.id).filter(|id| !kept.contains(id)).collect()
+            let found = self.left_in(scan);
+            left = scan.marked(&self.mark).len() - found.len();
+            found
         };
-        tree::kill_all(|| nearby.scan(Freshness::Now), targets);
-        if left == 0 {
-            self.host.inherits_no_more(&self.mark);
+        match signal {
+            Signal::Term => {
+                let scan = nearby.scan(Freshness::Now);
+                let found = self.left_in(&scan);
+                tree::signal_all(&scan, found, rustix::process::Signal::TERM);
+            }
+            Signal::Kill => {
+                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+                if left == 0 {
+                    self.host.inherits_no_more(&self.mark);
+                }
+            }
         }
+    }
+
+    /// Something of the proc that a sweep would end.
+    fn look_for_leftovers(&mut self) -> Sighting {
+        let grouped = self.left_groups().iter().flat_map(|group| cgroup::pids_in(group)).find_map(Stat::read);
+        let found = grouped.map(|stat| stat.id).or_else(|| {
+            let scan = match self.are_all_in_groups() {
+                // What was moved out of its group, as by `su` where sessions have groups, has come to the agent.
+                true => Scan::near(&[], Freshness::AMomentAgo)?,
+                false => self.nearby_ungrouped(None).scan(Freshness::Now),
+            };
+            let found = self.left_in(&scan).first().copied();
+            self.escaped = found.is_some();
+            found
+        });
+        match found {
+            Some(Id { pid, start_ticks }) => Sighting::Running(Process {
+                pid,
+                start_ticks,
+                found: Found::Name,
+                evidence: Evidence::default(),
+            }),
+            None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
+        }
+    }
+
+    /// The groups of this proc in which only leftovers are.
+    fn left_groups(&mut self) -> Vec<PathBuf> {
+        self.host.groups.hand_over(&mut self.groups);
+        if self.groups.is_empty() {
+            return Vec::new();
+        }
+        let at_work = self.runs.values().filter(|run| run.is_at_work()).map(|run| run.leader.pid);
+        let kept: HashSet<u32> = self.watched().map(|id| id.pid).chain(at_work).collect();
+        self.groups.left(|pid| kept.contains(&pid))
+    }
+
+    /// Those that bear the mark, are in no group and belong to nothing that goes on.
+    fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
+        let mut kept: HashSet<Id> = scan.with_descendants(self.watches.keys().copied());
+        for run in self.runs.values_mut().filter(|run| run.goes_on(scan)) {
+            kept.extend(run.members(scan, &self.mark));
+        }
+        // What is in a group stays or goes with it.
+        let grouped: HashSet<u32> =
+            self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);
+        scan.marked(&self.mark).iter().map(|stat| stat.id).filter(is_left).collect()
+    }
+
+    /// Whether all that was ever started for this proc is in a cgroup, as far as it was left there.
+    fn are_all_in_groups(&self) -> bool {
+        self.groups.are_made() && !self.host.has_inherited(&self.mark)
     }
 
     /// Describes a process. `None` when it is gone.
@@ -276,6 +382,17 @@ impl Hands {
 
     /// Where what belongs to this proc is to be looked for.
     fn nearby(&self, target: Option<Id>) -> Nearby {
+        if !self.are_all_in_groups() {
+            return self.nearby_ungrouped(target);
+        }
+        let leaders = self.runs.values().filter(|run| !run.has_ended()).map(|run| run.leader);
+        Nearby::Within {
+            groups: self.groups.all(),
+            own: self.watched().chain(leaders).chain(target).collect(),
+        }
+    }
+
+    fn nearby_ungrouped(&self, target: Option<Id>) -> Nearby {
         let leaders = self.runs.values().map(|run| run.leader);
         // What is left of a dead stranger may be anywhere.
         let is_lost =
@@ -368,6 +485,11 @@ impl Hands {
 enum Nearby {
     /// Below these processes of it, and among the orphans that came to the agent.
     Below(Vec<Id>),
+    /// In its cgroups, and below these processes of it.
+    Within {
+        groups: Vec<PathBuf>,
+        own: Vec<Id>,
+    },
     Everywhere,
 }
 
@@ -375,6 +497,7 @@ impl Nearby {
     fn scan(&self, freshness: Freshness) -> Scan {
         match self {
             Nearby::Below(own) => Scan::near(own, freshness).unwrap_or_else(Scan::take),
+            Nearby::Within { groups, own } => Scan::within(groups, own),
             Nearby::Everywhere => Scan::take(),
         }
     }
@@ -390,6 +513,7 @@ impl Drop for Hands {
             children::let_go(run.leader.pid);
         }
         self.watched().for_each(|id| children::let_go(id.pid));
+        self.host.groups.give_back(&mut self.groups);
     }
 }
 

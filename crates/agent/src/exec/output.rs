@@ -190,7 +190,7 @@ fn existing(folder: &Path, stem: &str) -> Vec<PathBuf> {
 }
 
 /// A file name for any key. The plus sign never comes out of `escape`, so two keys never share a name.
-fn stem(key: &ProcKey) -> String {
+pub(super) fn stem(key: &ProcKey) -> String {
     let whole = format!("{}+{}", escape(&key.namespace), escape(&key.name));
     if whole.len() <= NAME_LIMIT {
         return whole;

@@ -140,12 +140,6 @@ pub(super) fn reap(pidfd: &OwnedFd, pid: u32) -> Result<Option<Exit>, Errno> {
     children::reap(WaitId::PidFd(pidfd.as_fd()), pid)
 }
 
-/// As [`reap`], for a child for which there is no pidfd. Its pid is its own until it is reaped.
-pub(super) fn reap_child(pid: u32) -> Result<Option<Exit>, Errno> {
-    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::CHILD)?;
-    children::reap(WaitId::Pid(raw), pid)
-}
-
 /// Whether the process behind the pidfd is dead.
 pub(super) fn is_gone(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];

@@ -63,7 +63,7 @@ impl Prober {
             .host
             .permit(spec)
             .and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec))
-            .and_then(|launch| Run::start(launch, output));
+            .and_then(|launch| Run::start(launch, output, None));
         let (run, end) = match started {
             Ok(started) => started,
             Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },

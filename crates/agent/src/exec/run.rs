@@ -7,11 +7,9 @@ use super::spawn::{Launch, NotStarted};
 use super::tree::{Scan, Session};
 use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::supervise::CommandEnd;
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::fd::BorrowedFd;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tokio::sync::watch;
 
 #[derive(Debug)]
@@ -25,6 +23,8 @@ pub(super) struct Run {
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
     session: Session,
+    /// Its cgroup.
+    pub(super) group: Option<PathBuf>,
     /// Those that the last scan found. They stay members even if they leave the session and their parents.
     known: HashSet<Id>,
 }
@@ -34,6 +34,7 @@ impl Run {
     pub(super) fn start(
         launch: Launch,
         output: Output,
+        group: Option<BorrowedFd<'_>>,
     ) -> Result<(Run, impl Future<Output = CommandEnd> + use<>), NotStarted> {
         let command = launch.command().to_owned();
         let (path, log) = match &output {
@@ -42,15 +43,14 @@ impl Run {
             Output::Log(log) => (None, log.file.try_clone().ok().map(|file| (file, log.from))),
             Output::Nowhere => (None, None),
         };
-        let child = launch.start(output)?;
-        let pid = child.id();
-        // Until it is reaped the pid is the child's own, so this cannot get hold of another process.
-        let pidfd = pidfd::open(pid).ok();
+        let (pid, pidfd) = launch.start(output, group)?;
+        // Until it is reaped the pid is the child's own, so this cannot be another process's.
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
         let (tell, exit) = watch::channel(None);
         let output = path.clone();
         let end = async move {
-            let exit = leader_end(leader, pidfd).await;
+            pidfd::gone(&pidfd).await;
+            let exit = pidfd::exit(&pidfd, leader).await;
             tell.send_replace(Some(exit));
             let output = match (path, log) {
                 (Some(path), _) => output::tail(&path),
@@ -59,9 +59,21 @@ impl Run {
             };
             CommandEnd::Exited { exit, output }
         };
-        let run =
-            Run { leader, command, output, exit, main: None, session: Session::Open, known: HashSet::new() };
+        let run = Run {
+            leader,
+            command,
+            output,
+            exit,
+            main: None,
+            session: Session::Open,
+            group: None,
+            known: HashSet::new(),
+        };
         Ok((run, end))
+    }
+
+    pub(super) fn in_group(self, group: Option<PathBuf>) -> Run {
+        Run { group, ..self }
     }
 
     /// How the shell ended, when it has.
@@ -101,6 +113,12 @@ impl Run {
         scan.is_running(self.leader) && self.main.is_none_or(|main| scan.is_running(main))
     }
 
+    /// As [`Run::goes_on`], by a look of its own.
+    pub(super) fn is_at_work(&self) -> bool {
+        let runs = |id: Id| Stat::read(id.pid).is_some_and(|stat| stat.id == id && stat.is_running());
+        !self.has_ended() && runs(self.leader) && self.main.is_none_or(runs)
+    }
+
     /// All that the command has started and that is running, the shell included.
     pub(super) fn members(&mut self, scan: &Scan, mark: &str) -> HashSet<Id> {
         let members = scan.run_members(self.leader, self.session, &self.known, mark);
@@ -109,21 +127,5 @@ impl Run {
         }
         self.known.clone_from(&members);
         members
-    }
-}
-
-/// Waits for the shell and reaps it.
-async fn leader_end(leader: Id, pidfd: Option<OwnedFd>) -> Exit {
-    if let Some(pidfd) = pidfd {
-        pidfd::gone(&pidfd).await;
-        return pidfd::exit(&pidfd, leader).await;
-    }
-    tracing::warn!(pid = leader.pid, "no pidfd for a command: it is polled instead");
-    loop {
-        match pidfd::reap_child(leader.pid) {
-            Ok(None) | Err(Errno::INTR) => tokio::time::sleep(Duration::from_millis(50)).await,
-            Ok(Some(exit)) => return exit,
-            Err(_) => return Exit::Unknown,
-        }
     }
 }

@@ -1,23 +1,22 @@
-//! Starting a command: `/bin/sh -c COMMAND`, in its own session, as its user, in its folder, with a clean environment that
-//! says what the spec says beside its commands.
+//! Starting a command: as it is where it consists of plain words, else `/bin/sh -c COMMAND`; in its own session, as its user, in
+//! its folder, with a clean environment that says what the spec says beside its commands.
 
-#![expect(unsafe_code, reason = "what a child does between fork and exec cannot be written without it")]
-
-use super::children;
+use super::fork::{self, Program, Recipe};
 use super::log::Log;
 use super::output::Output;
 use super::procfs::{ASIDE, MARK};
 use super::user::Account;
+use super::{children, words};
 use procfleet_core::spec::{Control, Shell};
 use procfleet_core::{Code, ProcKey, Spec};
-use rustix::fs::Mode;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 pub(super) const SHELL: &str = "/bin/sh";
 /// What stands between PowerShell's name and the command.
@@ -92,19 +91,22 @@ impl Launch {
         &self.account
     }
 
-    /// Starts it, writing to `output`. When this returns, the shell is running.
-    pub(super) fn start(self, output: Output) -> Result<Child, NotStarted> {
-        let Launch { shell, command, environment, folder, account } = self;
-        let program = shell.program().to_owned();
-        let failed = |user: &str, error: io::Error| {
-            let reason =
-                format!("starting {} in setup_path {folder:?} as user {user:?}: {error}", program.display());
+    /// Starts it in this cgroup, writing to `output`. When this returns, the program or its shell is running.
+    pub(super) fn start(
+        self,
+        output: Output,
+        group: Option<BorrowedFd<'_>>,
+    ) -> Result<(u32, OwnedFd), NotStarted> {
+        let failed = |error: io::Error| {
+            let (shell, folder, user) = (self.shell.program().display(), &self.folder, &self.account.name);
+            let reason = format!("starting {shell} in setup_path {folder:?} as user {user:?}: {error}");
             NotStarted::new(Code::SystemError, reason)
         };
         let file = match output {
             Output::Own { file, .. } => {
                 // A program that opens /dev/stdout anew needs the file to be its own.
-                if let Err(error) = rustix::fs::fchown(&file, Some(account.uid), Some(account.gid)) {
+                let (uid, gid) = (self.account.uid, self.account.gid);
+                if let Err(error) = rustix::fs::fchown(&file, Some(uid), Some(gid)) {
                     tracing::debug!(%error, "an output file stays the agent's own");
                 }
                 Some(file)
@@ -112,34 +114,83 @@ impl Launch {
             Output::Log(Log { file, .. }) => Some(file),
             Output::Nowhere => None,
         };
-        let (out, err) = match file {
-            Some(file) => {
-                let twin = file.try_clone().map_err(|error| failed(&account.name, error))?;
-                (Stdio::from(file), Stdio::from(twin))
-            }
-            None => (Stdio::null(), Stdio::null()),
+        let nothing = nothing().map_err(failed)?;
+        let output = file.map(above_standard).transpose().map_err(failed)?;
+        let output = output.as_ref().map_or(nothing, |file| file.as_fd());
+        let recipe = Recipe {
+            programs: self.programs(),
+            environment: self.environment(),
+            folder: &self.folder,
+            account: &self.account,
+            input: nothing,
+            output,
+            group,
         };
-        #[expect(clippy::disallowed_methods, reason = "this is the one place that makes processes")]
-        let mut child = Command::new(&program);
-        child.args(shell.flags());
-        child.arg(command).stdin(Stdio::null()).stdout(out).stderr(err);
-        child.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").envs(environment);
-        child.env("HOME", &account.home).env("SHELL", &account.shell);
-        child.env("USER", &account.name).env("LOGNAME", &account.name);
-        let (name, cwd) = (account.name.clone(), folder.clone());
-        let enter = move || {
-            rustix::process::setsid()?;
-            rustix::process::umask(Mode::from_raw_mode(0o022));
-            close_on_exec();
-            account.become_it()?;
-            // Only now, so that the folder's permissions are those for this user.
-            rustix::process::chdir(cwd.as_c_str())?;
-            Ok(())
+        children::make(|| fork::make(&recipe)).map_err(failed)
+    }
+
+    /// The program itself where no shell is needed; and the shell, for all else and for telling what is wrong with it.
+    fn programs(&self) -> Vec<Program> {
+        let shell = self.shell.program();
+        let flags = self.shell.flags().iter().map(|flag| (*flag).to_owned());
+        let arguments = [shell.to_string_lossy().into_owned()].into_iter().chain(flags);
+        let shell = Program {
+            file: c_string(shell.as_os_str().as_bytes()),
+            arguments: arguments.chain([self.command.clone()]).map(c_string).collect(),
         };
-        // SAFETY: between fork and exec the closure makes plain system calls only. It takes no lock and allocates
-        // nothing: what it needs was made before the fork and is borrowed.
-        unsafe { child.pre_exec(enter) };
-        children::make(|| child.spawn()).map_err(|error| failed(&name, error))
+        let direct = match self.shell {
+            Interpreter::Sh => words::plain(&self.command).and_then(|words| {
+                let first = *words.first()?;
+                // What has a slash is found from its folder on, which the process has entered by then.
+                let file = match first.contains('/') {
+                    true => PathBuf::from(first),
+                    false => on_path(first, PATH)?,
+                };
+                let file = c_string(file.as_os_str().as_bytes());
+                Some(Program { file, arguments: words.into_iter().map(c_string).collect() })
+            }),
+            Interpreter::Powershell(_) => None,
+        };
+        direct.into_iter().chain([shell]).collect()
+    }
+
+    fn environment(&self) -> Vec<CString> {
+        let Account { name, home, shell, .. } = &self.account;
+        let facts = self.environment.iter().map(|(name, value)| (*name, value.as_bytes()));
+        let always = [
+            ("PATH", PATH.as_bytes()),
+            ("LANG", b"C.UTF-8"),
+            ("HOME", home.as_bytes()),
+            ("SHELL", shell.as_bytes()),
+            ("USER", name.as_bytes()),
+            ("LOGNAME", name.as_bytes()),
+        ];
+        let pair = |(name, value): (&str, &[u8])| c_string([name.as_bytes(), b"=", value].concat());
+        always.into_iter().chain(facts).map(pair).collect()
+    }
+}
+
+/// Nothing in here has a NUL: what comes from a caller was checked, and the rest comes from the kernel's and the C library's
+/// own strings.
+fn c_string(text: impl Into<Vec<u8>>) -> CString {
+    CString::new(text).unwrap_or_default()
+}
+
+/// What a command reads from, and what one without a file writes to.
+fn nothing() -> io::Result<BorrowedFd<'static>> {
+    static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(nothing) = NOTHING.get() {
+        return Ok(nothing.as_fd());
+    }
+    let opened = above_standard(OpenOptions::new().read(true).write(true).open("/dev/null")?)?;
+    Ok(NOTHING.get_or_init(|| opened).as_fd())
+}
+
+/// The same file under a number that no standard descriptor has, for those are given away in the new process one by one.
+fn above_standard(file: File) -> io::Result<OwnedFd> {
+    match file.as_raw_fd() {
+        0..3 => Ok(rustix::io::fcntl_dupfd_cloexec(&file, 3)?),
+        _ => Ok(file.into()),
     }
 }
 
@@ -210,14 +261,6 @@ fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
     ];
     facts.retain(|(_, value)| !value.is_empty());
     facts
-}
-
-/// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked from the
-/// beginning; those that it got from whoever started it (a terminal, a lock, an ssh connection) may not be.
-fn close_on_exec() {
-    // SAFETY: the call takes three numbers and touches no memory of ours. Descriptors are only marked here, and closed by
-    // the exec, so nothing that is in use goes away. Where the kernel does not know the call, all stays as it was.
-    unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3, u32::MAX, nix::libc::CLOSE_RANGE_CLOEXEC) };
 }
 
 /// `setup_path`, if it is a folder that can be entered.

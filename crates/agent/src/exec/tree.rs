@@ -1,10 +1,11 @@
 //! Which processes belong together.
 //!
 //! A scan gives processes with their parents and sessions; from that come descendants, sessions and, with the mark, those
-//! that left both. What was started in this life of the agent is below the agent and found there (`children`); for what
-//! was there before, all of `/proc` is read. A process that leaves its session, loses its parent and clears its
-//! environment between two scans is lost to us.
+//! that left both. Where there are cgroups, a proc's own hold all that it has started (`cgroup`). Else what was started in this
+//! life of the agent is below the agent and found there (`children`); for what was there before, all of `/proc` is read, and a
+//! process that leaves its session, loses its parent and clears its environment between two scans is lost to us.
 
+use super::cgroup;
 use super::children::{self, Freshness};
 use super::identify::{Mark, Program};
 use super::pidfd;
@@ -12,6 +13,7 @@ use super::procfs::{self, Id, Stat};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// How often those that are to be killed are looked for again, at most. Each round finds what was forked during the one
@@ -26,6 +28,8 @@ pub(super) struct Scan {
     running: HashMap<u32, Stat>,
     /// The agent and those above it, and the first process: never members of anything, never signalled.
     protected: HashSet<u32>,
+    /// Those that are in a cgroup of the proc in question: these are its own, whatever their environment says.
+    contained: HashSet<u32>,
     /// What they run, as soon as somebody has asked.
     programs: OnceLock<HashMap<u32, Program>>,
     marks: OnceLock<HashMap<u32, Vec<u8>>>,
@@ -62,6 +66,23 @@ impl Scan {
         Some(Scan::of(stats, HashSet::from([0, 1, std::process::id()])))
     }
 
+    /// Those that are in these groups of a proc, and these processes of it with all below them. If one of them is
+    /// neither in a group nor below the agent, what belongs to it may be anywhere.
+    pub(super) fn within(groups: &[PathBuf], own: &[Id]) -> Scan {
+        let contained: HashSet<u32> = groups.iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let mut stats: Vec<Stat> = contained.iter().copied().filter_map(Stat::read).collect();
+        let outside = own.iter().filter(|id| !contained.contains(&id.pid));
+        let outside =
+            outside.filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id && stat.is_running()));
+        for stat in outside {
+            if !is_below_us(&stat) {
+                return Scan { contained, ..Scan::take() };
+            }
+            collect(stat, &mut stats);
+        }
+        Scan { contained, ..Scan::of(stats, protected()) }
+    }
+
     /// Nothing was there, and nothing can come of nothing.
     fn is_empty(&self) -> bool {
         self.running.is_empty()
@@ -72,6 +93,7 @@ impl Scan {
         Scan {
             running: running.map(|stat| (stat.id.pid, stat)).collect(),
             protected,
+            contained: HashSet::new(),
             programs: OnceLock::new(),
             marks: OnceLock::new(),
         }
@@ -109,17 +131,25 @@ impl Scan {
         children
     }
 
-    /// Those that bear this mark, oldest first.
+    /// Those that bear this mark or are in a cgroup of the proc, oldest first.
     pub(super) fn marked(&self, mark: &str) -> Vec<&Stat> {
         let marks = self.marks.get_or_init(|| {
             self.all()
                 .into_iter()
+                .filter(|stat| !self.contained.contains(&stat.id.pid))
                 .filter_map(|stat| Some((stat.id.pid, procfs::mark(stat.id.pid)?)))
                 .collect()
         });
         let mut marked = self.all();
-        marked.retain(|stat| marks.get(&stat.id.pid).is_some_and(|own| own == mark.as_bytes()));
+        marked.retain(|stat| {
+            self.contained.contains(&stat.id.pid)
+                || marks.get(&stat.id.pid).is_some_and(|own| own == mark.as_bytes())
+        });
         marked
+    }
+
+    fn is_marked(&self, pid: u32, mark: &str) -> bool {
+        self.contained.contains(&pid) || Mark::of(pid, mark) == Mark::Ours
     }
 
     /// The seeds that are running and all below them.
@@ -169,7 +199,7 @@ impl Scan {
             .all()
             .into_iter()
             .filter(|stat| !stat.id.is_older_than(leader) && !members.contains(&stat.id))
-            .filter(|stat| Mark::of(stat.id.pid, mark) == Mark::Ours)
+            .filter(|stat| self.is_marked(stat.id.pid, mark))
             .filter(|stat| !self.belongs_to_older(stat, leader, mark))
             .map(|stat| stat.id)
             .collect();
@@ -186,7 +216,7 @@ impl Scan {
             if self.protected.contains(&above.id.pid) {
                 return false;
             }
-            if above.id.is_older_than(leader) && Mark::of(above.id.pid, mark) == Mark::Ours {
+            if above.id.is_older_than(leader) && self.is_marked(above.id.pid, mark) {
                 return true;
             }
             parent = self.get(above.parent);

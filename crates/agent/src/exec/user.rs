@@ -5,6 +5,7 @@ use super::spawn::NotStarted;
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
 use std::ffi::{CString, OsString};
@@ -103,7 +104,7 @@ impl Account {
 
     /// Turns the calling thread, and it alone, into this account. For a child between fork and exec: these are plain
     /// system calls, and nothing is allocated. The groups go first, for afterwards we may not change them any more.
-    pub(super) fn become_it(&self) -> io::Result<()> {
+    pub(super) fn become_it(&self) -> Result<(), Errno> {
         let Some(groups) = &self.groups else { return Ok(()) };
         set_thread_groups(groups)?;
         set_thread_gid(self.gid)?;

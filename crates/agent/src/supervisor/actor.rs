@@ -306,8 +306,8 @@ impl Actor {
             Effect::Watch(process) => self.hands.watch(process),
             Effect::Run { run, command, spec } => self.hands.run(run, &command, &spec),
             Effect::EndRun(run) => self.hands.end_run(run),
-            Effect::Signal { process, signal } => self.hands.signal(process, signal),
-            Effect::Sweep => self.hands.sweep(),
+            Effect::Signal { process, signal, detached } => self.hands.signal(process, signal, detached),
+            Effect::Sweep(signal) => self.hands.sweep(signal),
             Effect::Place { plan } => {
                 let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
                 let at = spread.place(self.around.host.now(), self.machine.key());

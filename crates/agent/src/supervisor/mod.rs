@@ -200,7 +200,7 @@ impl Work {
         for (key, input) in self.pools.sampled(&round) {
             info!(proc = %key, "its namespace uses too much, and it is its turn to be ended");
             // One that has no room for it is told with the next samples, if it is still so.
-            if let Some(Err(error)) = self.actors.get(&key).map(|actor| actor.try_send(input)) {
+            if let Some(Err(error)) = self.actors.get(&key).map(|actor| actor.try_send(Box::new(input))) {
                 warn!(proc = %key, %error, "a proc could not be told that its namespace uses too much");
             }
         }
@@ -331,7 +331,7 @@ impl Work {
             self.around.cancels.add(&key, part);
             if let Some(actor) = self.actors.get(&key) {
                 // It is only woken: what it is to do, it reads.
-                let _ = actor.send(Input::Tick).await;
+                let _ = actor.send(Box::new(Input::Tick)).await;
             }
         }
     }
@@ -406,6 +406,7 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::Containment;
     use procfleet_core::id::Epoch;
     use procfleet_core::spec::Spec;
     use procfleet_proto::http::native::ProcState;
@@ -424,7 +425,7 @@ mod tests {
     impl Alone {
         async fn new() -> Alone {
             let folder = tempfile::tempdir().expect("a temp dir");
-            let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+            let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
             let path = folder.path().join("agent.db");
             let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
             let (outbox, states) = (Outbox::new(Vec::new()), States::default());

@@ -434,6 +434,7 @@ fn version(said: &Probed) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::Containment;
     use procfleet_core::process::{Evidence, Found};
     use std::fs;
     use std::path::PathBuf;
@@ -521,7 +522,7 @@ mod tests {
 
     fn fixture(pace: Pace, taken_up: bool) -> Fixture {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+        let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
         let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("passwd").expect("an account");
         let mut spec = Spec::default();
         spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();

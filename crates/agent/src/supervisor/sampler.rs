@@ -192,6 +192,7 @@ fn is_news(told: Option<(Moment, Usage)>, now: Moment, usage: Usage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::Containment;
     use procfleet_core::process::{Evidence, Found};
 
     fn usage(cpu: f64, mem: f64, fd: u64) -> Usage {
@@ -220,7 +221,7 @@ mod tests {
     #[tokio::test]
     async fn one_look_serves_all_and_tells_those_whom_it_concerns() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host = Host::open(folder.path().join("output")).expect("a host");
+        let host = Host::open(folder.path().join("output"), Containment::Auto).expect("a host");
         let sampler = Sampler::default();
         let key = |name: &str| ProcKey { namespace: "web".to_owned(), name: name.to_owned() };
         // The test itself, by its own line in `/proc`.

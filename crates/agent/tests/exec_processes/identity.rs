@@ -3,6 +3,7 @@
 
 use crate::support::*;
 use procfleet_core::process::{Cause, Evidence, Process, ProgramFile};
+use procfleet_core::spec::Detached;
 use procfleet_core::supervise::Signal;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -160,8 +161,8 @@ async fn a_recycled_pid_with_the_same_start_time_is_a_stranger() {
     }
     if has_serials() {
         let recycled = known(Evidence { serial: 1.try_into().ok(), program });
-        proc.hands.signal(recycled, Signal::Term);
-        proc.hands.signal(recycled, Signal::Kill);
+        proc.hands.signal(recycled, Signal::Term, Detached::End);
+        proc.hands.signal(recycled, Signal::Kill, Detached::End);
         proc.hands.watch(recycled);
         assert_eq!(
             proc.exit_of(recycled).await,

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use procfleet_core::process::{Cause, Found};
-use procfleet_core::spec::Control;
+use procfleet_core::spec::{Control, Detached};
 use procfleet_core::supervise::{Leader, Signal};
 use procfleet_core::{Absence, Sighting};
 use std::os::unix::fs::PermissionsExt;
@@ -138,7 +138,7 @@ async fn a_stranger_in_the_pid_file_is_left_alone() {
         };
         assert_eq!(cause(sighting), expected);
     }
-    proc.hands.sweep();
+    proc.hands.sweep(Signal::Kill);
     proc.hands.end_run(run);
     stranger.assert_unharmed();
 }
@@ -193,7 +193,7 @@ async fn another_procs_process_is_a_stranger_whatever_its_name() {
     assert!(matches!(cause(proc.settled()), Cause::AnotherProcs { proc, .. } if proc == "somebody:else"));
     proc.spec.identity.pid_path.clear();
     assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
-    proc.hands.sweep();
+    proc.hands.sweep(Signal::Kill);
     stranger.assert_unharmed();
 }
 
@@ -206,7 +206,7 @@ async fn a_process_of_a_lost_agent_is_known_by_its_program_and_never_by_its_mark
     let mut left = Stranger::start_as(proc.path("web"), proc.folder.path(), &[("PROCFLEET_PROC", &lost)]);
     proc.write("web.pid", left.pid().to_string());
     assert_eq!(running(proc.settled()).pid, left.pid());
-    proc.hands.sweep();
+    proc.hands.sweep(Signal::Kill);
     left.assert_unharmed();
     let mut stranger = Stranger::start_as("/bin/sleep", proc.folder.path(), &[("PROCFLEET_PROC", &lost)]);
     proc.write("web.pid", stranger.pid().to_string());
@@ -291,7 +291,7 @@ async fn a_restarted_agent_finds_its_processes_again() {
     let by_mark = running(proc.recovered(Some(recycled)));
     assert_eq!((by_mark.pid, by_mark.found), (pid, Found::Name), "the mark and the name");
     proc.spec.identity.proc_name = "other".to_owned();
-    proc.hands.signal(process, Signal::Kill);
+    proc.hands.signal(process, Signal::Kill, Detached::End);
     until_gone(pid).await;
     assert!(matches!(cause(proc.recovered(Some(process))), Cause::NoPidFile { .. }));
     proc.run("exec sleep 1000");
@@ -317,7 +317,7 @@ async fn a_restarted_agent_takes_no_command_that_ends_or_reloads_for_the_process
         proc.forget();
         assert!(matches!(cause(proc.recovered(None)), Cause::NoPidFile { .. }), "{what}");
         assert!(is_running(shell), "it was only looked at");
-        proc.hands.sweep();
+        proc.hands.sweep(Signal::Kill);
         until_gone(shell).await;
     }
 }

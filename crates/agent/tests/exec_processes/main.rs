@@ -1,6 +1,7 @@
 //! `exec` against real processes: what it starts, what it finds, what it ends and what it leaves alone.
 
 mod identity;
+mod leftovers;
 mod log;
 mod look;
 mod probe;

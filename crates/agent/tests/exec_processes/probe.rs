@@ -1,9 +1,10 @@
 //! Probes: what they say, and that they are never the process, nor outlive whoever asked.
 
 use crate::support::*;
-use procfleet_agent::exec::{Host, Probed, Prober, end_old_probes};
+use procfleet_agent::exec::{Containment, Host, Probed, Prober, end_old_probes};
 use procfleet_core::allow::Allow;
 use procfleet_core::process::Cause;
+use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{Leader, Signal};
 use procfleet_core::{Exit, Sighting};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ async fn a_probe_tells_its_status_and_its_first_and_last_line() {
         "{refused:?}"
     );
     let allow = Allow { users: Some(["nobody".to_owned()].into()), ..Allow::default() };
-    let host = Host::open(proc.path("output")).expect("a host").allowing(allow);
+    let host = Host::open(proc.path("output"), Containment::Auto).expect("a host").allowing(allow);
     let refused =
         Prober::new(Arc::new(host), proc.key.clone()).run("version", "true", &proc.spec, LONG).await;
     assert!(matches!(&refused, Probed::NotStarted { reason } if reason.contains("policy")), "{refused:?}");
@@ -97,10 +98,10 @@ async fn a_probe_is_never_the_process_and_never_ended_with_it() {
         })
         .await;
         assert_ne!(process.pid, probe);
-        proc.hands.sweep();
-        proc.hands.signal(process, Signal::Kill);
+        proc.hands.sweep(Signal::Kill);
+        proc.hands.signal(process, Signal::Kill, Detached::End);
         until_gone(process.pid).await;
-        proc.hands.sweep();
+        proc.hands.sweep(Signal::Kill);
         proc.hands.end_run(run);
         assert!(is_running(probe), "{name}");
         task.abort();

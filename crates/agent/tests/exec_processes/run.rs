@@ -1,7 +1,7 @@
 //! Commands: where, as whom and with what they run, and what is said about their end.
 
 use crate::support::*;
-use procfleet_core::spec::Shell;
+use procfleet_core::spec::{Detached, Shell};
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{Code, Exit};
 use std::collections::BTreeMap;
@@ -163,10 +163,67 @@ async fn a_process_outlives_the_hands_that_started_it() {
     proc.forget();
     let process = running(proc.recovered(None));
     assert!(is_running(pid) || is_running(process.pid));
-    proc.hands.signal(process, procfleet_core::supervise::Signal::Kill);
+    proc.hands.signal(process, procfleet_core::supervise::Signal::Kill, Detached::End);
     until("it is reaped although nobody watched it", || {
         proc.hands.watch(process);
         state_of(process.pid).is_none().then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_command_of_plain_words_has_no_shell_around_it() {
+    let mut proc = Proc::new("plain");
+    proc.script("arguments", "printf '%s|' \"$0\" \"$@\"\n");
+    let (exit, output) = proc.output_of("./arguments --port=80 a:b").await;
+    assert_eq!((exit, output.as_str()), (Exit::Code(0), "./arguments|--port=80|a:b|"));
+    // It is there when the call is done, and not only a shell that will become it.
+    for (command, name) in [("./web 1000", "web"), ("exec sleep 1000", "sleep"), ("sleep  1000", "sleep")] {
+        let run = proc.run(command);
+        let process = running(proc.launched(run, procfleet_core::supervise::Leader::Accept));
+        assert_eq!(comm(process.pid), name, "{command}");
+    }
+}
+
+/// Each of these can be executed by nobody, or only by a shell.
+#[tokio::test]
+async fn what_cannot_be_executed_fails_as_a_shell_says() {
+    let mut proc = Proc::new("plain-failures");
+    proc.write("text", "echo read as a script\n");
+    fs::set_permissions(proc.path("text"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("ours");
+    proc.write("closed", "");
+    let rows = [
+        ("./text", 0, "read as a script\n"),
+        ("no-such-command 1", 127, "not found"),
+        ("./missing", 127, "not found"),
+        ("./closed", 126, "ermission denied"),
+        ("exec ./missing", 127, "not found"),
+    ];
+    for (command, code, words) in rows {
+        let (exit, output) = proc.output_of(command).await;
+        assert_eq!(exit, Exit::Code(code), "{command}: {output}");
+        assert!(output.contains(words), "{command}: {output}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_begins_with_no_signal_blocked_or_ignored() {
+    let mut proc = Proc::new("signals");
+    let (_, output) = proc.output_of("grep Sig /proc/self/status").await;
+    for line in output.lines().filter(|line| line.starts_with("SigBlk") || line.starts_with("SigIgn")) {
+        assert!(line.ends_with("\t0000000000000000"), "{output}");
+    }
+    assert!(output.contains("SigIgn"), "{output}");
+}
+
+#[tokio::test]
+async fn a_command_may_open_as_many_files_as_the_agent_was_allowed() {
+    use rustix::process::{Resource, getrlimit};
+    let given = getrlimit(Resource::Nofile);
+    procfleet_agent::exec::allow_many_files();
+    assert_eq!(getrlimit(Resource::Nofile).current, given.maximum);
+    let (_, output) = Proc::new("files").output_of("ulimit -n").await;
+    let given = given.current.map_or("unlimited".to_owned(), |files| files.to_string());
+    assert_eq!(output.trim(), given);
 }

@@ -3,6 +3,7 @@
 use crate::support::*;
 use procfleet_core::Exit;
 use procfleet_core::process::Found;
+use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{CommandEnd, Leader, Signal};
 
 #[tokio::test]
@@ -14,7 +15,7 @@ async fn a_term_reaches_the_process_and_its_descendants() {
     proc.pid_in("web.pid").await;
     let child = proc.pid_in("child").await;
     let process = running(proc.settled());
-    proc.hands.signal(process, Signal::Term);
+    proc.hands.signal(process, Signal::Term, Detached::End);
     until_gone(process.pid).await;
     until_gone(child).await;
 }
@@ -29,7 +30,7 @@ async fn a_foreground_process_goes_with_its_shell() {
     })
     .await;
     assert_eq!(process.found, Found::Foreground);
-    proc.hands.signal(process, Signal::Term);
+    proc.hands.signal(process, Signal::Term, Detached::End);
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(15));
     until_gone(process.pid).await;
@@ -44,7 +45,7 @@ async fn a_kill_reaches_those_that_left_the_session() {
     let run = proc.run(&format!("{ESCAPE}exec ./web 1000"));
     let escaped = proc.pid_in("escaped").await;
     let process = running(proc.launched(run, Leader::Accept));
-    proc.hands.signal(process, Signal::Kill);
+    proc.hands.signal(process, Signal::Kill, Detached::End);
     until_gone(process.pid).await;
     until_gone(escaped).await;
 }
@@ -106,7 +107,7 @@ async fn a_sweep_ends_what_is_left_behind_and_nothing_else() {
     let process = running(proc.launched(current, Leader::Accept));
     proc.hands.watch(process);
     assert!(is_running(escaped));
-    proc.hands.sweep();
+    proc.hands.sweep(Signal::Kill);
     until_gone(escaped).await;
     assert!(is_running(process.pid));
     stranger.assert_unharmed();
@@ -120,7 +121,7 @@ async fn a_sweep_ends_what_an_earlier_life_left() {
     proc.end_of(run).await;
     let escaped = proc.pid_in("escaped").await;
     proc.forget_with_a_new_host();
-    proc.hands.sweep();
+    proc.hands.sweep(Signal::Kill);
     until_gone(escaped).await;
 }
 
@@ -150,7 +151,7 @@ async fn a_shell_whose_process_died_is_swept_too() {
     proc.hands.watch(process);
     kill(process.pid);
     proc.exit_of(process).await;
-    proc.hands.sweep();
+    proc.hands.sweep(Signal::Kill);
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(9));
 }
@@ -163,10 +164,10 @@ async fn a_recycled_pid_is_never_signalled() {
     process.start_ticks -= 1;
     for found in [Found::PidFile, Found::Foreground, Found::Name] {
         process.found = found;
-        proc.hands.signal(process, Signal::Term);
-        proc.hands.signal(process, Signal::Kill);
+        proc.hands.signal(process, Signal::Term, Detached::End);
+        proc.hands.signal(process, Signal::Kill, Detached::End);
     }
     let agent = crate::support::process(std::process::id());
-    proc.hands.signal(agent, Signal::Kill);
+    proc.hands.signal(agent, Signal::Kill, Detached::End);
     stranger.assert_unharmed();
 }

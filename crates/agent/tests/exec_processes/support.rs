@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
 
-use procfleet_agent::exec::{Hands, Host};
+use procfleet_agent::exec::{Containment, Hands, Host};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{CommandEnd, Input, Leader, RunId, Scope};
 use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};
@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Proc {
     pub(crate) folder: TempDir,
+    containment: Containment,
     pub(crate) spec: Spec,
     pub(crate) key: ProcKey,
     pub(crate) host: Arc<Host>,
@@ -33,9 +34,13 @@ pub(crate) struct Proc {
 impl Proc {
     /// A proc named `name` whose program is `web`. The name must be used by one test only: it is the mark.
     pub(crate) fn new(name: &str) -> Proc {
+        Proc::contained(name, Containment::Auto)
+    }
+
+    pub(crate) fn contained(name: &str, containment: Containment) -> Proc {
         let folder = tempfile::tempdir().expect("a temp dir");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our folder");
-        let host = Arc::new(Host::open(folder.path().join("output")).expect("a host"));
+        let host = Arc::new(Host::open(folder.path().join("output"), containment).expect("a host"));
         let key = ProcKey { namespace: "exec-test".to_owned(), name: name.to_owned() };
         let (send, inputs) = mpsc::channel(4);
         let hands = Hands::new(host.clone(), key.clone(), send);
@@ -44,7 +49,7 @@ impl Proc {
         spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
         spec.identity.user = me();
         install("/bin/sleep", &folder.path().join("web"));
-        Proc { folder, spec, key, host, hands, inputs, backlog: Vec::new(), runs: 0 }
+        Proc { folder, containment, spec, key, host, hands, inputs, backlog: Vec::new(), runs: 0 }
     }
 
     pub(crate) fn with_pid_file(name: &str) -> Proc {
@@ -63,7 +68,7 @@ impl Proc {
 
     /// As [`Proc::forget`], and the agent has its host anew too.
     pub(crate) fn forget_with_a_new_host(&mut self) {
-        self.host = Arc::new(Host::open(self.path("output")).expect("a host"));
+        self.host = Arc::new(Host::open(self.path("output"), self.containment).expect("a host"));
         self.forget();
     }
 
@@ -215,6 +220,10 @@ impl Stranger {
 
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    pub(crate) fn assert_ended(&mut self) {
+        self.0.wait().expect("our own child");
     }
 
     pub(crate) fn assert_unharmed(&mut self) {

@@ -3,6 +3,7 @@
 use crate::support::*;
 use procfleet_core::Exit;
 use procfleet_core::process::Found;
+use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{CommandEnd, Leader, Signal};
 
 #[tokio::test]
@@ -19,7 +20,9 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
         proc.hands.watch(process);
         proc.hands.watch(process);
         match exit {
-            Exit::Signal(_) | Exit::Dumped(_) | Exit::OutOfMemory => proc.hands.signal(process, Signal::Kill),
+            Exit::Signal(_) | Exit::Dumped(_) | Exit::OutOfMemory => {
+                proc.hands.signal(process, Signal::Kill, Detached::End)
+            }
             Exit::Code(_) | Exit::Unknown => {
                 let output = proc.path("output");
                 until("the trap is set", || {
@@ -28,7 +31,7 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
                     (!std::fs::read(file).ok()?.is_empty()).then_some(())
                 })
                 .await;
-                proc.hands.signal(process, Signal::Term);
+                proc.hands.signal(process, Signal::Term, Detached::End);
             }
         }
         assert_eq!(proc.exit_of(process).await, exit);
@@ -94,7 +97,7 @@ async fn an_inspection_describes_the_process() {
     assert!((0.0..=100.0).contains(&instance.cpu_now) && (0.0..=100.0).contains(&instance.cpu_average));
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
     assert!(i64::try_from(now).expect("soon enough") - instance.began_at < 30, "{instance:?}");
-    proc.hands.signal(process, Signal::Kill);
+    proc.hands.signal(process, Signal::Kill, Detached::End);
     until_gone(process.pid).await;
     assert_eq!(proc.hands.inspect(&process), None);
 }

@@ -62,6 +62,8 @@ pub(super) enum Stage {
         process: Process,
         gone: bool,
     },
+    /// The process is gone: is anything left of what it has started?
+    Leaving(Leaving),
     /// A launch that was overtaken is ended: is anything of it left?
     Clearing(Clearing),
     /// After a reload whose process is gone: has another taken its place?
@@ -78,6 +80,35 @@ pub(super) struct Clearing {
     pub(super) looking: Option<LookId>,
     pub(super) next_look: Moment,
     pub(super) until: Moment,
+}
+
+/// From the end of the process until nothing of it is left.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Leaving {
+    /// The stop command, while it is at work, and the process that it was for.
+    pub(super) command: Option<(Running, Process)>,
+    pub(super) note: String,
+    /// What is left may take until then, and then a moment.
+    pub(super) until: Moment,
+    pub(super) measure: Measure,
+    /// Something that was still running at the last look.
+    pub(super) seen: Option<Process>,
+    pub(super) looking: Option<LookId>,
+    pub(super) next_look: Moment,
+    pub(super) pause: Duration,
+}
+
+/// What has been done about what is left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Measure {
+    None,
+    /// It was told to end.
+    Told {
+        until: Moment,
+    },
+    Killed {
+        until: Moment,
+    },
 }
 
 /// A command under way.
@@ -208,6 +239,7 @@ impl Stage {
         match self {
             Stage::Looking { .. } | Stage::Planning { .. } => None,
             Stage::Clearing(clearing) => clearing.looking.is_none().then_some(clearing.next_look),
+            Stage::Leaving(leaving) => leaving.wake_at(),
             Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
@@ -221,11 +253,28 @@ impl Stage {
     /// The process that this stage knows of, for status and the record.
     pub(super) fn process(&self) -> Option<Process> {
         match self {
-            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) | Stage::Planning { .. } => None,
+            Stage::Looking { .. }
+            | Stage::Reviewing(_)
+            | Stage::Clearing(_)
+            | Stage::Leaving(_)
+            | Stage::Planning { .. } => None,
             Stage::Launching(launch) => launch.seen.or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
         }
+    }
+}
+
+impl Leaving {
+    fn wake_at(&self) -> Option<Moment> {
+        let look = self.looking.is_none().then_some(self.next_look);
+        let command = self.command.as_ref().and_then(|(command, _)| command.deadline);
+        let measure = match self.measure {
+            Measure::Told { until } => Some(until),
+            // The verdict waits for a look.
+            Measure::None | Measure::Killed { .. } => None,
+        };
+        look.into_iter().chain(command).chain(measure).min()
     }
 }
 

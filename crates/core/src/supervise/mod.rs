@@ -34,11 +34,13 @@
 //!                                       hosted, else Down (Idle)        RunFailed, RunMissed
 //! ```
 //!
-//! - `Looking`, `Launching`, `Ending`, `Reloading`, `Reviewing` and `Planning` are stages of a job; while a job runs,
+//! - `Looking`, `Launching`, `Ending`, `Leaving`, `Reloading`, `Reviewing` and `Planning` are stages of a job; while a job runs,
 //!   further orders wait in a queue. A stop or kill does not wait for what launches: it overtakes it. A kill does not
 //!   wait for a stop or a reload either. What was overtaken is told so.
 //! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
 //!   there are never two. What may be left of one that was not stopped is swept away first.
+//! - A stop, kill or restart is done when nothing is left of what the process has started (`Leaving`), unless the spec says
+//!   that it may stay: what is left is told to end, and killed after what remains of stop_check.
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
 //! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or SIGTERM, and after
@@ -71,7 +73,7 @@ use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
-use crate::spec::{OnUnhealthy, Resource, Spec};
+use crate::spec::{Detached, OnUnhealthy, Resource, Spec};
 use crate::spread;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -251,9 +253,11 @@ pub enum Effect {
     Signal {
         process: Process,
         signal: Signal,
+        /// Whether a kill reaches also what has left the process.
+        detached: Detached,
     },
-    /// End what a dead process left behind, before it is started again.
-    Sweep,
+    /// Signal what dead processes of this proc have left behind.
+    Sweep(Signal),
     Inspect {
         op: OpId,
         process: Option<Process>,
@@ -285,6 +289,8 @@ pub enum Scope {
     Recovery { last: Option<Process> },
     /// The command of this run itself, and nothing else: a periodic process is its command.
     Run(RunId),
+    /// Whatever a sweep would end.
+    Leftovers,
     /// The run of a periodic process from an earlier life of the agent: the process that was known; or, of a run that
     /// began at `since` and was not seen yet, what bears this proc's mark and leads a session. What older runs have left
     /// behind is no run.

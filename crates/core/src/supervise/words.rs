@@ -96,6 +96,17 @@ pub(super) fn still_alive(
     if note.is_empty() { base } else { format!("{base}; {note}") }
 }
 
+/// Something that the process had started cannot be ended.
+pub(super) fn left_behind(kind: OpKind, spec: &Spec, name: &str, pid: u32, note: &str) -> String {
+    let base = format!(
+        "{} process ({}) failed, for post-check status still alive: the process is gone, but pid {pid}, which belonged to \
+         it, was killed and is still there",
+        kind.verb(),
+        subject(spec, name)
+    );
+    if note.is_empty() { base } else { format!("{base}; {note}") }
+}
+
 /// What to say of a stop command that did not end well, beside the process that is still alive.
 pub(super) fn command_note(field: &str, end: Option<&CommandEnd>) -> String {
     match end {

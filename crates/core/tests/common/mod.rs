@@ -8,7 +8,7 @@
 use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
-use procfleet_core::spec::{Kind, Policy, Spec};
+use procfleet_core::spec::{Detached, Kind, Policy, Spec};
 use procfleet_core::spread::Cause as SpreadCause;
 use procfleet_core::supervise::{
     CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LookId, Machine, Next, Past, Record,
@@ -63,6 +63,14 @@ enum Role {
     Shell,
     /// The command is the process.
     Both,
+    /// What the process has started and what has left it.
+    Left,
+}
+
+impl Role {
+    fn is_main(self) -> bool {
+        matches!(self, Role::Main | Role::Both)
+    }
 }
 
 /// A run across all lives of the agent.
@@ -83,6 +91,8 @@ pub struct World {
     pub now: Moment,
     pub scripts: HashMap<String, Does>,
     pub term: Term,
+    /// What each process starts that leaves it: how it takes being told to end.
+    pub leaves: Option<Term>,
     /// How long an answer to a look takes.
     pub look_delay: u64,
     pub fail_next_effects: bool,
@@ -104,6 +114,7 @@ pub struct World {
     /// Every start or restart command, and when it was run.
     pub starts: Vec<(Moment, String)>,
     pub signals: Vec<Signal>,
+    pub sweeps: Vec<Signal>,
     pub record: Option<Record>,
     pub accepted: BTreeMap<OpId, Order>,
     begun: Vec<OpId>,
@@ -168,6 +179,7 @@ impl World {
             now: Moment(1_000_000),
             scripts: scripts.into_iter().map(|(name, does)| (name.to_owned(), does)).collect(),
             term: Term::Dies { after: 10 },
+            leaves: None,
             look_delay: 0,
             fail_next_effects: false,
             lagging: false,
@@ -181,6 +193,7 @@ impl World {
             events: Vec::new(),
             starts: Vec::new(),
             signals: Vec::new(),
+            sweeps: Vec::new(),
             record: None,
             accepted: BTreeMap::new(),
             begun: Vec::new(),
@@ -382,11 +395,20 @@ impl World {
     // ---- what a test asks ----
 
     pub fn main_pid(&self) -> Option<u32> {
-        self.live.iter().find(|live| live.role != Role::Shell).map(|live| live.process.pid)
+        self.live.iter().find(|live| live.role.is_main()).map(|live| live.process.pid)
     }
 
     pub fn mains(&self) -> usize {
-        self.live.iter().filter(|live| live.role != Role::Shell).count()
+        self.live.iter().filter(|live| live.role.is_main()).count()
+    }
+
+    /// What processes have started and what has left them.
+    pub fn left_pids(&self) -> Vec<u32> {
+        self.live.iter().filter(|live| live.role == Role::Left).map(|live| live.process.pid).collect()
+    }
+
+    pub fn left(&self) -> usize {
+        self.left_pids().len()
     }
 
     pub fn note(&self) -> String {
@@ -490,6 +512,18 @@ impl World {
             && matches!(outcome.code, Code::Success | Code::NotRunning)
         {
             self.stopped = true;
+            let whole =
+                |spec: &Spec| spec.policy.kind == Kind::Resident && spec.policy.detached == Detached::End;
+            let spec = order.spec.as_ref().or(self.machine.spec().map(std::sync::Arc::as_ref));
+            if outcome.code == Code::Success && spec.is_some_and(whole) {
+                assert_eq!(
+                    self.leftovers(),
+                    [],
+                    "left behind by a {}: {:#?}",
+                    order.kind.verb(),
+                    self.machine
+                );
+            }
             if let Content::Control { hosted, .. } = outcome.content {
                 assert!(!hosted, "hosted after a {}", order.kind.verb());
             }
@@ -529,30 +563,30 @@ impl World {
                     pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
                 }
             }
-            Effect::Signal { process, signal } => {
+            Effect::Signal { process, signal, detached } => {
                 self.signals.push(signal);
                 match signal {
                     Signal::Term => self.terminate(process.pid),
                     Signal::Kill => {
-                        let pids: Vec<u32> = self.live.iter().map(|live| live.process.pid).collect();
+                        let reached = |live: &&Live| detached == Detached::End || live.role != Role::Left;
+                        let pids: Vec<u32> =
+                            self.live.iter().filter(reached).map(|live| live.process.pid).collect();
                         pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
                     }
                 }
             }
-            Effect::Sweep => {
-                let kept: Vec<Serial> = self
-                    .live
-                    .iter()
-                    .filter(|live| live.role != Role::Main && self.runs.values().any(|run| *run == live.run))
-                    .map(|live| live.run)
-                    .collect();
-                let left: Vec<u32> = self
-                    .live
-                    .iter()
-                    .filter(|live| !live.watched && !kept.contains(&live.run))
-                    .map(|live| live.process.pid)
-                    .collect();
-                left.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+            Effect::Sweep(Signal::Kill) => {
+                self.sweeps.push(Signal::Kill);
+                self.leftovers().into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+            }
+            Effect::Sweep(Signal::Term) => {
+                self.sweeps.push(Signal::Term);
+                if let Some(Term::Dies { after }) = self.leaves {
+                    let exit = Exit::Signal(15);
+                    self.leftovers()
+                        .into_iter()
+                        .for_each(|pid| self.later(after, Happening::Dies { pid, exit }));
+                }
             }
             Effect::Place { plan } => {
                 let (at, cause) = (Moment(self.now.0 + self.place_delay), SpreadCause::Boot);
@@ -731,12 +765,27 @@ impl World {
             evidence: Evidence::default(),
         };
         self.live.push(Live { process, role, run, watched: false });
+        if self.leaves.is_some() && role.is_main() {
+            self.next_pid += 1;
+            let process = Process { pid: self.next_pid, ..process };
+            self.live.push(Live { process, role: Role::Left, run, watched: false });
+        }
         self.max_mains = self.max_mains.max(self.mains());
         process.pid
     }
 
     fn is_live(&self, pid: u32) -> bool {
         self.live.iter().any(|live| live.process.pid == pid)
+    }
+
+    /// What belongs to nothing that goes on: no process that is watched, no command that is at work.
+    fn leftovers(&self) -> Vec<u32> {
+        let at_work = |live: &&Live| {
+            matches!(live.role, Role::Shell | Role::Both) && self.runs.values().any(|run| *run == live.run)
+        };
+        let kept: Vec<Serial> =
+            self.live.iter().filter(|live| live.watched || at_work(live)).map(|live| live.run).collect();
+        self.live.iter().filter(|live| !kept.contains(&live.run)).map(|live| live.process.pid).collect()
     }
 
     fn is_unkillable(&self, run: Serial) -> bool {
@@ -762,7 +811,7 @@ impl World {
             self.later(0, Happening::Tell { life, input: Input::Exited { process, exit } });
         }
         let known = self.runs.iter().find(|(_, serial)| **serial == run).map(|(id, _)| *id);
-        if let (Some(run), true) = (known, role != Role::Main) {
+        if let (Some(run), true) = (known, matches!(role, Role::Shell | Role::Both)) {
             let end = CommandEnd::Exited { exit, output: "its last words".to_owned() };
             self.later(0, Happening::Tell { life, input: Input::CommandEnded { run, end } });
         }
@@ -774,12 +823,17 @@ impl World {
             Scope::Launch { run, leader } => self.launched(run, leader, spec),
             Scope::Run(run) => {
                 let serial = self.runs.get(&run);
-                let shell = |live: &&Live| Some(&live.run) == serial && live.role != Role::Main;
+                let at_work = |role| matches!(role, Role::Shell | Role::Both);
+                let shell = |live: &&Live| Some(&live.run) == serial && at_work(live.role);
                 match self.live.iter().find(shell) {
                     Some(live) => self.running(live.process.pid, Found::Foreground),
                     None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
                 }
             }
+            Scope::Leftovers => match self.leftovers().first() {
+                Some(pid) => self.running(*pid, Found::Name),
+                None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
+            },
             Scope::Turn { last, since } => {
                 let known = last.filter(|last| self.live.iter().any(|live| live.process.is(last)));
                 let began = |live: &&Live| {
@@ -798,7 +852,9 @@ impl World {
                     return Sighting::Running(last);
                 }
                 let by_file = self.settled(spec);
-                let marked = self.main_pid().or_else(|| self.live.first().map(|live| live.process.pid));
+                let marked = self.main_pid().or_else(|| {
+                    self.live.iter().find(|live| live.role != Role::Left).map(|live| live.process.pid)
+                });
                 match (by_file, marked) {
                     (Sighting::Running(process), _) => Sighting::Running(process),
                     (_, Some(pid)) => self.running(pid, Found::Name),
@@ -827,7 +883,8 @@ impl World {
             None => None,
         };
         let serial = self.runs.get(&run);
-        let members: Vec<&Live> = self.live.iter().filter(|live| Some(&live.run) == serial).collect();
+        let is_member = |live: &&Live| Some(&live.run) == serial && live.role != Role::Left;
+        let members: Vec<&Live> = self.live.iter().filter(is_member).collect();
         let shell = members.iter().find(|live| live.role != Role::Main);
         let any = match leader {
             Leader::Accept => members.first(),

@@ -23,6 +23,7 @@ mod idempotency;
 mod instances;
 mod job;
 mod kinds;
+mod leftovers;
 mod lifecycle;
 mod limits;
 mod many_hosts;

@@ -1,13 +1,12 @@
 //! After a stop has overtaken a launch: until nothing of the launch is left, the stop is not done.
 
+use super::leaving::Remains;
 use super::{Machine, State, busy};
-use crate::code::Code;
 use crate::moment::Moment;
 use crate::process::Sighting;
 use crate::spec::Spec;
 use crate::supervise::job::{Clearing, LOOK_EVERY, Purpose, Stage};
-use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Input, Leader, RunId, Scope, Step, words};
+use crate::supervise::{Effect, Input, Leader, RunId, Scope, Step};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +38,9 @@ impl Machine {
         match input {
             Input::Sighted { look, sighting } if clearing.looking == Some(look) => match sighting {
                 Sighting::Absent(_) => {
-                    self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
-                    return State::Down(Rest::Idle);
+                    let until = now + spec.policy.stop_check;
+                    let remains = Remains { command: None, until, note: String::new() };
+                    return self.leave_nothing(now, purpose, spec, remains, out);
                 }
                 // It is not the launch's, or it cannot be killed: then it is a process like any other.
                 Sighting::Running(process) if now >= clearing.until => {

@@ -33,7 +33,7 @@ impl Machine {
         };
         let phase = if command.is_empty() {
             let signal = if kill { Signal::Kill } else { Signal::Term };
-            out.effects.push(Effect::Signal { process, signal });
+            out.effects.push(Effect::Signal { process, signal, detached: spec.policy.detached });
             EndPhase::Vanish { until: now + spec.policy.stop_check }
         } else {
             EndPhase::Command(self.run(field, &command, &spec, now, out))
@@ -63,7 +63,8 @@ impl Machine {
                     CommandEnd::NotStarted { .. }
                         if !ending.gone && matches!(purpose, Purpose::Limit { .. }) =>
                     {
-                        out.effects.push(Effect::Signal { process: ending.process, signal: Signal::Term });
+                        let (process, detached) = (ending.process, spec.policy.detached);
+                        out.effects.push(Effect::Signal { process, signal: Signal::Term, detached });
                     }
                     // Without the command, the process that is gone is still as it was asked to be.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
@@ -88,19 +89,20 @@ impl Machine {
         }
         match ending.phase {
             EndPhase::Command(_) => {
-                // The caller is told as soon as it is gone; the next order waits for the command.
-                if let Purpose::Op { op, kind: OpKind::Stop | OpKind::Kill, .. } = purpose
+                // The caller is told as soon as nothing is left, even if the command is still at work.
+                if matches!(purpose, Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. })
                     && ending.gone
+                    && ending.launch.is_none()
                 {
-                    self.answer(op, Code::Success, words::SUCCESS, out);
-                    return busy(Purpose::Aftermath, spec, Stage::Ending(ending));
+                    return self.leave(now, purpose, spec, ending, out);
                 }
             }
             EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
                 return self.ended(now, purpose, spec, ending, out);
             }
             EndPhase::Vanish { until } if now >= until && matches!(purpose, Purpose::Limit { .. }) => {
-                out.effects.push(Effect::Signal { process: ending.process, signal: Signal::Kill });
+                let (process, detached) = (ending.process, spec.policy.detached);
+                out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
                 ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
             }
             EndPhase::Vanish { until } | EndPhase::Killed { until } if now >= until => {
@@ -136,16 +138,13 @@ impl Machine {
             {
                 self.clear(now, purpose, spec, run, out)
             }
-            Purpose::Op { kind: OpKind::Restart, .. } => {
-                self.streak.forgive();
+            Purpose::Op { .. } => self.leave(now, purpose, spec, ending, out),
+            Purpose::Aftermath => {
+                // The command may have left something itself.
+                self.untidy = true;
                 self.tidy(&spec, out);
-                self.launch(now, purpose, spec, None, out)
-            }
-            Purpose::Op { op, .. } => {
-                self.answer(op, Code::Success, words::SUCCESS, out);
                 State::Down(Rest::Idle)
             }
-            Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Limit { fall } => self.limited(now, fall, out),
             Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
                 self.rest(now, Fall::Died, "it was ended", out)

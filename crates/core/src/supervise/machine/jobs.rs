@@ -36,6 +36,7 @@ impl Machine {
             (Stage::Reloading { command, process, gone }, input) => {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
             }
+            (Stage::Leaving(leaving), input) => self.leaving(now, purpose, spec, leaving, input, out),
             (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
             (Stage::Planning { plan }, Input::Planned { plan: answered, next }) if plan == answered => {
                 self.planned(now, next, out)
@@ -177,8 +178,10 @@ impl Machine {
                     self.hosting = Hosting::Unhosted;
                     if kind == OpKind::Kill && spec.control.kill_cmd.is_empty() {
                         // What was never recognised as the process is part of its tree too.
-                        self.sweep(out);
+                        self.sweep(&spec, out);
                     }
+                    // And so is what it left when it died.
+                    self.tidy(&spec, out);
                     match launch {
                         Some(run) => self.clear(now, Purpose::Op { op, kind, before }, spec, run, out),
                         // What was scheduled has been ended, although nothing was running.

@@ -6,7 +6,7 @@ use crate::code::Code;
 use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Exit, Process, Sighting};
-use crate::spec::{Kind, Spec};
+use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Ended, HOPELESS_LOOKS, LOOK_EVERY, Launch, Overdue, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
@@ -306,7 +306,17 @@ impl Machine {
         // A restart_cmd that failed may have left the old process alone.
         match launch.seen.or(launch.old) {
             Some(process) => State::Up(process),
-            None => self.rest(now, Fall::NotStarted, &message, out),
+            None => {
+                // Nobody sweeps before the next launch there, and this one may have brought what was not recognised.
+                if self.spec.as_ref().is_some_and(|spec| keeps(spec)) {
+                    out.effects.push(Effect::EndRun(launch.command.run));
+                }
+                self.rest(now, Fall::NotStarted, &message, out)
+            }
         }
     }
+}
+
+fn keeps(spec: &Spec) -> bool {
+    spec.policy.kind == Kind::Resident && spec.policy.detached == Detached::Keep
 }

@@ -4,6 +4,7 @@ mod clearing;
 mod ending;
 mod jobs;
 mod launching;
+mod leaving;
 mod orders;
 mod queries;
 mod reloading;
@@ -15,13 +16,13 @@ mod upkeep;
 use super::limits::Strain;
 use super::policy::Streak;
 use super::record::{Record, Rest};
-use super::{Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Step, Write, words};
+use super::{Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Signal, Step, Write, words};
 use crate::code::Code;
 use crate::id::{OpId, ProcKey};
 use crate::moment::Moment;
 use crate::op::{Content, OpKind, Order, Outcome, ProcStatus};
 use crate::process::Process;
-use crate::spec::{Kind, Spec};
+use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -268,13 +269,17 @@ impl Machine {
     /// something.
     fn tidy(&mut self, spec: &Spec, out: &mut Step) {
         if self.untidy && spec.policy.kind == Kind::Resident {
-            self.sweep(out);
+            self.sweep(spec, out);
         }
     }
 
-    fn sweep(&mut self, out: &mut Step) {
+    /// Kills what is left of dead processes, unless the spec says that it may stay.
+    fn sweep(&mut self, spec: &Spec, out: &mut Step) {
         self.untidy = false;
-        out.effects.push(Effect::Sweep);
+        match spec.policy.detached {
+            Detached::End => out.effects.push(Effect::Sweep(Signal::Kill)),
+            Detached::Keep => {}
+        }
     }
 
     fn look_first(
@@ -335,7 +340,7 @@ impl Machine {
     /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may be.
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
-            Effect::Run { .. } | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep => true,
+            Effect::Run { .. } | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep(_) => true,
             Effect::Look { .. }
             | Effect::Watch(_)
             | Effect::Inspect { .. }

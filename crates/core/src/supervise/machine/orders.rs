@@ -226,6 +226,7 @@ impl Machine {
             Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) | Stage::Planning { .. } => {
                 self.look_first(Scope::Settled, purpose, spec, None, out)
             }
+            Stage::Leaving(leaving) => self.overtake_leaving(now, purpose, job.spec, leaving, out),
             Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
             Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
                 // What the restart began is just what the stop would do, so it goes on; only its time begins anew.

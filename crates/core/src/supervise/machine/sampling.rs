@@ -50,10 +50,10 @@ impl Machine {
     /// One that was over its limits, or ill, is gone: it comes back under the restart policy, if it is to come back at all. One that
     /// was over from its beginning has had no stable run, however long the samples took: else it would come back for ever.
     pub(super) fn limited(&mut self, now: Moment, fall: Fall, out: &mut Step) -> State {
-        let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
-        if resident && self.hosting == Hosting::Unhosted {
+        let resident = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Resident);
+        if let (Some(spec), Hosting::Unhosted) = (resident, self.hosting) {
             // Nobody will start it again and sweep first, and what it has left may be what was too much.
-            self.sweep(out);
+            self.sweep(&spec, out);
         }
         let last = self.fault.clone();
         self.rest(now, fall, &last, out)

@@ -117,7 +117,7 @@ impl Machine {
             // Somebody who wants it ended waits already. The retry is for the case that it comes to nothing.
             return State::Down(Rest::Retry { at: now, why: last });
         }
-        self.sweep(out);
+        self.sweep(&spec, out);
         self.launch(now, Purpose::Upkeep { last }, spec, None, out)
     }
 

@@ -1,0 +1,456 @@
+//! The cgroups of this agent's procs, where the host has cgroup v2 and lets the agent make groups.
+//!
+//! ```text
+//! GROUP OF THE AGENT/procfleet-INSTANCE/KEY/run-STAMP-RUN
+//! ```
+//!
+//! Each run of a command has a group, below one for its proc. Whatever the command starts stays in there, whatever it does to its
+//! session, its parents and its environment, and `cgroup.kill` ends all of it at once. No controllers are needed and none
+//! are enabled. What is in a group is the proc's, even if somebody else moved it there; only the agent itself and its parents are
+//! spared. A probe has no group.
+//!
+//! The groups outlive the agent, as the processes do. Where they are is written down beside the agent's output, so that
+//! its next life finds them even if it is started in another place. A group can be removed only when nothing runs in it, so
+//! trying to remove one is also how to ask.
+
+use super::host::ExecError;
+use super::pidfd;
+use super::procfs::Stat;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What keeps the processes of a proc together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Containment {
+    /// Cgroups where the host allows them, else as `tree`
+    #[default]
+    Auto,
+    /// A cgroup for each proc; without them the agent does not start
+    Cgroup,
+    /// Descent, sessions and a mark in the environment
+    Tree,
+}
+
+/// The file that says where the groups are: one folder in each line, the present one first.
+const PLACES: &str = ".cgroup";
+/// What the folders of all agents begin with.
+const PREFIX: &str = "procfleet-";
+/// How often a group is made anew that somebody has removed in between, since it was empty.
+const TRIES: usize = 3;
+
+/// The groups of all procs.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// Where new ones are made. `None`: nowhere.
+    place: Option<PathBuf>,
+    /// Says to other agents that somebody uses the place.
+    _in_use: Option<OwnedFd>,
+    /// Those that no proc holds, by the name of their proc.
+    loose: Mutex<HashMap<String, Vec<PathBuf>>>,
+}
+
+impl Groups {
+    /// `folder` is where the agent remembers things.
+    pub(super) fn open(containment: Containment, folder: &Path, instance: &str) -> Result<Groups, ExecError> {
+        let place = match containment {
+            Containment::Tree => None,
+            Containment::Auto | Containment::Cgroup => match find_place(instance) {
+                Ok(place) => Some(place),
+                Err(reason) if containment == Containment::Cgroup => {
+                    return Err(ExecError::NoCgroups { reason });
+                }
+                Err(reason) => {
+                    tracing::info!(%reason, "no cgroups: processes are kept together by descent");
+                    None
+                }
+            },
+        };
+        let file = folder.join(PLACES);
+        let known = fs::read_to_string(&file).unwrap_or_default();
+        let mut places: Vec<PathBuf> = place.iter().cloned().collect();
+        for old in known.lines().map(PathBuf::from) {
+            if !places.contains(&old) && is_group(&old) {
+                places.push(old);
+            }
+        }
+        let mut loose: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        for home in places.iter().flat_map(|place| folders_in(place)) {
+            let runs = folders_in(&home).into_iter().filter(|run| !remove(run)).collect::<Vec<_>>();
+            let name = home.file_name().map(|name| name.to_string_lossy().into_owned());
+            if let (Some(name), false) = (name, runs.is_empty() && remove(&home)) {
+                loose.entry(name).or_default().extend(runs);
+            }
+        }
+        places.retain(|old| Some(old) == place.as_ref() || !remove(old));
+        let text: String = places.iter().map(|place| format!("{}\n", place.display())).collect();
+        if text != known
+            && let Err(error) = fs::write(&file, text)
+        {
+            tracing::warn!(file = %file.display(), %error, "where the cgroups are could not be written down");
+        }
+        let in_use = place.as_ref().and_then(|place| locked(place, FlockOperation::NonBlockingLockShared));
+        Ok(Groups { place, _in_use: in_use, loose: Mutex::new(loose) })
+    }
+
+    /// Everything that runs in any of the groups that no proc holds.
+    pub(super) fn loose_pids(&self) -> HashSet<u32> {
+        self.loose().values().flatten().flat_map(|group| pids_in(group)).collect()
+    }
+
+    /// The groups of a proc. `name` is its own among all procs and fit for a file.
+    pub(super) fn of(&self, name: String) -> ProcGroups {
+        let home = self.place.as_ref().map(|place| place.join(&name));
+        let mut groups = ProcGroups { home, name, runs: Vec::new() };
+        self.hand_over(&mut groups);
+        groups
+    }
+
+    /// Groups of this proc that have become loose.
+    pub(super) fn hand_over(&self, groups: &mut ProcGroups) {
+        groups.runs.extend(self.loose().remove(&groups.name).into_iter().flatten());
+    }
+
+    /// What is left of a proc that nobody looks after any more.
+    pub(super) fn give_back(&self, groups: &mut ProcGroups) {
+        groups.remove_empty();
+        if !groups.runs.is_empty() {
+            let runs = std::mem::take(&mut groups.runs);
+            self.loose().entry(groups.name.clone()).or_default().extend(runs);
+        }
+    }
+
+    /// Removes those groups in which nothing runs any more, as far as no proc does so itself.
+    pub(super) fn trim(&self) {
+        self.loose().retain(|_, runs| {
+            let homes: HashSet<PathBuf> =
+                runs.iter().filter_map(|run| Some(run.parent()?.to_owned())).collect();
+            runs.retain(|run| !remove(run));
+            homes.iter().for_each(|home| {
+                remove(home);
+            });
+            !runs.is_empty()
+        });
+    }
+
+    fn loose(&self) -> MutexGuard<'_, HashMap<String, Vec<PathBuf>>> {
+        self.loose.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Groups {
+    /// Nothing is ended by it: what is in use stays.
+    fn drop(&mut self) {
+        self.trim();
+        self.place.iter().for_each(|place| {
+            remove(place);
+        });
+    }
+}
+
+/// The groups of one proc.
+#[derive(Debug)]
+pub(super) struct ProcGroups {
+    name: String,
+    /// Where new ones are made. `None`: nowhere.
+    home: Option<PathBuf>,
+    runs: Vec<PathBuf>,
+}
+
+impl ProcGroups {
+    /// A new group for a run, open to be entered. `None`: there are no groups here.
+    pub(super) fn make(&mut self, stamp: u64, run: u64) -> Option<(PathBuf, OwnedFd)> {
+        let home = self.home.as_ref()?;
+        let group = home.join(format!("run-{stamp}-{run}"));
+        let mut last = Errno::NOENT;
+        for _ in 0..TRIES {
+            match rustix::fs::mkdir(&group, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(Errno::NOENT) => {
+                    let _ = fs::create_dir_all(home);
+                    continue;
+                }
+                Err(error) => {
+                    last = error;
+                    break;
+                }
+            }
+            match rustix::fs::open(&group, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(open) => {
+                    self.runs.push(group.clone());
+                    return Some((group, open));
+                }
+                Err(error) => last = error,
+            }
+        }
+        tracing::warn!(group = %group.display(), error = %last, "no cgroup for a command: it is known by its descent");
+        None
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Where new ones are made, there are groups.
+    pub(super) fn are_made(&self) -> bool {
+        self.home.is_some()
+    }
+
+    pub(super) fn all(&self) -> Vec<PathBuf> {
+        self.runs.clone()
+    }
+
+    /// The group that this process is in.
+    pub(super) fn holding(&self, pid: u32) -> Option<&Path> {
+        self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(PathBuf::as_path)
+    }
+
+    /// Those in which something runs and nothing that `is_kept`. The empty ones are gone after this.
+    pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<PathBuf> {
+        self.remove_empty();
+        let abandoned = |group: &&PathBuf| !pids_in(group).into_iter().any(&is_kept);
+        self.runs.iter().filter(abandoned).cloned().collect()
+    }
+
+    fn remove_empty(&mut self) {
+        self.runs.retain(|group| !remove(group));
+        if self.runs.is_empty()
+            && let Some(home) = &self.home
+        {
+            remove(home);
+        }
+    }
+
+    /// Removes the group of a run that has ended, if nothing of it is left.
+    pub(super) fn forget_if_empty(&mut self, group: &Path) {
+        if remove(group) {
+            self.runs.retain(|run| run != group);
+        }
+    }
+}
+
+/// Everything that runs in a group and below it.
+pub(super) fn pids_in(group: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let own = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0);
+    let below = folders_in(group);
+    own.chain(below.iter().flat_map(|below| pids_in(below))).collect()
+}
+
+/// Kills everything in a group at once, however quickly it forks.
+pub(super) fn kill(group: &Path) {
+    let spared = spared();
+    // Whoever moved the agent in there did not mean to have it killed.
+    if pids_in(group).iter().any(|pid| spared.contains(pid)) {
+        tracing::warn!(group = %group.display(), "the agent is in a group of a proc: it is not killed as a whole");
+        return signal(group, Signal::KILL);
+    }
+    match fs::write(group.join("cgroup.kill"), "1") {
+        Ok(()) => tracing::debug!(group = %group.display(), "killed"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
+            tracing::warn!(group = %group.display(), %error, "a cgroup could not be killed as a whole");
+            signal(group, Signal::KILL);
+        }
+    }
+}
+
+/// Sends a signal to everything that is in a group now.
+pub(super) fn signal(group: &Path, signal: Signal) {
+    let spared = spared();
+    for pid in pids_in(group).into_iter().filter(|pid| !spared.contains(pid)) {
+        let sent = Stat::read(pid).map(|stat| pidfd::send(stat.id, signal));
+        if let Some(Err(error)) = sent.filter(|sent| !matches!(sent, Err(Errno::SRCH))) {
+            tracing::warn!(pid, ?signal, %error, "a process could not be signalled");
+        }
+    }
+}
+
+/// The agent, and who started it.
+fn spared() -> [u32; 3] {
+    let parent = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get().unsigned_abs());
+    [1, std::process::id(), parent]
+}
+
+/// Whether it is gone now: it is removed if nothing runs in it.
+pub(super) fn remove(group: &Path) -> bool {
+    match rustix::fs::rmdir(group) {
+        Ok(()) | Err(Errno::NOENT) => true,
+        // A program may have made groups of its own below.
+        Err(Errno::BUSY | Errno::NOTEMPTY) => {
+            let below = folders_in(group);
+            !below.is_empty()
+                && below.iter().filter(|below| !remove(below)).count() == 0
+                && matches!(rustix::fs::rmdir(group), Ok(()) | Err(Errno::NOENT))
+        }
+        Err(_) => false,
+    }
+}
+
+fn folders_in(group: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(group) else { return Vec::new() };
+    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| entry.path()).collect()
+}
+
+fn locked(place: &Path, how: FlockOperation) -> Option<OwnedFd> {
+    let open = rustix::fs::open(place, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    rustix::fs::flock(&open, how).ok()?;
+    Some(open)
+}
+
+fn is_group(folder: &Path) -> bool {
+    folder.join("cgroup.procs").exists()
+}
+
+/// A place for this agent's groups: below its own group, or else at the top.
+fn find_place(instance: &str) -> Result<PathBuf, String> {
+    let read = |file: &str| fs::read_to_string(file).map_err(|error| format!("reading {file}: {error}"));
+    let mounts = read("/proc/self/mountinfo")?;
+    let (top, root) = mount(&mounts).ok_or("cgroup v2 is not mounted")?;
+    let groups = read("/proc/self/cgroup")?;
+    let own = own_group(&groups).ok_or("the agent is in no cgroup v2")?;
+    let own = own.strip_prefix(root.trim_end_matches('/')).unwrap_or(own);
+    let name = format!("{PREFIX}{instance}");
+    let own = outside(own, &name);
+    let mut reason = String::new();
+    for parent in [top.join(own.trim_start_matches('/')), top] {
+        clear_up(&parent);
+        match try_place(&parent.join(&name)) {
+            Ok(place) => return Ok(place),
+            Err(error) if reason.is_empty() => reason = format!("{}: {error}", parent.display()),
+            Err(_) => {}
+        }
+    }
+    Err(reason)
+}
+
+/// Where the cgroup v2 is mounted, and which part of it.
+fn mount(mounts: &str) -> Option<(PathBuf, String)> {
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut fields = before.split(' ').skip(3);
+        let (root, place) = (fields.next()?, fields.next()?);
+        // A blank in the name is written so by the kernel.
+        let plain = |text: &str| text.replace("\\040", " ");
+        (after.split(' ').next() == Some("cgroup2")).then(|| (PathBuf::from(plain(place)), plain(root)))
+    })
+}
+
+fn own_group(groups: &str) -> Option<&str> {
+    groups.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
+/// An agent that one of its own procs has started is in that proc's group. It makes its groups where they were.
+fn outside<'a>(own: &'a str, name: &str) -> &'a str {
+    match own.find(&format!("/{name}/")) {
+        Some(at) => &own[..at],
+        None => own,
+    }
+}
+
+/// Makes the folder and sees whether a group in there can be used.
+fn try_place(place: &Path) -> Result<PathBuf, io::Error> {
+    fs::create_dir_all(place)?;
+    // Linux 5.14. Without it a group would have to be killed one by one, as without groups.
+    fs::OpenOptions::new().write(true).open(place.join("cgroup.kill"))?;
+    fs::OpenOptions::new().write(true).open(place.join("cgroup.procs"))?;
+    match fs::read_to_string(place.join("cgroup.type"))?.trim() {
+        "domain" => Ok(place.to_owned()),
+        other => Err(io::Error::other(format!("its groups are {other}"))),
+    }
+}
+
+/// Removes what agents have left whose folders are gone. Only what is empty can be removed.
+fn clear_up(parent: &Path) {
+    let is_agents =
+        |folder: &&PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+    for place in folders_in(parent).iter().filter(is_agents) {
+        let Some(_nobody_uses_it) = locked(place, FlockOperation::NonBlockingLockExclusive) else { continue };
+        for home in folders_in(place) {
+            folders_in(&home).iter().for_each(|run| {
+                remove(run);
+            });
+            remove(&home);
+        }
+        remove(place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_is_found_among_others() {
+        let hybrid = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+                      41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+        assert_eq!(mount(hybrid), Some((PathBuf::from("/sys/fs/cgroup/unified"), "/".to_owned())));
+        let shared = "30 23 0:26 /docker/x /sys/fs/my\\040group ro shared:4 master:1 - cgroup2 cgroup rw\n";
+        assert_eq!(mount(shared), Some((PathBuf::from("/sys/fs/my group"), "/docker/x".to_owned())));
+        assert_eq!(mount("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), None);
+        assert_eq!(mount(""), None);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a stranger is needed")]
+    fn the_agent_is_not_killed_by_its_own_hand() {
+        let group = tempfile::tempdir().expect("a temp dir");
+        let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().expect("a stranger");
+        let (us, other) = (std::process::id(), stranger.id());
+        fs::write(group.path().join("cgroup.procs"), format!("{us}\n{other}\n0\n")).expect("our folder");
+        kill(group.path());
+        stranger.wait().expect("it was killed by itself");
+        assert!(!group.path().join("cgroup.kill").exists());
+        fs::write(group.path().join("cgroup.procs"), "").expect("our folder");
+        kill(group.path());
+        assert_eq!(fs::read_to_string(group.path().join("cgroup.kill")).expect("it was written"), "1");
+    }
+
+    /// An agent that was started in another place finds what it left where it was before.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a process is needed")]
+    fn groups_are_found_where_they_were() {
+        let before = format!("before-{}", std::process::id());
+        let Ok(place) = find_place(&before) else { return };
+        let run = place.join("web+x").join("run-1-1");
+        fs::create_dir_all(&run).expect("a group");
+        let mut process = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
+        fs::write(run.join("cgroup.procs"), process.id().to_string()).expect("root may move it");
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let places = folder.path().join(PLACES);
+        fs::write(&places, format!("{}\n/no/such/group\n", place.display())).expect("our folder");
+        let groups = Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
+        assert_eq!(groups.loose_pids(), HashSet::from([process.id()]));
+        assert_eq!(fs::read_to_string(&places).expect("it stays known"), format!("{}\n", place.display()));
+        let mut web = groups.of("web+x".to_owned());
+        assert_eq!(web.left(|pid| pid == process.id()), Vec::<PathBuf>::new(), "it is looked after");
+        assert_eq!(web.left(|_| false), std::slice::from_ref(&run));
+        kill(&run);
+        process.wait().expect("it was killed");
+        assert_eq!(web.left(|_| false), Vec::<PathBuf>::new());
+        assert!(!run.exists());
+        drop(groups);
+        Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
+        assert!(!place.exists());
+        assert_eq!(fs::read_to_string(&places).expect("the file"), "");
+    }
+
+    #[test]
+    fn an_agent_in_its_own_group_makes_none_below_it() {
+        assert_eq!(
+            own_group("9:name=systemd:/\n0::/system.slice/a.service\n"),
+            Some("/system.slice/a.service")
+        );
+        assert_eq!(own_group("9:name=systemd:/\n"), None);
+        assert_eq!(outside("/a.service/procfleet-7/web+x/run-1-1", "procfleet-7"), "/a.service");
+        assert_eq!(outside("/procfleet-8/web+x/run-1-1", "procfleet-7"), "/procfleet-8/web+x/run-1-1");
+        assert_eq!(outside("/", "procfleet-7"), "/");
+    }
+}

@@ -1,0 +1,228 @@
+//! After the end of the process: until nothing is left of what it has started, a stop is not done.
+//!
+//! What is left is told to end, and killed if it does not. A stop command that is still at work may be about to do that itself,
+//! so it is waited for first.
+
+use super::{Machine, State, busy};
+use crate::code::Code;
+use crate::moment::Moment;
+use crate::op::OpKind;
+use crate::process::{Process, Sighting};
+use crate::spec::{Detached, Kind, Spec};
+use crate::supervise::job::{
+    EndPhase, Ending, LOOK_EVERY, Leaving, Measure, Overdue, Purpose, Running, Stage,
+};
+use crate::supervise::policy::Fall;
+use crate::supervise::record::Rest;
+use crate::supervise::{CommandEnd, Effect, Input, Scope, Signal, Step, words};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What was told to end has at least so long to do so.
+const A_MOMENT: Duration = Duration::from_millis(500);
+/// How long what was killed may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long after the first look the second one comes; each further one waits twice as long. Most need only a blink.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+
+/// Whether nothing that such a process has started may outlive it. What something that runs to its end leaves behind may be
+/// what it was for.
+pub(super) fn ends_whole(spec: &Spec) -> bool {
+    spec.policy.kind == Kind::Resident && spec.policy.detached == Detached::End
+}
+
+/// How things stand when the process is gone.
+pub(super) struct Remains {
+    /// The stop command, while it is at work, and the process that it was for.
+    pub(super) command: Option<(Running, Process)>,
+    pub(super) until: Moment,
+    pub(super) note: String,
+}
+
+impl Machine {
+    /// The process is gone.
+    pub(super) fn leave(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        ending: Ending,
+        out: &mut Step,
+    ) -> State {
+        let Ending { process, phase, note, .. } = ending;
+        let (command, until) = match phase {
+            EndPhase::Command(command) => (Some((command, process)), now + spec.policy.stop_check),
+            EndPhase::Vanish { until } | EndPhase::Killed { until } => (None, until),
+        };
+        self.leave_nothing(now, purpose, spec, Remains { command, until, note }, out)
+    }
+
+    /// What is left may take as long as that.
+    pub(super) fn leave_nothing(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        remains: Remains,
+        out: &mut Step,
+    ) -> State {
+        let Remains { command, until, note } = remains;
+        if !ends_whole(&spec) {
+            return self.left(now, purpose, spec, command, out);
+        }
+        let looking = Some(self.look(Scope::Leftovers, &spec, out));
+        let leaving = Leaving {
+            command,
+            note,
+            until,
+            measure: Measure::None,
+            seen: None,
+            looking,
+            next_look: now,
+            pause: FIRST_PAUSE,
+        };
+        busy(purpose, spec, Stage::Leaving(leaving))
+    }
+
+    pub(super) fn leaving(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        mut leaving: Leaving,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        match (input, &mut leaving.command) {
+            (Input::Sighted { look, sighting }, _) if leaving.looking == Some(look) => match sighting {
+                Sighting::Absent(_) => {
+                    return self.left(now, purpose, spec, leaving.command, out);
+                }
+                Sighting::Running(process) => {
+                    if let Measure::Killed { until } = leaving.measure {
+                        if now >= until {
+                            return self.not_left(now, purpose, spec, process, leaving, out);
+                        }
+                        // One that forks may have been quicker.
+                        out.effects.push(Effect::Sweep(Signal::Kill));
+                    }
+                    leaving.seen = Some(process);
+                    leaving.looking = None;
+                    leaving.next_look = now + leaving.pause;
+                    leaving.pause = (leaving.pause * 2).min(LOOK_EVERY);
+                }
+            },
+            (Input::CommandEnded { run, end }, Some((command, _))) if command.run == run => {
+                let end: Option<&CommandEnd> = (!command.timed_out).then_some(&end);
+                leaving.note = words::command_note(command.field, end);
+                leaving.command = None;
+                leaving.next_look = now;
+            }
+            (Input::Tick, Some((command, _))) => match command.overdue(now) {
+                Overdue::No => {}
+                Overdue::End => out.effects.push(Effect::EndRun(command.run)),
+                Overdue::Abandon => {
+                    leaving.note = words::command_note(command.field, None);
+                    leaving.command = None;
+                }
+            },
+            // Anything else only makes the clock below look again.
+            (_, _) => {}
+        }
+        if leaving.seen.is_some() && leaving.command.is_none() {
+            let kill = matches!(purpose, Purpose::Op { kind: OpKind::Kill, .. });
+            match leaving.measure {
+                Measure::None if !kill => {
+                    out.effects.push(Effect::Sweep(Signal::Term));
+                    leaving.measure = Measure::Told { until: leaving.until.max(now + A_MOMENT) };
+                }
+                Measure::Told { until } if now < until => {}
+                Measure::None | Measure::Told { .. } => {
+                    out.effects.push(Effect::Sweep(Signal::Kill));
+                    leaving.measure = Measure::Killed { until: now + PATIENCE };
+                }
+                Measure::Killed { .. } => {}
+            }
+        }
+        if leaving.looking.is_none() && now >= leaving.next_look {
+            leaving.looking = Some(self.look(Scope::Leftovers, &spec, out));
+        }
+        busy(purpose, spec, Stage::Leaving(leaving))
+    }
+
+    /// A kill does not wait for what a stop or restart has left, and a stop goes on with what a restart began.
+    pub(super) fn overtake_leaving(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        mut leaving: Leaving,
+        out: &mut Step,
+    ) -> State {
+        self.hosting = crate::supervise::Hosting::Unhosted;
+        if let Purpose::Op { kind: OpKind::Kill, .. } = purpose {
+            leaving.measure = Measure::None;
+            if let Some((command, _)) = leaving.command.take() {
+                out.effects.push(Effect::EndRun(command.run));
+            }
+        }
+        self.leaving(now, purpose, spec, leaving, Input::Tick, out)
+    }
+
+    /// Nothing is left, or whatever is left may stay.
+    fn left(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        command: Option<(Running, Process)>,
+        out: &mut Step,
+    ) -> State {
+        if ends_whole(&spec) {
+            self.untidy = false;
+        }
+        match purpose {
+            Purpose::Op { kind: OpKind::Restart, .. } => {
+                self.streak.forgive();
+                self.tidy(&spec, out);
+                self.launch(now, purpose, spec, None, out)
+            }
+            Purpose::Op { op, .. } => {
+                self.answer(op, Code::Success, words::SUCCESS, out);
+                match command {
+                    // The caller is told as soon as it is gone; the next order waits for the command.
+                    Some((command, process)) => {
+                        let phase = EndPhase::Command(command);
+                        let ending = Ending { process, phase, gone: true, note: String::new(), launch: None };
+                        busy(Purpose::Aftermath, spec, Stage::Ending(ending))
+                    }
+                    None => State::Down(Rest::Idle),
+                }
+            }
+            Purpose::Aftermath => State::Down(Rest::Idle),
+            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Turn | Purpose::Recover { .. } => {
+                self.rest(now, Fall::Died, "it was ended", out)
+            }
+        }
+    }
+
+    /// Something cannot even be killed.
+    fn not_left(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        process: Process,
+        leaving: Leaving,
+        out: &mut Step,
+    ) -> State {
+        self.untidy = true;
+        let kind = super::op_kind(&purpose);
+        let message = words::left_behind(kind, &spec, &self.key.name, process.pid, &leaving.note);
+        self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
+        match kind {
+            OpKind::Restart => self.rest(now, Fall::NotStarted, &message, out),
+            _ => State::Down(Rest::Idle),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! After a stop, a kill and a crash nothing is left of what a process has started, with cgroups and without.
+
+use procfleet_testkit::{Op, Proc, Signal, Up, is_running, kill, wait_for, wait_until};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Each gets away from the process in another way, and writes its pid into a file.
+const SCATTER: &str = "#!/bin/sh
+(sh -c 'echo $$ >> escaped; exec sleep 1000' &)
+setsid sh -c 'echo $$ >> escaped; exec sleep 1000' &
+(setsid sh -c 'trap \"\" TERM HUP; echo $$ >> escaped; exec sleep 1000' &)
+(setsid sh -c '(sh -c \"echo \\$\\$ >> escaped; exec sleep 1000\" &)' &)
+[ -z \"$1\" ] || (setsid env -i sh -c 'echo $$ >> escaped; exec sleep 1000' &)
+exec ./web 1000
+";
+
+/// Who got away from the present process.
+fn escaped(proc: &Proc, count: usize) -> Vec<u32> {
+    let path = proc.folder.join("escaped");
+    let pids = wait_for(SOON, "all have got away", || {
+        let text = fs::read_to_string(&path).ok()?;
+        let pids: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+        (pids.len() == count).then_some(pids)
+    });
+    fs::remove_file(path).expect("our own file");
+    pids
+}
+
+/// The folder that holds the groups of the agent's procs, if it makes any.
+fn place(up: &Up) -> Option<String> {
+    let places = fs::read_to_string(up.data().join("agent/output/.cgroup")).unwrap_or_default();
+    places.lines().next().map(str::to_owned)
+}
+
+fn check(up: &Up) {
+    // One without environment and parents cannot be told from a stranger where there are no groups.
+    let (argument, count) = if place(up).is_some() { ("all", 5) } else { ("", 4) };
+    let proc = up.proc("scatter").script("scatter", SCATTER).starts(&format!("./scatter {argument}"));
+    for op in [Op::Stop, Op::Kill] {
+        let main = proc.start();
+        let others = escaped(&proc, count);
+        proc.op(op).assert_success().assert_hosted(false);
+        let left: Vec<&u32> = others.iter().filter(|pid| is_running(**pid)).collect();
+        assert!(left.is_empty() && !is_running(main), "{op:?} left {left:?}");
+    }
+    let main = proc.start();
+    let others = escaped(&proc, count);
+    kill(main, Signal::KILL);
+    let next = escaped(&proc, count);
+    wait_until(SOON, "what the dead one left is gone", || !others.iter().any(|pid| is_running(*pid)));
+    assert!(next.iter().all(|pid| is_running(*pid)), "and what the new one has started is not");
+    // An agent that was killed ends what its last life has started.
+    up.kill_agent();
+    up.wait_for_agent();
+    assert!(next.iter().all(|pid| is_running(*pid)));
+    proc.op(Op::Stop).assert_success();
+    assert!(!next.iter().any(|pid| is_running(*pid)));
+}
+
+#[test]
+fn a_stop_a_kill_and_a_restart_leave_nothing() {
+    let up = crate::up();
+    check(&up);
+    if let Some(place) = place(&up) {
+        wait_until(SOON, "no group is left", || {
+            fs::read_dir(Path::new(&place))
+                .into_iter()
+                .flatten()
+                .flatten()
+                .all(|entry| !entry.path().is_dir())
+        });
+    }
+}
+
+#[test]
+fn nor_do_they_without_cgroups() {
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]);
+    assert_eq!(place(&up), None);
+    check(&up);
+}
+
+/// It forks as quickly as it can, up to so many; the agent answers meanwhile, and one kill ends all of it.
+#[test]
+fn a_fork_bomb_does_not_stop_the_agent() {
+    const BOMB: &str = "#!/bin/sh
+trap '' TERM
+[ $1 = 0 ] || { setsid ./bomb $(($1 - 1)) & setsid ./bomb $(($1 - 1)) & }
+while :; do setsid sleep 0.1; done
+";
+    let up = crate::up();
+    let bomb = up.proc("bomb").script("bomb", BOMB).starts("exec ./bomb 4");
+    let other = up.proc("other").starts("exec ./web 1000");
+    bomb.start();
+    other.start();
+    other.op(Op::Stop).assert_success();
+    bomb.op(Op::Kill).assert_success().assert_hosted(false);
+    wait_until(SOON, "nothing of it is left", || bomb.pids().is_empty());
+}
