@@ -1,7 +1,7 @@
 //! Reading `operate_proc_v2` and `operate_proc_multi`: what is accepted, and every fault at once.
 
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::{Instances, Kind, Schedule};
+use procfleet_core::spec::{Detached, Instances, Kind, LimitSamples, OnUnhealthy, Schedule};
 use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate;
@@ -352,4 +352,57 @@ fn what_is_reserved_is_warned_of() {
     let said = operate::operate_proc_multi(&many).expect("accepted").warnings.to_string();
     assert!(said.starts_with("; warning: proc_operate_req[0].spec.resource.disk: "), "{said}");
     assert!(said.ends_with("; and 2 more warnings"), "{said}");
+}
+
+#[test]
+fn our_own_words_of_the_policy() {
+    let policy = |fields: Value| {
+        let mut body = seed();
+        let policy = body["spec"]["alive_monitor_policy"].as_object_mut().expect("an object");
+        policy.extend(fields.as_object().expect("an object").clone());
+        let read = operate_proc_v2(&body);
+        read.map(|requests| requests[0].spec.clone().expect("a spec").policy)
+    };
+    for (fields, samples, unhealthy, detached) in [
+        (json!({}), 3, OnUnhealthy::Tell, Detached::End),
+        (
+            json!({"limit_samples": 0, "on_unhealthy": "", "detached": null}),
+            3,
+            OnUnhealthy::Tell,
+            Detached::End,
+        ),
+        (
+            json!({"limit_samples": 1000, "on_unhealthy": "restart", "detached": "keep"}),
+            1000,
+            OnUnhealthy::Restart,
+            Detached::Keep,
+        ),
+        (
+            json!({"limit_samples": 1, "on_unhealthy": "tell", "detached": "end"}),
+            1,
+            OnUnhealthy::Tell,
+            Detached::End,
+        ),
+    ] {
+        let policy = policy(fields.clone()).expect("good fields");
+        assert_eq!(
+            (policy.limit_samples, policy.on_unhealthy, policy.detached),
+            (LimitSamples(samples), unhealthy, detached),
+            "{fields}"
+        );
+    }
+    let faults = policy(json!({"limit_samples": 1001, "on_unhealthy": "reboot", "detached": 1}))
+        .expect_err("all of them are wrong");
+    let told: Vec<String> = faults.to_string().split("; ").map(str::to_owned).collect();
+    let place = "spec.alive_monitor_policy";
+    assert_eq!(told.len(), 3, "{told:?}");
+    for (field, reason) in [
+        ("limit_samples", "1000"),
+        ("on_unhealthy", r#"is "reboot", must be "tell" or "restart""#),
+        ("detached", "must be"),
+    ] {
+        let named =
+            told.iter().any(|fault| fault.contains(&format!("{place}.{field}")) && fault.contains(reason));
+        assert!(named, "{field}: {told:?}");
+    }
 }

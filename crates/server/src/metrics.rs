@@ -1,6 +1,7 @@
 //! What `/metrics` shows, in Prometheus' text format.
 
 use procfleet_core::code::Code;
+use procfleet_core::process::Exit;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -24,6 +25,11 @@ struct EventLabel {
     kind: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ExitLabel {
+    how: &'static str,
+}
+
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -35,6 +41,7 @@ pub struct Metrics {
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
     events: Family<EventLabel, Counter>,
+    exits: Family<ExitLabel, Counter>,
 }
 
 impl Metrics {
@@ -56,7 +63,20 @@ impl Metrics {
         registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
         registry.register("events", "What happened to procs without an op, by kind", events.clone());
-        Metrics { registry, open_ops, agents, sent, refused_sessions, tasks_deleted, outcomes, calls, events }
+        let exits = Family::default();
+        registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
+        Metrics {
+            exits,
+            registry,
+            open_ops,
+            agents,
+            sent,
+            refused_sessions,
+            tasks_deleted,
+            outcomes,
+            calls,
+            events,
+        }
     }
 
     pub fn outcome(&self, code: Code) {
@@ -72,6 +92,17 @@ impl Metrics {
         let is_word = kind.len() <= 32 && kind.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         let kind = if is_word { kind } else { "other" };
         self.events.get_or_create(&EventLabel { kind: kind.to_owned() }).inc();
+    }
+
+    pub fn exit(&self, exit: Exit) {
+        let how = match exit {
+            Exit::Code(_) => "code",
+            Exit::Signal(_) => "signal",
+            Exit::Dumped(_) => "core_dumped",
+            Exit::OutOfMemory => "out_of_memory",
+            Exit::Unknown => "unknown",
+        };
+        self.exits.get_or_create(&ExitLabel { how }).inc();
     }
 
     pub fn text(&self) -> String {

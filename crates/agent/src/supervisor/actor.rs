@@ -38,6 +38,8 @@ pub(super) struct Around {
     pub(super) open: OpenOps,
     pub(super) cancels: Cancels,
     pub(super) sampler: Sampler,
+    /// How often procs are asked after their health.
+    pub(super) pace: Pace,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
     /// True: the agent is ending. Actors look at it between two steps only.
@@ -85,8 +87,7 @@ pub(super) struct Actor {
 impl Actor {
     pub(super) fn new(machine: Machine, around: Around, inputs: Inputs, registered_at: i64) -> Actor {
         let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
-        let probes =
-            Probes::new(around.host.clone(), machine.key().clone(), Pace::default(), registered_at != 0);
+        let probes = Probes::new(around.host.clone(), machine.key().clone(), around.pace, registered_at != 0);
         let ledger = Ledger::new(around.journal.clone(), machine.key().clone());
         Actor {
             machine,

@@ -24,6 +24,7 @@ use actor::{Actor, Around};
 use cancels::Cancels;
 use open::OpenOps;
 use pools::Pools;
+use probes::Pace;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
@@ -70,6 +71,19 @@ impl Supervisor {
         hosting: HostingFile,
         past: Past,
     ) -> Supervisor {
+        Supervisor::start_at(Pace::default(), host, journal, outbox, states, hosting, past)
+    }
+
+    /// As above; `pace` says how often procs are asked after their health.
+    fn start_at(
+        pace: Pace,
+        host: Arc<Host>,
+        journal: Journal,
+        outbox: Outbox,
+        states: States,
+        hosting: HostingFile,
+        past: Past,
+    ) -> Supervisor {
         let (intake, orders) = mpsc::channel(INTAKE);
         let open = OpenOps::default();
         for (op, parts) in &past.divided {
@@ -95,6 +109,7 @@ impl Supervisor {
             open: open.clone(),
             cancels: Cancels::default(),
             sampler,
+            pace,
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
             stopped,
         };
@@ -408,8 +423,11 @@ mod tests {
     use super::*;
     use crate::exec::Containment;
     use procfleet_core::id::Epoch;
+    use procfleet_core::spec::OnUnhealthy;
     use procfleet_core::spec::Spec;
+    use procfleet_core::supervise::{Hosting, Record, Rest};
     use procfleet_proto::http::native::ProcState;
+    use procfleet_proto::state::ProcReport;
     use std::path::Path;
     use std::time::Instant;
 
@@ -424,15 +442,49 @@ mod tests {
 
     impl Alone {
         async fn new() -> Alone {
-            let folder = tempfile::tempdir().expect("a temp dir");
+            Alone::in_folder(tempfile::tempdir().expect("a temp dir")).await
+        }
+
+        async fn in_folder(folder: tempfile::TempDir) -> Alone {
             let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
             let path = folder.path().join("agent.db");
             let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
             let (outbox, states) = (Outbox::new(Vec::new()), States::default());
             let hosting = HostingFile::open(folder.path());
-            let supervisor =
-                Supervisor::start(host, journal.clone(), outbox.clone(), states.clone(), hosting, past);
+            let pace = Pace { every: Duration::from_millis(20), ..Pace::default() };
+            let (kept, told, seen) = (journal.clone(), outbox.clone(), states.clone());
+            let supervisor = Supervisor::start_at(pace, host, kept, told, seen, hosting, past);
             Alone { folder, journal, outbox, states, supervisor }
+        }
+
+        async fn kinds(&self) -> Vec<String> {
+            let events = self.journal.oldest_events(10_000).await.expect("a journal");
+            events.into_iter().map(|event| event.kind).collect()
+        }
+
+        fn reports(&self) -> Vec<ProcReport> {
+            let (_, news) = self.states.all();
+            news.procs.iter().filter_map(|proc| proc.report().ok().flatten()).collect()
+        }
+
+        /// Waits until the reports of all procs are so.
+        async fn until(&self, wanted: impl Fn(&[ProcReport]) -> bool) {
+            let so = async {
+                while !wanted(&self.reports()) {
+                    self.states.news().await;
+                }
+            };
+            let so = tokio::time::timeout(Duration::from_secs(30), so).await;
+            assert!(so.is_ok(), "{:?}", self.reports());
+        }
+
+        /// Ends what the tests have started.
+        async fn end(&self) {
+            self.supervisor.stop().await;
+            for pid in self.reports().into_iter().filter_map(|report| report.pid) {
+                let process = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a pid");
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
         }
 
         /// The code of the next outcome.
@@ -492,10 +544,7 @@ mod tests {
         alone.supervisor.order(starting).await;
         assert_eq!(alone.answer().await, Code::Success.number());
         let pid = alone.running(None).await;
-        let kinds = async || {
-            let events = alone.journal.oldest_events(10_000).await.expect("a journal");
-            events.into_iter().map(|event| event.kind).collect::<Vec<_>>()
-        };
+        let kinds = async || alone.kinds().await;
         assert_eq!(kinds().await, ["started"]);
 
         alone.journal.refuse_writes().await;
@@ -516,6 +565,68 @@ mod tests {
         alone.supervisor.order(order(1, OpKind::Kill)).await;
         assert_eq!(alone.answer().await, Code::Success.number(), "what must be durable came after it");
         alone.supervisor.stop().await;
+    }
+
+    #[tokio::test]
+    async fn after_a_boot_many_procs_are_started_one_after_the_other() {
+        const PROCS: usize = 60;
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("agent.db");
+        let before = BootId("another boot".to_owned());
+        let (journal, _) = Journal::open(&path, &before).await.expect("a journal");
+        for number in 0..PROCS {
+            let home = folder.path().join(number.to_string());
+            std::fs::create_dir(&home).expect("our own folder");
+            let mut spec = spec(&home);
+            spec.control.start_cmd = "echo $$ >>../starts; exec sleep 1000".to_owned();
+            let record = Record {
+                spec: Arc::new(spec),
+                hosting: Hosting::Hosted,
+                process: None,
+                streak: Default::default(),
+                rest: Rest::Idle,
+                fault: String::new(),
+            };
+            let key = ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
+            journal.write(&key, &[Write::Record(Box::new(record))], &Known::default()).await;
+        }
+        journal.close().await;
+        let alone = Alone::in_folder(folder).await;
+        let told = |report: &ProcReport| {
+            report.note.starts_with("starts in 1 s: the host has just booted") && report.pid.is_none()
+        };
+        alone.until(|reports| reports.iter().any(told)).await;
+        alone
+            .until(|reports| {
+                let running =
+                    |report: &&ProcReport| report.state == ProcState::Running && report.note.is_empty();
+                reports.iter().filter(running).count() == PROCS
+            })
+            .await;
+        let starts = std::fs::read_to_string(alone.folder.path().join("starts")).expect("a line each");
+        assert_eq!(starts.lines().count(), PROCS, "each once");
+        alone.end().await;
+    }
+
+    #[tokio::test]
+    async fn an_unhealthy_process_is_started_again_where_its_spec_says_so() {
+        let alone = Alone::new().await;
+        let mut spec = spec(alone.folder.path());
+        spec.control.start_cmd = "rm -f ill; exec sleep 1000".to_owned();
+        spec.control.health_cmd = "test ! -e ill || { echo no answer; exit 1; }".to_owned();
+        spec.policy.on_unhealthy = OnUnhealthy::Restart;
+        alone.supervisor.order(OpOrder { spec: Some(spec), ..order(0, OpKind::Start) }).await;
+        assert_eq!(alone.answer().await, Code::Success.number());
+        let pid = alone.running(None).await;
+        alone.until(|reports| reports[0].health == "healthy").await;
+        std::fs::write(alone.folder.path().join("ill"), "").expect("our own folder");
+        let next = alone.running(Some(pid)).await;
+        assert_eq!(alone.reports()[0].note, "it was ended: it was unhealthy: no answer", "{pid} and {next}");
+        alone.until(|reports| reports[0].health == "healthy").await;
+        assert_eq!(alone.kinds().await, ["started", "unhealthy", "restart_succeeded"]);
+        let events = alone.journal.oldest_events(10_000).await.expect("a journal");
+        assert_eq!(events[1].message, "it is unhealthy, and is ended and started again: no answer");
+        alone.end().await;
     }
 
     #[tokio::test]

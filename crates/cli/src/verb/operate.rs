@@ -94,6 +94,15 @@ pub struct SpecFlags {
     /// How long a run must be to count as stable
     #[arg(long, value_name = "SECS")]
     pub start_interval: Option<u64>,
+    /// How many samples in a row, 5 seconds apart, must be over a limit
+    #[arg(long, value_name = "N")]
+    pub limit_samples: Option<u64>,
+    /// What happens when its health_cmd fails again and again: tell or restart
+    #[arg(long, value_name = "WHAT")]
+    pub on_unhealthy: Option<String>,
+    /// What happens to what it left behind: end or keep
+    #[arg(long, value_name = "WHAT")]
+    pub detached: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -99,19 +99,25 @@ impl SpecFlags {
         ]
     }
 
-    fn numbers(&self) -> [(&'static str, Option<u64>); 5] {
+    fn numbers(&self) -> [(&'static str, Option<u64>); 6] {
         [
             ("start_check_secs", self.start_check_secs),
             ("stop_check_secs", self.stop_check_secs),
             ("op_timeout", self.op_timeout),
             ("start_retries", self.start_retries),
             ("start_interval", self.start_interval),
+            ("limit_samples", self.limit_samples),
         ]
+    }
+
+    fn words(&self) -> [(&'static str, Option<&String>); 2] {
+        [("on_unhealthy", self.on_unhealthy.as_ref()), ("detached", self.detached.as_ref())]
     }
 
     fn any(&self) -> bool {
         self.commands().iter().any(|(_, command)| command.is_some())
             || self.numbers().iter().any(|(_, number)| number.is_some())
+            || self.words().iter().any(|(_, word)| word.is_some())
             || self.pid_file.is_some()
             || self.setup_path.is_some()
             || self.user.is_some()
@@ -143,6 +149,11 @@ fn write_spec(flags: &SpecFlags, name: &str, body: &mut Object) -> Result<(), Er
     for (key, number) in flags.numbers() {
         if let Some(number) = number {
             set(policy, key, json!(number));
+        }
+    }
+    for (key, word) in flags.words() {
+        if let Some(word) = word {
+            set(policy, key, json!(word));
         }
     }
     Ok(())
@@ -252,7 +263,7 @@ mod tests {
         check(
             "web --cmd a --stop-cmd b --restart-cmd c --reload-cmd d --kill-cmd e --pid-file run/web.pid \
              --setup-path /srv/web --user www --proc-name java --start-check-secs 1 --stop-check-secs 2 \
-             --op-timeout 3 --start-retries 4 --start-interval 5",
+             --op-timeout 3 --start-retries 4 --start-interval 5 --limit-samples 6 --on-unhealthy restart --detached keep",
             None,
             json!({
                 "meta": {"namespace": "default", "name": "web", "labels": {}},
@@ -267,7 +278,8 @@ mod tests {
                     },
                     "alive_monitor_policy": {
                         "auto_type": 1, "start_check_secs": 1, "stop_check_secs": 2, "op_timeout": 3,
-                        "start_retries": 4, "start_interval": 5,
+                        "start_retries": 4, "start_interval": 5, "limit_samples": 6,
+                        "on_unhealthy": "restart", "detached": "keep",
                     },
                 },
             }),

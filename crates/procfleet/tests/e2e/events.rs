@@ -48,6 +48,7 @@ fn a_death_and_a_restart_are_told_once_with_what_happened() {
     assert!(shown.stdout.contains("exited: pid") && shown.stdout.lines().count() == 1, "{shown:?}");
     let metrics = up.client.page("/metrics").text;
     assert!(metrics.contains("procfleet_events_total{kind=\"exited\"} 1"), "{metrics}");
+    assert!(metrics.contains("procfleet_exits_total{how=\"signal\"} 1"), "{metrics}");
     // A stop is no event: somebody asked for it.
     proc.op(Op::Stop).assert_success();
     assert_eq!(kinds(&events_of(&up, &proc)), ["started", "exited", "restart_succeeded"]);

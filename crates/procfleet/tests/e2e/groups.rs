@@ -1,7 +1,9 @@
-//! Process groups: set on the hosts while the caller waits, and kept there.
+//! Process groups: set on the hosts while the caller waits, kept there, and heeded.
 
+use crate::events::events_of;
+use crate::limits::{SAMPLED, memory_share};
 use crate::up;
-use procfleet_testkit::{Answer, Client, PATIENCE, Signal, Up, wait_until};
+use procfleet_testkit::{Answer, Client, Op, PATIENCE, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
 
 const GSE: &str = "/api/c/compapi/v2/gse";
@@ -121,4 +123,45 @@ fn groups_need_a_grant_and_no_account() {
     let body = json!({"meta": {"namespace": "db"}, "hosts": here()});
     let denied = app.post_with_header(&format!("{GSE}/get_process_group_info/"), &body);
     denied.assert_refused(1_306_403, &["namespace \"db\""]);
+}
+
+/// Two processes of a namespace use more memory together than its group allows, and the larger one is ended for it. The group was set
+/// in an earlier life of the agent.
+#[test]
+fn a_namespace_that_uses_too_much_loses_its_largest_process() {
+    let up = up();
+    // The child has the memory: it waits for the end of a line that has none.
+    let eats = |mebibytes: u64| {
+        let bytes = mebibytes << 20;
+        format!("echo run >> runs; (head -c {bytes} /dev/zero; exec ./web 1000) | tail -n 1")
+    };
+    let heavy = up.proc("heavy").policy("start_interval", 1).starts(&eats(120));
+    let light = up.proc("light").starts(&eats(20));
+    let mut limit = group("pool", 0.0);
+    limit["resource"]["mem_pool_limit"] = json!(memory_share(90.0));
+    set_here(&up, json!([limit]));
+    up.kill_agent();
+    up.wait_for_agent();
+    let (first, modest) = (heavy.start(), light.start());
+    let event = wait_for(SAMPLED, "the heavy one is found to be too much", || {
+        events_of(&up, &heavy).into_iter().find(|event| event["kind"] == "group_over_limit")
+    });
+    // Else it would be ended again when it has come back.
+    set_here(&up, json!([]));
+    let details = &event["details"]["group_over_limit"];
+    assert_eq!((&details["pool"], &details["group"]), (&json!("mem"), &json!("pool")), "{event}");
+    assert_eq!((&details["victims"], &details["pid"]), (&json!(["heavy"]), &json!(first)), "{event}");
+    assert_eq!(details["sums"].as_array().map(Vec::len), Some(3), "{event}");
+    let message = event["message"].as_str().expect("a message");
+    assert!(message.contains("used too much: mem ") && message.contains("of group pool"), "{message}");
+    let row = wait_for(PATIENCE, "it comes back", || {
+        heavy.row().filter(|row| row["state"] == "running" && row["pid"] != first)
+    });
+    assert!(row["note"].as_str().is_some_and(|note| note.contains("its namespace used too much")), "{row}");
+    assert_eq!((heavy.runs(), light.runs(), light.pid()), (2, 1, Some(modest)), "the light one goes on");
+    let metrics = up.client.page("/metrics").text;
+    assert!(metrics.contains("procfleet_events_total{kind=\"group_over_limit\"} 1"), "{metrics}");
+    for proc in [heavy, light] {
+        proc.op(Op::Kill).assert_success();
+    }
 }

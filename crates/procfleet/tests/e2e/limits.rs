@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Three samples, five seconds apart, and the machine may be loaded.
-const SAMPLED: Duration = Duration::from_secs(40);
+pub(crate) const SAMPLED: Duration = Duration::from_secs(40);
 
 fn limited(mut proc: Proc, field: &str, limit: impl Into<Value>) -> Proc {
     proc.request["spec"]["resource"] = json!({ field: limit.into() });
@@ -15,7 +15,7 @@ fn limited(mut proc: Proc, field: &str, limit: impl Into<Value>) -> Proc {
 }
 
 /// Per cent of this host's memory that so many mebibytes are.
-fn memory_share(mebibytes: f64) -> f64 {
+pub(crate) fn memory_share(mebibytes: f64) -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("the machine has memory");
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it says how much");
     let total: f64 = line.trim().trim_end_matches(" kB").parse().expect("a number");

@@ -11,6 +11,7 @@ mod cancel;
 mod certificates;
 mod cli;
 mod crashes;
+mod deaths;
 mod duplicates;
 mod enrolment;
 mod events;

@@ -6,7 +6,8 @@ use crate::cron::CronRule;
 use procfleet_core::id::{CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{
-    ConfigFile, Control, Identity, Instances, Kind, Policy, Resource, Schedule, Shell, Spec,
+    ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
+    Schedule, Shell, Spec,
 };
 use procfleet_core::task::{Request, Target};
 use schemars::JsonSchema;
@@ -21,6 +22,8 @@ const LONGEST_COMMAND: usize = 32_768;
 pub(super) const LONGEST_WAIT: i64 = 86_400;
 /// A year: what comes more rarely is better named by its date.
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
+/// At five seconds each, more than an hour of them.
+const MOST_SAMPLES: i64 = 1_000;
 /// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
 pub(super) const LARGEST_SPEC: usize = 48 * 1024;
 /// The operations that a caller may ask for.
@@ -439,6 +442,36 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
             .and_then(|n| u32::try_from(n).ok())
             .filter(|n| *n > 0)
             .unwrap_or(default.start_retries),
+        // Ours: GSE's own API has no words for these.
+        limit_samples: r
+            .integer("limit_samples", 0..=MOST_SAMPLES, faults)
+            .and_then(|n| u32::try_from(n).ok())
+            .filter(|n| *n > 0)
+            .map_or(default.limit_samples, LimitSamples),
+        on_unhealthy: read_word(
+            r,
+            "on_unhealthy",
+            [("tell", OnUnhealthy::Tell), ("restart", OnUnhealthy::Restart)],
+            faults,
+        ),
+        detached: read_word(r, "detached", [("end", Detached::End), ("keep", Detached::Keep)], faults),
         ..default
     }
+}
+
+/// One of two words; absent or empty is the default.
+fn read_word<T: Copy + Default>(
+    r: &Reader<'_>,
+    field: &str,
+    words: [(&str, T); 2],
+    faults: &mut Faults,
+) -> T {
+    let text = r.text(field, LONGEST_NAME, faults);
+    let text = text.trim();
+    let known = words.iter().find(|(word, _)| *word == text);
+    if known.is_none() && !text.is_empty() {
+        let [(one, _), (other, _)] = words;
+        faults.add(r.path(field), format!("is {text:?}, must be {one:?} or {other:?}"));
+    }
+    known.map(|(_, value)| *value).unwrap_or_default()
 }

@@ -4,6 +4,7 @@ use super::{App, AppError, Caller};
 use crate::metrics::Metrics;
 use crate::store::{EventFilter, EventRecord, Found, NewEvent, Page, Store, StoreError};
 use procfleet_core::id::AgentId;
+use procfleet_core::supervise::Event;
 use procfleet_core::task::Target;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use procfleet_proto::http::query::EventsQuery;
@@ -43,6 +44,9 @@ pub async fn take(
     let new = store.add_events(agent, events, now).await?;
     for event in &new {
         metrics.event(&event.kind);
+        if let Ok(Event::Exited { exit, .. }) = serde_json::from_str(&event.details) {
+            metrics.exit(exit);
+        }
     }
     if !new.is_empty() {
         bell.ring();

@@ -236,8 +236,26 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.alive_monitor_policy.start_interval",
-        "The time between two restarts, in seconds. 0 or absent: 10.",
-        "重新拉起进程的时间间隔，单位秒。0 或不填为 10。",
+        "The time from a start to the first restart of a process that did not hold up, in seconds; each further one in a row waits \
+         twice as long, up to 16 times that or 5 minutes. A run that is longer is stable. 0 or absent: 10.",
+        "进程短时间内退出后，距上次启动多少秒重新拉起；连续失败时间隔逐次加倍，最多为 16 倍或 5 分钟。运行超过该时间视为稳定。0 或不填为 10。",
+    ),
+    (
+        "spec.alive_monitor_policy.limit_samples",
+        "So many samples in a row, 5 seconds apart, must be over a limit of spec.resource: 1 to 1000. 0 or absent: 3. (procfleet's own)",
+        "连续多少次采样（每 5 秒一次）超出 spec.resource 的限制才处理，1 至 1000。0 或不填为 3。（procfleet 扩展）",
+    ),
+    (
+        "spec.alive_monitor_policy.on_unhealthy",
+        "What happens when health_cmd has failed three times in a row: \"tell\" makes an event, \"restart\" also ends the process \
+         and, if it is hosted, starts it again. Absent: tell. (procfleet's own)",
+        "health_cmd 连续失败三次后的处理：tell 仅产生事件；restart 还会结束进程，若已托管则重新拉起。不填为 tell。（procfleet 扩展）",
+    ),
+    (
+        "spec.alive_monitor_policy.detached",
+        "What happens to what the process started and left behind, in sessions of its own or as orphans: \"end\" ends it with the \
+         process, \"keep\" leaves it alone. Absent: end. (procfleet's own)",
+        "进程遗留的子进程（自建会话或孤儿进程）如何处理：end 随进程一起结束；keep 保留。不填为 end。（procfleet 扩展）",
     ),
     (
         "spec.alive_monitor_policy.crontab_rule",
