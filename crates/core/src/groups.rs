@@ -62,7 +62,7 @@ pub struct Overuse {
 
 impl fmt::Display for Overuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sums: Vec<String> = self.sums.iter().map(|sum| format!("{sum:.1}")).collect();
+        let sums: Vec<String> = self.sums.iter().map(|sum| format!("{sum:.2}")).collect();
         let Overuse { group, pool, limit, victims, .. } = self;
         let (sums, victims) = (sums.join(", "), victims.join(", "));
         write!(f, "{pool} {sums} % together (limit {limit} of group {group}); ended in this order: {victims}")
@@ -364,7 +364,7 @@ mod tests {
         let groups = [mem_group("g", 10.5)];
         let rulings: Vec<Ruling> = (0..3).flat_map(|_| pools.sampled("web", &groups, &members)).collect();
         let told: Vec<String> = rulings.iter().map(|ruling| ruling.overuse.to_string()).collect();
-        let expected = "mem 12.2, 12.2, 12.2 % together (limit 10.5 of group g); ended in this order: a";
+        let expected = "mem 12.25, 12.25, 12.25 % together (limit 10.5 of group g); ended in this order: a";
         assert_eq!(told, [expected]);
         pools.sampled("web", &groups, &members);
         pools.forget("web");
