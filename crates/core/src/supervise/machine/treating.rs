@@ -4,7 +4,7 @@
 use super::{Machine, State};
 use crate::moment::Moment;
 use crate::process::Process;
-use crate::spec::OnUnhealthy;
+use crate::spec::{Kind, OnUnhealthy};
 use crate::supervise::job::Purpose;
 use crate::supervise::policy::Fall;
 use crate::supervise::{Event, Health, Hosting, Step, Write, words};
@@ -48,10 +48,10 @@ impl Machine {
             Past::OnceWell => Fall::Died,
             Past::NeverWell => Fall::NotStarted,
         };
-        let then = match self.hosting {
-            Hosting::Hosted => spec.policy.on_unhealthy,
+        let then = match (self.hosting, &spec.policy.kind) {
+            (Hosting::Hosted, Kind::Resident | Kind::Periodic(_)) => spec.policy.on_unhealthy,
             // Nobody would start it again.
-            Hosting::Unhosted => OnUnhealthy::Tell,
+            (Hosting::Hosted, Kind::Once) | (Hosting::Unhosted, _) => OnUnhealthy::Tell,
         };
         out.writes.push(Write::Event(Event::Unhealthy { reason: reason.clone(), then }));
         match then {
