@@ -22,6 +22,16 @@ pub struct Config {
     pub allow: Allow,
     /// What keeps the processes of a proc together.
     pub containment: Containment,
+    /// The file that the agent runs, and becomes anew.
+    pub program: PathBuf,
+}
+
+/// Where an agent keeps what is its own; for the verbs that look after the agent itself.
+#[derive(clap::Args, Clone, Debug)]
+pub struct AgentFolder {
+    /// Where the agent keeps its key, its journal and the output of commands
+    #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
+    pub data: PathBuf,
 }
 
 /// Where the policy of a host is unless somebody says otherwise.

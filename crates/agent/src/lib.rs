@@ -9,6 +9,7 @@
 //! - `journal`: what must survive the agent;
 //! - `hosting_file`: the hosted procs, as platforms look for them on the host;
 //! - `supervisor`: one actor per proc, which feeds `core`'s machine;
+//! - `life`, `upgrade`: the agent itself, for whoever looks after it;
 //! - `exec`: the only place that makes, finds or signals processes.
 
 pub mod config;
@@ -17,6 +18,7 @@ pub mod exec;
 mod hosting_file;
 pub mod identity;
 mod journal;
+mod life;
 mod link;
 mod outbox;
 pub mod program;
@@ -24,13 +26,15 @@ mod renewal;
 mod states;
 mod supervisor;
 pub mod tls;
+mod upgrade;
 
 pub use link::back_off;
 
 use crate::config::Config;
 use crate::exec::Host;
+use crate::program::Ending;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +42,11 @@ use tracing::info;
 
 /// How often the agent looks after itself.
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
+/// How often the journal forgets ops that are long over.
+const PRUNING: Duration = Duration::from_secs(3600);
+/// How long ops that are under way may take to end before the agent becomes another program. What they started goes on in any
+/// case, but their outcome says that they were interrupted.
+const LAST_OPS: Duration = Duration::from_secs(10);
 /// How long orphans that have ended may stay as zombies. Whoever watches one has reaped it by then.
 const REAPING: Duration = Duration::from_millis(100);
 
@@ -64,22 +73,42 @@ pub enum AgentError {
     Enroll(#[from] enroll::EnrollError),
 }
 
-/// Runs until `stop` is done. The processes that it looks after go on.
-pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let folder = &config.data;
-    let prepared = |source| AgentError::Folder { path: folder.clone(), source };
+impl AgentError {
+    /// Starting the agent again would not help: somebody has to look.
+    pub fn needs_somebody(&self) -> bool {
+        let broken = |error: &journal::JournalError| {
+            matches!(error, journal::JournalError::Broken { .. } | journal::JournalError::TooNew { .. })
+        };
+        matches!(self, AgentError::Journal(error) if broken(error))
+    }
+}
+
+/// Takes the folder for this agent alone, for as long as the file is held.
+fn take_folder(folder: &Path) -> Result<std::fs::File, AgentError> {
+    let prepared = |source| AgentError::Folder { path: folder.to_owned(), source };
     config::make_private_folder(folder).map_err(prepared)?;
     let lock = std::fs::File::create(folder.join("agent.lock")).map_err(prepared)?;
     match lock.try_lock() {
-        Ok(()) => {}
-        Err(std::fs::TryLockError::WouldBlock) => return Err(AgentError::InUse(folder.clone())),
-        Err(std::fs::TryLockError::Error(source)) => return Err(prepared(source)),
+        Ok(()) => Ok(lock),
+        Err(std::fs::TryLockError::WouldBlock) => Err(AgentError::InUse(folder.to_owned())),
+        Err(std::fs::TryLockError::Error(source)) => Err(prepared(source)),
     }
+}
 
+/// Saves what can be read of the journal of an agent that is not running.
+pub(crate) fn repair(folder: &Path) -> Result<String, AgentError> {
+    let _lock = take_folder(folder)?;
+    Ok(journal::repair(folder)?.to_string())
+}
+
+/// Runs until `stop` is done. The processes that it looks after go on.
+pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<Ending, AgentError> {
+    let folder = &config.data;
+    let lock = take_folder(folder)?;
     let host =
         Arc::new(Host::open(folder.join("output"), config.containment)?.allowing(config.allow.clone()));
     exec::end_old_probes(&host);
-    let (journal, past) = journal::Journal::open(&folder.join("agent.db"), host.boot_id()).await?;
+    let (journal, past) = journal::Journal::open(&folder.join(journal::FILE), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
     let states = states::States::default();
     let hosting = hosting_file::HostingFile::open(folder);
@@ -89,6 +118,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
             hosting.keep(&proc.key, &record.spec, record.hosting);
         }
     }
+    let procs = past.procs.len();
     let supervisor = supervisor::Supervisor::start(
         host.clone(),
         journal.clone(),
@@ -98,26 +128,57 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         past,
     );
 
-    tokio::pin!(stop);
-    tokio::select! {
+    tell_life(&config, &host, procs);
+
+    let stop = async {
+        let ending = stop.await;
+        if ending == Ending::Renew {
+            info!("the agent is to be renewed; ops that are under way have a moment to end");
+            let _ = tokio::time::timeout(LAST_OPS, supervisor.idle()).await;
+        }
+        ending
+    };
+    let ending = tokio::select! {
         // Stop first: a host that is told to end its agent should not wait for a server.
         biased;
-        () = &mut stop => {}
-        ended = talk(&config, &journal, &supervisor, &outbox, &states) => ended?,
-        never = keep_house(&host) => match never {},
+        ending = stop => ending,
+        ended = talk(&config, &journal, &supervisor, &outbox, &states) => {
+            ended?;
+            Ending::Stop
+        }
+        never = keep_house(&host, &journal) => match never {},
         never = hosting.keep_written() => match never {},
-    }
-    info!("agent is ending; its processes go on");
+    };
+    info!(?ending, "agent is ending; its processes go on");
     supervisor.stop().await;
     hosting.write();
     journal.close().await;
-    Ok(())
+    drop(lock);
+    Ok(ending)
+}
+
+/// Says that the agent is ready, to whoever looks after the agent itself.
+fn tell_life(config: &Config, host: &Host, procs: usize) {
+    let pid = std::process::id();
+    let life = life::Life {
+        pid,
+        start_ticks: exec::start_ticks(pid).unwrap_or_default(),
+        version: VERSION.to_owned(),
+        program: config.program.clone(),
+        ready_at_millis: host.now().0,
+        procs,
+    };
+    // A full disk is no reason not to look after processes.
+    if let Err(error) = life.tell(&config.data) {
+        tracing::warn!(%error, "the agent cannot say that it is ready; it cannot be upgraded meanwhile");
+    }
 }
 
 /// What has to be done now and then.
-async fn keep_house(host: &Host) -> std::convert::Infallible {
+async fn keep_house(host: &Host, journal: &journal::Journal) -> std::convert::Infallible {
     let mut ended = signal(SignalKind::child()).ok();
     let mut trim = tokio::time::interval(HOUSEKEEPING);
+    let mut prune = tokio::time::interval(PRUNING);
     loop {
         let child_ended = async {
             match &mut ended {
@@ -136,6 +197,7 @@ async fn keep_house(host: &Host) -> std::convert::Infallible {
                 host.hear_kernel();
                 host.trim_groups();
             }
+            _ = prune.tick() => journal.prune().await,
         }
     }
 }

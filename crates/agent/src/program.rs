@@ -1,7 +1,8 @@
 //! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
 
-use crate::config::{Config, ServerAddress, read_policy};
+use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
 use crate::exec::{Containment, allow_many_files};
+use crate::upgrade;
 use clap::ValueEnum;
 use procfleet_proto::link::token::JoinToken;
 use std::error::Error;
@@ -14,16 +15,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
     /// The server's agent link, such as https://10.0.0.1:48668
-    #[arg(long, env = "PROCFLEET_SERVER")]
-    server: ServerAddress,
+    #[arg(long, env = "PROCFLEET_SERVER", required = true)]
+    server: Option<ServerAddress>,
     /// A join token from `procfleet token create`; needed once
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// Where the agent keeps its key, its journal and the output of commands
-    #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
-    data: PathBuf,
+    #[command(flatten)]
+    folder: AgentFolder,
     /// The address that this host is known by; by default the one that the server sees
     #[arg(long, env = "PROCFLEET_IP")]
     ip: Option<IpAddr>,
@@ -41,16 +44,46 @@ pub struct Args {
     until_stdin_closes: bool,
 }
 
+/// What looks after the agent itself, on its host.
+#[derive(clap::Subcommand, Debug)]
+pub enum Verb {
+    /// Put another program in place of the running agent's, which takes it up without touching a process
+    Upgrade(upgrade::Upgrade),
+    /// Say whether this program could take up the agent of a folder
+    Check(AgentFolder),
+    /// Save what can be read of a broken journal
+    Repair(AgentFolder),
+}
+
+/// How an agent ends, if it does not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Stop,
+    /// It becomes what its program's file is by now.
+    Renew,
+}
+
 impl std::fmt::Debug for Args {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Args").field("server", &self.server).field("data", &self.data).finish_non_exhaustive()
+        f.debug_struct("Args")
+            .field("server", &self.server)
+            .field("data", &self.folder.data)
+            .finish_non_exhaustive()
     }
 }
 
-/// Runs the agent until it is told to stop.
+/// The journal cannot be used: it would not help to start again. As sysexits.h has it, something is wrong with what the
+/// program was given, and somebody has to look.
+const NEEDS_SOMEBODY: u8 = 78;
+
+/// Runs the agent until it is told to stop, or does what looks after it.
 pub fn main(args: Args) -> ExitCode {
-    if args.print_systemd_unit {
-        return print_systemd_unit(&args);
+    match &args.verb {
+        None if args.print_systemd_unit => return print_systemd_unit(&args),
+        None => {}
+        Some(Verb::Upgrade(wanted)) => return said(upgrade::upgrade(wanted)),
+        Some(Verb::Check(folder)) => return said(upgrade::check(&folder.data)),
+        Some(Verb::Repair(folder)) => return said(crate::repair(&folder.data)),
     }
     log();
     let until_stdin_closes = args.until_stdin_closes;
@@ -71,14 +104,15 @@ pub fn main(args: Args) -> ExitCode {
         Ok(allow) => allow,
         Err(error) => return failed(&error),
     };
-    let config = Config {
-        server: args.server,
-        token,
-        data: args.data,
-        ip: args.ip,
-        allow,
-        containment: args.containment,
+    // Now: when it is to be renewed, the file that it runs may be called otherwise.
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return failed(&error),
     };
+    let server = args.server.expect("the argument is required where there is no verb");
+    let data = args.folder.data;
+    let (ip, containment) = (args.ip, args.containment);
+    let config = Config { server, token, data, ip, allow, containment, program: program.clone() };
     allow_many_files();
     // One thread is plenty, and a small process is quick to start others from.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -87,22 +121,40 @@ pub fn main(args: Args) -> ExitCode {
     };
     let stop = async move {
         tokio::select! {
-            () = told_to_stop() => {}
-            () = stdin_closed(), if until_stdin_closes => {}
+            () = told_to_stop() => Ending::Stop,
+            () = stdin_closed(), if until_stdin_closes => Ending::Stop,
+            () = told_to_renew() => Ending::Renew,
         }
     };
     let done = runtime.block_on(crate::run(config, stop));
     // A read of standard input may hang in a thread of its own; nobody waits for it.
     runtime.shutdown_background();
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Ending::Stop) => ExitCode::SUCCESS,
+        Ok(Ending::Renew) => {
+            let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+            failed(&crate::exec::renew(&program, &arguments))
+        }
+        Err(error) => {
+            let code = failed(&error);
+            if error.needs_somebody() { ExitCode::from(NEEDS_SOMEBODY) } else { code }
+        }
+    }
+}
+
+fn said<E: Error>(done: Result<String, E>) -> ExitCode {
+    match done {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
         Err(error) => failed(&error),
     }
 }
 
 /// The token is not in it: a unit file is readable for all, and the token is needed only once.
 fn print_systemd_unit(args: &Args) -> ExitCode {
-    let (program, data) = match (std::env::current_exe(), std::path::absolute(&args.data)) {
+    let (program, data) = match (std::env::current_exe(), std::path::absolute(&args.folder.data)) {
         (Ok(program), Ok(data)) => (program, data),
         (Err(error), _) | (_, Err(error)) => return failed(&error),
     };
@@ -113,7 +165,7 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     let containment = Some(args.containment).filter(|named| *named != Containment::default());
     let containment = containment.and_then(|named| named.to_possible_value());
     let options = [
-        Some(("--server", args.server.to_string())),
+        args.server.as_ref().map(|server| ("--server", server.to_string())),
         Some(("--data", data.to_string_lossy().into_owned())),
         args.ip.map(|ip| ("--ip", ip.to_string())),
         args.policy.as_ref().map(|policy| ("--policy", policy.to_string_lossy().into_owned())),
@@ -168,6 +220,16 @@ pub async fn told_to_stop() {
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
+    }
+}
+
+/// SIGHUP.
+async fn told_to_renew() {
+    match signal(SignalKind::hangup()) {
+        Ok(mut hangup) => {
+            hangup.recv().await;
+        }
+        Err(_) => std::future::pending().await,
     }
 }
 

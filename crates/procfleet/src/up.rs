@@ -23,6 +23,9 @@ use tracing::{info, warn};
 /// How long the first words wait for the agent. Without it the server is of little use, but it is up.
 const AGENT_PATIENCE: Duration = Duration::from_secs(15);
 const AGENT_PAUSE: Duration = Duration::from_millis(300);
+/// The same for an agent that says that somebody has to look first (exit code 78).
+const AGENT_PAUSE_FOR_SOMEBODY: Duration = Duration::from_secs(10);
+const NEEDS_SOMEBODY: i32 = 78;
 /// How long the agent may take to end when asked.
 const AGENT_END: Duration = Duration::from_secs(2);
 
@@ -58,7 +61,9 @@ async fn up(args: Args) -> Result<()> {
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
     let containment = args.containment;
-    let mut agent = start_agent(&server, &agent_data, host, containment).await?;
+    // Now: when the agent has been upgraded, the file that this process runs has another name.
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut agent = start_agent(&server, &program, &agent_data, host, containment).await?;
     announce(&server, host, &data).await;
 
     let stop = program::told_to_stop();
@@ -69,9 +74,14 @@ async fn up(args: Args) -> Result<()> {
             () = &mut stop => break None,
             () = server.failed() => break Some("the server could not go on; its log says why"),
             ended = agent.child.wait() => {
+                let code = ended.as_ref().ok().and_then(std::process::ExitStatus::code);
+                let pause = if code == Some(NEEDS_SOMEBODY) { AGENT_PAUSE_FOR_SOMEBODY } else { AGENT_PAUSE };
                 warn!(status = ?ended.ok(), "the agent has ended; starting it again");
-                sleep(AGENT_PAUSE).await;
-                agent = start_agent(&server, &agent_data, host, containment).await?;
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    () = &mut stop => break None,
+                }
+                agent = start_agent(&server, &program, &agent_data, host, containment).await?;
             }
         }
     };
@@ -94,13 +104,13 @@ async fn up(args: Args) -> Result<()> {
 )]
 async fn start_agent(
     server: &Server,
+    program: &Path,
     data: &Path,
     host: Host,
     containment: Containment,
 ) -> Result<LocalAgent> {
     let containment = containment.to_possible_value().context("naming the containment")?;
     let token = token_if_needed(server, data, host).await?;
-    let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
     command
         .args(["agent", "--until-stdin-closes", "--server"])

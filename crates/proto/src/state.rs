@@ -33,3 +33,24 @@ pub struct ProcReport {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub health: String,
 }
+
+impl ProcReport {
+    /// A proc that is known by its name alone, and that nobody looks after for this reason.
+    pub fn left_alone(note: String) -> ProcReport {
+        ProcReport {
+            state: ProcState::GaveUp,
+            hosted: false,
+            pid: None,
+            note,
+            labels: BTreeMap::new(),
+            registered_at: 0,
+            started_at: 0,
+            reported_at: 0,
+            cpu_usage: 0.0,
+            mem_usage: 0.0,
+            fd: 0,
+            version: String::new(),
+            health: String::new(),
+        }
+    }
+}

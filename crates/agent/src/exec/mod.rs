@@ -32,6 +32,7 @@ mod output;
 mod pidfd;
 mod probe;
 mod procfs;
+mod renew;
 mod run;
 mod spawn;
 mod tree;
@@ -44,6 +45,7 @@ pub use find::pid_file_names_another;
 pub use fork::allow_many_files;
 pub use host::{ExecError, Host};
 pub use probe::{Probed, Prober, end_old_probes};
+pub use renew::{renew, start_ticks};
 pub use usage::{Meter, Scene, glance};
 
 use cgroup::ProcGroups;

@@ -5,13 +5,21 @@
 
 mod divide;
 mod events;
+mod repair;
+mod sound;
 mod thread;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use events::Known;
+pub(crate) use repair::repair;
+pub(crate) use sound::examine;
 
+/// The journal in the agent's folder.
+pub(crate) const FILE: &str = "agent.db";
+
+use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::parts;
@@ -38,6 +46,19 @@ pub enum JournalError {
         "the journal {path} was written by a newer version of procfleet (format {found}, this one knows {known})"
     )]
     TooNew { path: PathBuf, found: i64, known: i64 },
+    /// Nobody may begin anew in its place: what is hosted, what was stopped and what was carried out would be forgotten.
+    #[error(
+        "the journal {path} cannot be used: {reason}. Nothing was started, ended or forgotten: the processes of this host go on. \
+         Put the file right, or save what can be read of it: procfleet agent repair --data {folder}",
+        folder = path.parent().unwrap_or(Path::new(".")).display()
+    )]
+    Broken { path: PathBuf, reason: String },
+    #[error("repairing the journal {path}")]
+    Repair {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the journal")]
     Sqlite(#[from] rusqlite::Error),
     #[error("a commit failed, and all that was in it is undone")]
@@ -71,6 +92,8 @@ pub(crate) struct Past {
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
     /// Ops of which some parts have no outcome yet.
     pub(crate) divided: Vec<(OpId, Parts)>,
+    /// Procs whose records cannot be read, with the reason. Nobody may act on them, for nobody knows what is wanted of them.
+    pub(crate) unreadable: Vec<(ProcKey, String)>,
     /// The process groups of each namespace that has some.
     pub(crate) groups: Vec<(String, Vec<ProcessGroup>)>,
 }
@@ -112,31 +135,14 @@ pub(crate) enum Standing {
 
 impl Journal {
     pub(crate) async fn open(path: &Path, boot: &BootId) -> Result<(Journal, Past), JournalError> {
-        let opening = |source| JournalError::Open { path: path.to_owned(), source };
-        let mut connection = Connection::open(path).map_err(opening)?;
-        connection
-            .execute_batch(
-                // Half a MiB of pages: the file is small, it is hardly ever read, and the kernel has it too.
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-512;",
-            )
-            .map_err(opening)?;
-        let found: i64 =
-            connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(opening)?;
-        let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
-        if found > known {
-            return Err(JournalError::TooNew { path: path.to_owned(), found, known });
-        }
-        let transaction = connection.transaction().map_err(opening)?;
-        for migration in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or_default()) {
-            transaction.execute_batch(migration).map_err(opening)?;
-        }
-        transaction.pragma_update(None, "user_version", known).map_err(opening)?;
-        let past = read_past(&transaction, boot)?;
-        transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?1)", [&boot.0])?;
-        let old = now_secs() - KEEP_SECS;
-        transaction.execute("DELETE FROM ops WHERE confirmed = 1 AND accepted_at < ?1", [old])?;
-        transaction.commit()?;
+        let (connection, past) = open(path, boot).map_err(|failure| sound::name(failure, path))?;
         Ok((Journal { thread: Thread::start(connection), news: Arc::default() }, past))
+    }
+
+    /// Forgets ops that nobody will ask for again; to be called now and then.
+    pub(crate) async fn prune(&self) {
+        // Unwritten, it is done the next time.
+        let _ = self.thread.write(prune).await;
     }
 
     /// Writes ops down as they arrive, in one transaction. On failure none of them is accepted.
@@ -255,9 +261,51 @@ impl Journal {
     }
 }
 
+/// Opens the journal, brings it to the newest format and reads what the last life left. On failure it is as it was.
+fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> {
+    sound::look_at_file(path)?;
+    let opening = |source| JournalError::Open { path: path.to_owned(), source };
+    let mut connection = Connection::open(path).map_err(opening)?;
+    connection
+        .execute_batch(
+            // Half a MiB of pages: the file is small, it is hardly ever read, and the kernel has it too.
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-512;",
+        )
+        .map_err(opening)?;
+    let found = sound::format(&connection, path)?;
+    sound::check_pages(&connection, path)?;
+    let transaction = connection.transaction().map_err(opening)?;
+    for migration in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or_default()) {
+        transaction.execute_batch(migration).map_err(opening)?;
+    }
+    transaction.pragma_update(None, "user_version", known_format()).map_err(opening)?;
+    let past = read_past(&transaction, boot)?;
+    transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?1)", [&boot.0])?;
+    prune(&transaction)?;
+    transaction.commit()?;
+    Ok((connection, past))
+}
+
+fn known_format() -> i64 {
+    i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX)
+}
+
+fn prune(t: &Transaction<'_>) -> rusqlite::Result<()> {
+    let old = now_secs() - KEEP_SECS;
+    t.execute("DELETE FROM ops WHERE confirmed = 1 AND accepted_at < ?1", [old]).map(|_| ())
+}
+
 fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result<Acceptance> {
     if let Some(known) = known(t, order.op)? {
         return Ok(known);
+    }
+    if repair::may_have_been_done(t, order.op)? {
+        let message = format!(
+            "interrupted: the agent's journal was repaired after {} was sent, and nobody knows whether it was carried out; \
+             nothing was done now",
+            order.kind.verb()
+        );
+        return Ok(Acceptance::Done(Outcome::without_agent(Code::Interrupted, message, order.kind)));
     }
     let parts = divide::divide(t, key, order)?;
     let mut statement = t.prepare_cached(
@@ -359,6 +407,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
             Ok(record) => record,
             Err(failure) => {
                 error!(proc = %key, %failure, "a proc's record cannot be read; the proc is left alone");
+                past.unreadable.push((key, failure.to_string()));
                 continue;
             }
         };

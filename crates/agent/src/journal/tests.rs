@@ -322,3 +322,124 @@ async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() 
     assert_eq!(accept("a", numbered(7, OpKind::Host, Some(1))).await, "a");
     assert_eq!(accept("a#2", numbered(8, OpKind::Restart, Some(3))).await, "a#2", "it alone");
 }
+
+/// A folder with the journal of an agent that has joined and looks after some procs.
+async fn lived_in() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join(FILE);
+    let (journal, _) = reopened(&path, "one").await;
+    std::fs::write(folder.path().join("agent.id"), "an id").expect("our own folder");
+    for number in 0..200 {
+        let key = key(&format!("proc-{number}"));
+        journal.accept(vec![(key.clone(), order(number, OpKind::Start))]).await.expect("writable");
+        let done = Write::Done(order(number, OpKind::Start).op, outcome());
+        let event = Write::Event(Event::Started { pid: number });
+        journal.write(&key, &[Write::Record(Box::new(record())), done, event], &Known::default()).await;
+    }
+    journal.close().await;
+    folder
+}
+
+fn spoil(path: &Path, from: usize, bytes: &[u8]) {
+    let mut file = std::fs::read(path).expect("it is there");
+    file[from..from + bytes.len()].copy_from_slice(bytes);
+    std::fs::write(path, file).expect("our own folder");
+}
+
+/// Whatever happens to the file: the agent does not begin anew in its place, says which file it is and what to do, and leaves
+/// it as it is.
+#[tokio::test]
+async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
+    type Spoil = fn(&Path);
+    let rows: [(&str, Spoil, &str); 6] = [
+        ("empty", |path| std::fs::write(path, "").expect("ours"), "it is empty, and this agent had one"),
+        ("gone", |path| std::fs::remove_file(path).expect("ours"), "it is gone, and this agent had one"),
+        (
+            "a folder",
+            |path| {
+                std::fs::remove_file(path).expect("ours");
+                std::fs::create_dir(path).expect("ours");
+            },
+            "it is a folder",
+        ),
+        ("its head is torn", |path| spoil(path, 0, &[0; 64]), "file is not a database"),
+        ("a page is torn", |path| spoil(path, 3 * 4096, &[0xff; 2048]), ""),
+        ("it is cut short", |path| spoil_length(path), ""),
+    ];
+    for (what, spoil, reason) in rows {
+        let folder = lived_in().await;
+        let path = folder.path().join(FILE);
+        spoil(&path);
+        let before = std::fs::read(&path).ok();
+        let refused = Journal::open(&path, &BootId("one".to_owned())).await.map(|_| ());
+        let refused = refused.expect_err(what);
+        assert!(matches!(refused, JournalError::Broken { .. }), "{what}: {refused:?}");
+        let said = refused.to_string();
+        assert!(said.contains(&format!("{} cannot be used: {reason}", path.display())), "{what}: {said}");
+        assert!(said.contains("procfleet agent repair --data"), "{what}: {said}");
+        assert_eq!(std::fs::read(&path).ok(), before, "{what}: nothing was changed");
+        assert!(examine(&path).is_err(), "{what}");
+
+        let saved = repair(folder.path()).expect(what).to_string();
+        let (journal, past) = reopened(&path, "one").await;
+        assert!(past.unreadable.is_empty(), "{what}: {saved}");
+        assert!(saved.contains("answered as interrupted"), "{what}: {saved}");
+        // What was sent before and is not known may have been done; what is sent from now on has not.
+        let lost = Order { op: "20190813145456-9-77".parse().expect("an op id"), ..order(0, OpKind::Start) };
+        let answer = journal.accept(vec![(key("a"), lost)]).await.expect("writable").remove(0);
+        assert!(
+            matches!(&answer, Acceptance::Done(done) if done.code == Code::Interrupted),
+            "{what}: {answer:?}"
+        );
+        let new = Order { op: "20990101000000-9-77".parse().expect("an op id"), ..order(0, OpKind::Start) };
+        let answer = journal.accept(vec![(key("a"), new)]).await.expect("writable").remove(0);
+        assert!(matches!(answer, Acceptance::New(_)), "{what}: {answer:?}");
+    }
+}
+
+fn spoil_length(path: &Path) {
+    let file = std::fs::read(path).expect("it is there");
+    std::fs::write(path, &file[..file.len() / 2]).expect("our own folder");
+}
+
+#[tokio::test]
+async fn what_can_be_read_of_a_broken_journal_is_saved() {
+    let folder = lived_in().await;
+    let path = folder.path().join(FILE);
+    // All of it is well: nothing is lost, and events keep their numbers and their name.
+    let (journal, _) = reopened(&path, "one").await;
+    let events = journal.oldest_events(1 << 20).await.expect("readable");
+    journal.close().await;
+    let saved = repair(folder.path()).expect("readable");
+    assert_eq!((saved.procs.len(), saved.lost.len(), saved.ops, saved.whole), (200, 0, 200, true));
+    assert!(saved.kept.as_deref().is_some_and(Path::exists));
+    let (journal, past) = reopened(&path, "one").await;
+    assert_eq!((past.procs.len(), past.unacknowledged.len()), (200, 200));
+    assert_eq!(journal.oldest_events(1 << 20).await.expect("readable"), events);
+    journal.close().await;
+
+    // One record is nonsense: its proc is named, and the others are saved.
+    let spoiled = Connection::open(&path).expect("a database");
+    spoiled.execute("UPDATE procs SET record = 'x' WHERE name = 'proc-7'", []).expect("writable");
+    drop(spoiled);
+    let (journal, past) = reopened(&path, "one").await;
+    assert_eq!((past.procs.len(), past.unreadable.len()), (199, 1));
+    assert_eq!(past.unreadable[0].0, key("proc-7"));
+    journal.close().await;
+    let saved = repair(folder.path()).expect("readable");
+    assert_eq!((saved.procs.len(), saved.lost), (199, vec!["web:proc-7".to_owned()]));
+}
+
+/// The server may be away for ever: the newest events stay.
+#[tokio::test]
+async fn events_wait_up_to_a_bound_and_then_the_oldest_make_room() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let (journal, _) = reopened(&folder.path().join(FILE), "one").await;
+    let batch: Vec<Write> = (0..1_000).map(|pid| Write::Event(Event::Started { pid })).collect();
+    for _ in 0..11 {
+        journal.write(&key("a"), &batch, &Known::default()).await;
+    }
+    let events = journal.oldest_events(1 << 30).await.expect("readable");
+    let numbers = (events.first().map(|event| event.number), events.last().map(|event| event.number));
+    assert_eq!((events.len(), numbers), (10_000, (Some(1_001), Some(11_000))));
+}

@@ -31,6 +31,7 @@ use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{Input, Machine, Write};
 use procfleet_proto::link::{HostFacts, OpOrder};
+use procfleet_proto::state::ProcReport;
 use sampler::{Round, Sampled, Sampler};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -90,6 +91,10 @@ impl Supervisor {
             open.resume(*op, parts.clone());
         }
         let (stop, stopped) = watch::channel(false);
+        let unreadable = past.unreadable.iter().cloned().collect();
+        for (key, reason) in &past.unreadable {
+            states.publish(key, ProcReport::left_alone(unreadable_note(reason)));
+        }
         // Before anybody can ask for all states: a list without them would take them back.
         let (mut pools, sampler) = (Pools::default(), Sampler::default());
         for (namespace, groups) in &past.groups {
@@ -114,7 +119,7 @@ impl Supervisor {
             stopped,
         };
         let (actors, running) = (HashMap::new(), JoinSet::new());
-        let work = Work { around, stop, actors, running, rounds, pools, _sampling: sampling };
+        let work = Work { around, stop, actors, unreadable, running, rounds, pools, _sampling: sampling };
         tokio::spawn(work.run(past, orders));
         Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
     }
@@ -130,6 +135,11 @@ impl Supervisor {
     /// What need not be sent again.
     pub(crate) fn taken(&self) -> Vec<OpId> {
         self.open.all()
+    }
+
+    /// Returns when no op is under way.
+    pub(crate) async fn idle(&self) {
+        self.open.none().await;
     }
 
     pub(crate) async fn order(&self, order: OpOrder) {
@@ -155,6 +165,8 @@ struct Work {
     around: Around,
     stop: watch::Sender<bool>,
     actors: HashMap<ProcKey, Inputs>,
+    /// Procs on which nobody may act, for their records cannot be read.
+    unreadable: HashMap<ProcKey, String>,
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(ProcKey, Vec<Order>)>,
     rounds: mpsc::Receiver<Round>,
@@ -364,6 +376,11 @@ impl Work {
         if order.kind == OpKind::Group {
             return self.set_groups(key, order).await;
         }
+        if let Some(reason) = self.unreadable.get(key) {
+            let message = format!("{} was not begun: {}", order.kind.verb(), unreadable_note(reason));
+            let outcome = Outcome::without_agent(Code::SystemError, message, order.kind);
+            return self.end_unbegun(key, order.op, outcome).await;
+        }
         let mut input = Box::new(Input::Order(Box::new(order)));
         loop {
             if !self.actors.contains_key(key) {
@@ -416,6 +433,13 @@ impl Work {
         self.running.spawn(Box::new(actor).run(first, inbox));
         self.actors.insert(key, inputs);
     }
+}
+
+fn unreadable_note(reason: &str) -> String {
+    format!(
+        "its record in the agent's journal cannot be read ({reason}), so it is left alone; `procfleet agent repair` on its host \
+         takes it out of the journal"
+    )
 }
 
 #[cfg(test)]

@@ -9,11 +9,14 @@ use procfleet_core::op::Outcome;
 use procfleet_core::parts;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct OpenOps {
     /// Without parts: it is carried out as a whole.
     inner: Arc<Mutex<BTreeMap<OpId, Parts>>>,
+    /// One of them has ended.
+    ended: Arc<Notify>,
 }
 
 impl OpenOps {
@@ -24,6 +27,17 @@ impl OpenOps {
     /// Ops without their parts.
     pub(super) fn all(&self) -> Vec<OpId> {
         self.lock().keys().copied().collect()
+    }
+
+    /// Returns when there is none.
+    pub(super) async fn none(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.lock().is_empty() {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// Something that an actor will be given: an op, or a part of one.
@@ -46,6 +60,7 @@ impl OpenOps {
         let mut inner = self.lock();
         let Some(instance) = instance else {
             inner.remove(&op);
+            self.ended.notify_waiters();
             return Some((op, outcome));
         };
         let parts = inner.get_mut(&whole)?;
@@ -55,6 +70,7 @@ impl OpenOps {
             parts.iter().map(|(instance, outcome)| Some((*instance, outcome.clone()?))).collect();
         let merged = parts::merge(&ended?)?;
         inner.remove(&whole);
+        self.ended.notify_waiters();
         Some((whole, merged))
     }
 }

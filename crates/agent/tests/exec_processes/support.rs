@@ -10,13 +10,17 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 /// Long enough for a loaded machine; nobody waits for it unless something is wrong.
 const DEADLINE: Duration = Duration::from_secs(20);
+
+/// All tests share one process and its children. Whoever reaps those that nobody looks after takes this for himself; whoever
+/// waits for a child that ends soon, with others.
+pub(crate) static REAPING: RwLock<()> = RwLock::new(());
 
 pub(crate) struct Proc {
     pub(crate) folder: TempDir,
@@ -241,6 +245,7 @@ impl Drop for Stranger {
 /// Copies a program in a process of its own. Written by us, it would be open in whatever another test forks at that
 /// moment, and a file that is open for writing cannot be executed.
 fn install(program: impl AsRef<Path>, to: &Path) {
+    let _alone = REAPING.read();
     let install = Command::new("install").args(["-m", "755"]).arg(program.as_ref()).arg(to).status();
     assert!(install.expect("install runs").success());
 }

@@ -5,6 +5,7 @@
 use procfleet_testkit::{Proc, Up};
 
 mod access;
+mod agent_itself;
 mod api_shape;
 mod bad_input;
 mod cancel;

@@ -78,5 +78,23 @@ fn the_systemd_unit_runs_the_agent_as_it_was_asked_for() {
         up.binary().display()
     );
     assert!(unit.contains(&command), "{unit}");
-    assert!(unit.contains("KillMode=process"), "{unit}");
+    for line in [
+        "KillMode=process",
+        "Restart=always",
+        "StartLimitIntervalSec=0",
+        "RestartPreventExitStatus=78",
+        "Delegate=yes",
+        "ExecReload=/bin/kill -HUP $MAINPID",
+    ] {
+        assert!(unit.lines().any(|said| said == line), "{line}: {unit}");
+    }
+    assert!(!unit.contains("Limit=") && !unit.contains("LimitNOFILE"), "every process would have it: {unit}");
+    let file = up.folder("units").join("procfleet-agent.service");
+    std::fs::write(&file, &unit).expect("our own folder");
+    if Path::new("/usr/bin/systemd-analyze").exists() {
+        let verified = Program::new("/usr/bin/systemd-analyze").args(["verify"]).args([&file]).run();
+        let ours: Vec<&str> =
+            verified.stderr.lines().filter(|line| line.contains("procfleet-agent.service")).collect();
+        assert!(ours.is_empty(), "{ours:?}");
+    }
 }

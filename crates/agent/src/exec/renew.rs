@@ -1,0 +1,25 @@
+//! The agent becomes its own successor: another program in the same process.
+//!
+//! The pid stays, and with it the children: their exit statuses are not lost, and orphans go on coming here. What the agent had
+//! open is closed by the kernel, for all of it is marked so.
+
+use super::procfs::Stat;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+/// Runs the program in place of this one. Returns only if that is not possible; then the program that is running now is begun
+/// anew, and if that is not possible either, there is nothing left but to end.
+#[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
+pub fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
+    let error = std::process::Command::new(program).args(arguments).exec();
+    tracing::error!(program = %program.display(), %error, "the new program cannot be run; the old one begins anew");
+    // Its file may have another name by now, or none.
+    std::process::Command::new("/proc/self/exe").args(arguments).exec()
+}
+
+/// When a process was started, in ticks since the host's boot: with its pid it is that process and no other.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    Stat::read(pid).filter(Stat::is_running).map(|stat| stat.id.start_ticks)
+}

@@ -1,0 +1,287 @@
+//! The agent itself: upgraded in place, with a journal that cannot be used, on a full disk. Whatever happens to it, it forgets,
+//! repeats and restarts nothing.
+
+use crate::events::events_of;
+use crate::{at_once, up};
+use procfleet_testkit::{
+    Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, account, is_running, kill, programs,
+    start_time, wait_for, wait_until,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const IP: &str = "127.0.0.2";
+
+/// A copy of the program, which may be replaced.
+fn copy(of: &Path, to: &Path) -> PathBuf {
+    // In a process of its own: a file that is open for writing in a child of another test cannot be run.
+    let copied = Program::new("install").args(["-m", "755"]).args([of, to]).run();
+    assert_eq!(copied.code, Some(0), "{copied:?}");
+    to.to_owned()
+}
+
+fn upgrade(program: &Path, binary: &Path, data: &Path, more: &[&str]) -> Finished {
+    Program::new(program)
+        .args(["agent", "upgrade", "--binary"])
+        .args([binary, Path::new("--data"), data])
+        .args(more)
+        .run()
+}
+
+fn procs(up: &Up) -> [Proc; 3] {
+    [
+        up.proc("daemon").with_pid_file().starts(&programs::daemon()),
+        up.proc("foreground").starts(&programs::foreground()),
+        up.proc("below").starts(&programs::foreground_below_shell()),
+    ]
+}
+
+#[track_caller]
+fn check_untouched(procs: &[Proc], pids: &[u32]) {
+    for (proc, pid) in procs.iter().zip(pids) {
+        let seen = proc.op(Op::Query);
+        seen.assert_success().assert_hosted(true);
+        assert_eq!((seen.pid(), proc.runs()), (Some(*pid), 1), "{}", proc.name);
+        proc.op(Op::Start).assert(828, "no need to start");
+    }
+}
+
+#[test]
+fn an_agent_is_upgraded_in_place_without_touching_a_process() {
+    let up = up();
+    let (data, bin) = (up.folder("joined"), up.folder("bin"));
+    let program = copy(up.binary(), &bin.join("procfleet"));
+    let mut agent = Joined::start(&program, &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let procs = procs(&up).map(|proc| proc.on_host(IP));
+    let pids = procs.each_ref().map(Proc::start);
+    let (pid, born) = (agent.pid(), start_time(agent.pid()));
+
+    // What is not fit is refused, and nothing is touched.
+    let script = bin.join("script");
+    fs::write(&script, "#!/bin/sh\necho procfleet 9.9.9\n").expect("our own folder");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("our own file");
+    for (binary, reason) in [
+        (bin.join("missing"), "No such file or directory"),
+        (script, "is not a program for this machine"),
+        (PathBuf::from("/bin/true"), "does not say what it is"),
+        (impostor(&bin, "older", "0.0.1"), "is 0.0.1, which is older than"),
+        (impostor(&bin, "blind", "9.9.9-blind"), "cannot take up this agent: it cannot read that"),
+    ] {
+        let refused = upgrade(&program, &binary, &data, &[]);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains(reason), "{reason:?}: {refused:?}");
+    }
+    let refused = upgrade(&program, up.binary(), &up.folder("nobody"), &[]);
+    assert!(refused.stderr.contains("no agent runs on"), "{refused:?}");
+    assert!(!bin.join("procfleet.previous").exists());
+    assert!(agent.is_running() && !agent.stderr().contains("renewed"));
+
+    let done = upgrade(&program, up.binary(), &data, &[]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(done.stdout.contains(&format!("as pid {pid}; 3 procs were taken up")), "{done:?}");
+    assert!(bin.join("procfleet.previous").exists());
+    assert_eq!((agent.pid(), start_time(pid)), (pid, born), "it is the same process");
+    agent.wait_until_connected(&up, IP);
+    check_untouched(&procs, &pids);
+    // They are still its children, so it knows how they end, and it looks after them as before.
+    at_once(procs, |proc| {
+        let old = proc.pid().expect("it runs");
+        kill(old, Signal::KILL);
+        let new = wait_for(PATIENCE, "there is a replacement", || {
+            proc.program_pid().filter(|other| *other != old && is_running(*other))
+        });
+        proc.row_with_pid(new);
+        let words = format!("pid {old} was ended by signal 9");
+        wait_until(PATIENCE, "its end is told", || {
+            events_of(&up, proc).iter().any(|event| event["message"] == words.as_str())
+        });
+        assert_eq!(proc.runs(), 2);
+        proc.op(Op::Stop).assert_success();
+    });
+}
+
+/// A program that says that it is procfleet, and then does nothing. `-blind`: it cannot read any journal.
+fn impostor(folder: &Path, name: &str, version: &str) -> PathBuf {
+    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    let text = format!(
+        "#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n\
+         int main(int n, char **v) {{\n\
+         if (n > 1 && !strcmp(v[1], \"--version\")) return puts(\"procfleet {version}\") < 0;\n\
+         if (n > 2 && !strcmp(v[2], \"check\")) {{\n\
+         if (strstr(\"{version}\", \"blind\")) return fputs(\"it cannot read that\\n\", stderr), 1;\n\
+         return 0; }}\n\
+         for (;;) pause(); }}\n"
+    );
+    fs::write(&source, text).expect("our own folder");
+    let made = Program::new("cc").args([Path::new("-o"), &program, &source]).run();
+    assert_eq!(made.code, Some(0), "{made:?}");
+    program
+}
+
+/// The new program hangs: the old one is put back, and whoever looks after the agent starts it.
+#[test]
+fn an_upgrade_that_does_not_come_up_is_taken_back() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let program = copy(Path::new(env!("CARGO_BIN_EXE_procfleet")), &folder.path().join("procfleet"));
+    let up = Up::start(&program);
+    let procs = procs(&up);
+    let pids = procs.each_ref().map(Proc::start);
+    let hanging = impostor(folder.path(), "hanging", "9.9.9");
+    let data = up.data().join("agent");
+    let refused = upgrade(&program, &hanging, &data, &["--timeout", "3"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let words = ["the new program was not ready within 3 s", "is as it was, and the agent runs it again"];
+    words.iter().for_each(|words| assert!(refused.stderr.contains(words), "{refused:?}"));
+    up.wait_for_agent();
+    check_untouched(&procs, &pids);
+
+    // `up` starts the agent from the file that is there now, also after an upgrade.
+    let done = upgrade(&program, Path::new(env!("CARGO_BIN_EXE_procfleet")), &data, &[]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    up.kill_agent();
+    up.wait_for_agent();
+    check_untouched(&procs, &pids);
+    let line = fs::read_to_string(format!("/proc/{}/cmdline", up.agent_pid())).expect("it runs");
+    assert!(line.starts_with(program.to_str().expect("a plain path")), "{line}");
+    assert!(!line.contains("previous"), "{line}");
+}
+
+#[test]
+fn a_broken_journal_is_said_and_nothing_begins_anew() {
+    let up = up();
+    let data = up.folder("joined");
+    let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
+    let mut agent = start(Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let procs = procs(&up).map(|proc| proc.on_host(IP));
+    let pids = procs.each_ref().map(Proc::start);
+    let stopped = up.proc("stopped").on_host(IP).starts(&programs::foreground());
+    stopped.start();
+    stopped.op(Op::Stop).assert_success();
+    agent.end(Signal::TERM);
+
+    let journal = data.join("agent.db");
+    let sound = fs::read(&journal).expect("it is there");
+    let mut torn = sound.clone();
+    torn[..32].fill(0);
+    fs::write(&journal, &torn).expect("our own folder");
+    let mut refused = start(None);
+    let refused = refused.finish();
+    assert_eq!(refused.code, Some(78), "{refused:?}");
+    let command = format!("procfleet agent repair --data {}", data.display());
+    let named = format!("{} cannot be used", journal.display());
+    for words in [named.as_str(), &command, "processes of this host go on"] {
+        assert!(refused.stderr.contains(words), "{words:?}: {refused:?}");
+    }
+    pids.iter().for_each(|pid| assert!(is_running(*pid)));
+    assert_eq!(fs::read(&journal).expect("it is there"), torn, "it is left as it is");
+
+    // Put right: everything is as it was.
+    fs::write(&journal, &sound).expect("our own folder");
+    let mut agent = start(None);
+    agent.wait_until_connected(&up, IP);
+    check_untouched(&procs, &pids);
+    assert_eq!((stopped.pid(), stopped.runs()), (None, 1));
+    let repair = |up: &Up| Program::new(up.binary()).args(["agent", "repair", "--data"]).args([&data]).run();
+    let busy = repair(&up);
+    assert!(busy.code == Some(1) && busy.stderr.contains("another agent uses the data folder"), "{busy:?}");
+    agent.end(Signal::KILL);
+
+    // Nothing can be read of it: nothing is known, nothing is started, and what runs goes on.
+    fs::write(&journal, &torn).expect("our own folder");
+    for file in ["agent.db-wal", "agent.db-shm"] {
+        let _ = fs::remove_file(data.join(file));
+    }
+    let repaired = repair(&up);
+    assert_eq!(repaired.code, Some(0), "{repaired:?}");
+    assert!(repaired.stdout.contains("procs saved: none"), "{repaired:?}");
+    // What is sent within the second of the repair may have been sent before it.
+    let began = Instant::now();
+    wait_until(PATIENCE, "that second is over", || began.elapsed() > Duration::from_millis(1_100));
+    let mut agent = start(None);
+    agent.wait_until_connected(&up, IP);
+    // Hosted anew, each is found where it is, and not started a second time.
+    for (proc, pid) in procs.iter().zip(pids) {
+        proc.op(Op::Host).assert_success().assert_hosted(true);
+        assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "{}", proc.name);
+    }
+    assert_eq!(stopped.runs(), 1);
+}
+
+/// A small disk of its own, which goes when it is dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// `None`: only root may.
+    fn mount(at: PathBuf, size: &str) -> Option<Disk> {
+        let options = format!("size={size},mode=755");
+        let mounted = Program::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).args([&at]).run();
+        (mounted.code == Some(0)).then_some(Disk(at))
+    }
+
+    fn fill(&self) {
+        // Until there is not even room for a byte.
+        for size in ["64k", "4k", "1"] {
+            let of = format!("of={}", self.0.join(format!("filler-{size}")).display());
+            Program::new("dd").args(["if=/dev/zero", &of, &format!("bs={size}")]).run();
+        }
+    }
+
+    fn free(&self) {
+        for size in ["64k", "4k", "1"] {
+            let _ = fs::remove_file(self.0.join(format!("filler-{size}")));
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        Program::new("umount").args(["-l"]).args([&self.0]).run();
+    }
+}
+
+#[test]
+fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
+    let up = up();
+    let Some(disk) = Disk::mount(up.folder("disk"), "8m") else {
+        return eprintln!("{} may not mount; nothing was tested", account());
+    };
+    let data = disk.0.join("agent");
+    let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
+    let mut agent = start(Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let procs = procs(&up).map(|proc| proc.on_host(IP));
+    let pids = procs.each_ref().map(Proc::start);
+    let stopped = up.proc("stopped").on_host(IP).starts(&programs::foreground());
+    stopped.start();
+    stopped.op(Op::Stop).assert_success();
+
+    disk.fill();
+    let refused = stopped.op(Op::Start);
+    assert_ne!(refused.code, 0, "{refused:?}");
+    assert!(refused.message.contains("is the disk full?"), "{refused:?}");
+    assert_eq!(stopped.runs(), 1, "what could not be written down was not done");
+    // It comes back while there is no room, or as soon as there is some; until then its processes go on.
+    agent.end(Signal::KILL);
+    let mut early = start(None);
+    wait_until(PATIENCE, "it is up, or says why not", || {
+        !early.is_running() || early.stderr().contains("agent is up")
+    });
+    pids.iter().for_each(|pid| assert!(is_running(*pid)));
+    if early.is_running() {
+        early.end(Signal::KILL);
+    } else {
+        let said = early.finish();
+        assert_eq!(said.code, Some(1), "starting it again will help: {said:?}");
+    }
+    disk.free();
+    let mut agent = start(None);
+    agent.wait_until_connected(&up, IP);
+    check_untouched(&procs, &pids);
+    assert_eq!((stopped.pid(), stopped.runs()), (None, 1));
+    stopped.start();
+    agent.end(Signal::TERM);
+}
