@@ -77,15 +77,20 @@ pub(crate) fn repair(folder: &Path) -> Result<Saved, JournalError> {
     // Everything is in the one file, and on the disk.
     new.close().map_err(|(_, error)| error)?;
     std::fs::File::open(&draft).and_then(|file| file.sync_all()).map_err(failed)?;
-    let kept = folder.join(format!("{FILE}.broken-{stamp}"));
+    // Never in the place of one that was kept before.
+    let kept = (1..).map(|number| match number {
+        1 => format!("{FILE}.broken-{stamp}"),
+        _ => format!("{FILE}.broken-{stamp}-{number}"),
+    });
+    let kept = kept.map(|name| folder.join(name)).find(|kept| !kept.exists()).unwrap_or_default();
+    let beside_kept = kept.to_string_lossy().into_owned();
     match std::fs::rename(&path, &kept) {
         Ok(()) => saved.kept = Some(kept),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(error)),
     }
     for beside in ["-wal", "-shm"] {
-        let kept = folder.join(format!("{FILE}.broken-{stamp}{beside}"));
-        let _ = std::fs::rename(folder.join(format!("{FILE}{beside}")), kept);
+        let _ = std::fs::rename(folder.join(format!("{FILE}{beside}")), format!("{beside_kept}{beside}"));
     }
     std::fs::rename(&draft, &path).map_err(failed)?;
     std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
