@@ -19,7 +19,7 @@ pub(crate) struct States {
 struct Inner {
     revision: u64,
     /// `None`: the proc was forgotten, and the server should forget it too.
-    procs: BTreeMap<ProcKey, (u64, Option<ProcReport>)>,
+    procs: BTreeMap<Arc<ProcKey>, (u64, Option<ProcReport>)>,
     /// By namespace. An empty list: there are none any more, and the server should know that.
     groups: BTreeMap<String, (u64, Vec<ProcessGroup>)>,
 }
@@ -36,16 +36,24 @@ impl States {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn publish(&self, proc: &ProcKey, report: ProcReport) {
-        self.change(proc, Some(report));
+    /// The proc looks so. If it did before, that is no news, whatever the time is.
+    pub(crate) fn publish(&self, proc: &Arc<ProcKey>, mut report: ProcReport) {
+        let inner = self.lock();
+        if let Some((_, Some(known))) = inner.procs.get(proc) {
+            let now = std::mem::replace(&mut report.reported_at, known.reported_at);
+            if *known == report {
+                return;
+            }
+            report.reported_at = now;
+        }
+        self.change(inner, proc, Some(report));
     }
 
-    pub(crate) fn forget(&self, proc: &ProcKey) {
-        self.change(proc, None);
+    pub(crate) fn forget(&self, proc: &Arc<ProcKey>) {
+        self.change(self.lock(), proc, None);
     }
 
-    fn change(&self, proc: &ProcKey, report: Option<ProcReport>) {
-        let mut inner = self.lock();
+    fn change(&self, mut inner: MutexGuard<'_, Inner>, proc: &Arc<ProcKey>, report: Option<ProcReport>) {
         inner.revision += 1;
         let revision = inner.revision;
         inner.procs.insert(proc.clone(), (revision, report));

@@ -80,7 +80,7 @@ pub type Inputs = mpsc::Sender<Box<Input>>;
 #[derive(Debug)]
 pub struct Hands {
     host: Arc<Host>,
-    key: ProcKey,
+    key: Arc<ProcKey>,
     mark: String,
     inputs: Inputs,
     outputs: Outputs,
@@ -100,7 +100,8 @@ pub struct Hands {
 }
 
 impl Hands {
-    pub fn new(host: Arc<Host>, key: ProcKey, inputs: Inputs) -> Hands {
+    pub fn new(host: Arc<Host>, key: impl Into<Arc<ProcKey>>, inputs: Inputs) -> Hands {
+        let key = key.into();
         let outputs = Outputs::new(host.output_folder().to_owned(), &key);
         Hands {
             mark: host.mark(&key),

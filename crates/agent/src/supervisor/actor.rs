@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 /// What all actors share.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Around {
     pub(super) host: Arc<Host>,
     pub(super) journal: Journal,
@@ -42,7 +42,7 @@ pub(super) struct Around {
     pub(super) pace: Pace,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
-    /// True: the agent is ending. Actors look at it between two steps only.
+    /// True: the agent is ending.
     pub(super) stopped: watch::Receiver<bool>,
 }
 
@@ -66,7 +66,9 @@ struct Sample {
 pub(super) struct Actor {
     machine: Machine,
     hands: Hands,
-    around: Around,
+    around: Arc<Around>,
+    /// True: the agent is ending. It is looked at between two steps only.
+    stopped: watch::Receiver<bool>,
     ledger: Ledger,
     registered_at: i64,
     /// The present process, as it was last looked at.
@@ -75,7 +77,6 @@ pub(super) struct Actor {
     followed: (Option<Process>, Heed, Resource),
     /// Where the sampler looks for its successor.
     pid_file: String,
-    published: Option<ProcReport>,
     timetable: Timetable,
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
@@ -85,20 +86,20 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(machine: Machine, around: Around, inputs: Inputs, registered_at: i64) -> Actor {
+    pub(super) fn new(machine: Machine, around: Arc<Around>, inputs: Inputs, registered_at: i64) -> Actor {
         let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
         let probes = Probes::new(around.host.clone(), machine.key().clone(), around.pace, registered_at != 0);
         let ledger = Ledger::new(around.journal.clone(), machine.key().clone());
         Actor {
             machine,
             hands,
+            stopped: around.stopped.clone(),
             around,
             ledger,
             registered_at,
             sample: None,
             followed: (None, Heed::Changes, Resource::default()),
             pid_file: String::new(),
-            published: None,
             timetable: Timetable::default(),
             answers: VecDeque::new(),
             probes,
@@ -112,7 +113,7 @@ impl Actor {
         mut self: Box<Self>,
         first: Step,
         mut inbox: mpsc::Receiver<Box<Input>>,
-    ) -> (ProcKey, Vec<Order>) {
+    ) -> (Arc<ProcKey>, Vec<Order>) {
         self.carry_out(first).await;
         loop {
             let input = match self.answers.pop_front() {
@@ -181,7 +182,7 @@ impl Actor {
             // The end of the agent first: nothing new is begun then. Then what is to be written, for inputs may never end. Then
             // those: an exit that has happened must win over the deadline that it just met.
             biased;
-            _ = self.around.stopped.wait_for(|stopped| *stopped) => Some(Next::End),
+            _ = self.stopped.wait_for(|stopped| *stopped) => Some(Next::End),
             () = self.ledger.progress() => Some(Next::Written),
             input = inbox.recv() => Some(input.map_or(Next::End, Next::Input)),
             () = sleep(wake.map(|wake| wake.since(now))) => None,
@@ -271,7 +272,6 @@ impl Actor {
                 }
                 Write::Forget => {
                     self.registered_at = 0;
-                    self.published = None;
                     self.probes.forget();
                     self.followed = (None, Heed::Changes, Resource::default());
                     self.around.sampler.follow(
@@ -394,7 +394,7 @@ impl Actor {
             self.around.sampler.follow(self.machine.key(), process, heed, limits, &spec.identity);
         }
         let sample = self.sample.as_ref();
-        let mut report = ProcReport {
+        let report = ProcReport {
             state: match (process, self.machine.is_busy(), self.machine.has_given_up()) {
                 (_, true, _) => ProcState::Changing,
                 (Some(_), false, _) => ProcState::Running,
@@ -407,18 +407,14 @@ impl Actor {
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),
-            reported_at: self.published.as_ref().map_or(0, |published| published.reported_at),
+            reported_at: jiff::Timestamp::now().as_second(),
             cpu_usage: sample.map_or(0.0, |sample| round(sample.usage.cpu)),
             mem_usage: sample.map_or(0.0, |sample| round(sample.usage.mem)),
             fd: sample.map_or(0, |sample| sample.usage.fd),
             version: seen.version,
             health: seen.health,
         };
-        if self.published.as_ref() != Some(&report) {
-            report.reported_at = jiff::Timestamp::now().as_second();
-            self.around.states.publish(self.machine.key(), report.clone());
-            self.published = Some(report);
-        }
+        self.around.states.publish(self.machine.key(), report);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::journal::{Journal, Known};
 use procfleet_core::id::ProcKey;
 use procfleet_core::supervise::Write;
 use std::pin::Pin;
+use std::sync::Arc;
 
 /// So much may wait for a disk that takes nothing. After that the proc waits too: its memory is no disk.
 const BEHIND: usize = 64;
@@ -16,22 +17,19 @@ type Writing = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(super) struct Ledger {
     journal: Journal,
-    key: ProcKey,
+    key: Arc<ProcKey>,
     writing: Option<Writing>,
     behind: Vec<Write>,
     known: Known,
 }
 
 impl Ledger {
-    pub(super) fn new(journal: Journal, key: ProcKey) -> Ledger {
+    pub(super) fn new(journal: Journal, key: Arc<ProcKey>) -> Ledger {
         Ledger { journal, key, writing: None, behind: Vec::new(), known: Known::default() }
     }
 
     /// Makes these durable, with all that came before.
     pub(super) async fn write(&mut self, writes: &[Write], known: Known) {
-        if writes.is_empty() {
-            return;
-        }
         self.note(writes, known);
         self.settle().await;
     }
@@ -64,6 +62,9 @@ impl Ledger {
     }
 
     fn note(&mut self, writes: &[Write], known: Known) {
+        if writes.is_empty() {
+            return;
+        }
         // Of several records in one transaction only the last would be there afterwards.
         if writes.iter().any(|write| matches!(write, Write::Record(_))) {
             self.behind.retain(|write| !matches!(write, Write::Record(_)));
@@ -74,8 +75,8 @@ impl Ledger {
 
     fn begin(&mut self) {
         if self.writing.is_none() && !self.behind.is_empty() {
-            let writes = std::mem::take(&mut self.behind);
-            let (journal, key, known) = (self.journal.clone(), self.key.clone(), self.known.clone());
+            let (writes, known) = (std::mem::take(&mut self.behind), std::mem::take(&mut self.known));
+            let (journal, key) = (self.journal.clone(), self.key.clone());
             self.writing = Some(Box::pin(async move { journal.write(&key, &writes, &known).await }));
         }
     }

@@ -93,7 +93,7 @@ impl Supervisor {
         let (stop, stopped) = watch::channel(false);
         let unreadable = past.unreadable.iter().cloned().collect();
         for (key, reason) in &past.unreadable {
-            states.publish(key, ProcReport::left_alone(unreadable_note(reason)));
+            states.publish(&Arc::new(key.clone()), ProcReport::left_alone(unreadable_note(reason)));
         }
         // Before anybody can ask for all states: a list without them would take them back.
         let (mut pools, sampler) = (Pools::default(), Sampler::default());
@@ -105,7 +105,7 @@ impl Supervisor {
         let (tell, rounds) = mpsc::channel(1);
         let mut sampling = JoinSet::new();
         sampling.spawn(sampler.clone().run(host.clone(), tell));
-        let around = Around {
+        let around = Arc::new(Around {
             host: host.clone(),
             journal,
             outbox,
@@ -117,7 +117,7 @@ impl Supervisor {
             pace,
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
             stopped,
-        };
+        });
         let (actors, running) = (HashMap::new(), JoinSet::new());
         let work = Work { around, stop, actors, unreadable, running, rounds, pools, _sampling: sampling };
         tokio::spawn(work.run(past, orders));
@@ -162,13 +162,13 @@ impl Supervisor {
 }
 
 struct Work {
-    around: Around,
+    around: Arc<Around>,
     stop: watch::Sender<bool>,
-    actors: HashMap<ProcKey, Inputs>,
+    actors: HashMap<Arc<ProcKey>, Inputs>,
     /// Procs on which nobody may act, for their records cannot be read.
     unreadable: HashMap<ProcKey, String>,
     /// Each ends with its key and the orders that it did not get to.
-    running: JoinSet<(ProcKey, Vec<Order>)>,
+    running: JoinSet<(Arc<ProcKey>, Vec<Order>)>,
     rounds: mpsc::Receiver<Round>,
     pools: Pools,
     /// Dropping it ends the sampling.

@@ -94,7 +94,7 @@ struct Subject {
 /// The actor's end.
 pub(super) struct Probes {
     host: Arc<Host>,
-    key: ProcKey,
+    key: Arc<ProcKey>,
     pace: Pace,
     /// The version of a proc from the agent's last life is not known any more, also if it does not run.
     taken_up: bool,
@@ -138,7 +138,8 @@ impl Asking {
 
 impl Probes {
     /// `taken_up`: the proc is one of the agent's last life.
-    pub(super) fn new(host: Arc<Host>, key: ProcKey, pace: Pace, taken_up: bool) -> Probes {
+    pub(super) fn new(host: Arc<Host>, key: impl Into<Arc<ProcKey>>, pace: Pace, taken_up: bool) -> Probes {
+        let key = key.into();
         Probes { host, key, pace, taken_up, asking: None }
     }
 

@@ -37,7 +37,7 @@ const QUEUE_LIMIT: usize = 16;
 /// One proc on one host. Everything that is decided about it is decided here.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    key: ProcKey,
+    key: Arc<ProcKey>,
     /// `None`: a proc that nobody started or hosted here yet.
     spec: Option<Arc<Spec>>,
     hosting: Hosting,
@@ -81,9 +81,9 @@ type Leftover = Option<RunId>;
 
 impl Machine {
     /// A proc that this agent has never seen.
-    pub fn new(key: ProcKey) -> Machine {
+    pub fn new(key: impl Into<Arc<ProcKey>>) -> Machine {
         Machine {
-            key,
+            key: key.into(),
             spec: None,
             hosting: Hosting::Unhosted,
             state: State::Down(Rest::Idle),
@@ -105,7 +105,11 @@ impl Machine {
     }
 
     /// A proc from the agent's last life. `interrupted` are the ops that had begun and have no outcome.
-    pub fn recover(key: ProcKey, record: Record, interrupted: Vec<(OpId, OpKind)>) -> (Machine, Step) {
+    pub fn recover(
+        key: impl Into<Arc<ProcKey>>,
+        record: Record,
+        interrupted: Vec<(OpId, OpKind)>,
+    ) -> (Machine, Step) {
         let mut machine = Machine {
             spec: Some(record.spec.clone()),
             hosting: record.hosting,
@@ -131,7 +135,8 @@ impl Machine {
         (machine, out)
     }
 
-    pub fn key(&self) -> &ProcKey {
+    /// Whoever has to do with it may share this.
+    pub fn key(&self) -> &Arc<ProcKey> {
         &self.key
     }
 
