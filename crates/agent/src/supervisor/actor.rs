@@ -17,7 +17,7 @@ use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Resource, Spec};
 use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{
-    Commit, Effect, Event, Hosting, Input, Machine, Scope, Severity, Step, Usage, View, Write,
+    Commit, Effect, Event, Hosting, Input, Machine, Scope, Step, Usage, View, Write,
 };
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tracing::{info, warn};
+use tracing::info;
 
 /// What all actors share.
 #[derive(Debug)]
@@ -206,11 +206,6 @@ impl Actor {
             drifted.map(|reason| Write::Event(Event::ConfigDrift { reason })).into_iter().collect();
         self.told = seen;
         self.ledger.write_later(&writes, self.known()).await;
-        for write in writes {
-            if let Write::Event(event) = write {
-                log_event(self.machine.key(), &event);
-            }
-        }
     }
 
     /// A sample of the process with all that belongs to it. The machine hears of it too, and then readers.
@@ -264,7 +259,6 @@ impl Actor {
                     self.around.cancels.done(&key, op);
                     self.around.done(op, outcome);
                 }
-                Write::Event(event) => log_event(&key, &event),
                 Write::Record(_) => {
                     if self.registered_at == 0 {
                         self.registered_at = jiff::Timestamp::now().as_second();
@@ -284,7 +278,8 @@ impl Actor {
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
-                Write::Begun(_) => {}
+                // The ledger has told of it.
+                Write::Event(_) | Write::Begun(_) => {}
             }
         }
     }
@@ -455,11 +450,4 @@ async fn just_arrived(inbox: &mut mpsc::Receiver<Box<Input>>) -> Option<Box<Inpu
         }
     }
     None
-}
-
-fn log_event(key: &ProcKey, event: &Event) {
-    match event.severity() {
-        Severity::Info => info!(proc = %key, kind = event.kind(), %event, "event"),
-        Severity::Warning => warn!(proc = %key, kind = event.kind(), %event, "event"),
-    }
 }

@@ -5,9 +5,10 @@
 
 use crate::journal::{Journal, Known};
 use procfleet_core::id::ProcKey;
-use procfleet_core::supervise::Write;
+use procfleet_core::supervise::{Event, Severity, Write};
 use std::pin::Pin;
 use std::sync::Arc;
+use tracing::{info, warn};
 
 /// So much may wait for a disk that takes nothing. After that the proc waits too: its memory is no disk.
 const BEHIND: usize = 64;
@@ -77,7 +78,22 @@ impl Ledger {
         if self.writing.is_none() && !self.behind.is_empty() {
             let (writes, known) = (std::mem::take(&mut self.behind), std::mem::take(&mut self.known));
             let (journal, key) = (self.journal.clone(), self.key.clone());
-            self.writing = Some(Box::pin(async move { journal.write(&key, &writes, &known).await }));
+            self.writing = Some(Box::pin(async move {
+                journal.write(&key, &writes, &known).await;
+                // Not before: what the log says has happened is not to be lost.
+                for write in &writes {
+                    if let Write::Event(event) = write {
+                        log_event(&key, event);
+                    }
+                }
+            }));
         }
+    }
+}
+
+fn log_event(key: &ProcKey, event: &Event) {
+    match event.severity() {
+        Severity::Info => info!(proc = %key, kind = event.kind(), %event, "event"),
+        Severity::Warning => warn!(proc = %key, kind = event.kind(), %event, "event"),
     }
 }
