@@ -300,7 +300,9 @@ impl Member {
         if self.flavour == Flavour::Once {
             return (row["state"] != "changing").then_some((hosted, None));
         }
-        let one = row["state"] == "running" && running.len() == 1 && pid == running.first().copied();
+        // An agent that came back while the shell had not yet started the program knows the shell, which waits for it.
+        let is_it = |program: &u32| pid == Some(*program) || (pid.is_some() && pid == parent(*program));
+        let one = row["state"] == "running" && running.len() == 1 && running.iter().all(is_it);
         let none = row["state"] == "stopped" && running.is_empty() && pid.is_none();
         let as_ordered = match (deed, code) {
             (Deed::Order(Op::Start | Op::Host), Some(0)) => hosted && one,
@@ -309,7 +311,7 @@ impl Member {
             (Deed::Order(Op::Unhost), Some(0)) => !hosted && (one || none),
             _ => one || (!hosted && none),
         };
-        as_ordered.then_some((hosted, pid))
+        as_ordered.then(|| (hosted, running.first().copied()))
     }
 
     /// The processes of this proc that have become its program.
@@ -325,6 +327,11 @@ impl Member {
     fn forget_log(&self) {
         fs::write(self.proc.folder.join("log"), "").expect("our own folder");
     }
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    line.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
 /// xorshift64: the same seed plays the same game.
