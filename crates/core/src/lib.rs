@@ -15,6 +15,7 @@ pub mod moment;
 pub mod op;
 pub mod parts;
 pub mod process;
+pub mod select;
 pub mod spec;
 pub mod spread;
 pub mod supervise;

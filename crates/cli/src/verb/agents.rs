@@ -1,15 +1,44 @@
 //! `procfleet agents`: who has joined, who is connected, and whose they are.
 
+use super::operate::label;
+use super::token::Ttl;
 use crate::output::{Format, Output, age};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::BusinessId;
-use procfleet_proto::http::native::{AgentRow, AssignAgents, RevokeAgents};
+use procfleet_proto::http::native::{AgentRow, AssignAgents, LabelAgents, RevokeAgents};
 
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Agents {
     #[command(subcommand)]
     pub change: Option<Change>,
+    /// Only those of this cloud area
+    #[arg(long, value_name = "N")]
+    pub cloud: Option<u32>,
+    /// Only those of this business
+    #[arg(long, value_name = "N")]
+    pub business: Option<BusinessId>,
+    /// Only those of this version; * and ? are allowed
+    #[arg(long = "agent-version", value_name = "GLOB")]
+    pub agent_version: Option<String>,
+    /// Only those that are so
+    #[arg(long, value_name = "STATE", value_parser = ["connected", "away", "revoked"])]
+    pub state: Option<String>,
+    /// Only those that have been away for so long, such as 10m or 2d
+    #[arg(long, value_name = "TIME")]
+    pub offline_for: Option<Ttl>,
+    /// Only those that bear this label; the value may be a glob; give it again for more
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub labels: Vec<String>,
+    /// Only those that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    #[arg(long, value_name = "TERM")]
+    pub select: Vec<String>,
+    /// Only those whose ids come after this one
+    #[arg(long, value_name = "ID")]
+    pub after: Option<String>,
+    /// How many at most [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: Option<u32>,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -20,6 +49,8 @@ pub struct Agents {
 pub enum Change {
     /// Move agents to another business
     Assign(Box<Assign>),
+    /// Say something of the hosts of agents, to select them by
+    Label(Box<Label>),
     /// Cut agents off, for good: only a new join token lets their hosts in again
     Revoke(Box<Revoke>),
 }
@@ -32,6 +63,23 @@ pub struct Assign {
     /// The business that they belong to from now on
     #[arg(long, value_name = "N")]
     pub business: BusinessId,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Label {
+    /// Agents by their ids, or hosts as CLOUD:IP
+    #[arg(value_name = "AGENT_OR_HOST", required = true)]
+    pub agents: Vec<String>,
+    /// A label that they bear from now on; give it again for more
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label, required_unless_present = "remove")]
+    pub set: Vec<(String, String)>,
+    /// The key of a label that they bear no more; give it again for more
+    #[arg(long, value_name = "KEY")]
+    pub remove: Vec<String>,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -55,11 +103,19 @@ pub struct Revoke {
 impl Agents {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let (answer, output) = match &self.change {
-            None => (self.connection.client()?.get("/api/v1/agents", &[])?, self.output),
+            None => (self.connection.client()?.get("/api/v1/agents", &self.filters())?, self.output),
             Some(Change::Assign(assign)) => {
                 let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
                 let client = assign.connection.client()?;
                 (client.post("/api/v1/agents/assign", &wanted)?, assign.output)
+            }
+            Some(Change::Label(label)) => {
+                let wanted = LabelAgents {
+                    agents: label.agents.clone(),
+                    set: label.set.iter().cloned().collect(),
+                    remove: label.remove.clone(),
+                };
+                (label.connection.client()?.post("/api/v1/agents/label", &wanted)?, label.output)
             }
             Some(Change::Revoke(revoke)) => {
                 let wanted = RevokeAgents { agents: revoke.agents.clone(), reason: revoke.reason.clone() };
@@ -73,17 +129,37 @@ impl Agents {
                 let rows: Vec<AgentRow> = answer.read()?;
                 let now = around.now;
                 around.table(
-                    ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE"],
+                    ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE", "LABELS"],
                     rows.iter().map(|row| cells(row, now)).collect(),
-                    "no agent has joined yet: procfleet token create makes a token for one",
+                    match self.filters().is_empty() {
+                        true => "no agent has joined yet: procfleet token create makes a token for one",
+                        false => "no agent is so",
+                    },
                 )?;
             }
         }
         Ok(Exit::Done)
     }
+
+    fn filters(&self) -> Vec<(&'static str, String)> {
+        let select: Vec<&str> = self.select.iter().chain(&self.labels).map(String::as_str).collect();
+        [
+            ("bk_cloud_id", self.cloud.map(|cloud| cloud.to_string())),
+            ("bk_biz_id", self.business.map(|business| business.to_string())),
+            ("version", self.agent_version.clone()),
+            ("state", self.state.clone()),
+            ("offline_secs", self.offline_for.map(|time| time.secs.to_string())),
+            ("select", Some(select.join(",")).filter(|select| !select.is_empty())),
+            ("after", self.after.clone()),
+            ("limit", self.limit.map(|limit| limit.to_string())),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
 }
 
-fn cells(row: &AgentRow, now: i64) -> [String; 6] {
+fn cells(row: &AgentRow, now: i64) -> [String; 7] {
     [
         row.bk_agent_id.clone(),
         format!("{}:{}", row.bk_cloud_id, row.ip),
@@ -96,5 +172,6 @@ fn cells(row: &AgentRow, now: i64) -> [String; 6] {
         }
         .to_owned(),
         age(row.since.max(row.revoked_at), now),
+        row.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","),
     ]
 }

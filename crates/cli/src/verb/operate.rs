@@ -3,13 +3,13 @@
 //! like in `status`.
 
 use super::{request, status};
-use crate::client::Client;
+use crate::client::{Answer, Client};
 use crate::output::{Format, Output, plain};
 use crate::wait::{self, Watched};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::op::OpKind;
-use procfleet_proto::http::native::AgentRow;
+use procfleet_proto::http::native::{AgentRow, Operated};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -23,11 +23,18 @@ pub struct Operate {
     #[arg(long, value_name = "NS")]
     pub namespace: Option<String>,
     /// A host to do it on; give it again for more. With no target: the only agent there is
-    #[arg(long = "host", value_name = "CLOUD:IP", conflicts_with = "agents")]
+    #[arg(long = "host", value_name = "CLOUD:IP", conflicts_with_all = ["agents", "select"])]
     pub hosts: Vec<Host>,
     /// An agent to do it on, by its id; give it again for more
-    #[arg(long = "agent", value_name = "ID")]
+    #[arg(long = "agent", value_name = "ID", conflicts_with = "select")]
     pub agents: Vec<AgentId>,
+    /// The hosts to do it on, by what they are: addresses (10.0.0.1), ranges (10.0.0.1-10.0.0.50), blocks (10.0.0.0/24), globs
+    /// (10.0.*), agent ids, labels (role=web*). Give it again for more places, or for labels that all must be there
+    #[arg(long, value_name = "TERM")]
+    pub select: Vec<String>,
+    /// Only show the hosts that --select means
+    #[arg(long, requires = "select")]
+    pub dry_run: bool,
     /// A request body or a spec as JSON (- reads stdin); flags win over it
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     pub file: Option<PathBuf>,
@@ -116,21 +123,64 @@ impl Operate {
         let file = self.file.as_deref().map(|path| request::read_file(path, around.input)).transpose()?;
         let mut body = request::body(self, kind, file)?;
         let client = self.connection.client()?;
+        if !self.select.is_empty() {
+            return self.run_selected(kind, &client, body, around);
+        }
         if !request::has_target(&body) {
             let (key, value) = only_agent(&client)?;
             body.insert(key.to_owned(), value);
         }
         let answer = client.post("/api/c/compapi/v2/gse/operate_proc_v2/", &body)?;
         let Accepted { task_id } = answer.read()?;
+        self.follow(kind, &client, &answer, &task_id, around)
+    }
+
+    fn run_selected(
+        &self,
+        kind: OpKind,
+        client: &Client,
+        mut body: serde_json::Map<String, Value>,
+        around: &mut Surroundings<'_>,
+    ) -> Result<Exit, Error> {
+        // A file may name targets of its own; the command line wins.
+        body.shift_remove("hosts");
+        body.shift_remove("agent_id_list");
+        body.insert("select".to_owned(), json!(self.select));
+        body.insert("dry_run".to_owned(), json!(self.dry_run));
+        let answer = client.post("/api/v1/operate", &body)?;
+        let Operated { task_id, count, hosts } = answer.read()?;
+        if !self.dry_run {
+            around.note(&format!("{count} hosts are meant"));
+            return self.follow(kind, client, &answer, &task_id, around);
+        }
+        match self.output.format() {
+            Format::Json => around.json(&answer.data)?,
+            Format::Text => {
+                around.note(&format!("{count} hosts are meant; nothing was sent"));
+                hosts.iter().try_for_each(|host| around.say(&plain(host)))?;
+            }
+        }
+        Ok(Exit::Done)
+    }
+
+    /// Waits for the outcomes, unless nobody wants to.
+    fn follow(
+        &self,
+        kind: OpKind,
+        client: &Client,
+        answer: &Answer,
+        task_id: &str,
+        around: &mut Surroundings<'_>,
+    ) -> Result<Exit, Error> {
         if self.no_wait {
             match self.output.format() {
                 Format::Json => around.json(&answer.data)?,
-                Format::Text => around.say(&plain(&task_id))?,
+                Format::Text => around.say(&plain(task_id))?,
             }
             return Ok(Exit::Done);
         }
-        around.note(&format!("task {}", plain(&task_id)));
-        let seen = wait::wait(&client, &task_id, Duration::from_secs(self.timeout), around)?;
+        around.note(&format!("task {}", plain(task_id)));
+        let seen = wait::wait(client, task_id, Duration::from_secs(self.timeout), around)?;
         self.report(kind, &seen, around)
     }
 
@@ -190,7 +240,7 @@ fn only_agent(client: &Client) -> Result<(&'static str, Value), Error> {
     }
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+pub(super) fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         Some(_) | None => Err("expected KEY=VALUE".to_owned()),

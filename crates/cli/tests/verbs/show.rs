@@ -58,9 +58,9 @@ fn agents() {
         Server::start([("GET /api/v1/agents", vec![ok(json!([row("a1", true), row("a2", false)]))])]);
     assert_eq!(
         run(&server, "agents").out,
-        "AGENT  HOST        BUSINESS  VERSION  STATE      SINCE\n\
-         a1     2:10.0.0.1  7 shop    0.1.0    connected  2h\n\
-         a2     2:10.0.0.1  7 shop    0.1.0    away       2h\n"
+        "AGENT  HOST        BUSINESS  VERSION  STATE      SINCE  LABELS\n\
+         a1     2:10.0.0.1  7 shop    0.1.0    connected  2h     -\n\
+         a2     2:10.0.0.1  7 shop    0.1.0    away       2h     -\n"
     );
 }
 

@@ -141,6 +141,7 @@ fn only_administrators_manage() {
         ("tokens", json!({"ttl_secs": 60, "uses": 1})),
         ("agents/assign", json!({"agents": ["0:127.0.0.1"], "bk_biz_id": 1})),
         ("agents/revoke", json!({"agents": ["0:127.0.0.1"]})),
+        ("agents/label", json!({"agents": ["0:127.0.0.1"], "set": {"a": "b"}})),
         ("ca/rotate", json!({})),
         ("ca/retire", json!({"force": true})),
         ("businesses", json!({"bk_biz_id": 9, "bk_biz_name": "mine"})),

@@ -33,6 +33,7 @@ mod operations;
 mod periodic;
 mod policy;
 mod retention;
+mod selectors;
 mod spec_fields;
 mod stranger;
 mod task_state;

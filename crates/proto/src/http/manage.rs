@@ -9,6 +9,8 @@ use super::native::{BusinessRow, BusinessSetRow, CreateApp, CreateToken, GrantLi
 use super::read::{Body, Reader};
 use procfleet_core::access::{Dimension, Grants};
 use procfleet_core::id::{AgentId, BusinessId};
+use procfleet_core::select::good_label;
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 const LONGEST_CODE: usize = 64;
@@ -115,6 +117,33 @@ pub fn revoke_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, Str
     })
 }
 
+/// What is to be said of the hosts of some agents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelChange {
+    /// As they were named.
+    pub agents: Vec<AgentId>,
+    pub set: BTreeMap<String, String>,
+    pub remove: Vec<String>,
+}
+
+pub fn label_agents<'v>(body: impl Into<Body<'v>>) -> Result<LabelChange, Faults> {
+    read(body.into(), &["agents", "set", "remove"], |reader, faults| {
+        let agents = read_agents(reader, faults);
+        let set: BTreeMap<String, String> = reader.labels("set", faults).into_iter().collect();
+        for (key, value) in &set {
+            if let Err(reason) = good_label(key, value) {
+                faults.add(format!("set.{key}"), reason);
+            }
+        }
+        let remove: Vec<String> =
+            reader.texts("remove", faults).into_iter().map(|(_, text)| text.to_owned()).collect();
+        if set.is_empty() && remove.is_empty() && faults.is_empty() {
+            faults.add("", "changes nothing: give set or remove");
+        }
+        LabelChange { agents, set, remove }
+    })
+}
+
 /// Whether the old CA goes although somebody needs it.
 pub fn retire_ca<'v>(body: impl Into<Body<'v>>) -> Result<bool, Faults> {
     read(body.into(), &["force"], |reader, faults| reader.flag("force", faults))
@@ -218,6 +247,11 @@ mod tests {
         check(assign_agents(&json!({"agents": ["a b"]})), &["agents[0]: ", "bk_biz_id: is required"]);
         check(revoke_agents(&json!({"agents": [], "reason": 1})), &["agents: is required", "reason: "]);
         check(retire_ca(&json!({"force": "yes"})), &["force: "]);
+        check(
+            label_agents(&json!({"agents": ["a"], "set": {"a b": "c", "d": "*"}, "remove": [1]})),
+            &["set.a b: has a key", "set.d: has a value", "remove[0]: "],
+        );
+        check(label_agents(&json!({"agents": ["a"]})), &["changes nothing"]);
         check(assign_agents(&json!([])), &["must be an object"]);
         check(
             create_token(&json!({"ttl_secs": 0, "bk_biz_id": 0, "hosts": 1})),

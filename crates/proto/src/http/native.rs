@@ -72,6 +72,28 @@ pub struct AgentRow {
     pub revoked_at: i64,
     #[serde(default)]
     pub revoked_why: String,
+    /// What operators say of its host.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The answer to `POST /api/v1/operate`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Operated {
+    /// Empty after a dry run.
+    pub task_id: String,
+    pub count: u64,
+    /// The hosts that the selection means, as `CLOUD:IP`.
+    pub hosts: Vec<String>,
+}
+
+/// `POST /api/v1/agents/label`; answered with the agents' rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LabelAgents {
+    /// Agent ids, or hosts as `CLOUD:IP`.
+    pub agents: Vec<String>,
+    pub set: BTreeMap<String, String>,
+    pub remove: Vec<String>,
 }
 
 /// `GET /api/v1/ca`, and the answer to what changes it.

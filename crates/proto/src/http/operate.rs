@@ -1,10 +1,12 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
 use super::fault::{Faults, Warnings};
+use super::login;
 use super::read::{Body, Reader};
 use crate::cron::CronRule;
 use procfleet_core::id::{CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
+use procfleet_core::select::Term;
 use procfleet_core::spec::{
     ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
     Schedule, Shell, Spec,
@@ -116,6 +118,46 @@ pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults
     asked(requests, faults, |place| format!("proc_operate_req[{place}]"))
 }
 
+/// What is asked for where a selection says the hosts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Selected {
+    /// Without targets yet.
+    pub request: Request,
+    pub select: Vec<Term>,
+    pub sending: Sending,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    ForReal,
+    /// Nothing is stored or sent.
+    DryRun,
+}
+
+/// `POST /api/v1/operate`: one process on the hosts that a selection means.
+pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Faults> {
+    let mut faults = Faults::default();
+    let made = Reader::root(body, &mut faults).map(|reader| {
+        let kind = read_op_type(&reader, &mut faults);
+        let (proc, labels) = read_meta(&reader, &mut faults);
+        let spec = read_own_spec(&reader, kind, labels, &mut faults);
+        let mut select = Vec::new();
+        for (path, text) in reader.required_texts("select", &mut faults) {
+            match text.parse() {
+                Ok(term) => select.push(term),
+                Err(reason) => faults.add(path, format!("{reason}")),
+            }
+        }
+        let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
+        reader.only(&["meta", "op_type", "spec", "select", "dry_run"], &login::FIELDS, &mut faults);
+        Selected { request: Request { proc, kind, spec, targets: Vec::new() }, select, sending }
+    });
+    match made {
+        Some(made) if faults.is_empty() => Ok(made),
+        _ => Err(faults),
+    }
+}
+
 fn asked(
     requests: Vec<Request>,
     mut faults: Faults,
@@ -159,14 +201,23 @@ pub(super) fn finish(
 fn read_request(reader: &Reader<'_>, kind: OpKind, suppliers: Suppliers, faults: &mut Faults) -> Request {
     let (proc, labels) = read_meta(reader, faults);
     let targets = read_targets(reader, suppliers, faults);
-    // Without a spec the agent uses the one it has stored; several callers rely on it.
-    let spec = reader.optional_object("spec", faults).map(|spec| {
+    let spec = read_own_spec(reader, kind, labels, faults);
+    Request { proc, kind, spec, targets }
+}
+
+/// Without a spec the agent uses the one it has stored; several callers rely on it.
+fn read_own_spec(
+    reader: &Reader<'_>,
+    kind: OpKind,
+    labels: Vec<(String, String)>,
+    faults: &mut Faults,
+) -> Option<Spec> {
+    reader.optional_object("spec", faults).map(|spec| {
         let mut spec = read_spec(&spec, kind, faults);
         spec.labels = labels.into_iter().collect();
         check_size(&spec, reader.path("spec"), faults);
         spec
-    });
-    Request { proc, kind, spec, targets }
+    })
 }
 
 pub(super) fn check_size(spec: &Spec, path: String, faults: &mut Faults) {

@@ -5,12 +5,16 @@
 use super::fault::Faults;
 use super::manage::read;
 use super::read::{Body, Reader};
-use procfleet_core::id::Host;
+use procfleet_core::id::{AgentId, BusinessId, CloudId, Host};
+use procfleet_core::select::Term;
 use std::time::Duration;
 
 const LONGEST_NAME: usize = 256;
 /// The most rows that one call gets.
 const MOST_ROWS: i64 = 1_000;
+/// As the list of agents has no default limit, this only keeps nonsense out.
+const MOST_AGENTS: i64 = 100_000;
+const LONGEST_SELECTION: usize = 8_192;
 /// The longest that a caller may wait for something to change.
 const LONGEST_WAIT_MS: i64 = 30_000;
 
@@ -39,6 +43,74 @@ pub struct AuditQuery {
     pub limit: u32,
     pub app: Option<String>,
     pub action: Option<String>,
+}
+
+/// How an agent stands, as people filter by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentStanding {
+    Connected,
+    Away,
+    Revoked,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentsQuery {
+    pub cloud: Option<CloudId>,
+    pub business: Option<BusinessId>,
+    /// It may be a glob.
+    pub version: Option<String>,
+    pub state: Option<AgentStanding>,
+    /// Away for at least so long.
+    pub offline_secs: Option<i64>,
+    pub select: Vec<Term>,
+    /// Those whose ids come after this one.
+    pub after: Option<AgentId>,
+    /// `None`: all.
+    pub limit: Option<usize>,
+}
+
+pub fn agents<'v>(body: impl Into<Body<'v>>) -> Result<AgentsQuery, Faults> {
+    let known = ["bk_cloud_id", "bk_biz_id", "version", "state", "offline_secs", "select", "after", "limit"];
+    let small = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
+    read(body.into(), &known, |reader, faults| {
+        let cloud = reader.integer_or_text("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
+        let business = reader.integer_or_text("bk_biz_id", 1..=i64::from(u32::MAX), faults);
+        let state = text(reader, "state", faults).and_then(|state| match state.as_str() {
+            "connected" => Some(AgentStanding::Connected),
+            "away" => Some(AgentStanding::Away),
+            "revoked" => Some(AgentStanding::Revoked),
+            other => {
+                faults.add("state", format!("{other:?} is no state; there are connected, away and revoked"));
+                None
+            }
+        });
+        let terms = reader.text("select", LONGEST_SELECTION, faults);
+        let mut select = Vec::new();
+        for term in terms.split(',').map(str::trim).filter(|term| !term.is_empty()) {
+            match term.parse() {
+                Ok(term) => select.push(term),
+                Err(reason) => faults.add("select", format!("{reason}")),
+            }
+        }
+        let after = text(reader, "after", faults).and_then(|after| match after.parse() {
+            Ok(after) => Some(after),
+            Err(reason) => {
+                faults.add("after", format!("{reason}"));
+                None
+            }
+        });
+        let limit = reader.integer_or_text("limit", 1..=MOST_AGENTS, faults);
+        AgentsQuery {
+            cloud: small(cloud).map(CloudId),
+            business: small(business).map(BusinessId),
+            version: text(reader, "version", faults),
+            state,
+            offline_secs: reader.integer_or_text("offline_secs", 0..=i64::from(u32::MAX), faults),
+            select,
+            after,
+            limit: limit.and_then(|limit| usize::try_from(limit).ok()),
+        }
+    })
 }
 
 pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
@@ -116,6 +188,31 @@ fn limit(reader: &Reader<'_>, default: u32, faults: &mut Faults) -> u32 {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn every_fault_of_a_filter_is_named() {
+        let sent = json!({"bk_cloud_id": "x", "state": "gone", "select": "10.0.0.0/99,role=web,=", "limit": 0,
+            "after": "a b", "label": "x"});
+        let said = agents(&sent).expect_err("it has faults").to_string();
+        for words in [
+            "bk_cloud_id: ",
+            "state: \"gone\" is no state",
+            "number of bits",
+            "has no key",
+            "limit: is 0",
+            "after: ",
+            "label: is not known",
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        let sent = json!({"bk_cloud_id": "3", "bk_biz_id": 7, "state": "away", "offline_secs": "60", "select": "role=web, 10.0.*"});
+        let read = agents(&sent).expect("good filters");
+        assert_eq!(
+            (read.cloud, read.business, read.state),
+            (Some(CloudId(3)), Some(BusinessId(7)), Some(AgentStanding::Away))
+        );
+        assert_eq!((read.offline_secs, read.select.len(), read.limit), (Some(60), 2, None));
+    }
 
     #[test]
     fn numbers_may_be_texts() {

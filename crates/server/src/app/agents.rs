@@ -1,23 +1,32 @@
 //! Agents: which there are, and which are here.
 
+use super::select::candidate;
 use super::{App, AppError, Caller, access, audit};
+use crate::clock::WallMs;
 use crate::keeper::{Note, revoked};
 use crate::store::{AgentRecord, Found};
 use procfleet_core::access::Scope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
+use procfleet_core::select::{glob, means};
 use procfleet_core::task::Target;
 use procfleet_proto::http::agents::AgentView;
 use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::manage::LabelChange;
 use procfleet_proto::http::native::AgentRow;
+use procfleet_proto::http::query::{AgentStanding, AgentsQuery};
 use std::collections::{BTreeSet, HashMap};
 
-/// Those of the caller's businesses.
-pub async fn list(app: &App, caller: &Caller) -> Result<Vec<AgentRow>, AppError> {
+/// Those of the caller's businesses that pass all filters, by id.
+pub async fn list(app: &App, caller: &Caller, query: AgentsQuery) -> Result<Vec<AgentRow>, AppError> {
     let agents = app.store.agents().await?;
     let names: HashMap<BusinessId, String> =
         app.store.businesses().await?.into_iter().map(|business| (business.id, business.name)).collect();
-    let seen = agents.into_iter().filter(|agent| caller.rights.businesses().allows(&agent.business));
-    let rows = seen.map(|agent| AgentRow {
+    let now = app.clock.wall();
+    let seen = agents.into_iter().filter(|agent| {
+        caller.rights.businesses().allows(&agent.business)
+            && passes(&query, agent, app.presences.contains(&agent.agent), now)
+    });
+    let rows = seen.take(query.limit.unwrap_or(usize::MAX)).map(|agent| AgentRow {
         connected: app.presences.contains(&agent.agent),
         bk_agent_id: agent.agent.to_string(),
         bk_cloud_id: agent.host.cloud.0,
@@ -30,8 +39,41 @@ pub async fn list(app: &App, caller: &Caller) -> Result<Vec<AgentRow>, AppError>
         certificate_expires_at: agent.certificate_expires_at.unwrap_or_default() / 1000,
         revoked_at: agent.revoked.as_ref().map_or(0, |revoked| revoked.at / 1000),
         revoked_why: agent.revoked.map(|revoked| revoked.why).unwrap_or_default(),
+        labels: agent.labels,
     });
     Ok(rows.collect())
+}
+
+fn passes(query: &AgentsQuery, agent: &AgentRecord, connected: bool, now: WallMs) -> bool {
+    let AgentsQuery { cloud, business, version, state, offline_secs, select, after, limit: _ } = query;
+    let state_now = match (&agent.revoked, connected) {
+        (Some(_), _) => AgentStanding::Revoked,
+        (None, true) => AgentStanding::Connected,
+        (None, false) => AgentStanding::Away,
+    };
+    let offline =
+        |secs: &i64| !connected && now.saturating_sub(agent.changed_at) >= secs.saturating_mul(1000);
+    cloud.is_none_or(|cloud| cloud == agent.host.cloud)
+        && business.is_none_or(|business| business == agent.business)
+        && version.as_ref().is_none_or(|version| glob(version, &agent.version))
+        && state.is_none_or(|state| state == state_now)
+        && offline_secs.as_ref().is_none_or(offline)
+        && means(select, &candidate(agent))
+        && after.as_ref().is_none_or(|after| agent.agent > *after)
+}
+
+/// Changes what is said of the hosts of these agents. Answers with their rows.
+pub async fn label(app: &App, caller: &Caller, change: LabelChange) -> Result<Vec<AgentRow>, AppError> {
+    let LabelChange { agents: named, set, remove } = change;
+    let agents = all_of(app, &named).await?;
+    let listed: Vec<&str> = agents.iter().map(AgentId::as_str).collect();
+    let said = set.iter().map(|(key, value)| format!("{key}={value}"));
+    let said: Vec<String> = said.chain(remove.iter().map(|key| format!("without {key}"))).collect();
+    let detail = format!("{}: {}", said.join(", "), listed.join(", "));
+    let record = audit::entry(app, caller, "agents_label", &format!("{} agents", listed.len()), detail);
+    app.store.label_agents(agents.iter().cloned().collect(), set, remove, record).await?;
+    let rows = list(app, caller, AgentsQuery::default()).await?;
+    Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
 
 /// All of the agents, or none: they are cut off, and only a new token lets their hosts in again. Answers with their rows.
@@ -61,7 +103,7 @@ pub async fn revoke(
         Ok::<_, AppError>(())
     });
     done.await.map_err(|_| AppError::Ending)??;
-    let rows = list(app, caller).await?;
+    let rows = list(app, caller, AgentsQuery::default()).await?;
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
 

@@ -7,6 +7,7 @@ use procfleet_core::id::{AgentId, BusinessId};
 use procfleet_core::task::Target;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::{AgentRow, BusinessRow, BusinessSetRow};
+use procfleet_proto::http::query::AgentsQuery;
 use std::collections::BTreeSet;
 
 pub async fn create(app: &App, caller: &Caller, wanted: BusinessRow) -> Result<BusinessRow, AppError> {
@@ -74,7 +75,7 @@ pub async fn assign(
     let listed: Vec<&str> = agents.iter().map(AgentId::as_str).collect();
     let record = audit::entry(app, caller, "agents_assign", &format!("business {to}"), listed.join(", "));
     app.store.assign(agents.iter().cloned().collect(), to, record).await.map_err(as_fault)?;
-    let rows = agents::list(app, caller).await?;
+    let rows = agents::list(app, caller, AgentsQuery::default()).await?;
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
 

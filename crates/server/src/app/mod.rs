@@ -16,6 +16,7 @@ pub mod results;
 pub mod retention;
 pub mod retry;
 pub mod scope;
+pub mod select;
 pub mod setup;
 pub mod status;
 pub mod task_state;

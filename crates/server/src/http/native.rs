@@ -2,16 +2,21 @@
 
 use super::call::Call;
 use super::error::CallError;
+use super::idempotency;
 use super::routes::Routes;
-use crate::app::{agents, cancel, events, procs, retry, tasks};
+use crate::app::{access, agents, cancel, events, procs, retry, select, tasks};
+use procfleet_core::access::Scope;
+use procfleet_core::task::Target;
 use procfleet_proto::http::events::EventsView;
-use procfleet_proto::http::native::{AgentRow, ProcRow, TaskRow, TaskView};
-use procfleet_proto::http::operate::Accepted;
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::native::{AgentRow, Operated, ProcRow, TaskRow, TaskView};
+use procfleet_proto::http::operate::{self, Accepted, Selected, Sending};
 use procfleet_proto::http::query::{self, ProcsQuery};
 
 pub(super) fn routes() -> Routes {
     Routes::default()
         .get("agents", "/api/v1/agents", list_agents)
+        .post("operate", "/api/v1/operate", operate_selected)
         .get("procs", "/api/v1/procs", list_procs)
         .get("tasks", "/api/v1/tasks", list_tasks)
         .get("task", "/api/v1/tasks/{task_id}", show_task)
@@ -21,7 +26,25 @@ pub(super) fn routes() -> Routes {
 }
 
 async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
-    Ok(agents::list(&call.app, &call.caller).await?)
+    Ok(agents::list(&call.app, &call.caller, query::agents(&call.body)?).await?)
+}
+
+/// One process on the hosts that a selection means now; or only which those are.
+async fn operate_selected(call: Call) -> Result<Operated, CallError> {
+    let Call { api, app, caller, body, headers, .. } = call;
+    let (asked, key) = Faults::of_both(operate::operate_selected(&body), idempotency::key(&headers))?;
+    let Selected { mut request, select: terms, sending } = asked;
+    access::permit(&caller, std::slice::from_ref(&request), &Scope::All)?;
+    let hosts = select::hosts(&app, &caller, &terms).await?;
+    request.targets = hosts.iter().copied().map(Target::Host).collect();
+    let task_id = match sending {
+        Sending::DryRun => String::new(),
+        Sending::ForReal => {
+            idempotency::submit(&app, &caller, api, vec![request], &Scope::All, key).await?.to_string()
+        }
+    };
+    let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+    Ok(Operated { task_id, count: hosts.len() as u64, hosts })
 }
 
 async fn list_procs(call: Call) -> Result<Vec<ProcRow>, CallError> {

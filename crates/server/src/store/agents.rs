@@ -3,7 +3,7 @@
 use super::audit::{NewAudit, insert_audit};
 use super::businesses::business;
 use super::certificates::{self, CertificateRecord};
-use super::columns::{agent, host, integer, natural};
+use super::columns::{agent, from_json, host, integer, natural, text, to_json};
 use super::tokens::{self, Belonging};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
 use procfleet_core::access::Scope;
@@ -11,6 +11,7 @@ use procfleet_core::code::Code;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, BusinessId, Epoch, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Whom the audit names where an agent acts and no app asked.
@@ -36,6 +37,8 @@ pub struct AgentRecord {
     pub certificate_expires_at: Option<i64>,
     /// `Some`: an administrator does not let it in any more.
     pub revoked: Option<Revoked>,
+    /// What operators say of its host.
+    pub labels: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +67,7 @@ pub struct Joined {
 }
 
 const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
-                       changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why";
+                       changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels";
 
 /// What a target is to somebody who may use some businesses only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +122,11 @@ impl Store {
             let host = Host { cloud: belonging.cloud, ip: joining.ip };
             let retired = retire(db, host, now)?;
             insert(db, &joining, &belonging, now)?;
+            if let Some(old) = retired.last() {
+                // Labels are said of the host, which is the same.
+                let sql = "UPDATE agents SET labels = (SELECT labels FROM agents WHERE agent_id = ?) WHERE agent_id = ?";
+                db.prepare_cached(sql)?.execute([old.as_str(), joining.agent.as_str()])?;
+            }
             let instead: Vec<&str> = retired.iter().map(AgentId::as_str).collect();
             audit.detail = format!("{host} with token {}, business {}", token.id, belonging.business);
             if !instead.is_empty() {
@@ -158,6 +166,30 @@ impl Store {
                 records.push(record(row)?);
             }
             Ok(records)
+        })
+        .await
+    }
+
+    /// Changes the labels of agents, all of them or none.
+    pub async fn label_agents(
+        &self,
+        agents: Vec<AgentId>,
+        set: BTreeMap<String, String>,
+        remove: Vec<String>,
+        audit: NewAudit,
+    ) -> Result<(), StoreError> {
+        self.write("labelling agents", move |db| {
+            for agent in &agents {
+                let Some(mut record) = one(db, agent)? else {
+                    return Err(StoreError::NoSuchAgent(agent.clone()).into());
+                };
+                record.labels.retain(|key, _| !remove.contains(key));
+                record.labels.extend(set.clone());
+                let labels = to_json("an agent's labels", &record.labels)?;
+                db.prepare_cached("UPDATE agents SET labels = ? WHERE agent_id = ?")?
+                    .execute(params![labels, agent.as_str()])?;
+            }
+            insert_audit(db, &audit)
         })
         .await
     }
@@ -346,5 +378,6 @@ fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
             Some(at) => Some(Revoked { at, why: row.get(14)? }),
             None => None,
         },
+        labels: from_json("an agent's labels", text(row, 15)?)?,
     })
 }

@@ -39,6 +39,11 @@ pub(super) fn request(api: &str) -> Option<Value> {
         "agents_assign" => json!({"agents": ["0:10.0.0.5"], "bk_biz_id": 7}),
         "agents_revoke" => json!({"agents": ["0:10.0.0.5"], "reason": "the disk was stolen"}),
         "task_cancel" | "task_retry" => json!({}),
+        "agents_label" => json!({"agents": ["0:10.0.0.5"], "set": {"role": "web"}, "remove": ["old"]}),
+        "operate" => {
+            json!({"meta": meta(), "op_type": 0, "spec": spec(), "select": ["10.0.0.0/24", "role=web*"],
+            "dry_run": false})
+        }
         "ca_retire" => json!({"force": false}),
         "business_create" => json!({"bk_biz_id": 7, "bk_biz_name": "shop"}),
         "set_process_group_info" => json!({"meta": {"namespace": "gse"}, "hosts": supplied,
@@ -87,7 +92,7 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "ops": ["start", "stop"], "accounts": ["www"]}});
     let agent = json!({"bk_agent_id": AGENT, "bk_cloud_id": 0, "ip": "10.0.0.5", "version": "0.1.0",
         "connected": true, "since": 1794787200, "enrolled_at": 1794700800, "bk_biz_id": 7, "bk_biz_name": "shop",
-        "certificate_expires_at": 1826236800, "revoked_at": 0, "revoked_why": ""});
+        "certificate_expires_at": 1826236800, "revoked_at": 0, "revoked_why": "", "labels": {"role": "web"}});
     let secret = json!({"code": "deployer", "secret": "…", "trusted": false});
     let business = json!({"bk_biz_id": 7, "bk_biz_name": "shop"});
     let set = json!({"bk_biz_set_id": 2, "bk_biz_set_name": "retail", "bk_biz_ids": [1, 7]});
@@ -122,7 +127,8 @@ pub(super) fn data(api: &str) -> Option<Value> {
             }
             json!([all])
         }
-        "agents" | "agents_assign" | "agents_revoke" => json!([agent]),
+        "agents" | "agents_assign" | "agents_revoke" | "agents_label" => json!([agent]),
+        "operate" => json!({"task_id": TASK, "count": 2, "hosts": ["0:10.0.0.5", "0:10.0.0.6"]}),
         "ca_show" | "ca_rotate" | "ca_retire" => {
             json!({"sha256": "5f3a…", "next_sha256": null, "agents": 120,
             "tokens": 1, "agent_certificate_secs": 31536000})

@@ -308,6 +308,10 @@ pub(super) const TEXTS: &[Text] = &[
         "When it was revoked: seconds since 1970, UTC; 0: it was not.",
         "吊销时间（UTC 秒），0 为未吊销。",
     ),
+    ("AgentRow.labels", "What operators say of its host.", "主机标签。"),
+    ("Operated.task_id", "The task's id; empty after a dry run.", "任务 ID；dry_run 时为空。"),
+    ("Operated.count", "How many hosts the selection means.", "选中的主机数量。"),
+    ("Operated.hosts", "The hosts, as CLOUD:IP.", "选中的主机，CLOUD:IP 形式。"),
     ("AgentRow.revoked_why", "Why it was revoked.", "吊销原因。"),
     (
         "CaView.sha256",

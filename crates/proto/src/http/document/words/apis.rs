@@ -274,6 +274,14 @@ pub(super) const TITLES: &[Titled] = &[
         ["By host; the answer's keys are bk_cloud_id:ip.", "按主机查询；返回的 key 为 bk_cloud_id:ip。"],
     ),
     (
+        "operate",
+        ["Operate on selected hosts", "按条件选择主机并操作"],
+        [
+            "As operate_proc_v2, on the hosts that the selection means at this moment: they are what is written into the task. With dry_run they are only shown.",
+            "同 operate_proc_v2，目标为选择条件此刻对应的主机，并写入任务。dry_run 时仅显示目标。",
+        ],
+    ),
+    (
         "task_cancel",
         ["Cancel a task", "取消任务"],
         [
@@ -292,7 +300,10 @@ pub(super) const TITLES: &[Titled] = &[
     (
         "agents",
         ["List agents", "agent 列表"],
-        ["The agents of the caller's businesses.", "调用方业务范围内的 agent。"],
+        [
+            "The agents of the caller's businesses that pass all filters, by id. For the next page, give the last id as after.",
+            "调用方业务范围内符合全部条件的 agent，按 ID 排序。翻页时将最后一个 ID 作为 after。",
+        ],
     ),
     (
         "procs",
@@ -373,6 +384,14 @@ pub(super) const TITLES: &[Titled] = &[
         [
             "Their sessions are cut at once and they are let in no more; only a new join with a token undoes it. What they were carrying out ends with code 805, what was not sent yet with 117. Answered with the agents as they are then.",
             "立即切断其会话，且不再允许接入；只有用令牌重新加入才能恢复。正在执行的操作以 805 结束，尚未下发的以 117 结束。返回变更后的 agent。",
+        ],
+    ),
+    (
+        "agents_label",
+        ["Label agents", "设置 agent 标签"],
+        [
+            "What operators say of a host, to select it by. An agent that joins for a host takes over its labels. Answered with the agents as they are then.",
+            "运维人员对主机的标注，可用于选择目标。重新加入的主机沿用原有标签。返回变更后的 agent。",
         ],
     ),
     (
