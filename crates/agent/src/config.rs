@@ -1,6 +1,6 @@
 //! What an agent is told at its start. Plain data, checked once.
 
-use crate::exec::Containment;
+use crate::exec::{Containment, Rotation};
 use procfleet_core::allow::Allow;
 use procfleet_proto::link::token::JoinToken;
 use std::fmt;
@@ -22,6 +22,8 @@ pub struct Config {
     pub allow: Allow,
     /// What keeps the processes of a proc together.
     pub containment: Containment,
+    /// How much of the output of processes is kept.
+    pub rotation: Rotation,
     /// The file that the agent runs, and becomes anew.
     pub program: PathBuf,
 }

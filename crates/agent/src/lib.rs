@@ -5,6 +5,7 @@
 //! of the processes it looks after.
 //!
 //! - `link`: the session with the server; `enroll`, which happens once, and `renewal`, which happens now and then;
+//! - `logs`: what the server is told of the procs' output;
 //! - `outbox`: what the server has not confirmed yet;
 //! - `journal`: what must survive the agent;
 //! - `hosting_file`: the hosted procs, as platforms look for them on the host;
@@ -20,6 +21,7 @@ pub mod identity;
 mod journal;
 mod life;
 mod link;
+mod logs;
 mod outbox;
 pub mod program;
 mod renewal;
@@ -36,7 +38,7 @@ use crate::program::Ending;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
@@ -47,6 +49,10 @@ const PRUNING: Duration = Duration::from_secs(3600);
 /// How long ops that are under way may take to end before the agent becomes another program. What they started goes on in any
 /// case, but their outcome says that they were interrupted.
 const LAST_OPS: Duration = Duration::from_secs(10);
+/// And where there is a process that writes much.
+const SOON: Duration = Duration::from_secs(1);
+/// How often it looks after what forgotten procs left.
+const FORGOTTEN: Duration = Duration::from_secs(60 * 60);
 /// How long orphans that have ended may stay as zombies. Whoever watches one has reaped it by then.
 const REAPING: Duration = Duration::from_millis(100);
 
@@ -105,8 +111,8 @@ pub(crate) fn repair(folder: &Path) -> Result<String, AgentError> {
 pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<Ending, AgentError> {
     let folder = &config.data;
     let lock = take_folder(folder)?;
-    let host =
-        Arc::new(Host::open(folder.join("output"), config.containment)?.allowing(config.allow.clone()));
+    let host = Host::open(folder.join("output"), config.containment)?;
+    let host = Arc::new(host.allowing(config.allow.clone()).rotating(config.rotation));
     exec::end_old_probes(&host);
     let (journal, past) = journal::Journal::open(&folder.join(journal::FILE), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
@@ -147,6 +153,7 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
             Ending::Stop
         }
         never = keep_house(&host, &journal) => match never {},
+        never = tend_output(&host) => match never {},
         never = hosting.keep_written() => match never {},
     };
     info!(?ending, "agent is ending; its processes go on");
@@ -175,30 +182,62 @@ fn tell_life(config: &Config, host: &Host, procs: usize) {
 }
 
 /// What has to be done now and then.
-async fn keep_house(host: &Host, journal: &journal::Journal) -> std::convert::Infallible {
+async fn keep_house(host: &Arc<Host>, journal: &journal::Journal) -> std::convert::Infallible {
     let mut ended = signal(SignalKind::child()).ok();
+    let mut reopen = signal(SignalKind::user_defined2()).ok();
     let mut trim = tokio::time::interval(HOUSEKEEPING);
     let mut prune = tokio::time::interval(PRUNING);
     loop {
-        let child_ended = async {
-            match &mut ended {
-                Some(ended) => ended.recv().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
-            Some(()) = child_ended => {
+            () = told(&mut ended) => {
                 // Of many that end together, all are reaped together.
                 tokio::time::sleep(REAPING).await;
                 host.reap_orphans();
             }
+            () = told(&mut reopen) => {
+                info!("logs are reopened, as SIGUSR2 asks");
+                let host = host.clone();
+                tokio::task::spawn_blocking(move || host.reopen_logs());
+            }
             _ = trim.tick() => {
-                host.trim_output();
                 host.hear_kernel();
                 host.trim_groups();
             }
             _ = prune.tick() => journal.prune().await,
         }
+    }
+}
+
+/// Keeps the output of processes within bounds, beside what others wait for: copying takes a while.
+async fn tend_output(host: &Arc<Host>) -> std::convert::Infallible {
+    let mut forgotten_at: Option<Instant> = None;
+    // When the procs of the last life are known again.
+    let mut pause = SOON;
+    loop {
+        tokio::time::sleep(pause).await;
+        let with_forgotten = forgotten_at.is_none_or(|at| at.elapsed() > FORGOTTEN);
+        if with_forgotten {
+            forgotten_at = Some(Instant::now());
+        }
+        let host = host.clone();
+        let tend = move || {
+            if with_forgotten {
+                host.tend_forgotten_output();
+            }
+            host.tend_output()
+        };
+        let was_much = tokio::task::spawn_blocking(tend).await.unwrap_or(false);
+        pause = if was_much { SOON } else { HOUSEKEEPING };
+    }
+}
+
+async fn told(signal: &mut Option<tokio::signal::unix::Signal>) {
+    let heard = match signal {
+        Some(signal) => signal.recv().await,
+        None => None,
+    };
+    if heard.is_none() {
+        std::future::pending().await
     }
 }
 

@@ -4,19 +4,22 @@ use crate::VERSION;
 use crate::config::Config;
 use crate::identity::Credentials;
 use crate::journal::Journal;
+use crate::logs;
 use crate::outbox::Outbox;
 use crate::renewal::Renewal;
 use crate::states::{News, States};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
+use procfleet_core::code::Code;
 use procfleet_core::id::Epoch;
 use procfleet_proto::link::{
-    BadMessage, Events, Hello, LINK_PATH, OpOrder, Reports, States as StatesMessage, agent_message,
-    decode_server, server_message::Body,
+    BadMessage, Events, Hello, LINK_PATH, LogRead, OpOrder, ReadLog, Reports, States as StatesMessage,
+    agent_message, decode_server, server_message::Body,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::{debug, info, warn};
 
@@ -29,6 +32,8 @@ const TAKEN_NAMED: usize = 1_000;
 const STATES_BYTES: usize = 40 * 1024;
 /// And so does one of events. The next is sent when the server has stored them.
 const EVENTS_BYTES: usize = 40 * 1024;
+/// How many questions about logs are answered at once. The server asks fewer.
+const QUESTIONS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 enum End {
@@ -138,6 +143,7 @@ impl Session<'_> {
             host: Some(self.supervisor.facts()),
             renews: true,
             cancels: true,
+            reads_logs: true,
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
@@ -160,6 +166,7 @@ impl Session<'_> {
         // The server pings; its silence for three of its own intervals is its end.
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
+        let mut questions = Questions::default();
         let mut events = match welcome.takes_events {
             true => Telling::Due,
             false => Telling::Never,
@@ -201,9 +208,11 @@ impl Session<'_> {
                                 send(&mut socket, kept).await?;
                             }
                         }
+                        Body::ReadLog(question) => questions.take(self.supervisor, question),
                         body => self.heed(epoch, body).await?,
                     }
                 }
+                answer = questions.next() => send(&mut socket, agent_message::Body::LogRead(answer)).await?,
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
@@ -278,9 +287,42 @@ impl Session<'_> {
                 Err(End::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
             }
             Body::Refused(refused) => Err(End::Refused(refused.reason)),
-            Body::Welcome(_) | Body::Enrolled(_) | Body::EventsStored(_) | Body::Renewed(_) => {
+            Body::Welcome(_)
+            | Body::Enrolled(_)
+            | Body::EventsStored(_)
+            | Body::Renewed(_)
+            | Body::ReadLog(_) => {
                 debug!("a message that has no meaning here was ignored");
                 Ok(())
+            }
+        }
+    }
+}
+
+/// Questions about logs that are being answered. They end with the session: whoever asked is told by the server.
+#[derive(Default)]
+struct Questions {
+    answering: JoinSet<LogRead>,
+}
+
+impl Questions {
+    fn take(&mut self, supervisor: &Supervisor, question: ReadLog) {
+        if self.answering.len() >= QUESTIONS {
+            let message = "too many ask for logs of this host at once; ask again".to_owned();
+            let busy = LogRead { id: question.id, code: Code::Busy.number(), message, ..LogRead::default() };
+            self.answering.spawn(async move { busy });
+        } else {
+            self.answering.spawn(logs::answer(supervisor.host(), question));
+        }
+    }
+
+    /// The next one that is answered; never, if there is none.
+    async fn next(&mut self) -> LogRead {
+        loop {
+            match self.answering.join_next().await {
+                Some(Ok(answer)) => return answer,
+                Some(Err(error)) => warn!(%error, "a question about a log broke off"),
+                None => std::future::pending().await,
             }
         }
     }
@@ -373,6 +415,7 @@ mod tests {
             host: None,
             renews: true,
             cancels: true,
+            reads_logs: true,
         };
         assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
     }

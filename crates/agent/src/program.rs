@@ -1,7 +1,7 @@
 //! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
 
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
-use crate::exec::{Containment, allow_many_files};
+use crate::exec::{Containment, Rotation, allow_many_files};
 use crate::upgrade;
 use clap::ValueEnum;
 use procfleet_proto::link::token::JoinToken;
@@ -36,6 +36,8 @@ pub struct Args {
     /// What keeps the processes of a proc together
     #[arg(long, env = "PROCFLEET_CONTAINMENT", value_enum, default_value_t)]
     containment: Containment,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Print a systemd unit that runs the agent with these arguments, and end
     #[arg(long)]
     print_systemd_unit: bool,
@@ -61,6 +63,36 @@ pub enum Ending {
     Stop,
     /// It becomes what its program's file is by now.
     Renew,
+}
+
+/// How much of the output of processes is kept.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct OutputArgs {
+    /// Rotate the log of a process when it holds more MiB than this
+    #[arg(long, env = "PROCFLEET_LOG_SIZE", value_name = "MIB", default_value_t = 10.0, value_parser = mebibytes)]
+    pub log_size: f64,
+    /// How many rotated copies of a log to keep; 0: what is too much is dropped
+    #[arg(long, env = "PROCFLEET_LOG_KEEP", value_name = "N", default_value_t = Rotation::DEFAULT_KEEP,
+        value_parser = clap::value_parser!(u64).range(0..=1_000))]
+    pub log_keep: u64,
+}
+
+impl OutputArgs {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it was checked when it was read"
+    )]
+    fn rotation(self) -> Rotation {
+        Rotation::new((self.log_size * 1024.0 * 1024.0) as u64, self.log_keep)
+    }
+}
+
+fn mebibytes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(size) if (0.0625..=1_048_576.0).contains(&size) => Ok(size),
+        Ok(_) | Err(_) => Err("must be a number of MiB from 0.0625 to 1048576".to_owned()),
+    }
 }
 
 impl std::fmt::Debug for Args {
@@ -111,8 +143,8 @@ pub fn main(args: Args) -> ExitCode {
     };
     let server = args.server.expect("the argument is required where there is no verb");
     let data = args.folder.data;
-    let (ip, containment) = (args.ip, args.containment);
-    let config = Config { server, token, data, ip, allow, containment, program: program.clone() };
+    let (ip, containment, rotation) = (args.ip, args.containment, args.output.rotation());
+    let config = Config { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
     // One thread is plenty, and a small process is quick to start others from.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -164,12 +196,15 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     }
     let containment = Some(args.containment).filter(|named| *named != Containment::default());
     let containment = containment.and_then(|named| named.to_possible_value());
+    let rotation = args.output.rotation();
     let options = [
         args.server.as_ref().map(|server| ("--server", server.to_string())),
         Some(("--data", data.to_string_lossy().into_owned())),
         args.ip.map(|ip| ("--ip", ip.to_string())),
         args.policy.as_ref().map(|policy| ("--policy", policy.to_string_lossy().into_owned())),
         containment.map(|named| ("--containment", named.get_name().to_owned())),
+        (rotation != Rotation::default()).then(|| ("--log-size", args.output.log_size.to_string())),
+        (rotation != Rotation::default()).then(|| ("--log-keep", args.output.log_keep.to_string())),
     ];
     for (name, value) in options.into_iter().flatten() {
         let _ = write!(command, " {name} {}", quoted(&value));

@@ -19,6 +19,7 @@ const OVERALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// A task on 100,000 hosts is about 40 MB; this only keeps a stranger from filling our memory.
 const MAX_ANSWER: u64 = 512 * 1024 * 1024;
 
+#[derive(Clone)]
 pub(crate) struct Client {
     agent: ureq::Agent,
     url: String,

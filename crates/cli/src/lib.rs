@@ -15,8 +15,8 @@ pub use connection::{Connection, Secret};
 pub use error::Error;
 pub use output::{Output, Pace, Progress, Surroundings};
 pub use verb::{
-    agents::Agents, app::App, audit::Audit, business::Business, ca::Ca, events::Events, operate::Operate,
-    ps::Ps, task::Task, token::Token, user::User, webhook::Webhook,
+    agents::Agents, app::App, audit::Audit, business::Business, ca::Ca, events::Events, logs::Logs,
+    operate::Operate, ps::Ps, task::Task, token::Token, user::User, webhook::Webhook,
 };
 
 use procfleet_core::op::OpKind;
@@ -41,6 +41,8 @@ pub enum Verb {
     Unhost(Box<Operate>),
     /// Ask the hosts how a process is doing at this moment
     Status(Box<Operate>),
+    /// Show what a process wrote
+    Logs(Logs),
     /// Show what became of the tasks
     #[command(subcommand)]
     Task(Task),
@@ -115,6 +117,7 @@ fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         Verb::Host(operate) => operate.run(OpKind::Host, around),
         Verb::Unhost(operate) => operate.run(OpKind::Unhost, around),
         Verb::Status(operate) => operate.run(OpKind::Query, around),
+        Verb::Logs(logs) => logs.run(around),
         Verb::Task(task) => task.run(around),
         Verb::Agents(agents) => agents.run(around),
         Verb::Token(token) => token.run(around),

@@ -116,6 +116,20 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
     denied.into_iter().collect()
 }
 
+/// What reading the output of a process would use and the rights do not cover. Whose account the process runs as, only its host
+/// knows: it is told [`Rights::accounts`].
+pub fn reading_denials(rights: &Rights, namespace: &str) -> Vec<Denial> {
+    let Rights::Granted(grants) = rights else { return Vec::new() };
+    let mut denied = Vec::new();
+    if !grants.namespaces.matches(namespace) {
+        denied.push(Denial::Namespace(namespace.to_owned()));
+    }
+    if !grants.ops.allows(&OpKind::Query) {
+        denied.push(Denial::Op(OpKind::Query.verb()));
+    }
+    denied
+}
+
 /// The groups of a namespace are a note that the agent takes: nothing is run for it.
 fn uses_an_account(kind: OpKind) -> bool {
     kind != OpKind::Group
@@ -127,6 +141,14 @@ impl Rights {
         match self {
             Rights::Administrator => &Scope::All,
             Rights::Granted(grants) => &grants.businesses,
+        }
+    }
+
+    /// The OS accounts whose processes may be used.
+    pub fn accounts(&self) -> &Scope<String> {
+        match self {
+            Rights::Administrator => &Scope::All,
+            Rights::Granted(grants) => &grants.accounts,
         }
     }
 

@@ -46,6 +46,8 @@ pub(crate) struct Args {
     /// What keeps the processes of a proc together
     #[arg(long, env = "PROCFLEET_CONTAINMENT", value_enum, default_value_t)]
     containment: Containment,
+    #[command(flatten)]
+    output: program::OutputArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -60,10 +62,10 @@ async fn up(args: Args) -> Result<()> {
     let mut server = Server::start(args.server.into()).await?;
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
-    let containment = args.containment;
+    let kept = (args.containment, args.output);
     // Now: when the agent has been upgraded, the file that this process runs has another name.
     let program = std::env::current_exe().context("finding this program")?;
-    let mut agent = start_agent(&server, &program, &agent_data, host, containment).await?;
+    let mut agent = start_agent(&server, &program, &agent_data, host, kept).await?;
     announce(&server, host, &data).await;
 
     let stop = program::told_to_stop();
@@ -81,7 +83,7 @@ async fn up(args: Args) -> Result<()> {
                     () = sleep(pause) => {}
                     () = &mut stop => break None,
                 }
-                agent = start_agent(&server, &program, &agent_data, host, containment).await?;
+                agent = start_agent(&server, &program, &agent_data, host, kept).await?;
             }
         }
     };
@@ -107,7 +109,7 @@ async fn start_agent(
     program: &Path,
     data: &Path,
     host: Host,
-    containment: Containment,
+    (containment, output): (Containment, program::OutputArgs),
 ) -> Result<LocalAgent> {
     let containment = containment.to_possible_value().context("naming the containment")?;
     let token = token_if_needed(server, data, host).await?;
@@ -120,6 +122,7 @@ async fn start_agent(
         .arg("--ip")
         .arg(host.ip.to_string())
         .args(["--containment", containment.get_name()])
+        .args(["--log-size", &output.log_size.to_string(), "--log-keep", &output.log_keep.to_string()])
         .stdin(Stdio::piped())
         // Ctrl-C is for this process alone; it tells the agent itself.
         .process_group(0);

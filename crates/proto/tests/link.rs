@@ -11,8 +11,8 @@ use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
     Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
-    HostFacts, Op, OpOrder, ProcStateMessage, Refused, Renew, Renewed, Report, Reports, States, Welcome,
-    agent_message, decode_agent, decode_server, server_message,
+    HostFacts, LogRead, Op, OpOrder, ProcStateMessage, ReadLog, Refused, Renew, Renewed, Report, Reports,
+    States, Welcome, agent_message, decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -100,6 +100,21 @@ fn what_agents_say() {
                 }),
                 renews: false,
                 cancels: false,
+                reads_logs: false,
+            }),
+        ),
+        ("hello_logs", Body::Hello(Hello { agent: "a1".to_owned(), reads_logs: true, ..Hello::default() })),
+        (
+            "log_read",
+            Body::LogRead(LogRead {
+                id: 3,
+                code: 0,
+                message: "odd".to_owned(),
+                begin: 10,
+                bytes: b"one\n\xff".to_vec(),
+                end: 20,
+                skipped: 4,
+                file: "/var/log/web.log".to_owned(),
             }),
         ),
         (
@@ -112,6 +127,7 @@ fn what_agents_say() {
                 host: None,
                 renews: true,
                 cancels: true,
+                reads_logs: false,
             }),
         ),
         ("renew", Body::Renew(Renew { csr: vec![1, 2], kept: Vec::new() })),
@@ -205,6 +221,21 @@ fn what_servers_say() {
                 heartbeat_ms: 30_000,
                 takes_events: true,
                 renew_in_ms: Some(0),
+            }),
+        ),
+        (
+            "read_log",
+            Body::ReadLog(ReadLog {
+                id: 3,
+                namespace: "web".to_owned(),
+                name: "nginx#2".to_owned(),
+                at: Some(0),
+                lines: 100,
+                most: 4_096,
+                wait_ms: 30_000,
+                beyond: 10,
+                reopen: true,
+                accounts: vec!["www".to_owned()],
             }),
         ),
         ("events_stored", Body::EventsStored(EventsStored { journal: "j1".to_owned(), up_to: 4 })),

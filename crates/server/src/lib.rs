@@ -115,6 +115,7 @@ impl Server {
             unfinished: Default::default(),
             bell: Default::default(),
             troubles: Default::default(),
+            questions: Default::default(),
             login_service: config.login_url.map(LoginService::new),
         };
         let (stop, stopped) = watch::channel(false);
@@ -125,6 +126,7 @@ impl Server {
             clock,
             metrics: app.metrics.clone(),
             bell: app.bell.clone(),
+            questions: app.questions.clone(),
             stop: stopped.clone(),
         };
         let sessions = tokio::spawn(sessions.serve(link_listener));

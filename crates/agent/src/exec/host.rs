@@ -5,6 +5,8 @@ use super::children;
 use super::oom;
 use super::pidfd;
 use super::procfs;
+use super::rotate::Rotation;
+use super::sink::Sinks;
 use super::spawn::NotStarted;
 use super::tree::Scan;
 use procfleet_core::allow::Allow;
@@ -39,6 +41,7 @@ pub enum ExecError {
 #[derive(Debug)]
 pub struct Host {
     output_folder: PathBuf,
+    pub(super) sinks: Sinks,
     boot_id: BootId,
     /// Tells this agent's processes from those of another agent on the same host.
     instance: String,
@@ -82,8 +85,13 @@ impl Host {
         let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
         let inherited = Mutex::new(marks.filter(|mark| mark.starts_with(&ours)).collect());
         let memory = rustix::system::sysinfo();
+        let sinks = Sinks::new(&output_folder);
+        sinks
+            .prepare()
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         Ok(Host {
             output_folder,
+            sinks,
             boot_id: BootId(boot_id),
             instance,
             ticks_per_second: rustix::param::clock_ticks_per_second().max(1),
@@ -102,6 +110,12 @@ impl Host {
     #[must_use]
     pub fn allowing(self, allow: Allow) -> Host {
         Host { allow, ..self }
+    }
+
+    #[must_use]
+    pub fn rotating(mut self, rotation: Rotation) -> Host {
+        self.sinks.rotation = rotation;
+        self
     }
 
     pub fn allow(&self) -> &Allow {
@@ -169,9 +183,19 @@ impl Host {
         oom::keep_up();
     }
 
-    /// Keeps the output of processes within bounds; to be called now and then.
-    pub fn trim_output(&self) {
-        super::output::trim(&self.output_folder);
+    /// Keeps the output of processes within bounds; to be called now and then. True: there was much, so call it again soon.
+    pub fn tend_output(&self) -> bool {
+        self.sinks.tend()
+    }
+
+    /// The same for what no proc uses any more; once in a while.
+    pub fn tend_forgotten_output(&self) {
+        self.sinks.tend_forgotten();
+    }
+
+    /// Puts all logs right that somebody renamed.
+    pub fn reopen_logs(&self) {
+        self.sinks.reopen();
     }
 
     /// Removes cgroups of procs that nobody knows any more, once they are empty; to be called now and then.

@@ -6,7 +6,7 @@
 //! back as an [`Input`] on the channel that it gave.
 //!
 //! - A command runs as itself (`words`), or as `/bin/sh -c` or PowerShell, in a session of its own, and writes into a file (`spawn`,
-//!   `fork`, `user`, `output`, `log`). Its environment carries a mark with the proc's key, which everything that it starts inherits.
+//!   `fork`, `user`, `output`, `log`, `sink`, `rotate`). Its environment carries a mark with the proc's key, which everything that it starts inherits.
 //! - A command and all that it starts are in a cgroup of their own, where the host has them (`cgroup`).
 //! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
 //!   (`pidfd`), so a recycled pid is never touched.
@@ -32,8 +32,11 @@ mod output;
 mod pidfd;
 mod probe;
 mod procfs;
+mod read;
 mod renew;
+mod rotate;
 mod run;
+mod sink;
 mod spawn;
 mod tree;
 mod usage;
@@ -45,7 +48,10 @@ pub use find::pid_file_names_another;
 pub use fork::allow_many_files;
 pub use host::{ExecError, Host};
 pub use probe::{Probed, Prober, end_old_probes};
+pub use read::{Question, Reading};
 pub use renew::{renew, start_ticks};
+pub use rotate::Rotation;
+pub use sink::Start;
 pub use usage::{Meter, Scene, glance};
 
 use cgroup::ProcGroups;
@@ -61,6 +67,7 @@ use procfleet_core::{Moment, ProcKey, Sighting, Spec};
 use procfs::{Id, Stat};
 use run::Run;
 use rustix::fd::AsFd;
+use sink::{Opened, Sink};
 use spawn::{Launch, NotStarted};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -85,6 +92,7 @@ pub struct Hands {
     inputs: Inputs,
     outputs: Outputs,
     groups: ProcGroups,
+    sink: Arc<Sink>,
     /// Each in its own place: a map keeps room for a dozen.
     runs: BTreeMap<RunId, Box<Run>>,
     watches: HashMap<Id, AbortHandle>,
@@ -102,7 +110,8 @@ pub struct Hands {
 impl Hands {
     pub fn new(host: Arc<Host>, key: impl Into<Arc<ProcKey>>, inputs: Inputs) -> Hands {
         let key = key.into();
-        let outputs = Outputs::new(host.output_folder().to_owned(), &key);
+        let sink = host.sinks.of(&key);
+        let outputs = Outputs::new(sink.folder());
         Hands {
             mark: host.mark(&key),
             groups: host.groups.of(output::stem(&key)),
@@ -110,6 +119,7 @@ impl Hands {
             key,
             inputs,
             outputs,
+            sink,
             runs: BTreeMap::new(),
             watches: HashMap::new(),
             sample: None,
@@ -185,7 +195,7 @@ impl Hands {
         let identity = &spec.identity;
         let whom = Whom { mark: &self.mark, identity, sessions: &sessions, own: &own, probes: &probes };
         let glimpse = || self.host.glimpse(Moment(self.stirred.load(Ordering::Relaxed)));
-        match scope {
+        let sighting = match scope {
             Scope::Settled => find::settled(whom, glimpse),
             Scope::Recovery { last } => find::recovered(whom, last, glimpse),
             Scope::Leftovers => unreachable!("it was answered above"),
@@ -204,7 +214,11 @@ impl Hands {
                 // It never began, so it has started nothing.
                 None => find::settled(whom, glimpse),
             },
+        };
+        if let Sighting::Running(process) = &sighting {
+            self.sink.belongs_to(id_of(process), spec, &self.key, &self.host.sinks);
         }
+        sighting
     }
 
     /// The process that the pid file names now, if it is another one of this proc: a program that replaces itself says so
@@ -440,18 +454,24 @@ impl Hands {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
             self.note.clear();
-            match log::open(spec, &self.key, launch.account()) {
-                Ok(Some(log)) => return Output::Log(log),
-                Ok(None) => {}
-                Err(reason) => {
-                    tracing::warn!(key = %self.key, run = run.0, %reason, "no log: the output goes to the agent's folder");
-                    self.note = format!("{reason}; its output is in the agent's folder");
+            let (opened, wrong) = self.sink.open(&self.host.sinks, spec, &self.key, launch.account());
+            if let Some(reason) = wrong {
+                tracing::warn!(key = %self.key, run = run.0, %reason, "no log: the output goes to the agent's folder");
+                self.note = format!("{reason}; its output is in the agent's folder");
+            }
+            match opened {
+                Ok(Opened { live, file, from }) => return Output::Log { live, file, from },
+                Err(error) => {
+                    tracing::warn!(key = %self.key, run = run.0, %error, "no log: the output goes to a file of its own");
                 }
             }
         }
         let in_use = |path: &Path| self.runs.values().any(|run| run.writes_to(path));
         match self.outputs.create(run, self.host.wall_millis(), in_use) {
-            Ok((path, file)) => Output::Own { path, file },
+            Ok((path, file)) => {
+                self.sink.also_keeps(path.clone());
+                Output::Own { path, file }
+            }
             Err(error) => {
                 tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
                 Output::Nowhere
@@ -462,6 +482,11 @@ impl Hands {
     /// What is wrong with where the process writes to; else empty.
     pub fn note(&self) -> &str {
         &self.note
+    }
+
+    /// The proc is not remembered any more.
+    pub fn forget_output(&self) {
+        self.sink.forget();
     }
 
     fn tell(&mut self, input: Input) {

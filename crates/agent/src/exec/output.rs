@@ -1,23 +1,24 @@
 //! Where commands write to, and the last of what they wrote.
 //!
 //! A command writes into a file, never into a pipe: a pipe breaks when the agent ends, and the process would be ended
-//! by its own output. Each run has a file of its own, `KEY.STAMP-RUN.out`, where the stamp is the wall-clock
-//! millisecond, so that names do not repeat after a restart of the agent. The newest few of a proc are kept for people
-//! to read. Where a spec names a folder for logs, `log` says what becomes of it.
+//! by its own output. What is to become the process writes to the proc's log (`sink`). Each run of another command has a file of
+//! its own in the proc's folder, `STAMP-RUN.out`, where the stamp is the wall-clock millisecond, so that names do not repeat after a
+//! restart of the agent. The newest few are kept for people to read.
 
-use super::log::Log;
+use super::sink::Live;
 use procfleet_core::ProcKey;
 use procfleet_core::supervise::RunId;
 use rustix::fs::FallocateFlags;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// As much of a command's output as its outcome carries.
-const TAIL: u64 = 4096;
-/// How many files of one proc stay.
-const KEPT: usize = 4;
+pub(super) const TAIL: u64 = 4096;
+/// How many files of one proc's other commands stay.
+pub(super) const KEPT: usize = 4;
 /// A longer name is cut, and a hash of the whole keeps it unique.
 const NAME_LIMIT: usize = 100;
 
@@ -30,24 +31,23 @@ const TRIMMED_TO: u64 = 1024 * 1024;
 pub(super) enum Output {
     /// A file of this run's own.
     Own { path: PathBuf, file: File },
-    /// The proc's log.
-    Log(Log),
+    /// The proc's log, from this place on.
+    Log { live: Arc<Live>, file: File, from: u64 },
     /// There can be no file: what it writes is lost.
     Nowhere,
 }
 
-/// The output files of one proc.
+/// The output files of one proc's other commands.
 #[derive(Debug)]
 pub(super) struct Outputs {
     folder: PathBuf,
-    stem: String,
     /// Oldest first. `None`: the folder has not been read yet.
     files: Option<Vec<PathBuf>>,
 }
 
 impl Outputs {
-    pub(super) fn new(folder: PathBuf, key: &ProcKey) -> Outputs {
-        Outputs { folder, stem: stem(key), files: None }
+    pub(super) fn new(folder: &Path) -> Outputs {
+        Outputs { folder: folder.to_owned(), files: None }
     }
 
     /// Makes the file of a new run, and removes old ones except those `in_use`. Removing a file that somebody still
@@ -58,10 +58,11 @@ impl Outputs {
         stamp: u64,
         in_use: impl Fn(&Path) -> bool,
     ) -> io::Result<(PathBuf, File)> {
-        let path = self.folder.join(format!("{}.{stamp}-{}.out", self.stem, run.0));
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        let path = self.folder.join(format!("{stamp}-{}.out", run.0));
         // The agent's own handle appends too, and so do all that the command starts: nobody overwrites anybody.
         let file = OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path)?;
-        let files = self.files.get_or_insert_with(|| existing(&self.folder, &self.stem));
+        let files = self.files.get_or_insert_with(|| existing(&self.folder));
         if !files.contains(&path) {
             files.push(path.clone());
         }
@@ -114,74 +115,64 @@ pub(super) fn first_line(path: &Path) -> String {
 
 /// The last of what is in the file, as text. Empty if the file is gone.
 pub(super) fn tail(path: &Path) -> String {
-    File::open(path).map(|file| tail_from(&file, 0)).unwrap_or_default()
+    let bytes = File::open(path).and_then(|file| tail_of(&file));
+    String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
 }
 
-/// The last of what is in the file from this place on. In a file that has become shorter, the place means nothing.
-pub(super) fn tail_from(file: &File, from: u64) -> String {
-    let read = || -> io::Result<Vec<u8>> {
-        let length = file.metadata()?.len();
-        let from = if from <= length { from } else { 0 };
-        let begin = from.max(length.saturating_sub(TAIL));
-        // The handle may be the writer's too, so its place in the file is left alone.
-        let mut bytes = vec![0; usize::try_from(length - begin).unwrap_or_default()];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match file.read_at(&mut bytes[filled..], begin + filled as u64)? {
-                0 => break,
-                count => filled += count,
-            }
+fn tail_of(file: &File) -> io::Result<Vec<u8>> {
+    let length = file.metadata()?.len();
+    let begin = length.saturating_sub(TAIL);
+    let mut bytes = vec![0; usize::try_from(length - begin).unwrap_or_default()];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match file.read_at(&mut bytes[filled..], begin + filled as u64)? {
+            0 => break,
+            count => filled += count,
         }
-        bytes.truncate(filled);
-        if begin > from {
-            // The cut may go through a character: its remains are left out.
-            let whole = bytes.iter().take(4).position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
-            bytes.drain(..whole);
-        }
-        Ok(bytes)
-    };
-    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+    }
+    bytes.truncate(filled);
+    if begin > 0 {
+        drop_cut_character(&mut bytes);
+    }
+    Ok(bytes)
 }
 
-/// Gives the room of what is long past back to the disk, in every file of the folder that has grown too large: a process
-/// that prints for ever must not fill the host. The file keeps its length and its end, and its writer notices nothing.
-pub(super) fn trim(folder: &Path) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let Ok(data) = entry.metadata() else { continue };
-        // The kernel counts what is really used in blocks of 512 bytes.
-        if !data.is_file() || data.blocks() * 512 <= TRIMMED_ABOVE {
-            continue;
+/// A cut may go through a character: its remains are left out.
+pub(super) fn drop_cut_character(bytes: &mut Vec<u8>) {
+    let whole = bytes.iter().take(4).position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
+    bytes.drain(..whole);
+}
+
+/// Gives the room of what is long past back to the disk if the file has grown too large: a command that prints for ever must not
+/// fill the host. The file keeps its length and its end, and its writer notices nothing.
+pub(super) fn trim(path: &Path) {
+    let Ok(data) = fs::metadata(path) else { return };
+    // The kernel counts what is really used in blocks of 512 bytes.
+    if !data.is_file() || data.blocks() * 512 <= TRIMMED_ABOVE {
+        return;
+    }
+    let trimmed = OpenOptions::new().write(true).open(path).and_then(|file| {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&file, hole, 0, data.len().saturating_sub(TRIMMED_TO)) {
+            Ok(()) => Ok(()),
+            // A filesystem without holes: all of it goes. Writers append, so they go on at the new end.
+            Err(_) => file.set_len(0),
         }
-        let path = entry.path();
-        let trimmed = OpenOptions::new().write(true).open(&path).and_then(|file| {
-            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(&file, hole, 0, data.len().saturating_sub(TRIMMED_TO)) {
-                Ok(()) => Ok(()),
-                // A filesystem without holes: all of it goes. Writers append, so they go on at the new end.
-                Err(_) => file.set_len(0),
-            }
-        });
-        match trimmed {
-            Ok(()) => {
-                tracing::info!(file = %path.display(), bytes = data.len(), "an output file was trimmed")
-            }
-            Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "an output file could not be trimmed")
-            }
-        }
+    });
+    match trimmed {
+        Ok(()) => tracing::info!(file = %path.display(), bytes = data.len(), "an output file was trimmed"),
+        Err(error) => tracing::warn!(file = %path.display(), %error, "an output file could not be trimmed"),
     }
 }
 
 /// The files that earlier lives of the agent left, oldest first.
-fn existing(folder: &Path, stem: &str) -> Vec<PathBuf> {
+fn existing(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<_> = entries
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name();
-            let middle = name.to_str()?.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".out")?;
-            let (stamp, run) = middle.split_once('-')?;
+            let (stamp, run) = name.to_str()?.strip_suffix(".out")?.split_once('-')?;
             Some((stamp.parse::<u64>().ok()?, run.parse::<u64>().ok()?, entry.path()))
         })
         .collect();
@@ -241,10 +232,6 @@ mod tests {
         fs::write(&path, [0x80_u8; 10]).expect("writable");
         assert_eq!(tail(&path), "\u{fffd}".repeat(10));
         assert_eq!(tail(&folder.path().join("none")), "");
-        fs::write(&path, "before\nafter\n").expect("writable");
-        let file = File::open(&path).expect("readable");
-        assert_eq!(tail_from(&file, 7), "after\n");
-        assert_eq!(tail_from(&file, 100), "before\nafter\n", "it was rotated");
     }
 
     #[test]
@@ -254,7 +241,8 @@ mod tests {
         fs::write(&large, vec![b'x'; 20 * 1024 * 1024]).expect("writable");
         fs::write(&small, "short").expect("writable");
         let mut writer = OpenOptions::new().append(true).open(&large).expect("writable");
-        trim(folder.path());
+        trim(&large);
+        trim(&small);
         writer.write_all(b"the end").expect("a writer notices nothing");
         assert!(tail(&large).ends_with("the end"));
         assert!(fs::metadata(&large).expect("there").blocks() * 512 <= 2 * TRIMMED_TO);
@@ -264,14 +252,14 @@ mod tests {
     #[test]
     fn old_files_go_and_used_ones_stay() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let other = folder.path().join("a+b.c.1-1.out");
+        let other = folder.path().join("out.log");
         fs::write(&other, "").expect("writable");
         let mut paths = Vec::new();
         for run in 0..3 {
-            let mut outputs = Outputs::new(folder.path().to_owned(), &key("a", "b"));
+            let mut outputs = Outputs::new(folder.path());
             paths.push(outputs.create(RunId(run), 10, |_| false).expect("a new file").0);
         }
-        let mut outputs = Outputs::new(folder.path().to_owned(), &key("a", "b"));
+        let mut outputs = Outputs::new(folder.path());
         for run in 0..3 {
             let (path, mut file) =
                 outputs.create(RunId(run), 11, |path| path == paths[1]).expect("a new file");
@@ -280,7 +268,7 @@ mod tests {
         }
         let left: Vec<bool> = paths.iter().map(|path| path.exists()).collect();
         assert_eq!(left, [false, true, false, true, true, true]);
-        assert!(other.exists(), "another proc's file");
+        assert!(other.exists(), "the log");
         assert!(outputs.create(RunId(2), 11, |_| false).is_err(), "a name is used once");
     }
 }

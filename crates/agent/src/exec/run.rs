@@ -39,8 +39,7 @@ impl Run {
         let command = launch.command().to_owned();
         let (path, log) = match &output {
             Output::Own { path, .. } => (Some(path.clone()), None),
-            // By our own handle: what is called so at the end may be another file.
-            Output::Log(log) => (None, log.file.try_clone().ok().map(|file| (file, log.from))),
+            Output::Log { live, from, .. } => (None, Some((live.clone(), *from))),
             Output::Nowhere => (None, None),
         };
         let (pid, pidfd) = launch.start(output, group)?;
@@ -54,7 +53,7 @@ impl Run {
             tell.send_replace(Some(exit));
             let output = match (path, log) {
                 (Some(path), _) => output::tail(&path),
-                (None, Some((log, from))) => output::tail_from(&log, from),
+                (None, Some((live, from))) => live.tail(from),
                 (None, None) => String::new(),
             };
             CommandEnd::Exited { exit, output }

@@ -2,7 +2,6 @@
 //! its folder, with a clean environment that says what the spec says beside its commands.
 
 use super::fork::{self, Program, Recipe};
-use super::log::Log;
 use super::output::Output;
 use super::procfs::{ASIDE, MARK};
 use super::user::Account;
@@ -102,16 +101,23 @@ impl Launch {
             let reason = format!("starting {shell} in setup_path {folder:?} as user {user:?}: {error}");
             NotStarted::new(Code::SystemError, reason)
         };
+        // A program that opens /dev/stdout anew needs the file to be its own.
+        let give = |file: &File| {
+            if let Err(error) = rustix::fs::fchown(file, Some(self.account.uid), Some(self.account.gid)) {
+                tracing::debug!(%error, "an output file stays the agent's own");
+            }
+        };
         let file = match output {
             Output::Own { file, .. } => {
-                // A program that opens /dev/stdout anew needs the file to be its own.
-                let (uid, gid) = (self.account.uid, self.account.gid);
-                if let Err(error) = rustix::fs::fchown(&file, Some(uid), Some(gid)) {
-                    tracing::debug!(%error, "an output file stays the agent's own");
+                give(&file);
+                Some(file)
+            }
+            Output::Log { file, live, .. } => {
+                if live.is_own() {
+                    give(&file);
                 }
                 Some(file)
             }
-            Output::Log(Log { file, .. }) => Some(file),
             Output::Nowhere => None,
         };
         let nothing = nothing().map_err(failed)?;

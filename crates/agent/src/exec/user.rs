@@ -13,7 +13,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Account {
     pub(super) name: String,
     pub(super) uid: Uid,

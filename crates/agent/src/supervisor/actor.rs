@@ -275,6 +275,7 @@ impl Actor {
                         Resource::default(),
                         &Identity::default(),
                     );
+                    self.hands.forget_output();
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }

@@ -128,6 +128,10 @@ impl Supervisor {
         self.host.boot_id()
     }
 
+    pub(crate) fn host(&self) -> Arc<Host> {
+        self.host.clone()
+    }
+
     pub(crate) fn facts(&self) -> HostFacts {
         self.host.facts(self.started_at)
     }

@@ -26,7 +26,9 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
             Exit::Code(_) | Exit::Unknown => {
                 let output = proc.path("output");
                 until("the trap is set", || {
-                    let mut files = std::fs::read_dir(&output).ok()?.flatten().map(|entry| entry.path());
+                    let folders = std::fs::read_dir(&output).ok()?.flatten();
+                    let files = folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).flatten();
+                    let mut files = files.flatten().map(|entry| entry.path());
                     let file = files.find(|path| path.extension().is_some_and(|ending| ending == "out"))?;
                     (!std::fs::read(file).ok()?.is_empty()).then_some(())
                 })

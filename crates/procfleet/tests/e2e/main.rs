@@ -28,6 +28,7 @@ mod kinds;
 mod leftovers;
 mod lifecycle;
 mod limits;
+mod logs;
 mod many_hosts;
 mod operations;
 mod periodic;

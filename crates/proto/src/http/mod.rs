@@ -14,6 +14,7 @@ pub mod job;
 pub mod keyed;
 pub mod login;
 pub mod login_service;
+pub mod logs;
 pub mod manage;
 pub mod native;
 pub mod operate;

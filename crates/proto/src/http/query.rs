@@ -160,11 +160,11 @@ pub fn audit<'v>(body: impl Into<Body<'v>>) -> Result<AuditQuery, Faults> {
     })
 }
 
-fn text(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<String> {
+pub(super) fn text(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<String> {
     Some(reader.text(field, LONGEST_NAME, faults)).filter(|text| !text.is_empty())
 }
 
-fn host(reader: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
+pub(super) fn host(reader: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
     match text(reader, "host", faults)?.parse() {
         Ok(host) => Some(host),
         Err(reason) => {
@@ -174,7 +174,7 @@ fn host(reader: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
     }
 }
 
-fn wait(reader: &Reader<'_>, faults: &mut Faults) -> Duration {
+pub(super) fn wait(reader: &Reader<'_>, faults: &mut Faults) -> Duration {
     let wait = reader.integer_or_text("wait_ms", 0..=i64::MAX, faults).unwrap_or_default();
     Duration::from_millis(u64::try_from(wait.min(LONGEST_WAIT_MS)).unwrap_or_default())
 }

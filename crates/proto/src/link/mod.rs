@@ -21,7 +21,7 @@ pub const BUFFER: usize = 4 * 1024;
 /// From an agent to the server.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AgentMessage {
-    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5, 7")]
+    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub body: Option<agent_message::Body>,
 }
 
@@ -38,6 +38,8 @@ pub mod agent_message {
         Enroll(super::Enroll),
         #[prost(message, tag = "5")]
         Events(super::Events),
+        #[prost(message, tag = "6")]
+        LogRead(super::LogRead),
         #[prost(message, tag = "7")]
         Renew(super::Renew),
     }
@@ -46,7 +48,7 @@ pub mod agent_message {
 /// From the server to an agent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 9, 10")]
+    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub body: Option<server_message::Body>,
 }
 
@@ -67,6 +69,8 @@ pub mod server_message {
         Enrolled(super::Enrolled),
         #[prost(message, tag = "7")]
         EventsStored(super::EventsStored),
+        #[prost(message, tag = "8")]
+        ReadLog(super::ReadLog),
         #[prost(message, tag = "9")]
         Cancel(super::Cancel),
         #[prost(message, tag = "10")]
@@ -94,6 +98,9 @@ pub struct Hello {
     pub renews: bool,
     #[prost(bool, tag = "10")]
     pub cancels: bool,
+    /// Whether this agent answers [`ReadLog`]; one of the first version does not know it, and would end the session.
+    #[prost(bool, tag = "11")]
+    pub reads_logs: bool,
 }
 
 /// What does not change while an agent runs.
@@ -275,6 +282,66 @@ pub struct EventsStored {
     #[prost(uint64, tag = "2")]
     pub up_to: u64,
 }
+
+/// What has this proc written? It is a question and no op: nothing is run, nothing is journalled, and nobody asks twice.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ReadLog {
+    /// The answer bears the same number.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(string, tag = "2")]
+    pub namespace: String,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// From this place on; absent: the last `lines`.
+    #[prost(uint64, optional, tag = "4")]
+    pub at: Option<u64>,
+    #[prost(uint32, tag = "5")]
+    pub lines: u32,
+    /// At most so many bytes; the agent may have less to give.
+    #[prost(uint32, tag = "6")]
+    pub most: u32,
+    /// So long at most, until the log goes beyond this place.
+    #[prost(uint64, tag = "7")]
+    pub wait_ms: u64,
+    #[prost(uint64, tag = "8")]
+    pub beyond: u64,
+    /// Nothing is read: a log that somebody renamed gets its name back.
+    #[prost(bool, tag = "9")]
+    pub reopen: bool,
+    /// Only if the log is of one of these OS accounts; none: whoever it is of.
+    #[prost(string, repeated, tag = "10")]
+    pub accounts: Vec<String>,
+}
+
+/// The answer to [`ReadLog`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct LogRead {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// 0: it was read. Else the message says why not.
+    #[prost(uint32, tag = "2")]
+    pub code: u32,
+    #[prost(string, tag = "3")]
+    pub message: String,
+    /// The place of the first byte.
+    #[prost(uint64, tag = "4")]
+    pub begin: u64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub bytes: Vec<u8>,
+    /// The place behind the last byte of the log.
+    #[prost(uint64, tag = "6")]
+    pub end: u64,
+    /// How many bytes between what was asked for and the beginning are gone.
+    #[prost(uint64, tag = "7")]
+    pub skipped: u64,
+    /// What the log is called on the host.
+    #[prost(string, tag = "8")]
+    pub file: String,
+}
+
+/// As much of a log as one message holds, so that it fits a frame.
+pub const LOG_BYTES: usize = 40 * 1024;
 
 /// Go away for a while: the server is ending.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -25,6 +25,11 @@ pub fn permit_namespace(caller: &Caller, namespace: &str) -> Result<(), AppError
     }
 }
 
+/// To read what processes of this namespace write.
+pub fn permit_reading(caller: &Caller, namespace: &str) -> Result<(), AppError> {
+    refuse(caller, &access::reading_denials(&caller.rights, namespace))
+}
+
 pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
     match *caller.rights {
         Rights::Administrator => Ok(()),

@@ -8,6 +8,7 @@ pub mod businesses;
 pub mod ca;
 pub mod cancel;
 pub mod events;
+pub mod logs;
 pub mod operate;
 pub mod process_groups;
 pub mod procs;
@@ -31,9 +32,10 @@ use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::{Ca, PkiError};
-use crate::sessions::Presences;
+use crate::sessions::{Presences, Questions};
 use crate::store::{Store, StoreError};
 use procfleet_core::access::Rights;
+use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::fault::Faults;
 use std::net::IpAddr;
@@ -51,6 +53,7 @@ pub struct App {
     pub unfinished: registration::Unfinished,
     pub bell: events::Bell,
     pub troubles: webhooks::Troubles,
+    pub questions: Questions,
     /// `None`: only our own users' tokens are known.
     pub login_service: Option<LoginService>,
 }
@@ -90,6 +93,9 @@ pub enum AppError {
     KeyTaken(TaskId),
     #[error(transparent)]
     Pki(#[from] PkiError),
+    /// The host did not, or could not, say what it was asked.
+    #[error("{reason}")]
+    Unanswered { code: Code, reason: String },
     #[error("the server is ending")]
     Ending,
 }

@@ -107,6 +107,7 @@ impl CallError {
                     "the CA cannot be changed now; nothing was changed, and the log says why".to_owned();
                 (StatusCode::OK, Code::SystemError, reason)
             }
+            CallError::App(AppError::Unanswered { code, reason }) => (StatusCode::OK, *code, reason.clone()),
             CallError::App(AppError::Ending) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Code::SystemError,

@@ -4,11 +4,12 @@ use super::call::Call;
 use super::error::CallError;
 use super::idempotency;
 use super::routes::Routes;
-use crate::app::{access, agents, cancel, events, procs, retry, select, tasks};
+use crate::app::{access, agents, cancel, events, logs, procs, retry, select, tasks};
 use procfleet_core::access::Scope;
 use procfleet_core::task::Target;
 use procfleet_proto::http::events::EventsView;
 use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::logs::{self as logs_shape, LogsView, ReopenedView};
 use procfleet_proto::http::native::{AgentRow, Operated, ProcRow, TaskRow, TaskView};
 use procfleet_proto::http::operate::{self, Accepted, Selected, Sending};
 use procfleet_proto::http::query::{self, ProcsQuery};
@@ -23,6 +24,8 @@ pub(super) fn routes() -> Routes {
         .post("task_cancel", "/api/v1/tasks/{task_id}/cancel", cancel_task)
         .post("task_retry", "/api/v1/tasks/{task_id}/retry", retry_task)
         .get("events", "/api/v1/events", list_events)
+        .get("logs", "/api/v1/logs", read_log)
+        .post("logs_reopen", "/api/v1/logs/reopen", reopen_log)
 }
 
 async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
@@ -78,4 +81,12 @@ fn task(call: &Call) -> String {
 
 async fn list_events(call: Call) -> Result<EventsView, CallError> {
     Ok(events::list(&call.app, &call.caller, query::events(&call.body)?).await?)
+}
+
+async fn read_log(call: Call) -> Result<LogsView, CallError> {
+    Ok(logs::read(&call.app, &call.caller, logs_shape::logs(&call.body)?).await?)
+}
+
+async fn reopen_log(call: Call) -> Result<ReopenedView, CallError> {
+    Ok(logs::reopen(&call.app, &call.caller, logs_shape::reopen(&call.body)?).await?)
 }

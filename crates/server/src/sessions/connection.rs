@@ -82,6 +82,7 @@ pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: Ip
         };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
         let end = talk(&link, &agent, epoch, hello, renew_in, &mut socket).await;
+        link.questions.gone(&agent, epoch);
         link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
         if let Err(error) = link.store.agent_disconnected(&agent, epoch, link.clock.wall()).await {
             warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
@@ -180,6 +181,7 @@ async fn talk(
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
     let (outbox, mut orders) = mpsc::channel(OUTBOX);
+    link.questions.connected(agent, epoch, hello.reads_logs.then_some(&outbox));
     link.keeper
         .tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken, cancels: hello.cancels })
         .await;
@@ -256,6 +258,10 @@ async fn heed(
         agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
         agent_message::Body::Events(events) => store_events(link, agent, events).await,
         agent_message::Body::Renew(request) => certificates::renew(link, agent, request).await,
+        agent_message::Body::LogRead(answer) => {
+            link.questions.answered(agent, epoch, answer);
+            Ok(None)
+        }
         agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
             Err(End::Refused("a session has one hello and no enrolment".to_owned()))
         }

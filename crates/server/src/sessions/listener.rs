@@ -1,6 +1,6 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
-use super::{connection, enroll};
+use super::{Questions, connection, enroll};
 use crate::app::events::Bell;
 use crate::clock::Clock;
 use crate::keeper::Keeper;
@@ -47,6 +47,7 @@ pub struct Link {
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
     pub bell: Bell,
+    pub questions: Questions,
     pub stop: watch::Receiver<bool>,
 }
 

@@ -1,14 +1,17 @@
 //! Connected agents: the link's port, enrolment, and one task per connection.
 //!
 //! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection` checks. A
-//! session never touches ops: it hands reports to the keeper and writes what the keeper gives it.
+//! session never touches ops: it hands reports to the keeper and writes what the keeper gives it. What is asked of an agent and is
+//! no op goes through `questions`.
 
 mod certificates;
 mod connection;
 mod enroll;
 mod listener;
+mod questions;
 
 pub use listener::{Link, LinkError};
+pub use questions::{Questions, Unanswered};
 
 use crate::metrics::Metrics;
 use procfleet_core::id::AgentId;

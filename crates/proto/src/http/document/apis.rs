@@ -4,7 +4,7 @@ use super::words::Words;
 use crate::http::job::HOSTING;
 use crate::http::operate::{self, OP_TYPES, Suppliers};
 use crate::http::record::Recorder;
-use crate::http::{agents, groups, job, manage, query, result, status, task_state, upgrade, users};
+use crate::http::{agents, groups, job, logs, manage, query, result, status, task_state, upgrade, users};
 use serde_json::{Value, json};
 
 /// An API as the document has it.
@@ -152,6 +152,8 @@ pub const APIS: &[Api] = &[
     api("task_cancel", Native, reads!(query::nothing)),
     api("task_retry", Native, reads!(query::nothing)),
     api("events", Native, reads!(query::events)),
+    api("logs", Native, reads!(logs::logs)),
+    api("logs_reopen", Native, reads!(logs::reopen)),
     plain("app_list", Admin),
     api("app_create", Admin, reads!(manage::create_app)),
     plain("app_show", Admin),

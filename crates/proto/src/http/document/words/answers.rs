@@ -266,6 +266,29 @@ pub(super) const TEXTS: &[Text] = &[
     ("AgentDetails.last_status", "The same as status.", "同 status。"),
     ("AgentDetails.last_status_code", "The same as status_code.", "同 status_code。"),
     ("AgentDetails.remark", "Always empty.", "始终为空。"),
+    // Logs.
+    ("LogsView.file", "What the log is called on the host.", "日志在主机上的路径。"),
+    ("LogsView.lines", "The lines, oldest first, without their ends.", "日志行，从旧到新，不含换行符。"),
+    (
+        "LogsView.rest",
+        "What stands behind the last whole line. It comes again when its line has ended.",
+        "最后一个完整行之后的内容；该行结束后会再次返回。",
+    ),
+    ("LogsView.cursor", "Ask for what comes since this next time.", "下次以此作为 since 查询。"),
+    (
+        "LogsView.end",
+        "Where the log ended when it was read: there are more lines while the cursor is less, as a number.",
+        "读取时日志的末尾；游标（按数值）小于它时还有更多内容。",
+    ),
+    (
+        "LogsView.skipped_bytes",
+        "How many bytes before the first line are gone: they were rotated away before they were read.",
+        "第一行之前已丢失的字节数：读取之前已被轮转删除。",
+    ),
+    ("LogsView.lossy", "Some bytes are no UTF-8 and were replaced.", "有字节不是 UTF-8，已被替换。"),
+    ("LogsView.note", "What the reader should know beside it; else empty.", "附加说明，没有则为空。"),
+    ("ReopenedView.file", "What the log is called on the host.", "日志在主机上的路径。"),
+    ("ReopenedView.note", "What was done.", "所做的处理。"),
     // Events.
     ("EventsView.events", "The events, in the order in which they came.", "事件，按到达顺序。"),
     ("EventsView.last", "Ask for what comes after this number next time.", "下次以此编号作为 after 查询。"),

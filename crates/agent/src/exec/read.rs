@@ -1,0 +1,154 @@
+//! Reading a proc's log for somebody who asks. Nothing is run for it, and nothing but logs is read.
+
+use super::host::Host;
+use super::sink::{Passage, Reopened, Sink, Start};
+use procfleet_core::op::OpKind;
+use procfleet_core::{Code, ProcKey};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a log is looked at while somebody waits for more.
+const GLANCE: Duration = Duration::from_millis(200);
+/// How often a log is looked at in a row that is removed at the same moment.
+const TRIES: usize = 3;
+
+/// What somebody wants to know of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    pub proc: ProcKey,
+    pub start: Start,
+    /// How many bytes at most.
+    pub most: usize,
+    /// How long to wait until the log goes beyond this place.
+    pub wait: Duration,
+    pub beyond: u64,
+    /// Only if it is of one of these accounts; none: whoever it is of.
+    pub accounts: Vec<String>,
+}
+
+/// What was read, and what the reader should know beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The place of the first byte.
+    pub begin: u64,
+    pub bytes: Vec<u8>,
+    /// The place behind the last byte of the log.
+    pub end: u64,
+    /// How many bytes are gone between what was asked for and the beginning.
+    pub skipped: u64,
+    /// The file, and what is odd about it; else empty.
+    pub file: String,
+    pub note: String,
+}
+
+impl Host {
+    /// An error is a code and a reason that people can act on.
+    pub async fn read_log(self: &Arc<Host>, question: Question) -> Result<Reading, (Code, String)> {
+        self.may_read()?;
+        let sink = self.sinks.of(&question.proc);
+        self.may_read_of(&sink, &question.accounts)?;
+        let until = Instant::now() + question.wait;
+        while Instant::now() < until && self.end_of(&sink).await.is_some_and(|end| end == question.beyond) {
+            tokio::time::sleep(GLANCE.min(until.saturating_duration_since(Instant::now()))).await;
+        }
+        let host = self.clone();
+        self.beside(move || host.read(&sink, &question)).await
+    }
+
+    /// Says what was done, for people.
+    pub async fn reopen_log(
+        self: &Arc<Host>,
+        proc: ProcKey,
+        accounts: &[String],
+    ) -> Result<Reading, (Code, String)> {
+        self.may_read()?;
+        let (host, sink) = (self.clone(), self.sinks.of(&proc));
+        self.may_read_of(&sink, accounts)?;
+        self.beside(move || {
+            let live = sink.live(&host.sinks).ok_or_else(|| host.nothing(&sink, &proc))?;
+            let note = match live.reopen() {
+                Ok(Reopened::AsItWas) => format!("{} is what the process writes to", live.path().display()),
+                Ok(Reopened::Moved { to }) => format!(
+                    "{} is what the process writes to again; what it wrote until now is in {}",
+                    live.path().display(),
+                    to.display()
+                ),
+                Err(reason) => return Err((Code::FileInvalid, reason)),
+            };
+            Ok(Reading { file: live.path().display().to_string(), note, ..Reading::default() })
+        })
+        .await
+    }
+
+    fn may_read(&self) -> Result<(), (Code, String)> {
+        match self.allow().refusal(OpKind::Query, None) {
+            Some(reason) => Err((Code::NotAllowed, reason)),
+            None => Ok(()),
+        }
+    }
+
+    fn may_read_of(&self, sink: &Sink, accounts: &[String]) -> Result<(), (Code, String)> {
+        let owner = match sink.live(&self.sinks).filter(|_| !accounts.is_empty()).map(|live| live.owner()) {
+            None => return Ok(()),
+            Some(owner) => {
+                owner.map_err(|error| (Code::SystemError, format!("reading the log's owner: {error}")))?
+            }
+        };
+        match accounts.contains(&owner) {
+            true => Ok(()),
+            false => Err((
+                Code::NotAllowed,
+                format!("the process runs as user {owner:?}, and the app may not use that account"),
+            )),
+        }
+    }
+
+    /// `None`: there is no log.
+    async fn end_of(self: &Arc<Host>, sink: &Arc<Sink>) -> Option<u64> {
+        let (host, sink) = (self.clone(), sink.clone());
+        let end = move || sink.live(&host.sinks).and_then(|live| live.end().ok());
+        tokio::task::spawn_blocking(end).await.ok().flatten()
+    }
+
+    async fn beside<T: Send + 'static>(
+        self: &Arc<Host>,
+        act: impl FnOnce() -> Result<T, (Code, String)> + Send + 'static,
+    ) -> Result<T, (Code, String)> {
+        let broke = |_| (Code::SystemError, "reading the log broke off".to_owned());
+        tokio::task::spawn_blocking(act).await.map_err(broke).and_then(|done| done)
+    }
+
+    fn read(&self, sink: &Sink, question: &Question) -> Result<Reading, (Code, String)> {
+        let proc = &question.proc;
+        for _ in 0..TRIES {
+            let live = sink.live(&self.sinks).ok_or_else(|| self.nothing(sink, proc))?;
+            match live.read(question.start, question.most) {
+                Ok(Passage { begin, bytes, end, skipped }) => {
+                    let note = sink.elsewhere().map(|at| {
+                        format!("the process itself writes to {at} now; this is what its start command wrote")
+                    });
+                    let (file, note) = (live.path().display().to_string(), note.unwrap_or_default());
+                    return Ok(Reading { begin, bytes, end, skipped, file, note });
+                }
+                // It was removed: there may be another.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => sink.look_again(),
+                Err(error) => {
+                    let reason = format!("reading {}: {error}", live.path().display());
+                    return Err((Code::SystemError, reason));
+                }
+            }
+        }
+        Err(self.nothing(sink, proc))
+    }
+
+    fn nothing(&self, sink: &Sink, proc: &ProcKey) -> (Code, String) {
+        let reason = match sink.elsewhere() {
+            Some(at) => format!("{proc} was not started by this agent and writes to {at}; look there"),
+            None => format!(
+                "this host has no output of {proc}: it was never started here, or it was forgotten more than a day ago"
+            ),
+        };
+        (Code::FileInvalid, reason)
+    }
+}

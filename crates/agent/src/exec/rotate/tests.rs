@@ -1,0 +1,315 @@
+//! Logs that are rotated while others write to them, and while whoever rotates is killed.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Every kind of place that a log may be in.
+const ALL_MEANS: [Means; 3] = [Means::Collapse, Means::Hole, Means::Empty];
+/// Where the child finds what it is to rotate.
+const LOG: &str = "PROCFLEET_TEST_ROTATED_LOG";
+
+struct Log {
+    folder: TempDir,
+    rotation: Rotation,
+}
+
+impl Log {
+    fn new(size: u64, keep: u64, means: Means) -> Log {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        fs::create_dir(folder.path().join("notes")).expect("our own folder");
+        Log { folder, rotation: Rotation { size, keep, means } }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("out.log")
+    }
+
+    fn writer(&self) -> File {
+        OpenOptions::new().read(true).append(true).create(true).open(self.path()).expect("our own file")
+    }
+
+    fn write(&self, text: &str) {
+        self.writer().write_all(text.as_bytes()).expect("room");
+    }
+
+    fn rotate(&self) -> Rotated {
+        rotate(&self.path(), self.rotation)
+    }
+
+    fn copies(&self) -> Vec<(u64, String)> {
+        let copies = copies(&self.path());
+        let text = |copy: &Copied| fs::read_to_string(&copy.path).expect("a copy");
+        copies.iter().map(|copy| (copy.place, text(copy))).collect()
+    }
+
+    /// What is left in the file itself, without what stands for what is gone.
+    fn rest(&self) -> String {
+        fs::read_to_string(self.path()).expect("text").trim_start_matches('\0').to_owned()
+    }
+}
+
+/// As an agent that has just begun.
+fn rotate(path: &Path, rotation: Rotation) -> Rotated {
+    let file = OpenOptions::new().read(true).append(true).open(path).expect("our own file");
+    let notes = path.with_file_name("notes");
+    let tracked = Tracked::new(&notes, &file.metadata().expect("its data"), path);
+    Rotator { file: &file, path, tracked: &tracked, rotation }.rotate().expect("room for a copy")
+}
+
+fn lines(from: u64, to: u64) -> String {
+    (from..to).map(|number| format!("{number:07}\n")).collect()
+}
+
+#[test]
+fn what_is_too_much_goes_into_copies_and_the_oldest_go() {
+    for means in [Means::Collapse, Means::Hole] {
+        let log = Log::new(16_384, 2, means);
+        log.write(&lines(0, 2_048));
+        assert_eq!(log.rotate(), Rotated::default(), "{means:?}: it is just full");
+        log.write(&lines(2_048, 2_050));
+        assert_eq!(log.rotate().copies, 1, "{means:?}");
+        assert_eq!(log.copies(), [(0, lines(0, 2_048))], "{means:?}");
+        assert_eq!(log.rest(), lines(2_048, 2_050), "{means:?}");
+        log.write(&lines(2_050, 8_000));
+        assert_eq!(log.rotate().copies, 2, "{means:?}");
+        let second = (16_384, lines(2_048, 4_096));
+        assert_eq!(
+            log.copies(),
+            [second, (32_768, lines(4_096, 6_144))],
+            "{means:?}: each copy is of one size"
+        );
+        assert_eq!(log.rest(), lines(6_144, 8_000), "{means:?}");
+        let length = fs::metadata(log.path()).expect("it is there").len();
+        let room = fs::metadata(log.path()).expect("it is there").blocks() * 512;
+        assert!(room < 24_576, "{means:?}: {room} bytes of room");
+        if means == Means::Collapse && length > 24_576 {
+            eprintln!("this filesystem does not collapse files");
+        }
+    }
+}
+
+#[test]
+fn what_would_be_gone_anyway_is_not_copied_first() {
+    for keep in [0, 1] {
+        let log = Log::new(16_384, keep, Means::Collapse);
+        log.write(&lines(0, 50_000));
+        let rotated = log.rotate();
+        assert_eq!(rotated.copies, keep, "{rotated:?}");
+        assert!(rotated.dropped > 0, "{rotated:?}");
+        let kept: String = log.copies().into_iter().map(|(_, text)| text).chain([log.rest()]).collect();
+        assert!(
+            lines(0, 50_000).ends_with(&kept) && kept.len() >= 8_000,
+            "keep {keep}: {} bytes",
+            kept.len()
+        );
+        assert_eq!(kept.len() % 8, 0, "whole lines");
+    }
+}
+
+#[test]
+fn a_line_that_is_too_long_is_cut_between_characters() {
+    let log = Log::new(16_384, 8, Means::Collapse);
+    log.write(&"é".repeat(10_000));
+    assert_eq!(log.rotate(), Rotated::default(), "its end may still come");
+    log.write("\nshort\n");
+    assert_eq!(log.rotate().copies, 1);
+    assert_eq!((log.copies()[0].1.len(), log.rest().as_str()), (20_001, "short\n"));
+    log.write(&"é".repeat(30_000));
+    log.rotate();
+    let all: String = log.copies().into_iter().map(|(_, text)| text).chain([log.rest()]).collect();
+    assert_eq!(all, format!("{}\nshort\n{}", "é".repeat(10_000), "é".repeat(30_000)), "no character is cut");
+    assert!(log.copies().len() >= 3, "it does not grow for ever");
+}
+
+#[test]
+fn a_file_that_somebody_emptied_goes_on() {
+    for means in ALL_MEANS {
+        let log = Log::new(16_384, 8, means);
+        log.write(&lines(0, 3_000));
+        log.rotate();
+        log.writer().set_len(0).expect("ours");
+        log.write(&lines(3_000, 6_000));
+        log.rotate();
+        let copies = log.copies();
+        assert_eq!(copies.len(), 2, "{means:?}");
+        assert!(copies[1].0 > copies[0].0, "{means:?}: places only grow");
+        let second = &copies[1].1;
+        assert!(second.starts_with("0003000\n"), "{means:?}: {}", &second[..8]);
+        assert_eq!(format!("{second}{}", log.rest()), lines(3_000, 6_000), "{means:?}");
+    }
+}
+
+/// The note is lost, and the file may be another: nothing is taken for what it is not.
+#[test]
+fn copies_of_another_file_are_not_taken_for_its_own() {
+    let log = Log::new(16_384, 8, Means::Collapse);
+    log.write(&lines(0, 3_000));
+    log.rotate();
+    fs::remove_dir_all(log.folder.path().join("notes")).expect("ours");
+    fs::create_dir(log.folder.path().join("notes")).expect("ours");
+    fs::rename(log.path(), log.folder.path().join("away")).expect("ours");
+    log.write(&lines(3_000, 6_000));
+    log.rotate();
+    let places: Vec<u64> = log.copies().iter().map(|(place, _)| *place).collect();
+    assert_eq!(places, [0, 16_384]);
+    assert_eq!(format!("{}{}", log.copies()[1].1, log.rest()), lines(3_000, 6_000));
+}
+
+/// Every step at which an agent may be cut off, one after the other.
+#[test]
+fn a_rotation_that_was_cut_off_is_finished_and_not_repeated() {
+    let text = lines(0, 3_000);
+    let held = 16_384;
+    for step in ["copied", "noted", "punched", "collapsing", "collapsed"] {
+        let log = Log::new(16_384, 8, Means::Collapse);
+        log.write(&text);
+        let file = log.writer();
+        let notes = log.folder.path().join("notes");
+        let tracked = Tracked::new(&notes, &file.metadata().expect("data"), &log.path());
+        tracked.note(&file).expect("a note").save(tracked.note_path()).expect("room");
+        fs::write(log.folder.path().join("out.log.000000000000000"), &text[..held]).expect("room");
+        let mut note = tracked.note(&file).expect("a note").clone();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if step != "copied" {
+            (note.taken, note.step) = (held as u64, Step::Cutting);
+        }
+        if ["punched", "collapsing", "collapsed"].contains(&step) {
+            rustix::fs::fallocate(&file, hole, 0, held as u64).expect("a filesystem with holes");
+        }
+        if ["collapsing", "collapsed"].contains(&step) {
+            note.step = Step::Collapsing(held as u64);
+        }
+        if step == "collapsed" && collapse(&file, held as u64).is_err() {
+            continue;
+        }
+        note.save(tracked.note_path()).expect("room");
+        // More than was taken is written before the next agent comes.
+        log.write(&lines(3_000, 9_000));
+        log.rotate();
+        let all: String = log.copies().into_iter().map(|(_, text)| text).chain([log.rest()]).collect();
+        assert!(all == lines(0, 9_000), "{step}: {} of {} bytes", all.len(), 9_000 * 8);
+    }
+}
+
+/// Not a test: what the torture below starts and kills. It rotates for ever.
+#[test]
+fn rotates_until_it_is_killed() {
+    #[expect(clippy::disallowed_methods, reason = "it is how the torture tells its child what to do")]
+    let Ok(log) = std::env::var(LOG) else { return };
+    let (path, means) = log.rsplit_once(':').expect("a path and a means");
+    let means = ALL_MEANS.into_iter().find(|known| format!("{known:?}") == means).expect("a known one");
+    loop {
+        rotate(Path::new(path), Rotation { size: 32_768, keep: 100_000, means });
+    }
+}
+
+/// Several write numbered lines as fast as they can, and whoever rotates is killed again and again, at any moment.
+#[test]
+fn torture() {
+    const WRITERS: u64 = 3;
+    for (means, rounds) in [(Means::Collapse, 40), (Means::Hole, 20)] {
+        let log = Log::new(32_768, 100_000, means);
+        let stop = AtomicBool::new(false);
+        log.write("");
+        let written: Vec<u64> = std::thread::scope(|scope| {
+            let write = |writer: u64| {
+                let mut file = log.writer();
+                let mut number = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let line = format!("{writer} {number} {}\n", "x".repeat((number % 97) as usize));
+                    file.write_all(line.as_bytes()).expect("room");
+                    number += 1;
+                    // As fast as it can, but the disk of whoever runs this is not filled.
+                    if number % 64 == 0 {
+                        std::thread::yield_now();
+                        while file.metadata().expect("data").blocks() > 8 * 2_048
+                            && !stop.load(Ordering::Relaxed)
+                        {
+                            std::thread::yield_now();
+                        }
+                    }
+                }
+                number
+            };
+            let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || write(writer))).collect();
+            for round in 0..rounds {
+                let mut child = child(&log.path(), means);
+                let began = Instant::now();
+                // Not at once, for it takes a while to begin, and then at a moment of its own.
+                let made = |log: &Log| copies(&log.path()).len();
+                let before = made(&log);
+                while made(&log) == before && began.elapsed() < Duration::from_secs(10) {
+                    std::thread::yield_now();
+                }
+                let reached = Instant::now();
+                while reached.elapsed() < Duration::from_micros(round * 137 % 4_000) {
+                    std::hint::spin_loop();
+                }
+                child.kill().expect("it is ours");
+                child.wait().expect("it is ours");
+            }
+            stop.store(true, Ordering::Relaxed);
+            writers.into_iter().map(|writer| writer.join().expect("a writer")).collect()
+        });
+        rotate(&log.path(), log.rotation);
+        let mut next: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut check = |line: &str, whence: &Path| {
+            let mut words = line.split(' ');
+            let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
+            let (Some(writer), Some(number)) = (number(), number()) else {
+                panic!("{means:?}: {whence:?} has a line {line:?}")
+            };
+            let whole = words.next().is_some_and(|rest| rest.len() as u64 == number % 97);
+            assert!(
+                whole,
+                "{means:?}: {whence:?} has a part of a line: {line:.200?} of {} bytes",
+                line.len()
+            );
+            let expected = next.entry(writer).or_default();
+            assert_eq!(number, *expected, "{means:?}: {whence:?}, writer {writer}");
+            *expected += 1;
+        };
+        let copies = copies(&log.path());
+        for copy in &copies {
+            let bytes = fs::read(&copy.path).expect("a copy");
+            if let Some(first) = bytes.iter().position(|byte| *byte == 0) {
+                let behind = bytes[first..].iter().position(|byte| *byte != 0).map(|at| at + first);
+                panic!("{means:?}: {copy:?} has NUL bytes from {first} to {behind:?} of {}", bytes.len());
+            }
+            for line in io::BufReader::new(File::open(&copy.path).expect("a copy")).lines() {
+                check(&line.expect("text"), &copy.path);
+            }
+        }
+        for line in log.rest().lines() {
+            check(line, &log.path());
+        }
+        let seen: Vec<u64> = (0..WRITERS).map(|writer| next.get(&writer).copied().unwrap_or(0)).collect();
+        assert_eq!(seen, written, "{means:?}: every line is there, once");
+        eprintln!("{means:?}: {seen:?} lines in {} copies, {rounds} kills", copies.len());
+    }
+}
+
+fn child(path: &Path, means: Means) -> std::process::Child {
+    let program = std::env::current_exe().expect("this program");
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it is this very program, and nothing that the agent looks after"
+    )]
+    let mut child = std::process::Command::new(program);
+    child
+        .args([
+            "--exact",
+            "exec::rotate::tests::rotates_until_it_is_killed",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(LOG, format!("{}:{means:?}", path.display()))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("this program can be run")
+}

@@ -1,0 +1,224 @@
+//! What processes write: read through the server, rotated on the host, and followed through whatever happens.
+
+use crate::access::{OTHER, granted_app};
+use crate::up;
+use procfleet_testkit::{
+    Joined, Op, PATIENCE, Proc, Program, Signal, Up, account, kill, programs, wait_for, wait_until,
+};
+use serde_json::json;
+use std::fs;
+
+const FILE_INVALID: u64 = 1_000_104;
+const NO_AGENT: u64 = 1_000_117;
+const BAD_REQUEST: u64 = 1_000_811;
+const NOT_ALLOWED: u64 = 1_000_837;
+
+#[track_caller]
+fn logs(up: &Up, proc: &Proc, flags: &[&str]) -> String {
+    let read = up.cli(&[&["logs", &proc.name, "--namespace", &proc.namespace], flags].concat());
+    assert_eq!(read.code, Some(0), "{read:?}");
+    read.stdout
+}
+
+/// `procfleet logs --follow`, beside the test.
+fn follow(up: &Up, proc: &Proc) -> Program {
+    let args = ["logs", &proc.name, "--namespace", &proc.namespace, "--follow", "--lines", "10000"];
+    let mut follow = Program::new(up.binary()).args(args).env("PROCFLEET_DATA", up.data());
+    follow.start();
+    follow
+}
+
+fn question(proc: &Proc, more: &str) -> String {
+    format!("/api/v1/logs?namespace={}&name={}{more}", proc.namespace, proc.name)
+}
+
+#[test]
+fn the_newest_lines_are_shown() {
+    let up = up();
+    let command = "echo one; echo '\ttwo\u{1b}[31m' >&2; printf '\\377\\n'; printf half; exec ./web 1000";
+    let proc = up.proc("talks").starts(command);
+    proc.start();
+    assert_eq!(
+        logs(&up, &proc, &[]),
+        "one\n\ttwo [31m\n\u{fffd}\nhalf\n",
+        "what has no end yet is shown too"
+    );
+    assert_eq!(logs(&up, &proc, &["--raw", "-n", "3"]), "\ttwo\u{1b}[31m\n\u{fffd}\nhalf\n");
+    assert_eq!(logs(&up, &proc, &["--lines", "1"]), "half\n");
+    let data = up.client.data(&question(&proc, "&lines=2&host=0:127.0.0.1"));
+    assert_eq!(
+        (&data["lines"], &data["rest"], &data["lossy"]),
+        (&json!(["\u{fffd}"]), &json!("half"), &json!(true))
+    );
+    let file = data["file"].as_str().expect("a path");
+    assert!(file.ends_with(&format!("/output/{}+talks/out.log", up.namespace)), "{file}");
+    // The next run writes behind the last one, and its outcome has only what is its own.
+    proc.op(Op::Kill).assert_success();
+    proc.op(Op::Start).assert_success();
+    assert!(logs(&up, &proc, &[]).starts_with("one\n\ttwo [31m\n\u{fffd}\nhalfone\n"));
+    proc.op(Op::Kill).assert_success();
+    let failing = proc.clone().starts("echo why; exit 3");
+    let outcome = failing.op(Op::Start);
+    assert!(outcome.message.contains("why") && !outcome.message.contains("one"), "{outcome:?}");
+    let json = logs(&up, &proc, &["--json", "-n", "1"]);
+    assert!(json.contains(r#""lines":["halfwhy"]"#), "{json}");
+
+    let mut several = up.proc("several").starts("echo $PROCFLEET_INSTANCE speaks; exec ./web 1000");
+    several.request["spec"]["instance_num"] = json!(2);
+    several.op(Op::Start).assert_success();
+    assert_eq!(logs(&up, &several, &[]), "[#1] 1 speaks\n[#2] 2 speaks\n");
+    assert_eq!(logs(&up, &several, &["--instance", "2"]), "2 speaks\n");
+    several.op(Op::Kill).assert_success();
+}
+
+#[test]
+fn what_cannot_be_read_says_why() {
+    let up = up();
+    let client = &up.client;
+    let wrong = "/api/v1/logs?lines=many&instance=0&host=x&agent=a+b&since=-1&wait_ms=soon&tail=1";
+    let fields = ["namespace", "name", "lines", "instance", "host", "agent", "since", "wait_ms", "tail"];
+    client.get(wrong).assert_refused(BAD_REQUEST, &fields.map(|field| field));
+    client.get("/api/v1/logs?namespace=a&name=b&host=0:10.9.9.9").assert_refused(BAD_REQUEST, &["10.9.9.9"]);
+    let unknown = up.proc("unknown");
+    client.get(&question(&unknown, "")).assert_refused(FILE_INVALID, &["unknown", "never started here"]);
+    client
+        .post("/api/v1/logs/reopen", json!({"namespace": up.namespace, "name": "unknown"}))
+        .assert_refused(FILE_INVALID, &["never started here"]);
+    let bad = up.cli(&["logs", "unknown", "--lines", "0"]);
+    assert_eq!(bad.code, Some(2), "{bad:?}");
+
+    // A daemon closes what it was given.
+    let daemon = up.proc("daemon").with_pid_file().starts(&format!("echo starting; {}", programs::daemon()));
+    daemon.start();
+    let shown = up.cli(&["logs", "daemon", "--namespace", &up.namespace]);
+    assert_eq!((shown.code, shown.stdout.as_str()), (Some(0), "starting\n"), "{shown:?}");
+    assert!(shown.stderr.contains("the process itself writes to /dev/null"), "{shown:?}");
+
+    // An app that may not use the account of the process does not see what it writes.
+    let app = granted_app(&up, "reader");
+    assert_eq!(app.get(&question(&daemon, "")).data()["lines"], json!(["starting"]));
+    for (dimension, granted) in [("--account", account()), ("--op", "query".to_owned())] {
+        let revoke = up.cli(&["app", "revoke", "reader", dimension, "*"]);
+        assert_eq!(revoke.code, Some(0), "{revoke:?}");
+        let given = if dimension == "--account" { "somebody".to_owned() } else { "start".to_owned() };
+        let grant = up.cli(&["app", "grant", "reader", dimension, &given]);
+        assert_eq!(grant.code, Some(0), "{grant:?}");
+        let (code, word) = match dimension {
+            "--account" => (NOT_ALLOWED, account()),
+            _ => (crate::access::DENIED, "query".to_owned()),
+        };
+        app.get(&question(&daemon, "")).assert_refused(code, &[&word]);
+        let back = up.cli(&["app", "grant", "reader", dimension, &granted]);
+        assert_eq!(back.code, Some(0), "{back:?}");
+        assert_eq!(app.get(&question(&daemon, "")).data()["lines"], json!(["starting"]), "{dimension}");
+    }
+}
+
+#[test]
+fn an_agent_that_is_away_is_named() {
+    let up = up();
+    let token = up.token(&[]);
+    let data = up.folder("other");
+    let mut other = Joined::start(up.binary(), &up.link(), &data, OTHER, Some(&token));
+    other.wait_until_connected(&up, OTHER);
+    let here = up.proc("web").starts("echo here; exec ./web 1000");
+    // In a folder of its own, for both hosts are this one.
+    let mut there = up.proc("elsewhere").on_host(OTHER).starts("echo there; exec ./web 1000");
+    there.name = "web".to_owned();
+    there.request["meta"]["name"] = json!("web");
+    here.start();
+    there.op(Op::Start).assert_success();
+    wait_until(PATIENCE, "both hosts have told of it", || {
+        let rows = up.client.data(&format!("/api/v1/procs?namespace={}", up.namespace));
+        rows.as_array().is_some_and(|rows| rows.len() == 2)
+    });
+    assert_eq!(logs(&up, &here, &[]), "[0:127.0.0.1] here\n[0:127.0.0.2] there\n");
+    assert_eq!(logs(&up, &here, &["--host", "0:127.0.0.2"]), "there\n");
+    up.client.get(&question(&here, "")).assert_refused(BAD_REQUEST, &["host: is required"]);
+    other.end(Signal::KILL);
+    wait_until(PATIENCE, "the server knows that it is gone", || {
+        up.client.get(&question(&here, "&host=0:127.0.0.2")).body["code"] == NO_AGENT
+    });
+    let away = up.client.get(&question(&here, "&host=0:127.0.0.2"));
+    away.assert_refused(NO_AGENT, &["Can not find Agent by ip 0:127.0.0.2", "not connected"]);
+    let shown = up.cli(&["logs", "web", "--namespace", &up.namespace]);
+    assert_eq!((shown.code, shown.stdout.as_str()), (Some(1), "[0:127.0.0.1] here\n"), "{shown:?}");
+    assert!(shown.stderr.contains("not connected"), "{shown:?}");
+}
+
+#[test]
+fn following_goes_on_through_rotation_and_the_agents_death() {
+    let mut up =
+        Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "1000"]);
+    let count = "i=0; while [ $i -lt 6000 ]; do echo line $i of a process that talks a lot; i=$((i+1)); \
+        if [ $i -eq 3000 ]; then until test -e go; do sleep 0.05; done; fi; done; exec ./web 1000";
+    let proc = up.proc("counts").starts(count).policy("op_timeout", 60);
+    proc.start();
+    let mut followed = follow(&up, &proc);
+    let lines = |followed: &Program| followed.stdout().lines().count();
+    wait_until(PATIENCE, "the first half is shown", || lines(&followed) == 3_000);
+    let folder = up.data().join("agent/output").join(format!("{}+counts", up.namespace));
+    let copies = || {
+        let names = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("out.log.")).count()
+    };
+    up.kill_agent();
+    wait_until(PATIENCE, "the next agent has rotated the log", || copies() > 0);
+    fs::write(proc.folder.join("go"), "").expect("our own folder");
+    wait_until(PATIENCE, "the second half is shown", || lines(&followed) == 6_000);
+    up.kill_all();
+    up.again();
+    up.wait_for_agent();
+    let expected: Vec<String> =
+        (0..6_000).map(|i| format!("line {i} of a process that talks a lot")).collect();
+    let shown = followed.stdout();
+    assert!(shown.lines().eq(expected.iter().map(String::as_str)), "every line once, and in its order");
+    assert!(followed.is_running(), "{}", followed.stderr());
+    assert_eq!(followed.end(Signal::INT, PATIENCE).0.code(), Some(0), "Ctrl-C is how it ends");
+    // What is in copies is read as if it were one file.
+    let all = logs(&up, &proc, &["--lines", "5500"]);
+    assert!(all.lines().eq(expected[500..].iter().map(String::as_str)), "{} lines", all.lines().count());
+    let one = up.client.data(&question(&proc, "&lines=1&since=0"));
+    assert_eq!(one["lines"], json!([expected[0]]));
+}
+
+#[test]
+fn a_renamed_log_gets_its_name_back() {
+    let up = up();
+    let folder = up.folder("logs");
+    let ticks = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.02; done";
+    let proc = up.proc("ticks").starts(ticks).identity("log_path", folder.to_str().expect("a plain path"));
+    proc.start();
+    let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let count = |name: &str| text(name).matches("tick").count();
+    let renamed = |to: &str| fs::rename(folder.join("ticks.log"), folder.join(to)).expect("our own folder");
+    wait_until(PATIENCE, "it ticks", || count("ticks.log") > 3);
+    assert!(logs(&up, &proc, &["--reopen"]).contains("ticks.log is what the process writes to"));
+    renamed("ticks.log.1");
+    let said = logs(&up, &proc, &["--reopen"]);
+    assert!(said.contains("ticks.log.1"), "{said}");
+    wait_until(PATIENCE, "it ticks again", || count("ticks.log") > 3);
+    // Somebody who has the agent's pid and no server, after a life of the agent that knew more.
+    up.kill_agent();
+    up.wait_for_agent();
+    renamed("ticks.log.2");
+    fs::write(folder.join("ticks.log"), "").expect("as logrotate's create does");
+    kill(up.agent_pid(), Signal::USR2);
+    wait_until(PATIENCE, "it ticks once more", || count("ticks.log") > 3);
+    let first = wait_for(PATIENCE, "the log begins with a whole line", || {
+        text("ticks.log").trim_start_matches('\0').lines().next().map(str::to_owned)
+    });
+    let old = text("ticks.log.1") + text("ticks.log.2").trim_start_matches('\0');
+    let expected: String = (1..=old.lines().count()).map(|i| format!("tick {i}\n")).collect();
+    assert_eq!(old, expected, "nothing is lost, and nothing is there twice");
+    assert_eq!(first, format!("tick {}", old.lines().count() + 1));
+    // What has no name any more cannot get one.
+    fs::remove_file(folder.join("ticks.log")).expect("our own folder");
+    let reopen = up.cli(&["logs", "ticks", "--namespace", &up.namespace, "--reopen"]);
+    assert_eq!(reopen.code, Some(1), "{reopen:?}");
+    assert!(
+        reopen.stderr.contains("was deleted") && reopen.stderr.contains("restart the process"),
+        "{reopen:?}"
+    );
+    assert!(logs(&up, &proc, &["-n", "2"]).contains("tick"), "it can still be read");
+}

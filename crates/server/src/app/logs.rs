@@ -1,0 +1,192 @@
+//! What a proc has written: the one question whose answer is not in the store, so that its agent is asked.
+//!
+//! Asking runs nothing and changes nothing on the host. An answer is bounded, and so is the time that it may take.
+
+use super::{App, AppError, Caller, access, audit};
+use crate::sessions::Unanswered;
+use crate::store::{Found, ProcFilter};
+use procfleet_core::access::Scope;
+use procfleet_core::code::Code;
+use procfleet_core::id::{AgentId, Host};
+use procfleet_core::task::Target;
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, ReopenedView, split};
+use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How many bytes of a log one answer has at most.
+const MOST: usize = 256 * 1024;
+
+/// The newest lines; or those since a place, and if there are none, those that come while the caller waits.
+pub async fn read(app: &App, caller: &Caller, question: LogsQuery) -> Result<LogsView, AppError> {
+    let LogsQuery { of, lines, since, wait } = question;
+    let found = find(app, caller, &of).await?;
+    let (agent, host) = &found;
+    let until = Instant::now() + wait;
+    let mut skipped_bytes = 0;
+    let (mut at, mut beyond) = (since, since);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let first = ask(app, caller, &found, &of, Part { at, lines, wait: left.as_millis(), beyond }).await?;
+        let LogRead { begin, mut bytes, mut end, skipped, file, message: note, .. } = first;
+        skipped_bytes += skipped;
+        // Then what follows, as far as it is there already.
+        while !bytes.is_empty() && bytes.len() < MOST && begin + (bytes.len() as u64) < end {
+            let at = Some(begin + bytes.len() as u64);
+            let next = ask(app, caller, &found, &of, Part { at, lines, wait: 0, beyond: None }).await?;
+            // What was rotated away in this moment is told by the next answer.
+            if next.skipped > 0 || next.bytes.is_empty() {
+                break;
+            }
+            end = next.end;
+            bytes.extend(next.bytes);
+        }
+        let split = split(&bytes, lines as usize, MOST);
+        let over = since.is_none() || left <= Duration::from_millis(1);
+        if !split.lines.is_empty() || skipped_bytes > 0 || over {
+            return Ok(LogsView {
+                bk_agent_id: agent.to_string(),
+                bk_cloud_id: host.cloud.0,
+                ip: host.ip.to_string(),
+                file,
+                lines: split.lines,
+                rest: split.rest,
+                cursor: (begin + split.taken as u64).to_string(),
+                end: end.to_string(),
+                skipped_bytes,
+                lossy: split.lossy,
+                note,
+            });
+        }
+        // A part of a line is no line: the end of it is waited for.
+        (at, beyond) = (Some(begin), Some(end));
+    }
+}
+
+/// Lets the host put a log right that somebody renamed.
+pub async fn reopen(app: &App, caller: &Caller, of: LogOf) -> Result<ReopenedView, AppError> {
+    let (agent, host) = find(app, caller, &of).await?;
+    let question = ReadLog { reopen: true, ..question(caller, &of) };
+    let LogRead { file, message: note, .. } = answered(app, &agent, host, question).await?;
+    app.store.audit(audit::entry(app, caller, "logs_reopen", &of.proc.to_string(), note.clone())).await?;
+    Ok(ReopenedView {
+        bk_agent_id: agent.to_string(),
+        bk_cloud_id: host.cloud.0,
+        ip: host.ip.to_string(),
+        file,
+        note,
+    })
+}
+
+/// Which part of a log is asked for.
+struct Part {
+    at: Option<u64>,
+    lines: u32,
+    /// Milliseconds.
+    wait: u128,
+    beyond: Option<u64>,
+}
+
+async fn ask(
+    app: &App,
+    caller: &Caller,
+    agent: &(AgentId, Host),
+    of: &LogOf,
+    part: Part,
+) -> Result<LogRead, AppError> {
+    let Part { at, lines, wait, beyond } = part;
+    let (wait_ms, beyond) = match beyond {
+        Some(beyond) => (u64::try_from(wait).unwrap_or_default(), beyond),
+        None => (0, 0),
+    };
+    let most = u32::try_from(LOG_BYTES).unwrap_or(u32::MAX);
+    let question = ReadLog { at, lines, most, wait_ms, beyond, ..question(caller, of) };
+    answered(app, &agent.0, agent.1, question).await
+}
+
+fn question(caller: &Caller, of: &LogOf) -> ReadLog {
+    let accounts = match caller.rights.accounts() {
+        Scope::All => Vec::new(),
+        // Nobody is called so, and an empty list would be everybody.
+        Scope::Only(none) if none.is_empty() => vec![String::new()],
+        Scope::Only(some) => some.iter().cloned().collect(),
+    };
+    ReadLog {
+        namespace: of.proc.namespace.clone(),
+        name: of.proc.name.clone(),
+        accounts,
+        ..ReadLog::default()
+    }
+}
+
+async fn answered(app: &App, agent: &AgentId, host: Host, question: ReadLog) -> Result<LogRead, AppError> {
+    let failed = |code: Code, reason: String| Err(AppError::Unanswered { code, reason });
+    match app.questions.ask(agent, question).await {
+        Ok(answer) if answer.code == Code::Success.number() => Ok(answer),
+        Ok(answer) => {
+            let code = Code::from_number(answer.code).unwrap_or(Code::SystemError);
+            failed(code, format!("host {host}: {}", answer.message))
+        }
+        Err(Unanswered::Away) => failed(
+            Code::NoAgent,
+            format!(
+                "Can not find Agent by ip {host}: its agent is not connected; its logs can be read when it is back"
+            ),
+        ),
+        Err(Unanswered::TooOld) => failed(
+            Code::NoAgent,
+            format!("the agent of host {host} is of a version that cannot read logs; upgrade it"),
+        ),
+        Err(Unanswered::Silent) => {
+            failed(Code::Timeout, format!("the agent of host {host} did not answer in time; ask again"))
+        }
+    }
+}
+
+/// The one agent that is meant, as far as the caller may see.
+async fn find(app: &App, caller: &Caller, of: &LogOf) -> Result<(AgentId, Host), AppError> {
+    access::permit_reading(caller, &of.proc.namespace)?;
+    let agents = app.store.agents().await?.into_iter();
+    let seen: Vec<(AgentId, Host)> = agents
+        .filter(|agent| caller.rights.businesses().allows(&agent.business) && agent.retired_at.is_none())
+        .map(|agent| (agent.agent, agent.host))
+        .collect();
+    let host_of = |agent: &AgentId| seen.iter().find(|(known, _)| known == agent).cloned();
+    let fault = |field: &str, reason: String| {
+        let mut faults = Faults::default();
+        faults.add(field, reason);
+        Err(AppError::Faults(faults))
+    };
+    let named = match (&of.agent, of.host) {
+        (Some(agent), _) => Some((Target::Agent(agent.clone()), "agent", agent.to_string())),
+        (None, Some(host)) => Some((Target::Host(host), "host", host.to_string())),
+        (None, None) => None,
+    };
+    if let Some((target, field, name)) = named {
+        let found = app.store.resolve_within(&[target], caller.rights.businesses()).await?;
+        let found = found.into_iter().next().and_then(Found::agent).and_then(|agent| host_of(&agent));
+        return match found {
+            Some(found) => Ok(found),
+            None => fault(field, format!("no agent is known for {name}")),
+        };
+    }
+    let filter = ProcFilter {
+        namespace: Some(of.proc.namespace.clone()),
+        name: Some(of.proc.name.clone()),
+        agent: None,
+    };
+    let procs = app.store.procs(filter).await?;
+    let mut having = procs.iter().filter_map(|(agent, _)| host_of(agent));
+    match (having.next(), having.next()) {
+        (Some(one), None) => Ok(one),
+        (None, _) => match seen.as_slice() {
+            // It may have been forgotten, and its output still be there.
+            [only] => Ok(only.clone()),
+            _ => fault("name", format!("no host is known to have {}; name the host", of.proc)),
+        },
+        (Some((_, one)), Some((_, other))) => {
+            fault("host", format!("is required: several hosts have {} (such as {one} and {other})", of.proc))
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Questions to agents that are no ops: what a proc has written. Nothing of them is stored; whoever asks waits, and not for long.
+//!
+//! An agent is asked few at a time, and none that would not understand. An answer finds whoever asked by the number of the question, and
+//! only from the agent that was asked.
+
+use super::Outbox;
+use procfleet_core::id::{AgentId, Epoch};
+use procfleet_proto::link::{LogRead, ReadLog, server_message::Body};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+/// How many questions one agent is asked at once. The others wait.
+const AT_ONCE: usize = 8;
+/// How long an agent may take to answer, beside what it was told to wait.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The agent is not connected, or its connection broke.
+    Away,
+    /// It is of a version that does not know the question.
+    TooOld,
+    /// It did not answer in time.
+    Silent,
+}
+
+/// Everything that is asked now.
+#[derive(Clone, Debug, Default)]
+pub struct Questions {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    number: AtomicU64,
+    sessions: Mutex<HashMap<AgentId, Session>>,
+    open: Mutex<HashMap<u64, Asked>>,
+}
+
+#[derive(Clone, Debug)]
+struct Session {
+    epoch: Epoch,
+    /// `None`: it understands no questions. The keeper's alone keeps the session open.
+    outbox: Option<mpsc::WeakSender<Body>>,
+    places: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    agent: AgentId,
+    epoch: Epoch,
+    answer: oneshot::Sender<LogRead>,
+}
+
+/// Takes a question back that nobody waits for any more.
+struct Withdraw<'a>(&'a Inner, u64);
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.open).remove(&self.1);
+    }
+}
+
+impl Questions {
+    pub(super) fn connected(&self, agent: &AgentId, epoch: Epoch, outbox: Option<&Outbox>) {
+        let outbox = outbox.map(Outbox::downgrade);
+        let session = Session { epoch, outbox, places: Arc::new(Semaphore::new(AT_ONCE)) };
+        lock(&self.inner.sessions).insert(agent.clone(), session);
+    }
+
+    /// Those who wait for it learn it at once.
+    pub(super) fn gone(&self, agent: &AgentId, epoch: Epoch) {
+        let mut sessions = lock(&self.inner.sessions);
+        if sessions.get(agent).is_some_and(|session| session.epoch == epoch) {
+            sessions.remove(agent);
+        }
+        lock(&self.inner.open).retain(|_, asked| asked.agent != *agent || asked.epoch != epoch);
+    }
+
+    pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, answer: LogRead) {
+        let mut open = lock(&self.inner.open);
+        let is_asked =
+            open.get(&answer.id).is_some_and(|asked| asked.agent == *agent && asked.epoch == epoch);
+        if is_asked && let Some(asked) = open.remove(&answer.id) {
+            // Nobody waits any more only when the caller has left.
+            let _ = asked.answer.send(answer);
+        }
+    }
+
+    pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
+        let patience = PATIENCE + Duration::from_millis(question.wait_ms);
+        self.ask_within(patience, agent, question).await
+    }
+
+    async fn ask_within(
+        &self,
+        patience: Duration,
+        agent: &AgentId,
+        question: ReadLog,
+    ) -> Result<LogRead, Unanswered> {
+        let answer = tokio::time::timeout(patience, self.answer_to(agent, question)).await;
+        answer.unwrap_or(Err(Unanswered::Silent))
+    }
+
+    async fn answer_to(&self, agent: &AgentId, mut question: ReadLog) -> Result<LogRead, Unanswered> {
+        let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
+        let outbox = session.outbox.ok_or(Unanswered::TooOld)?;
+        let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
+        question.id = self.inner.number.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        let asked = Asked { agent: agent.clone(), epoch: session.epoch, answer };
+        lock(&self.inner.open).insert(question.id, asked);
+        let _withdraw = Withdraw(&self.inner, question.id);
+        let outbox = outbox.upgrade().ok_or(Unanswered::Away)?;
+        outbox.send(Body::ReadLog(question)).await.map_err(|_| Unanswered::Away)?;
+        drop(outbox);
+        answered.await.map_err(|_| Unanswered::Away)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(id: &str) -> AgentId {
+        id.parse().expect("an agent id")
+    }
+
+    #[tokio::test]
+    async fn an_answer_counts_only_from_whom_was_asked() {
+        let questions = Questions::default();
+        let (one, other) = (agent("a1"), agent("a2"));
+        assert_eq!(questions.ask(&one, ReadLog::default()).await, Err(Unanswered::Away));
+        questions.connected(&other, Epoch(1), None);
+        assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
+
+        let (outbox, mut asked) = mpsc::channel(4);
+        questions.connected(&one, Epoch(2), Some(&outbox));
+        let asking = tokio::spawn({
+            let (questions, one) = (questions.clone(), one.clone());
+            async move { questions.ask(&one, ReadLog::default()).await }
+        });
+        let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
+        let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
+        questions.answered(&other, Epoch(1), answer(1));
+        questions.answered(&one, Epoch(1), answer(2));
+        questions.answered(&one, Epoch(2), answer(3));
+        questions.answered(&one, Epoch(2), answer(4));
+        assert_eq!(asking.await.expect("it was answered"), Ok(answer(3)));
+
+        let asking = tokio::spawn({
+            let (questions, one) = (questions.clone(), one.clone());
+            async move { questions.ask(&one, ReadLog::default()).await }
+        });
+        asked.recv().await.expect("a question");
+        questions.gone(&one, Epoch(1));
+        questions.gone(&one, Epoch(2));
+        assert_eq!(asking.await.expect("it was told"), Err(Unanswered::Away));
+        assert!(lock(&questions.inner.open).is_empty() && lock(&questions.inner.sessions).len() == 1);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_ever() {
+        let questions = Questions::default();
+        let (outbox, _asked) = mpsc::channel(4);
+        questions.connected(&agent("a1"), Epoch(2), Some(&outbox));
+        let (agent, soon) = (agent("a1"), Duration::from_millis(10));
+        assert_eq!(questions.ask_within(soon, &agent, ReadLog::default()).await, Err(Unanswered::Silent));
+        assert!(lock(&questions.inner.open).is_empty(), "it was withdrawn");
+    }
+}
