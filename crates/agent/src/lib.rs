@@ -53,6 +53,8 @@ const LAST_OPS: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(1);
 /// How often it looks after what forgotten procs left.
 const FORGOTTEN: Duration = Duration::from_secs(60 * 60);
+/// How long what is left of an agent that was killed may hold its folder.
+const LET_GO: Duration = Duration::from_secs(1);
 /// How long orphans that have ended may stay as zombies. Whoever watches one has reaped it by then.
 const REAPING: Duration = Duration::from_millis(100);
 
@@ -94,10 +96,21 @@ fn take_folder(folder: &Path) -> Result<std::fs::File, AgentError> {
     let prepared = |source| AgentError::Folder { path: folder.to_owned(), source };
     config::make_private_folder(folder).map_err(prepared)?;
     let lock = std::fs::File::create(folder.join("agent.lock")).map_err(prepared)?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(std::fs::TryLockError::WouldBlock) => Err(AgentError::InUse(folder.to_owned())),
-        Err(std::fs::TryLockError::Error(source)) => Err(prepared(source)),
+    // A child of an agent that was killed holds its files for a moment, until it has become another program.
+    let asked = std::time::Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(std::fs::TryLockError::WouldBlock) if asked.elapsed() < LET_GO => {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "nothing else is done before the folder is ours"
+                )]
+                std::thread::sleep(LET_GO / 20);
+            }
+            Err(std::fs::TryLockError::WouldBlock) => return Err(AgentError::InUse(folder.to_owned())),
+            Err(std::fs::TryLockError::Error(source)) => return Err(prepared(source)),
+        }
     }
 }
 
