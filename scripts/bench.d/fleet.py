@@ -77,6 +77,11 @@ class Server:
     def memory_kib(self):
         return measure.pss_kib([self.process.pid])
 
+    def memory_used(self):
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as file:
+            most = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+        return f"{self.memory_kib() / 1024:.0f} and {most / 1024:.0f}"
+
     def cpu_ns(self):
         return measure.cpu_ns([self.process.pid])
 
@@ -149,7 +154,7 @@ class Bench:
         self.patience, self.keep, self.log_level = options.patience, options.keep, options.log
         self.procfleet, self.sim = os.path.abspath(options.procfleet), os.path.abspath(options.sim)
         # On a disk, for what is durable must cost what it costs.
-        self.folder = tempfile.mkdtemp(prefix="pfbench-", dir=options.folder)
+        self.folder = tempfile.mkdtemp(prefix="pffleet-", dir=options.folder)
         self.rows = []
 
     def say(self, what, value):
@@ -207,6 +212,8 @@ def run(bench, options):
         server.empty_kib = empty
         for name, part in parts.items():
             if not options.only or name in options.only:
+                if part is come_back:
+                    bench.say("server: memory after all of this, and at most, MiB", server.memory_used())
                 print(name, flush=True)
                 part(bench, options, server, sim)
     finally:
@@ -346,13 +353,17 @@ def results(bench, options, server, sim):
     took = timed(ask, options.queries, server)
     bench.say(f"result query of {options.agents} keys: p50 and worst, ms", took[0])
     bench.say("other calls meanwhile: p50 and p99, ms", took[1])
+    one = server.api.request(f"{GSE}/get_proc_status/", {"meta": {"namespace": "bench", "name": "web"}, "hosts": hosts(0, 1)})
+    total, took = closed_loop(server.api, [one] * options.queries * 10, 1)
+    bench.say("status query of one host: p50 and p99, ms",
+              f"{measure.percentile(took, 50) * 1e3:.2f} and {measure.percentile(took, 99) * 1e3:.2f}")
     # The same while results come in.
     running = operate(server, RESTART, hosts(0, options.agents))
     ask = lambda: server.api.call("POST", f"{GSE}/get_proc_operate_result_v2/", {"task_id": running})
     took = timed(ask, max(options.queries // 2, 1), server)
     sim.confirmed(options.agents, bench.patience)
     bench.say(f"result query of {options.agents} keys while they come in: p50 and worst, ms", took[0])
-    bench.say("other calls meanwhile: p50 and p99, ms ", took[1])
+    bench.say("other calls while they come in: p50 and p99, ms", took[1])
 
 
 def timed(ask, times, server):

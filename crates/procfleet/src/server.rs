@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 use procfleet_agent::program;
-use procfleet_server::Server;
 use procfleet_server::config::Config;
 use procfleet_server::login_service::LoginUrl;
+use procfleet_server::{Server, files};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -55,6 +55,7 @@ impl From<Args> for Config {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     program::log();
+    files::take_all();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {

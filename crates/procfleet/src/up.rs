@@ -11,7 +11,7 @@ use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_proto::http::native::CreateToken;
 use procfleet_server::app::{Caller, tokens};
-use procfleet_server::{Server, reachable};
+use procfleet_server::{Server, files, reachable};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::Stdio;
@@ -52,12 +52,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     program::log();
+    let given = files::take_all();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
-    runtime.block_on(up(args))
+    runtime.block_on(up(args, given))
 }
 
-async fn up(args: Args) -> Result<()> {
+async fn up(args: Args, given: files::Given) -> Result<()> {
     let data = args.server.data.clone();
     let mut server = Server::start(args.server.into()).await?;
     let agent_data = data.join("agent");
@@ -65,7 +66,7 @@ async fn up(args: Args) -> Result<()> {
     let kept = (args.containment, args.output);
     // Now: when the agent has been upgraded, the file that this process runs has another name.
     let program = std::env::current_exe().context("finding this program")?;
-    let mut agent = start_agent(&server, &program, &agent_data, host, kept).await?;
+    let mut agent = start_agent(&server, &program, &agent_data, host, kept, given).await?;
     announce(&server, host, &data).await;
 
     let stop = program::told_to_stop();
@@ -83,7 +84,7 @@ async fn up(args: Args) -> Result<()> {
                     () = sleep(pause) => {}
                     () = &mut stop => break None,
                 }
-                agent = start_agent(&server, &program, &agent_data, host, kept).await?;
+                agent = start_agent(&server, &program, &agent_data, host, kept, given).await?;
             }
         }
     };
@@ -110,6 +111,7 @@ async fn start_agent(
     data: &Path,
     host: Host,
     (containment, output): (Containment, program::OutputArgs),
+    given: files::Given,
 ) -> Result<LocalAgent> {
     let containment = containment.to_possible_value().context("naming the containment")?;
     let token = token_if_needed(server, data, host).await?;
@@ -131,7 +133,8 @@ async fn start_agent(
         Some(token) => command.env("PROCFLEET_TOKEN", token),
         None => command.env_remove("PROCFLEET_TOKEN"),
     };
-    let mut child = command.spawn().context("starting the agent")?;
+    // It looks after processes that should have no more open files than anybody's.
+    let mut child = given.within(|| command.spawn()).context("starting the agent")?;
     info!(pid = child.id(), "agent started");
     Ok(LocalAgent { stdin: child.stdin.take(), child })
 }

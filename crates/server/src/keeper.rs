@@ -12,7 +12,7 @@ mod tests;
 
 use crate::clock::Clock;
 use crate::metrics::Metrics;
-use crate::sessions::{Outbox, Presences};
+use crate::sessions::{CutReason, Outbox, Presences, Undelivered};
 use crate::store::{Applied, Finished, OpenOpRow, Store, StoreError};
 use procfleet_core::dispatch::{
     self, CANCEL_GRACE, CancelStep, Cancelling, Decision, OpenOp, Presence, Progress, RESTART_GRACE, WINDOW,
@@ -25,15 +25,25 @@ use procfleet_proto::link::{Ack, Cancel, Drain, Op, Refused, server_message::Bod
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// How many notes may wait. Reports come in batches, so this is far more than one round of a large fleet; a session that
 /// finds it full waits, and so does its agent.
 const NOTES: usize = 4_096;
 /// How many outcomes are written in one transaction.
 const BATCH: usize = 2_000;
+/// How many bytes of reports may wait to be written. Beyond that sessions do not read on, so that a storm of results, or a disk
+/// that takes none, queues on the agents.
+const REPORT_BYTES: usize = 32 << 20;
+/// More ops that end together than this share a line in the log.
+const LINES: usize = 32;
+/// On an orderly end agents come back after this, plus a random part of a spread: so much for each of them, which a server
+/// of two cores can welcome, within bounds.
+const COME_BACK: Duration = Duration::from_millis(500);
+const SPREAD_EACH: Duration = Duration::from_millis(2);
+const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 /// How soon a write that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Stands for the sessions of a server that is no more. Those of the store begin with 1.
@@ -80,6 +90,8 @@ pub enum Note {
         agent: AgentId,
         epoch: Epoch,
         reports: Vec<(OpId, Option<Outcome>)>,
+        /// Their room among all that wait; see [`Keeper::report`].
+        room: Option<OwnedSemaphorePermit>,
     },
     Stop(oneshot::Sender<()>),
 }
@@ -89,6 +101,7 @@ pub enum Note {
 pub struct Keeper {
     notes: mpsc::Sender<Note>,
     changed: watch::Receiver<u64>,
+    room: Arc<Semaphore>,
 }
 
 impl Keeper {
@@ -98,6 +111,17 @@ impl Keeper {
         clock: Clock,
         presences: Presences,
         metrics: Arc<Metrics>,
+    ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
+        Keeper::start_with(store, clock, presences, metrics, RESTART_GRACE).await
+    }
+
+    /// `grace`: how long nothing is said about agents that have not come back yet.
+    async fn start_with(
+        store: Store,
+        clock: Clock,
+        presences: Presences,
+        metrics: Arc<Metrics>,
+        grace: Duration,
     ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
         let (notes, inbox) = mpsc::channel(NOTES);
         let (changes, changed) = watch::channel(0);
@@ -112,15 +136,31 @@ impl Keeper {
             sessions: HashMap::new(),
             back_by: HashMap::new(),
             dismissed: HashMap::new(),
+            verdicts_from: clock.now() + grace,
             timers: BTreeSet::new(),
             dirty: BTreeSet::new(),
             finished: Vec::new(),
             unread: Vec::new(),
+            rooms: Vec::new(),
             retry_at: None,
         };
         work.load().await?;
         let task = tokio::spawn(work.run(inbox));
-        Ok((Keeper { notes, changed }, task))
+        Ok((Keeper { notes, changed, room: Arc::new(Semaphore::new(REPORT_BYTES)) }, task))
+    }
+
+    /// What an agent has reported, in a message of `size` bytes. Waits while too much is waiting already.
+    pub async fn report(
+        &self,
+        agent: &AgentId,
+        epoch: Epoch,
+        reports: Vec<(OpId, Option<Outcome>)>,
+        size: usize,
+    ) -> bool {
+        let size = u32::try_from(size.min(REPORT_BYTES)).unwrap_or(u32::MAX);
+        // It is never closed.
+        let room = Arc::clone(&self.room).acquire_many_owned(size).await.ok();
+        self.tell(Note::Reports { agent: agent.clone(), epoch, reports, room }).await
     }
 
     /// Waits while too much is waiting already. False: the keeper has ended.
@@ -155,12 +195,16 @@ struct Work {
     back_by: HashMap<AgentId, Moment>,
     /// Those that will never come back, and why.
     dismissed: HashMap<AgentId, String>,
+    /// Until when one that was not here since our own start may: nobody knows yet whether it is away.
+    verdicts_from: Moment,
     timers: BTreeSet<(Moment, OpId)>,
     /// Ops to decide about.
     dirty: BTreeSet<OpId>,
     finished: Vec<Finished>,
     /// Tasks that the store would not show; they are asked for again.
     unread: Vec<TaskId>,
+    /// Given back when the reports that they are for are written.
+    rooms: Vec<OwnedSemaphorePermit>,
     retry_at: Option<Moment>,
 }
 
@@ -187,21 +231,15 @@ struct Session {
 
 impl Work {
     async fn load(&mut self) -> Result<(), StoreError> {
-        let now = self.clock.now();
+        let open = self.store.open_ops().await?;
         let mut present_until = HashMap::new();
         for agent in self.store.agents().await? {
-            present_until.insert(agent.agent.clone(), agent.changed_at);
+            let until = if agent.connected { i64::MAX } else { agent.changed_at };
+            present_until.insert(agent.agent.clone(), until);
             if let Some(revocation) = agent.revoked {
                 self.dismissed.insert(agent.agent, revoked(&revocation.why));
-                continue;
-            }
-            // Who was connected when the last server ended is probably on its way back.
-            if agent.connected {
-                present_until.insert(agent.agent.clone(), i64::MAX);
-                self.back_by.insert(agent.agent, now + RESTART_GRACE);
             }
         }
-        let open = self.store.open_ops().await?;
         for agent in open.iter().filter_map(|row| row.agent.as_ref()) {
             if !present_until.contains_key(agent) {
                 self.dismissed.insert(agent.clone(), RETIRED.to_owned());
@@ -238,14 +276,12 @@ impl Work {
             for note in notes.drain(..) {
                 match note {
                     Note::Stop(done) => stop = Some(done),
-                    note => self.take(note).await,
+                    note => self.take(note),
                 }
             }
             if self.retry_at.is_none_or(|at| self.clock.now() >= at) {
                 self.retry_at = None;
-                for task in std::mem::take(&mut self.unread) {
-                    self.read_task(task).await;
-                }
+                self.read_tasks().await;
             }
             self.settle().await;
             if let Some(done) = stop {
@@ -261,9 +297,9 @@ impl Work {
         timer.into_iter().chain(self.retry_at).min()
     }
 
-    async fn take(&mut self, note: Note) {
+    fn take(&mut self, note: Note) {
         match note {
-            Note::TaskCreated(task) => self.read_task(task).await,
+            Note::TaskCreated(task) => self.unread.push(task),
             Note::Cancelled(task) => {
                 for (op, entry) in self.ops.iter_mut().filter(|(op, _)| op.task == task) {
                     entry.cancelling.get_or_insert(Cancelling::Due);
@@ -275,14 +311,12 @@ impl Work {
             }
             Note::Gone { agent, epoch } => {
                 if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
-                    self.sessions.remove(&agent);
-                    self.presences.remove(&agent);
-                    self.back_by.insert(agent.clone(), self.clock.now() + dispatch::RECONNECT_GRACE);
-                    self.reconsider(&agent);
+                    self.gone(&agent);
                 }
             }
             Note::Dismissed { agent, reason } => self.dismiss(agent, reason),
-            Note::Reports { agent, epoch, reports } => {
+            Note::Reports { agent, epoch, reports, room } => {
+                self.rooms.extend(room);
                 for (op, outcome) in reports {
                     self.reported(&agent, epoch, op, outcome);
                 }
@@ -291,12 +325,23 @@ impl Work {
         }
     }
 
-    async fn read_task(&mut self, task: TaskId) {
-        match self.store.task_ops(task).await {
-            Ok(rows) => self.add(rows, |_| Progress::Waiting),
+    /// The ops of all tasks that have come, in one look at the store.
+    async fn read_tasks(&mut self) {
+        if self.unread.is_empty() {
+            return;
+        }
+        match self.store.tasks_ops(self.unread.clone()).await {
+            Ok(rows) => {
+                self.unread.clear();
+                self.add(rows, |_| Progress::Waiting);
+            }
             Err(error) => {
-                error!(%task, error = &error as &dyn std::error::Error, "reading a new task failed; it is tried again");
-                self.unread.push(task);
+                let tasks = self.unread.len();
+                error!(
+                    tasks,
+                    error = &error as &dyn std::error::Error,
+                    "reading new tasks failed; it is tried again"
+                );
                 self.retry_at = Some(self.clock.now() + RETRY);
             }
         }
@@ -369,6 +414,23 @@ impl Work {
         self.dismissed.insert(agent, reason);
     }
 
+    /// Its session has ended. Returns what was left of it.
+    fn gone(&mut self, agent: &AgentId) -> Option<Session> {
+        let session = self.sessions.remove(agent);
+        self.presences.remove(agent);
+        self.back_by.insert(agent.clone(), self.clock.now() + dispatch::RECONNECT_GRACE);
+        self.reconsider(agent);
+        session
+    }
+
+    /// Ends its session at once. It may come back, and hears everything again.
+    fn cut(&mut self, agent: &AgentId, reason: CutReason) {
+        if let Some(session) = self.gone(agent) {
+            warn!(%agent, %reason, "an agent was cut off");
+            session.outbox.cut(reason);
+        }
+    }
+
     fn reconsider(&mut self, agent: &AgentId) {
         self.dirty.extend(self.by_agent.get(agent).into_iter().flatten());
     }
@@ -438,7 +500,9 @@ impl Work {
             None => Presence::Unknown,
             Some(agent) => match self.sessions.get(agent) {
                 Some(session) => Presence::Connected(session.epoch),
-                None => Presence::Away { back_by: self.back_by.get(agent).copied().unwrap_or(now) },
+                None => {
+                    Presence::Away { back_by: self.back_by.get(agent).copied().unwrap_or(self.verdicts_from) }
+                }
             },
         };
         if let Some(cancelling) = entry.cancelling {
@@ -496,9 +560,15 @@ impl Work {
         }
         let within = entry.open.start_by.since(now);
         let order = Op::new(op, session.epoch, &entry.proc, entry.open.kind, within, entry.spec.as_deref());
-        if session.outbox.try_send(Body::Op(order)).is_err() {
-            session.backlog.push_back(op);
-            return self.wake(op, until);
+        match session.outbox.try_send(Body::Op(order)) {
+            Ok(()) => {}
+            // It will be said that the session is gone.
+            Err(Undelivered::Ended) => return self.wake(op, until),
+            Err(Undelivered::Full) => {
+                let agent = entry.agent.clone();
+                self.wake(op, until);
+                return agent.iter().for_each(|agent| self.cut(agent, CutReason::Slow));
+            }
         }
         session.unconfirmed += 1;
         entry.open.progress = Progress::Sent(session.epoch);
@@ -535,22 +605,32 @@ impl Work {
             self.acknowledge(batch, applied);
             self.changes.send_modify(|generation| *generation += 1);
         }
+        if self.finished.is_empty() {
+            self.rooms.clear();
+        }
     }
 
     fn acknowledge(&mut self, batch: Vec<Finished>, applied: Vec<Applied>) {
         let mut acks: HashMap<AgentId, Vec<String>> = HashMap::new();
+        let one_by_one = batch.len() <= LINES;
+        let (mut ended, mut liars) = (0, BTreeSet::new());
         for (finished, applied) in batch.into_iter().zip(applied) {
             let op = finished.op;
             match applied {
                 Applied::Now => {
                     self.metrics.outcome(finished.outcome.code);
-                    info!(%op, code = finished.outcome.code.number(), "op ended");
+                    ended += 1;
+                    match one_by_one {
+                        true => info!(%op, code = finished.outcome.code.number(), "op ended"),
+                        false => debug!(%op, code = finished.outcome.code.number(), "op ended"),
+                    }
                 }
                 Applied::Already => {}
                 // Acknowledged all the same: repeating it would not help anybody.
                 Applied::Unknown => warn!(%op, "a report for an op that nobody gave out"),
                 Applied::NotYours => {
                     warn!(%op, agent = ?finished.agent, "a report for another agent's op was refused");
+                    liars.extend(finished.agent);
                     continue;
                 }
             }
@@ -559,12 +639,20 @@ impl Work {
                 acks.entry(agent).or_default().push(op.to_string());
             }
         }
+        if ended > 0 && !one_by_one {
+            info!(ops = ended, "ops ended");
+        }
+        for agent in liars {
+            self.cut(&agent, CutReason::NotItsOwn);
+        }
         for (agent, ops) in acks {
             // A lost acknowledgement is repaired by the agent's next report.
-            if let Some(session) = self.sessions.get(&agent) {
-                for ops in ops.chunks(500) {
-                    let _ = session.outbox.try_send(Body::Ack(Ack { ops: ops.to_vec() }));
-                }
+            let Some(session) = self.sessions.get(&agent) else { continue };
+            let full = ops.chunks(500).any(|ops| {
+                session.outbox.try_send(Body::Ack(Ack { ops: ops.to_vec() })) == Err(Undelivered::Full)
+            });
+            if full {
+                self.cut(&agent, CutReason::Slow);
             }
         }
     }
@@ -588,8 +676,12 @@ impl Work {
     }
 
     fn leave(&mut self) {
+        let sessions = u32::try_from(self.sessions.len()).unwrap_or(u32::MAX);
+        let spread = SPREAD_EACH.saturating_mul(sessions).clamp(SPREAD.0, SPREAD.1);
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let drain = Drain { after_ms: millis(COME_BACK), spread_ms: millis(spread) };
         for session in self.sessions.values() {
-            let _ = session.outbox.try_send(Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 }));
+            let _ = session.outbox.try_send(Body::Drain(drain.clone()));
         }
         self.sessions.clear();
     }

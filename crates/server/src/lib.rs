@@ -6,6 +6,7 @@
 pub mod app;
 pub mod clock;
 pub mod config;
+pub mod files;
 pub mod http;
 pub mod keeper;
 pub mod login_service;
@@ -34,11 +35,14 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
+/// How many connections may wait to be accepted, where the kernel allows so many: all agents may come back at once.
+const BACKLOG: u32 = 4_096;
 /// How long an orderly end may take, altogether.
 const LAST_CALLS: Duration = Duration::from_secs(3);
 
@@ -56,6 +60,8 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
+    #[error("starting the threads of the agents' link")]
+    Threads(#[source] io::Error),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -79,6 +85,8 @@ pub struct Server {
     retention: JoinHandle<()>,
     webhooks: JoinHandle<()>,
     succession: JoinHandle<()>,
+    /// Held until the end.
+    _link_threads: LinkThreads,
 }
 
 impl Server {
@@ -129,7 +137,8 @@ impl Server {
             questions: app.questions.clone(),
             stop: stopped.clone(),
         };
-        let sessions = tokio::spawn(sessions.serve(link_listener));
+        let link_threads = LinkThreads::start().map_err(ServerError::Threads)?;
+        let sessions = link_threads.spawn(sessions.serve(link_listener));
         let retention = Retention {
             store: app.store.clone(),
             clock,
@@ -161,6 +170,7 @@ impl Server {
             retention,
             webhooks,
             succession,
+            _link_threads: link_threads,
         })
     }
 
@@ -197,9 +207,43 @@ impl Server {
     }
 }
 
+/// The sessions have threads of their own. Ten thousand of them that have something to do at the same moment are a long queue, and
+/// a call to the API would stand in it at each of its steps; the kernel lets its threads go first.
+#[derive(Debug)]
+struct LinkThreads(Option<Runtime>);
+
+impl LinkThreads {
+    fn start() -> io::Result<LinkThreads> {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.thread_name("procfleet-link").enable_all().build()?;
+        Ok(LinkThreads(Some(runtime)))
+    }
+
+    fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.0.as_ref().expect("it is there until it is dropped").spawn(future)
+    }
+}
+
+impl Drop for LinkThreads {
+    fn drop(&mut self) {
+        // Whoever drops it may be a task, which must not wait.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServerError> {
     let failed = |source| ServerError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.map_err(failed)?;
+    // As the standard library does: what an ended server left behind does not keep the next one out.
+    socket.set_reuseaddr(true).map_err(failed)?;
+    socket.bind(address).map_err(failed)?;
+    let listener = socket.listen(BACKLOG).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }

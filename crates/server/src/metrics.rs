@@ -30,6 +30,11 @@ struct ExitLabel {
     how: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -42,6 +47,7 @@ pub struct Metrics {
     calls: Family<CallLabels, Counter>,
     events: Family<EventLabel, Counter>,
     exits: Family<ExitLabel, Counter>,
+    cuts: Family<ReasonLabel, Counter>,
 }
 
 impl Metrics {
@@ -51,6 +57,7 @@ impl Metrics {
             (Gauge::default(), Gauge::default(), Counter::default(), Counter::default());
         let tasks_deleted = Counter::default();
         let (outcomes, calls, events) = (Family::default(), Family::default(), Family::default());
+        let cuts = Family::default();
         registry.register("open_ops", "Ops without an outcome", open_ops.clone());
         registry.register("agents_connected", "Agents with a session on this server", agents.clone());
         registry.register("ops_sent", "Ops given to agents, repeats included", sent.clone());
@@ -63,6 +70,7 @@ impl Metrics {
         registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
         registry.register("events", "What happened to procs without an op, by kind", events.clone());
+        registry.register("sessions_cut", "Agents' sessions that the server ended, by reason", cuts.clone());
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
         Metrics {
@@ -76,6 +84,7 @@ impl Metrics {
             outcomes,
             calls,
             events,
+            cuts,
         }
     }
 
@@ -85,6 +94,11 @@ impl Metrics {
 
     pub fn call(&self, api: &'static str, code: u32) {
         self.calls.get_or_create(&CallLabels { api, code }).inc();
+    }
+
+    /// A session was ended because of what its agent did or failed to do.
+    pub fn cut(&self, reason: &'static str) {
+        self.cuts.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     /// An agent may be of another version, and know kinds that we do not; what is no word at all is not counted by name.

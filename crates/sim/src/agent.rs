@@ -119,7 +119,10 @@ impl Agent {
                 failures += 1;
             }
             let pause = match end {
-                End::Drained(pause) => pause,
+                End::Drained(pause) => {
+                    count(&counters.drained);
+                    pause
+                }
                 End::Dropped => {
                     count(&counters.drops);
                     shared.script.drop.away_ms.choose(&mut self.random)

@@ -14,6 +14,8 @@ pub struct Figures {
     pub failures: u64,
     /// Sessions that the server refused.
     pub refusals: u64,
+    /// Sessions that ended because the server said that it ends.
+    pub drained: u64,
     /// Connections that were broken because the script says so.
     pub drops: u64,
     /// Ops that were begun.
@@ -32,6 +34,7 @@ pub(crate) struct Counters {
     pub(crate) sessions: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) refusals: AtomicU64,
+    pub(crate) drained: AtomicU64,
     pub(crate) drops: AtomicU64,
     pub(crate) begun: AtomicU64,
     pub(crate) repeats: AtomicU64,
@@ -47,6 +50,7 @@ impl Counters {
             sessions: self.sessions.load(Relaxed),
             failures: self.failures.load(Relaxed),
             refusals: self.refusals.load(Relaxed),
+            drained: self.drained.load(Relaxed),
             drops: self.drops.load(Relaxed),
             begun: self.begun.load(Relaxed),
             repeats: self.repeats.load(Relaxed),
@@ -72,6 +76,7 @@ impl fmt::Display for Figures {
             sessions,
             failures,
             refusals,
+            drained,
             drops,
             begun,
             repeats,
@@ -80,7 +85,7 @@ impl fmt::Display for Figures {
         } = self;
         write!(
             f,
-            "connected {connected} of {agents} (sessions {sessions}, failures {failures}, refused {refusals}, dropped {drops}); \
+            "connected {connected} of {agents} (sessions {sessions}, failures {failures}, refused {refusals}, drained {drained}, dropped {drops}); \
              ops begun {begun}, ended {ended}, confirmed {confirmed}, repeats answered {repeats}"
         )
     }

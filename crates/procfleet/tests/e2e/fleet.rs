@@ -1,10 +1,15 @@
 //! A few hundred simulated agents over the real link: what is hard to see with one.
 
 use crate::up;
-use procfleet_sim::{Fleet, Plan, Script};
+use procfleet_sim::{Fleet, Plan, Script, room_for_agents, take_all_files};
 use procfleet_testkit::{Op, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 const AGENTS: usize = 200;
@@ -136,5 +141,72 @@ fn all_come_back_after_the_server_was_killed() {
     wait_until_connected(&fleet);
     assert_eq!(outcomes(&up, AGENTS, &task), [(0, AGENTS)]);
     assert_eq!(fleet.figures().begun, AGENTS as u64);
+
+    // And once more, after an orderly end, of which each was told.
     up.end(Signal::TERM);
+    wait_until(GATHERING, "all were told", || fleet.figures().drained == AGENTS as u64);
+    up.again_with_the_same_link();
+    wait_until_connected(&fleet);
+    let task = operate(&up, AGENTS, Op::Restart);
+    assert_eq!(outcomes(&up, AGENTS, &task), [(0, AGENTS)], "none is taken for absent");
+}
+
+/// Thousands of connections that never say who they are do not keep agents out, neither those that connect nor new ones.
+#[test]
+fn agents_get_in_past_sockets_that_never_finish_their_handshake() {
+    let up = up();
+    let address = up.link().strip_prefix("https://").expect("https").to_owned();
+    let few = fleet(&up, 20, "{}");
+    let silent = Sockets::hold(&address, 2_000);
+    let rest =
+        Plan { first_ip: IpAddr::V4([10, 7, 0, 1].into()), data: up.folder("rest"), ..plan(&up, 20, "{}") };
+    let token = up.token(&["--uses", "20"]).parse().expect("a token");
+    let rest = Fleet::start(Plan { token: Some(token), ..rest }).expect("the fleet starts");
+    wait_until_connected(&rest);
+    assert_eq!(few.figures().connected, 20, "nor do they push anybody out");
+    let task = operate(&up, 20, Op::Restart);
+    assert_eq!(outcomes(&up, 20, &task), [(0, 20)]);
+    drop(silent);
+}
+
+/// Connections that are opened and say nothing, or half of something; as soon as one is closed there is another.
+struct Sockets {
+    ending: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sockets {
+    fn hold(address: &str, count: usize) -> Sockets {
+        let room = room_for_agents(take_all_files());
+        assert!(room > count, "the test needs {count} files, and there is room for {room} (ulimit -Hn)");
+        let (ending, address) = (Arc::new(AtomicBool::new(false)), address.to_owned());
+        let (told, opened) = (ending.clone(), Arc::new(AtomicUsize::new(0)));
+        let seen = opened.clone();
+        let thread = std::thread::spawn(move || {
+            let mut open = VecDeque::new();
+            while !told.load(Ordering::Relaxed) {
+                if open.len() == count {
+                    open.pop_front();
+                }
+                // Where the queue is full, it waits there like everybody else.
+                let Ok(mut stream) = TcpStream::connect(&address) else { continue };
+                if open.len() % 2 == 1 {
+                    let _ = stream.write_all(&[22, 3, 1, 2, 0]);
+                }
+                open.push_back(stream);
+                seen.store(open.len(), Ordering::Relaxed);
+            }
+        });
+        wait_until(GATHERING, "the sockets are open", || opened.load(Ordering::Relaxed) == count);
+        Sockets { ending, thread: Some(thread) }
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }

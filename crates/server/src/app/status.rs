@@ -1,7 +1,7 @@
 //! Status queries: what the agents have pushed. Asking causes no work on them.
 
 use super::{App, AppError, Caller, access};
-use crate::store::{Found, ProcFilter, ProcRecord};
+use crate::store::{Found, ProcRecord};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::status::{Place, ProcInfoPage, ProcInfos, StatusQuery, SyncQuery, proc_info};
@@ -15,23 +15,19 @@ pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Resul
     access::permit_namespace(caller, &query.proc.namespace)?;
     let agents = app.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
     let agents: Vec<Option<AgentId>> = agents.into_iter().map(Found::agent).collect();
-    let hosts = hosts(app).await?;
-    let filter = ProcFilter {
-        namespace: Some(query.proc.namespace.clone()),
-        name: Some(query.proc.name.clone()),
-        agent: None,
-    };
-    let found: HashMap<AgentId, ProcRecord> = app.store.procs(filter).await?.into_iter().collect();
+    let there = app.store.proc_on(agents.iter().flatten().cloned().collect(), &query.proc).await?;
+    let found: HashMap<AgentId, (Host, ProcRecord)> =
+        there.into_iter().map(|(agent, host, record)| (agent, (host, record))).collect();
     let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
         let agent = agent.as_ref()?;
         let supplier = match target {
             Target::SupplierHost(_, supplier) => *supplier,
             Target::Host(_) | Target::Agent(_) => 0,
         };
-        let record = found.get(agent)?;
+        let (host, record) = found.get(agent)?;
         let report = read(app, agent, record)?;
         let bears = |(name, value): &(String, String)| report.labels.get(name) == Some(value);
-        let place = Place { proc: &record.proc, host: *hosts.get(agent)?, supplier, agent };
+        let place = Place { proc: &record.proc, host: *host, supplier, agent };
         query.labels.iter().all(bears).then(|| proc_info(place, &report))
     });
     Ok(ProcInfos { proc_infos: infos.collect() })
@@ -48,10 +44,6 @@ pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Resul
         Some(proc_info(place, &read(app, agent, record)?))
     });
     Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
-}
-
-async fn hosts(app: &App) -> Result<HashMap<AgentId, Host>, AppError> {
-    Ok(app.store.agents().await?.into_iter().map(|agent| (agent.agent, agent.host)).collect())
 }
 
 /// What the agent said last; while it is away, with a word about that.

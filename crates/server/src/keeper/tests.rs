@@ -1,6 +1,7 @@
 //! The keeper on a real store, with sessions that a test plays.
 
 use super::*;
+use crate::sessions::Orders;
 use crate::store::{CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, TokenUse};
 use procfleet_core::code::Code;
 use procfleet_core::id::{BusinessId, CloudId, Host};
@@ -74,17 +75,23 @@ impl Fixture {
         (0..ops).map(|index| OpId { task, index: u32::try_from(index).expect("few ops") }).collect()
     }
 
+    /// One that was started long ago.
     async fn keeper(&self) -> Keeper {
+        self.keeper_with(Duration::ZERO).await
+    }
+
+    async fn keeper_with(&self, grace: Duration) -> Keeper {
         let metrics = Arc::new(Metrics::new());
         let presences = Presences::new(metrics.clone());
-        Keeper::start(self.store.clone(), self.clock, presences, metrics).await.expect("it loads").0
+        let started = Keeper::start_with(self.store.clone(), self.clock, presences, metrics, grace).await;
+        started.expect("it loads").0
     }
 
     /// The agent connects, and says that it has taken nothing.
-    async fn connect(&self, keeper: &Keeper) -> (Epoch, mpsc::Receiver<Body>) {
+    async fn connect(&self, keeper: &Keeper) -> (Epoch, Orders) {
         let wall = self.clock.wall();
         let epoch = self.store.agent_connected(&self.agent, "0.1.0", "null", wall).await.expect("connected");
-        let (outbox, orders) = mpsc::channel(256);
+        let (outbox, orders, _) = Outbox::for_session();
         let note =
             Note::Connected { agent: self.agent.clone(), epoch, outbox, taken: Vec::new(), cancels: true };
         assert!(keeper.tell(note).await);
@@ -102,7 +109,7 @@ impl Fixture {
     }
 }
 
-async fn next_op(orders: &mut mpsc::Receiver<Body>) -> OpId {
+async fn next_op(orders: &mut Orders) -> OpId {
     match tokio::time::timeout(PATIENCE, orders.recv()).await.expect("an order comes") {
         Some(Body::Op(op)) => op.id.parse().expect("an op id"),
         other => panic!("{other:?}"),
@@ -126,7 +133,7 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
         assert_eq!(next_op(&mut orders).await, ops[0], "orderly: {orderly}");
         let outcome = Outcome::without_agent(Code::Success, "it was done".to_owned(), OpKind::Query);
         let reports = vec![(ops[0], Some(outcome))];
-        keeper.tell(Note::Reports { agent: fixture.agent.clone(), epoch, reports }).await;
+        keeper.report(&fixture.agent, epoch, reports, 100).await;
         fixture.wait_until_ended(&keeper, ops[0].task).await;
         let acked = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("an answer comes");
         assert!(matches!(acked, Some(Body::Ack(_))), "orderly: {orderly}: {acked:?}");
@@ -186,7 +193,7 @@ async fn a_cancelled_op_that_was_sent_is_asked_about_and_ends_with_what_its_agen
     assert_eq!(asked, Some(Body::Cancel(Cancel { ops: vec![ops[0].to_string()] })));
     let done = Outcome::without_agent(Code::Success, "it was quicker".to_owned(), OpKind::Query);
     let reports = vec![(ops[0], Some(done))];
-    keeper.tell(Note::Reports { agent: fixture.agent.clone(), epoch, reports }).await;
+    keeper.report(&fixture.agent, epoch, reports, 100).await;
     fixture.wait_until_ended(&keeper, ops[0].task).await;
     let (task, rows) = fixture.store.task_results(ops[0].task).await.expect("no error").expect("known");
     assert_eq!(code_of(&rows[0]), Some(Code::Success), "one outcome, and that of the host");
@@ -220,7 +227,7 @@ async fn an_agent_that_comes_back_is_told_which_of_its_ops_have_ended() {
     let wall = fixture.clock.wall();
     let epoch =
         fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
-    let (outbox, mut orders) = mpsc::channel(256);
+    let (outbox, mut orders, _cut) = Outbox::for_session();
     let agent = fixture.agent.clone();
     keeper.tell(Note::Connected { agent, epoch, outbox, taken: vec![ops[1]], cancels: true }).await;
     let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
@@ -245,4 +252,82 @@ async fn a_dismissed_agent_is_told_why_and_its_ops_end() {
     let (_, mut orders) = fixture.connect(&keeper).await;
     assert!(matches!(orders.recv().await, Some(Body::Refused(_))));
     assert_eq!(orders.recv().await, None);
+}
+
+/// Who has not come back yet after our own start may still do so: its ops wait for it.
+#[tokio::test]
+async fn nothing_is_said_about_absent_agents_for_a_while_after_the_start() {
+    let fixture = fixture().await;
+    let ops = fixture.task(1, 60_000, 30_000, 60_000).await;
+    let keeper = fixture.keeper_with(Duration::from_secs(30)).await;
+    let newer = fixture.task(1, 10_000, 30_000, 60_000).await;
+    keeper.tell(Note::TaskCreated(newer[0].task)).await;
+    let overdue = fixture.task(1, 90_000, -30_000, -1_000).await;
+    keeper.tell(Note::TaskCreated(overdue[0].task)).await;
+    fixture.wait_until_ended(&keeper, overdue[0].task).await;
+    let (_, mut orders) = fixture.connect(&keeper).await;
+    assert_eq!(next_op(&mut orders).await, ops[0]);
+    assert_eq!(next_op(&mut orders).await, newer[0]);
+}
+
+/// It is cut when its outbox is full, and is told everything when it comes back.
+#[tokio::test]
+async fn an_agent_that_does_not_read_is_cut_and_comes_back_to_all_of_it() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let wall = fixture.clock.wall();
+    let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("on");
+    let (outbox, orders, cut) = Outbox::for_session();
+    while outbox.try_send(Body::Ack(Ack::default())).is_ok() {}
+    let note =
+        Note::Connected { agent: fixture.agent.clone(), epoch, outbox, taken: Vec::new(), cancels: true };
+    assert!(keeper.tell(note).await);
+    let ops = fixture.task(2, 0, 30_000, 60_000).await;
+    keeper.tell(Note::TaskCreated(ops[0].task)).await;
+    let reason = tokio::time::timeout(PATIENCE, cut.made()).await.expect("it is cut");
+    assert_eq!(reason, CutReason::Slow);
+    drop(orders);
+    let (_, mut orders) = fixture.connect(&keeper).await;
+    assert_eq!(next_op(&mut orders).await, ops[0]);
+    assert_eq!(next_op(&mut orders).await, ops[1]);
+}
+
+/// A disk that takes nothing makes results queue on the agents, and not here.
+#[tokio::test]
+async fn reports_have_so_much_room_and_no_more() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let (epoch, _orders) = fixture.connect(&keeper).await;
+    let report = || {
+        let op = OpId { task: TaskId { stamp: 1, number: 999_999 }, index: 0 };
+        vec![(op, Some(Outcome::without_agent(Code::Success, "done", OpKind::Query)))]
+    };
+    for _ in 0..4 {
+        let told = keeper.report(&fixture.agent, epoch, report(), REPORT_BYTES);
+        assert!(tokio::time::timeout(PATIENCE, told).await.expect("what is written makes room"));
+    }
+    fixture.store.clone().close().await.expect("it closes");
+    keeper.report(&fixture.agent, epoch, report(), REPORT_BYTES).await;
+    let one_more = keeper.report(&fixture.agent, epoch, report(), 1);
+    assert!(futures_util::FutureExt::now_or_never(one_more).is_none(), "it waits");
+}
+
+/// What it says of its own ops still counts when it comes back.
+#[tokio::test]
+async fn an_agent_that_reports_the_op_of_another_is_cut() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let ops = fixture.task(1, 0, 30_000, 60_000).await;
+    keeper.tell(Note::TaskCreated(ops[0].task)).await;
+    let (outbox, _orders, cut) = Outbox::for_session();
+    let liar: AgentId = "020000000001".parse().expect("an agent id");
+    let note =
+        Note::Connected { agent: liar.clone(), epoch: Epoch(1), outbox, taken: Vec::new(), cancels: true };
+    assert!(keeper.tell(note).await);
+    let outcome = Outcome::without_agent(Code::Success, "it was done", OpKind::Query);
+    keeper.report(&liar, Epoch(1), vec![(ops[0], Some(outcome))], 100).await;
+    let reason = tokio::time::timeout(PATIENCE, cut.made()).await.expect("it is cut");
+    assert_eq!(reason, CutReason::NotItsOwn);
+    let open = fixture.store.open_ops().await.expect("no error");
+    assert_eq!(open.len(), 1, "the op is as open as before");
 }

@@ -236,6 +236,9 @@ fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::S
         )
         .map_err(tls)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // Agents connect for weeks and resume nothing; tickets would cost each handshake two messages and some memory.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     Ok(Arc::new(config))
 }
 

@@ -2,6 +2,8 @@
 
 use super::certificates::{self, Standing};
 use super::listener::Link;
+use super::places::Place;
+use super::{CutReason, Orders, Outbox};
 use crate::app::events;
 use crate::keeper::{Note, RETIRED, revoked};
 use crate::pki;
@@ -15,18 +17,17 @@ use procfleet_proto::link::{
     decode_agent, server_message::Body,
 };
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{Instrument, info, info_span, warn};
 
-/// How many messages may wait for a slow agent. The keeper sends at most 64 ops ahead, so more than this means that the
-/// agent does not read.
-const OUTBOX: usize = 256;
 const HELLO: Duration = Duration::from_secs(10);
 /// A peer that has been silent for two of these is gone.
 const HEARTBEAT: Duration = Duration::from_secs(30);
+/// How long one write may take. Who reads more slowly is cut, and hears the rest in its next session.
+const WRITE: Duration = Duration::from_secs(20);
 
 /// Why a session ended or never was. The text goes to both logs.
 #[derive(Debug, thiserror::Error)]
@@ -41,19 +42,49 @@ pub(super) enum End {
     Silent(Duration),
     #[error("the agent closed it")]
     Closed,
+    #[error("{0}")]
+    Cut(CutReason),
     #[error("it was replaced by a newer connection, or the server is ending")]
     Replaced,
 }
 
-pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: IpAddr, mut socket: WebSocket) {
-    let (agent, hello, standing) = match greet(&link, &certificate, &mut socket).await {
+impl End {
+    /// What the agent is to blame for, in a word for the metrics.
+    fn fault(&self) -> Option<&'static str> {
+        match self {
+            End::Refused(_) => Some("refused"),
+            End::Protocol(_) => Some("protocol"),
+            End::Silent(_) => Some("silent"),
+            End::Cut(cause) => Some(cause.word()),
+            // A frame that is too large is seen here too.
+            End::Broken(_) => Some("broken"),
+            End::Closed | End::Replaced => None,
+        }
+    }
+}
+
+/// `place`: that of the handshake, which ends with the hello.
+pub(super) async fn run(
+    link: Link,
+    certificate: CertificateDer<'static>,
+    ip: IpAddr,
+    place: Arc<Place>,
+    mut socket: WebSocket,
+) {
+    // What happens once in a session is boxed: ten thousand of them should not hold its room for ever.
+    let greeting = tokio::select! {
+        biased;
+        () = place.lost() => return,
+        greeting = Box::pin(greet(&link, &certificate, &mut socket)) => greeting,
+    };
+    drop((place, certificate));
+    let (agent, hello, standing) = match greeting {
         Ok(greeting) => greeting,
         Err(end) => {
             link.metrics.refused_sessions.inc();
             warn!(from = %ip, reason = %end, "an agent's session was refused");
             let refused = Body::Refused(Refused { reason: end.to_string() });
-            let _ = socket.send(Message::Binary(refused.into_bytes().into())).await;
-            let _ = socket.send(Message::Close(None)).await;
+            Box::pin(say_goodbye(&mut socket, Some(refused))).await;
             return;
         }
     };
@@ -62,36 +93,63 @@ pub(super) async fn run(link: Link, certificate: CertificateDer<'static>, ip: Ip
         let renew_in = match standing {
             Standing::Good { renew_in } => renew_in,
             Standing::Expired => {
-                let end = renew_only(&link, &agent, &mut socket).await;
+                let end = Box::pin(renew_only(&link, &agent, &mut socket)).await;
                 info!(from = %ip, reason = %end, "an agent whose certificate had expired was here to renew it");
-                let _ = socket.send(Message::Close(None)).await;
+                Box::pin(say_goodbye(&mut socket, None)).await;
                 return;
             }
         };
-        let facts = serde_json::to_string(&hello.host).expect("a few texts and numbers are JSON");
-        let epoch = match link.store.agent_connected(&agent, &hello.version, &facts, link.clock.wall()).await
-        {
-            Ok(epoch) => epoch,
-            Err(error) => {
-                warn!(
-                    error = &error as &dyn std::error::Error,
-                    "a session could not be written down and was ended"
-                );
-                return;
-            }
-        };
+        let Some(epoch) = Box::pin(write_down(&link, &agent, &hello)).await else { return };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
         let end = talk(&link, &agent, epoch, hello, renew_in, &mut socket).await;
         link.questions.gone(&agent, epoch);
-        link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
-        if let Err(error) = link.store.agent_disconnected(&agent, epoch, link.clock.wall()).await {
-            warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
-        }
-        info!(reason = %end, epoch = epoch.0, "agent disconnected");
-        let _ = socket.send(Message::Close(None)).await;
+        Box::pin(leave(&link, &agent, epoch, end, socket)).await;
     }
     .instrument(span)
     .await;
+}
+
+async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch> {
+    let facts = serde_json::to_string(&hello.host).expect("a few texts and numbers are JSON");
+    match link.store.agent_connected(agent, &hello.version, &facts, link.clock.wall()).await {
+        Ok(epoch) => Some(epoch),
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "a session could not be written down and was ended"
+            );
+            None
+        }
+    }
+}
+
+async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, end: End, mut socket: WebSocket) {
+    link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
+    if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.wall()).await {
+        warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
+    }
+    info!(reason = %end, epoch = epoch.0, "agent disconnected");
+    if let Some(reason) = end.fault() {
+        link.metrics.cut(reason);
+    }
+    let last = match end {
+        End::Refused(reason) => Some(Body::Refused(Refused { reason })),
+        // It would not read it either.
+        End::Cut(CutReason::Slow) => return,
+        End::Cut(reason) => Some(Body::Refused(Refused { reason: reason.to_string() })),
+        End::Protocol(_) | End::Broken(_) | End::Silent(_) | End::Closed | End::Replaced => None,
+    };
+    say_goodbye(&mut socket, last).await;
+}
+
+async fn say_goodbye(socket: &mut WebSocket, last: Option<Body>) {
+    let words = async {
+        if let Some(body) = last {
+            let _ = send(socket, body).await;
+        }
+        let _ = socket.send(Message::Close(None)).await;
+    };
+    let _ = timeout(WRITE, words).await;
 }
 
 /// Reads the hello and checks that the peer is who it says it is.
@@ -176,68 +234,83 @@ async fn talk(
         takes_events: true,
         renew_in_ms: Some(certificates::millis(renew_in)),
     };
-    if let Err(error) = send(socket, Body::Welcome(welcome)).await {
-        return End::Broken(error);
+    if let Err(end) = in_time(send(socket, Body::Welcome(welcome))).await {
+        return end;
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
-    let (outbox, mut orders) = mpsc::channel(OUTBOX);
-    link.questions.connected(agent, epoch, hello.reads_logs.then_some(&outbox));
-    link.keeper
-        .tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken, cancels: hello.cancels })
-        .await;
+    let (cancels, renews, reads_logs) = (hello.cancels, hello.renews, hello.reads_logs);
+    drop(hello);
+    let (outbox, orders, cut) = Outbox::for_session();
+    link.questions.connected(agent, epoch, reads_logs.then_some(&outbox));
+    link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken, cancels }).await;
+    tokio::select! {
+        // The cut first: whatever the session waits for, it need not be waited for any more.
+        biased;
+        reason = cut.made() => End::Cut(reason),
+        end = converse(link, agent, epoch, renews, orders, socket) => end,
+    }
+}
 
+async fn converse(
+    link: &Link,
+    agent: &AgentId,
+    epoch: Epoch,
+    renews: bool,
+    mut orders: Orders,
+    socket: &mut WebSocket,
+) -> End {
     let mut cas = link.ca.changes();
     let mut heard = Instant::now();
     // Each session has its own rhythm, so that ten thousand do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
     let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
     loop {
-        tokio::select! {
+        let done = tokio::select! {
             // Orders first: they are few, and a flood of reports must not keep a stop waiting.
             biased;
             order = orders.recv() => match order {
                 None => return End::Replaced,
-                Some(order) => {
-                    if let Err(error) = send_all(socket, order, &mut orders).await {
-                        return End::Broken(error);
-                    }
-                }
+                Some(order) => in_time(send_all(socket, order, &mut orders)).await,
             },
             _ = beat.tick() => {
                 if heard.elapsed() > HEARTBEAT * 2 {
                     return End::Silent(heard.elapsed());
                 }
-                if let Err(error) = socket.send(Message::Ping(bytes::Bytes::new())).await {
-                    return End::Broken(error);
-                }
+                in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
             }
-            Ok(()) = cas.changed(), if hello.renews => {
-                let ask = certificates::ask_for_renewal(certificates::soon(link));
-                if let Err(error) = send(socket, ask).await {
-                    return End::Broken(error);
-                }
+            Ok(()) = cas.changed(), if renews => {
+                in_time(send(socket, certificates::ask_for_renewal(certificates::soon(link)))).await
             }
             message = socket.next() => {
                 heard = Instant::now();
-                let body = match message {
+                let (body, size) = match message {
                     None | Some(Ok(Message::Close(_))) => return End::Closed,
                     Some(Err(error)) => return End::Broken(error),
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
                     Some(Ok(Message::Text(_))) => return End::Protocol(BadMessage::Empty),
                     Some(Ok(Message::Binary(bytes))) => match decode_agent(&bytes) {
-                        Ok(body) => body,
+                        Ok(body) => (body, bytes.len()),
                         Err(error) => return End::Protocol(error),
                     },
                 };
-                match heed(link, agent, epoch, body).await {
-                    Ok(None) => {}
-                    Ok(Some(answer)) => if let Err(error) = send(socket, answer).await {
-                        return End::Broken(error);
-                    },
-                    Err(end) => return end,
+                match Box::pin(heed(link, agent, epoch, body, size)).await {
+                    Ok(None) => Ok(()),
+                    Ok(Some(answer)) => in_time(send(socket, answer)).await,
+                    Err(end) => Err(end),
                 }
             }
+        };
+        if let Err(end) = done {
+            return end;
         }
+    }
+}
+
+/// Boxed, for a session writes seldom and waits for long.
+async fn in_time(write: impl Future<Output = Result<(), axum::Error>>) -> Result<(), End> {
+    match Box::pin(timeout(WRITE, write)).await {
+        Ok(written) => written.map_err(End::Broken),
+        Err(_) => Err(End::Cut(CutReason::Slow)),
     }
 }
 
@@ -247,12 +320,13 @@ async fn heed(
     agent: &AgentId,
     epoch: Epoch,
     body: agent_message::Body,
+    size: usize,
 ) -> Result<Option<Body>, End> {
     match body {
         agent_message::Body::Reports(reports) => {
             let reports =
                 reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<_>, BadMessage>>()?;
-            link.keeper.tell(Note::Reports { agent: agent.clone(), epoch, reports }).await;
+            link.keeper.report(agent, epoch, reports, size).await;
             Ok(None)
         }
         agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
@@ -353,13 +427,9 @@ async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
 }
 
 /// Writes everything that waits, then flushes once.
-async fn send_all(
-    socket: &mut WebSocket,
-    first: Body,
-    orders: &mut mpsc::Receiver<Body>,
-) -> Result<(), axum::Error> {
+async fn send_all(socket: &mut WebSocket, first: Body, orders: &mut Orders) -> Result<(), axum::Error> {
     socket.feed(Message::Binary(first.into_bytes().into())).await?;
-    while let Ok(order) = orders.try_recv() {
+    while let Some(order) = orders.try_recv() {
         socket.feed(Message::Binary(order.into_bytes().into())).await?;
     }
     socket.flush().await

@@ -1,5 +1,6 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
+use super::places::{Place, Places};
 use super::{Questions, connection, enroll};
 use crate::app::events::Bell;
 use crate::clock::Clock;
@@ -15,11 +16,12 @@ use axum::{Router, extract::ws::WebSocket};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -27,8 +29,10 @@ use tracing::{debug, warn};
 
 /// How long a peer may take from its first byte to an open WebSocket.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many handshakes are done at once. Beyond it connections wait in the kernel's queue.
-const HANDSHAKES: usize = 256;
+/// How many peers may be on their way in at once.
+const HANDSHAKES: usize = 512;
+/// Agents say little at a time, and there are ten thousand of them; a longer message grows its own buffer.
+const READ_BUFFER: usize = 1024;
 /// How long a peer may leave our bytes unconfirmed before the kernel gives the connection up.
 const USER_TIMEOUT_MS: u32 = 20_000;
 
@@ -56,12 +60,16 @@ pub struct Link {
 struct Peer {
     certificate: Option<CertificateDer<'static>>,
     ip: IpAddr,
+    place: Arc<Place>,
+    /// Held by every session; the port has ended when nobody holds it any more.
+    present: mpsc::Sender<Infallible>,
 }
 
 impl Link {
     /// Serves connections until told to stop; returns when the last one has ended.
     pub async fn serve(self, listener: TcpListener) -> Result<(), LinkError> {
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+        let places = Places::new(HANDSHAKES);
+        let (present, mut last) = mpsc::channel(1);
         let router = Router::new()
             .route(LINK_PATH, any(open_link))
             .route(ENROLL_PATH, any(open_enrolment))
@@ -69,43 +77,72 @@ impl Link {
         let mut connections = JoinSet::new();
         let mut stop = self.stop.clone();
         loop {
-            let place = handshakes.clone().acquire_owned();
             let accepted = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
-                accepted = async { (place.await, listener.accept().await) } => accepted,
+                accepted = listener.accept() => accepted,
                 // Ended connections are let go of as they end.
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             };
-            let (Ok(place), Ok((stream, from))) = accepted else {
+            let Ok((stream, from)) = accepted else {
                 // Out of file descriptors, most likely: the next accept would fail at once, too.
                 warn!("accepting an agent's connection failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
+            // Only now, when somebody is there who needs it: another may have to give way.
+            let place = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => break,
+                place = places.take() => place,
+            };
             // As it is now: a CA may have come or gone.
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
-            let (router, metrics) = (router.clone(), self.metrics.clone());
-            connections.spawn(async move {
-                let handshake = tokio::time::timeout(HANDSHAKE, shake_hands(stream, from, acceptor)).await;
-                drop(place);
-                match handshake {
-                    Ok(Ok((stream, peer))) => serve_connection(stream, peer, router).await,
-                    Ok(Err(error)) => {
-                        metrics.refused_sessions.inc();
-                        warn!(%from, %error, "an agent's TLS handshake was refused");
-                    }
-                    Err(_) => {
-                        metrics.refused_sessions.inc();
-                        debug!(%from, "a peer did not finish its handshake");
-                    }
-                }
-            });
+            let coming = Coming { from, place: Arc::new(place), present: present.clone() };
+            connections.spawn(welcome(stream, coming, acceptor, router.clone(), self.metrics.clone()));
         }
-        drop(listener);
+        drop((listener, present));
         // Sessions end with their outboxes; the caller bounds how long this may take.
         while connections.join_next().await.is_some() {}
+        while last.recv().await.is_some() {}
         Ok(())
+    }
+}
+
+/// Somebody who has connected.
+struct Coming {
+    from: SocketAddr,
+    place: Arc<Place>,
+    present: mpsc::Sender<Infallible>,
+}
+
+async fn welcome(
+    stream: TcpStream,
+    coming: Coming,
+    acceptor: TlsAcceptor,
+    router: Router,
+    metrics: Arc<Metrics>,
+) {
+    let Coming { from, place, present } = coming;
+    let handshake = tokio::select! {
+        biased;
+        () = place.lost() => None,
+        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(shake_hands(stream, &place, acceptor))) => Some(handshake),
+    };
+    match handshake {
+        Some(Ok(Ok((stream, certificate)))) => {
+            let lost = place.clone();
+            let peer = Peer { certificate, ip: from.ip(), place, present };
+            serve_connection(stream, peer, router, lost).await;
+        }
+        Some(Ok(Err(error))) => {
+            metrics.refused_sessions.inc();
+            warn!(%from, %error, "an agent's TLS handshake was refused");
+        }
+        Some(Err(_)) | None => {
+            metrics.refused_sessions.inc();
+            debug!(%from, "a peer did not finish its handshake");
+        }
     }
 }
 
@@ -113,27 +150,32 @@ type TlsStream = tokio_rustls::server::TlsStream<TcpStream>;
 
 async fn shake_hands(
     stream: TcpStream,
-    from: SocketAddr,
+    place: &Place,
     acceptor: TlsAcceptor,
-) -> std::io::Result<(TlsStream, Peer)> {
+) -> std::io::Result<(TlsStream, Option<CertificateDer<'static>>)> {
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
+    stream.readable().await?;
+    place.has_spoken();
     let stream = acceptor.accept(stream).await?;
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
-    Ok((stream, Peer { certificate: certificate.map(CertificateDer::into_owned), ip: from.ip() }))
+    Ok((stream, certificate.map(CertificateDer::into_owned)))
 }
 
-async fn serve_connection(stream: TlsStream, peer: Peer, router: Router) {
+async fn serve_connection(stream: TlsStream, peer: Peer, router: Router, place: Arc<Place>) {
     let service = TowerToHyperService::new(router.layer(Extension(peer)));
-    let served = hyper::server::conn::http1::Builder::new()
+    let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HANDSHAKE)
         .max_buf_size(16 * 1024)
         .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades()
-        .await;
-    if let Err(error) = served {
-        debug!(%error, "a connection to the link ended early");
+        .with_upgrades();
+    tokio::select! {
+        biased;
+        () = place.lost() => debug!("a peer that had not said who it is gave way to another"),
+        served = serving => if let Err(error) = served {
+            debug!(%error, "a connection to the link ended early");
+        },
     }
 }
 
@@ -142,14 +184,18 @@ async fn open_link(
     Extension(peer): Extension<Peer>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    let Some(certificate) = peer.certificate else {
+    let Some(certificate) = peer.certificate.clone() else {
         link.metrics.refused_sessions.inc();
         warn!(from = %peer.ip, "an agent without a certificate was refused");
         let reason =
             "this link needs a client certificate; join with a token first (procfleet agent --token)";
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };
-    bounded(upgrade).on_upgrade(move |socket| connection::run(link, certificate, peer.ip, socket))
+    bounded(upgrade).on_upgrade(move |socket| async move {
+        let Peer { ip, place, present, .. } = peer;
+        connection::run(link, certificate, ip, place, socket).await;
+        drop(present);
+    })
 }
 
 async fn open_enrolment(
@@ -157,12 +203,18 @@ async fn open_enrolment(
     Extension(peer): Extension<Peer>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    bounded(upgrade).on_upgrade(move |socket: WebSocket| enroll::run(link, peer.ip, socket))
+    bounded(upgrade).on_upgrade(move |socket: WebSocket| async move {
+        tokio::select! {
+            biased;
+            () = peer.place.lost() => {}
+            () = enroll::run(link, peer.ip, socket) => {}
+        }
+    })
 }
 
 fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
-        .read_buffer_size(BUFFER)
+        .read_buffer_size(READ_BUFFER)
         .write_buffer_size(BUFFER)
         .max_write_buffer_size(4 * MAX_MESSAGE)
         .max_frame_size(MAX_FRAME)

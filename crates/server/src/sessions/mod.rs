@@ -8,6 +8,7 @@ mod certificates;
 mod connection;
 mod enroll;
 mod listener;
+mod places;
 mod questions;
 
 pub use listener::{Link, LinkError};
@@ -18,10 +19,100 @@ use procfleet_core::id::AgentId;
 use procfleet_proto::link::server_message::Body;
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError, RwLock};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
-/// What the keeper writes into. Dropping it ends the connection.
-pub type Outbox = mpsc::Sender<Body>;
+/// How many messages may wait for a slow agent. The keeper sends at most 64 ops ahead, so more than this means that the
+/// agent does not read.
+const OUTBOX: usize = 256;
+
+/// What the keeper writes into. Dropping it ends the connection when all that waits has been written; [`Outbox::cut`] ends it
+/// at once.
+#[derive(Debug)]
+pub struct Outbox {
+    // Boxed: the channel holds room for 32 at a time, for each of ten thousand agents.
+    queue: mpsc::Sender<Box<Body>>,
+    cut: oneshot::Sender<CutReason>,
+}
+
+/// The connection's end of it.
+#[derive(Debug)]
+pub struct Orders(mpsc::Receiver<Box<Body>>);
+
+/// Where the connection hears that it is cut.
+#[derive(Debug)]
+pub struct Cut(oneshot::Receiver<CutReason>);
+
+/// Why the keeper ends a session at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CutReason {
+    #[error("it does not read what it is sent")]
+    Slow,
+    #[error("it reported an operation of another agent")]
+    NotItsOwn,
+}
+
+impl CutReason {
+    fn word(self) -> &'static str {
+        match self {
+            CutReason::Slow => "slow",
+            CutReason::NotItsOwn => "not_its_own",
+        }
+    }
+}
+
+/// The session cannot take more: it is ending, or its agent does not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    Full,
+    Ended,
+}
+
+impl Outbox {
+    pub fn for_session() -> (Outbox, Orders, Cut) {
+        let ((queue, orders), (cut, cutting)) = (mpsc::channel(OUTBOX), oneshot::channel());
+        (Outbox { queue, cut }, Orders(orders), Cut(cutting))
+    }
+
+    /// Never waits: one agent must not keep the others waiting.
+    pub fn try_send(&self, body: Body) -> Result<(), Undelivered> {
+        self.queue.try_send(Box::new(body)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Undelivered::Full,
+            mpsc::error::TrySendError::Closed(_) => Undelivered::Ended,
+        })
+    }
+
+    /// For those who write beside the keeper and whose interest does not keep the connection open.
+    fn downgrade(&self) -> mpsc::WeakSender<Box<Body>> {
+        self.queue.downgrade()
+    }
+
+    /// Ends the connection, whatever still waits for it.
+    pub fn cut(self, reason: CutReason) {
+        // A session that has ended needs no cut.
+        let _ = self.cut.send(reason);
+    }
+}
+
+impl Orders {
+    /// `None`: there will be no more.
+    pub async fn recv(&mut self) -> Option<Body> {
+        self.0.recv().await.map(|body| *body)
+    }
+
+    fn try_recv(&mut self) -> Option<Body> {
+        self.0.try_recv().ok().map(|body| *body)
+    }
+}
+
+impl Cut {
+    /// Returns only when it is cut: an outbox that is merely dropped lets the connection write what waits.
+    pub async fn made(self) -> CutReason {
+        match self.0.await {
+            Ok(reason) => reason,
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
 
 /// Which agents are connected to this server, now. The keeper writes it; everybody may read.
 #[derive(Clone, Debug)]

@@ -45,7 +45,7 @@ struct Inner {
 struct Session {
     epoch: Epoch,
     /// `None`: it understands no questions. The keeper's alone keeps the session open.
-    outbox: Option<mpsc::WeakSender<Body>>,
+    outbox: Option<mpsc::WeakSender<Box<Body>>>,
     places: Arc<Semaphore>,
 }
 
@@ -116,7 +116,7 @@ impl Questions {
         lock(&self.inner.open).insert(question.id, asked);
         let _withdraw = Withdraw(&self.inner, question.id);
         let outbox = outbox.upgrade().ok_or(Unanswered::Away)?;
-        outbox.send(Body::ReadLog(question)).await.map_err(|_| Unanswered::Away)?;
+        outbox.send(Box::new(Body::ReadLog(question))).await.map_err(|_| Unanswered::Away)?;
         drop(outbox);
         answered.await.map_err(|_| Unanswered::Away)
     }
@@ -142,7 +142,7 @@ mod tests {
         questions.connected(&other, Epoch(1), None);
         assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
 
-        let (outbox, mut asked) = mpsc::channel(4);
+        let (outbox, mut asked, _cut) = Outbox::for_session();
         questions.connected(&one, Epoch(2), Some(&outbox));
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
@@ -170,7 +170,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_for_ever() {
         let questions = Questions::default();
-        let (outbox, _asked) = mpsc::channel(4);
+        let (outbox, _asked, _cut) = Outbox::for_session();
         questions.connected(&agent("a1"), Epoch(2), Some(&outbox));
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
         assert_eq!(questions.ask_within(soon, &agent, ReadLog::default()).await, Err(Unanswered::Silent));

@@ -64,9 +64,16 @@ impl Store {
 
     /// The ops of one task that have no outcome; none where there is no such task.
     pub async fn task_ops(&self, id: TaskId) -> Result<Vec<OpenOpRow>, StoreError> {
-        self.read("reading a task's open ops", move |db| {
+        self.tasks_ops(vec![id]).await
+    }
+
+    /// The same of several tasks, one after the other.
+    pub async fn tasks_ops(&self, ids: Vec<TaskId>) -> Result<Vec<OpenOpRow>, StoreError> {
+        self.read("reading the open ops of tasks", move |db| {
             let mut found = Vec::new();
-            read_open(db, id, &mut found)?;
+            for id in ids {
+                read_open(db, id, &mut found)?;
+            }
             Ok(found)
         })
         .await

@@ -95,6 +95,34 @@ impl Store {
         .await
     }
 
+    /// One proc on each of these agents, with the host that it is on, as far as there is one. It reads no more than these, however
+    /// many agents there are.
+    pub async fn proc_on(
+        &self,
+        agents: Vec<AgentId>,
+        proc: &ProcKey,
+    ) -> Result<Vec<(AgentId, Host, ProcRecord)>, StoreError> {
+        let proc = proc.clone();
+        self.read("reading a proc on some agents", move |db| {
+            let sql = "SELECT cloud_id, ip, revision, status_json FROM procs JOIN agents ON agent_id = agent \
+                       WHERE agent = ? AND namespace = ? AND name = ? AND retired_at IS NULL";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut found = Vec::new();
+            for agent in agents {
+                let mut rows = statement.query([agent.as_str(), &proc.namespace, &proc.name])?;
+                if let Some(row) = rows.next()? {
+                    let (revision, status) = (natural(row.get(2)?), row.get(3)?);
+                    let record = ProcRecord { proc: proc.clone(), revision, status };
+                    let host = host(row, 0)?;
+                    drop(rows);
+                    found.push((agent, host, record));
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+
     /// So many of a namespace's procs in these businesses after the first `start`, ordered by agent and name.
     pub async fn proc_page(
         &self,
