@@ -306,6 +306,8 @@ async fn reports_have_so_much_room_and_no_more() {
         let told = keeper.report(&fixture.agent, epoch, report(), REPORT_BYTES);
         assert!(tokio::time::timeout(PATIENCE, told).await.expect("what is written makes room"));
     }
+    let room = u32::try_from(REPORT_BYTES).expect("it fits");
+    drop(tokio::time::timeout(PATIENCE, keeper.room.acquire_many(room)).await.expect("all is written"));
     fixture.store.clone().close().await.expect("it closes");
     keeper.report(&fixture.agent, epoch, report(), REPORT_BYTES).await;
     let one_more = keeper.report(&fixture.agent, epoch, report(), 1);
