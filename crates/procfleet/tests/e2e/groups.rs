@@ -99,6 +99,9 @@ fn groups_outlive_the_programs_and_go_with_the_agents_data() {
     for file in ["agent.db", "agent.db-wal", "agent.db-shm"] {
         let _ = std::fs::remove_file(up.data().join("agent").join(file));
     }
+    let folder = up.data().join("agent");
+    let repaired = up.cli(&["agent", "repair", "--data", folder.to_str().expect("a plain path")]);
+    assert_eq!(repaired.code, Some(0), "{repaired:?}");
     up.again();
     wait_until(PATIENCE, "the groups are gone", || get(&up.client, &up.namespace).is_empty());
 }

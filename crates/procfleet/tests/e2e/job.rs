@@ -259,8 +259,9 @@ fn no_name_brings_a_command_along() {
     assert!(!proc.folder.join("harm").exists());
     // Nor do slashes and lengths get into the way of what the agent keeps for each.
     let outputs = fs::read_dir(up.data().join("agent/output")).expect("the agent's own folder").flatten();
-    let outputs: Vec<_> = outputs.filter(|entry| entry.file_name() != ".instance").collect();
-    assert!(outputs.iter().all(|entry| entry.path().is_file()), "{outputs:?}");
+    let is_its_own = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let outputs: Vec<_> = outputs.filter(|entry| !is_its_own(entry)).collect();
+    assert!(outputs.iter().all(|entry| entry.path().is_dir()), "{outputs:?}");
     assert_eq!(outputs.len(), names.len(), "{outputs:?}");
 }
 

@@ -200,7 +200,7 @@ fn a_process_writes_to_the_folder_for_its_logs() {
     lost.op(Op::Restart).assert_success();
     let row = lost.row_with_pid(lost.pid().expect("it runs"));
     assert!(
-        row["note"].as_str().is_some_and(|note| note.starts_with("log_path \"/proc/no/such/\"")),
+        row["note"].as_str().is_some_and(|note| note.starts_with("log_path \"/proc/no/such\"")),
         "{row}"
     );
     let failing = proc.starts("echo no port left; exit 3");
