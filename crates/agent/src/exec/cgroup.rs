@@ -15,7 +15,6 @@
 
 use super::host::ExecError;
 use super::pidfd;
-use super::procfs::Stat;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -261,13 +260,17 @@ pub(super) fn kill(group: &Path) {
     }
 }
 
-/// Sends a signal to everything that is in a group now.
+/// Sends a signal to everything that is in a group now. A pid may have come to mean a stranger since the group named it, so only
+/// what the group still names when it is held is signalled.
 pub(super) fn signal(group: &Path, signal: Signal) {
     let spared = spared();
-    for pid in pids_in(group).into_iter().filter(|pid| !spared.contains(pid)) {
-        let sent = Stat::read(pid).map(|stat| pidfd::send(stat.id, signal));
-        if let Some(Err(error)) = sent.filter(|sent| !matches!(sent, Err(Errno::SRCH))) {
-            tracing::warn!(pid, ?signal, %error, "a process could not be signalled");
+    let named = pids_in(group).into_iter().filter(|pid| !spared.contains(pid));
+    let held: Vec<(u32, OwnedFd)> = named.filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
+    let still: HashSet<u32> = pids_in(group).into_iter().collect();
+    for (pid, pidfd) in held.into_iter().filter(|(pid, _)| still.contains(pid)) {
+        match rustix::process::pidfd_send_signal(pidfd, signal) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => tracing::warn!(pid, ?signal, %error, "a process could not be signalled"),
         }
     }
 }
