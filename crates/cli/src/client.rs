@@ -76,10 +76,25 @@ impl Client {
     }
 
     pub(crate) fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<Answer, Error> {
-        let request = self
+        self.post_once(path, body, None)
+    }
+
+    /// Under a key of the caller's: the same call, sent again, makes no second task.
+    pub(crate) fn post_once(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        key: Option<&str>,
+    ) -> Result<Answer, Error> {
+        let mut request = self
             .agent
             .post(format!("{}{path}", self.url))
             .header("X-Bkapi-Authorization", self.authorization.clone());
+        if let Some(key) = key {
+            let value = HeaderValue::from_bytes(key.as_bytes())
+                .map_err(|_| Error::Usage("--idempotency-key: must be text of one line".to_owned()))?;
+            request = request.header("Idempotency-Key", value);
+        }
         let answer = request.send_json(body).and_then(read);
         self.judge(answer, |url, why| Error::Undecided { url, why })
     }

@@ -626,6 +626,11 @@ impl Work {
                     }
                 }
                 Applied::Already => {}
+                Applied::Late => {
+                    self.metrics.late_reports.inc();
+                    let code = finished.outcome.code.number();
+                    info!(%op, code, "a late report was kept; the op keeps the outcome that it had");
+                }
                 // Acknowledged all the same: repeating it would not help anybody.
                 Applied::Unknown => warn!(%op, "a report for an op that nobody gave out"),
                 Applied::NotYours => {

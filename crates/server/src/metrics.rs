@@ -43,6 +43,7 @@ pub struct Metrics {
     pub sent: Counter,
     pub refused_sessions: Counter,
     pub tasks_deleted: Counter,
+    pub late_reports: Counter,
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
     events: Family<EventLabel, Counter>,
@@ -55,7 +56,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("procfleet");
         let (open_ops, agents, sent, refused_sessions) =
             (Gauge::default(), Gauge::default(), Counter::default(), Counter::default());
-        let tasks_deleted = Counter::default();
+        let (tasks_deleted, late_reports) = (Counter::default(), Counter::default());
         let (outcomes, calls, events) = (Family::default(), Family::default(), Family::default());
         let cuts = Family::default();
         registry.register("open_ops", "Ops without an outcome", open_ops.clone());
@@ -67,6 +68,11 @@ impl Metrics {
             refused_sessions.clone(),
         );
         registry.register("tasks_deleted", "Tasks deleted because of their age", tasks_deleted.clone());
+        registry.register(
+            "late_reports",
+            "Reports of ops that the server had ended before they came",
+            late_reports.clone(),
+        );
         registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
         registry.register("events", "What happened to procs without an op, by kind", events.clone());
@@ -81,6 +87,7 @@ impl Metrics {
             sent,
             refused_sessions,
             tasks_deleted,
+            late_reports,
             outcomes,
             calls,
             events,

@@ -47,6 +47,9 @@ pub struct Operate {
     /// Wait no longer than this; the task goes on all the same
     #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
     pub timeout: u64,
+    /// The same call under the same key is one task, however often it is sent
+    #[arg(long, value_name = "KEY", conflicts_with = "dry_run")]
+    pub idempotency_key: Option<String>,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -130,7 +133,11 @@ impl Operate {
             let (key, value) = only_agent(&client)?;
             body.insert(key.to_owned(), value);
         }
-        let answer = client.post("/api/c/compapi/v2/gse/operate_proc_v2/", &body)?;
+        let answer = client.post_once(
+            "/api/c/compapi/v2/gse/operate_proc_v2/",
+            &body,
+            self.idempotency_key.as_deref(),
+        )?;
         let Accepted { task_id } = answer.read()?;
         self.follow(kind, &client, &answer, &task_id, around)
     }
@@ -147,7 +154,7 @@ impl Operate {
         body.shift_remove("agent_id_list");
         body.insert("select".to_owned(), json!(self.select));
         body.insert("dry_run".to_owned(), json!(self.dry_run));
-        let answer = client.post("/api/v1/operate", &body)?;
+        let answer = client.post_once("/api/v1/operate", &body, self.idempotency_key.as_deref())?;
         let Operated { task_id, count, hosts } = answer.read()?;
         if !self.dry_run {
             around.note(&format!("{count} hosts are meant"));

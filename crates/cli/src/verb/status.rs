@@ -87,6 +87,9 @@ mod tests {
             error_code,
             error_msg: String::new(),
             content: content.to_owned(),
+            late_at: 0,
+            late_code: 0,
+            late_msg: String::new(),
         };
         let rows = rows(&[op]);
         let shown: Vec<&[String]> = rows.iter().map(|row| &row[3..]).collect();

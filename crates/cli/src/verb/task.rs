@@ -63,6 +63,9 @@ pub struct Retry {
     /// Print the new task's id and do not wait for the outcomes
     #[arg(long)]
     pub no_wait: bool,
+    /// The same retry under the same key is one task, however often it is sent
+    #[arg(long, value_name = "KEY")]
+    pub idempotency_key: Option<String>,
     /// Wait no longer than this; the task goes on all the same
     #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
     pub timeout: u64,
@@ -133,7 +136,7 @@ impl Retry {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let path = format!("/api/v1/tasks/{}/retry", path_segment(&self.task.to_string()));
         let client = self.connection.client()?;
-        let answer = client.post(&path, &json!({}))?;
+        let answer = client.post_once(&path, &json!({}), self.idempotency_key.as_deref())?;
         let Accepted { task_id } = answer.read()?;
         if self.no_wait {
             match self.output.format() {
@@ -221,7 +224,13 @@ fn op_cells(op: &OpRow) -> [String; 7] {
         op.kind.clone(),
         state.to_owned(),
         op.error_code.to_string(),
-        op.error_msg.clone(),
+        match op.late_at {
+            0 => op.error_msg.clone(),
+            at => {
+                let (code, message) = (op.late_code, &op.late_msg);
+                format!("{}; reported late, at {}: {code} {message}", op.error_msg, moment(at))
+            }
+        },
     ]
 }
 

@@ -1,7 +1,7 @@
 //! A task that nobody waits for any more, and one that is tried again where it failed.
 
 use crate::up;
-use procfleet_testkit::{Op, PATIENCE, Up, programs};
+use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_for, wait_until};
 use serde_json::{Value, json};
 
 #[track_caller]
@@ -85,6 +85,20 @@ fn a_task_is_tried_again_where_it_failed_and_nowhere_else() {
     assert_eq!(audit[0]["subject"], id);
     assert!(audit[0]["detail"].as_str().is_some_and(|detail| detail.contains(&task)), "{audit}");
 
+    // Each call is a task of its own, unless it comes under a key.
+    let path = format!("/api/v1/tasks/{task}/retry");
+    let under = |key: &str| up.client.post_with_headers(&path, &[("Idempotency-Key", key)], &json!({}));
+    let once = under("again 1").task();
+    assert_eq!(under("again 1").task(), once);
+    let by_hand = up.cli(&["task", "retry", &task, "--idempotency-key", "again 1", "--no-wait"]);
+    assert_eq!(by_hand.stdout.trim(), once, "{by_hand:?}");
+    assert_ne!(under("again 2").task(), once);
+    up.client.results(&once);
+    let path = format!("/api/v1/tasks/{once}/retry");
+    let other = up.client.post_with_headers(&path, &[("Idempotency-Key", "again 1")], &json!({}));
+    other.assert_refused(1_000_811, &["Idempotency-Key", &once, "another request"]);
+    under("").assert_refused(1_000_811, &["Idempotency-Key: is empty"]);
+
     let good = proc.submit(Op::Query);
     good.outcome();
     let retry = |task: &str| up.client.post(&format!("/api/v1/tasks/{task}/retry"), json!({}));
@@ -96,4 +110,40 @@ fn a_task_is_tried_again_where_it_failed_and_nowhere_else() {
     up.client
         .post(&format!("/api/v1/tasks/{task}/retry"), json!({"hosts": []}))
         .assert_refused(1_000_811, &["hosts: is not known here"]);
+}
+
+/// The op had ended here, as far as anybody could know. What its host says of it afterwards is not thrown away.
+#[test]
+fn a_report_that_comes_too_late_is_kept_and_marked() {
+    const IP: &str = "127.0.0.7";
+    let up = up();
+    let data = up.folder("second");
+    let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
+    let mut joined = start(Some(&up.token(&[])));
+    joined.wait_until_connected(&up, IP);
+    let proc = up.proc("slow").on_host(IP).with_pid_file().starts(&programs::slow_daemon(5));
+    let task = proc.submit(Op::Start);
+    proc.wait_for_runs(1);
+    joined.end(Signal::KILL);
+    wait_until(PATIENCE, "it is away", || {
+        let agents = up.client.data("/api/v1/agents?state=away");
+        agents.as_array().is_some_and(|rows| rows.iter().any(|row| row["ip"] == IP))
+    });
+    let path = format!("/api/v1/tasks/{}", task.id);
+    up.client.post(&format!("{path}/cancel"), json!({})).data();
+    let outcome = task.outcome();
+    assert_eq!(outcome.code, 826, "{outcome:?}");
+    let mut joined = start(None);
+    joined.wait_until_connected(&up, IP);
+    let late = wait_for(PATIENCE, "its agent has said what became of it", || {
+        let op = up.client.data(&path)["ops"][0].clone();
+        (op["late_at"] != 0).then_some(op)
+    });
+    assert_eq!((&late["error_code"], &late["late_code"]), (&json!(826), &json!(805)), "{late}");
+    assert!(late["late_msg"].as_str().is_some_and(|text| text.contains("interrupted")), "{late}");
+    assert_eq!(task.outcome().code, 826, "the outcome stays what it was");
+    let shown = up.cli(&["task", "show", &task.id]);
+    assert!(shown.stdout.contains("reported late, at "), "{shown:?}");
+    let metrics = up.client.page("/metrics").text;
+    assert!(metrics.contains("procfleet_late_reports_total 1"), "{metrics}");
 }

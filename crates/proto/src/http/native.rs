@@ -201,6 +201,14 @@ pub struct OpRow {
     pub error_msg: String,
     /// The same JSON text as in `get_proc_operate_result_v2`; empty while open.
     pub content: String,
+    /// When its agent reported it after the server had ended it without it: seconds since 1970, UTC; 0: it did not.
+    #[serde(default)]
+    pub late_at: i64,
+    /// What the agent said then. The outcome stays what it was.
+    #[serde(default)]
+    pub late_code: u32,
+    #[serde(default)]
+    pub late_msg: String,
 }
 
 /// One row of `GET /api/v1/audit` (query: `limit`, `app`, `action`).

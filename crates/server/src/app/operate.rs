@@ -38,20 +38,29 @@ pub async fn submit(
     accept(app, prepare(app, caller, api, requests, within).await?).await
 }
 
-/// As [`submit`]; the task says of which one it is another try.
+/// As [`submit`], or with a key as [`submit_once`]; the task says of which one it is another try.
 pub async fn submit_retry(
     app: &App,
     caller: &Caller,
     requests: Vec<Request>,
     within: &Scope<BusinessId>,
     of: TaskId,
+    key: Option<SubmissionKey>,
 ) -> Result<TaskId, AppError> {
-    let mut task = prepare(app, caller, "task_retry", requests, within).await?;
+    const API: &str = "task_retry";
+    let mut task = prepare(app, caller, API, requests, within).await?;
     task.retry_of = Some(of);
     if let Some(audit) = &mut task.audit {
         audit.detail.push_str(&format!(", again after {of}"));
     }
-    accept(app, task).await
+    match key {
+        // The task that is tried again says all: what failed in it does not change any more.
+        Some(key) => {
+            let request_hash = secret::hash(format!("{API} {of}").as_bytes());
+            accept_once(app, caller, API, task, request_hash, key).await
+        }
+        None => accept(app, task).await,
+    }
 }
 
 async fn accept(app: &App, task: NewTask) -> Result<TaskId, AppError> {
@@ -93,6 +102,17 @@ pub async fn submit_once(
     });
     let (request_hash, requests) = hashing.await.map_err(|_| AppError::Ending)?;
     let task = prepare(app, caller, api, requests, within).await?;
+    accept_once(app, caller, api, task, request_hash, key).await
+}
+
+async fn accept_once(
+    app: &App,
+    caller: &Caller,
+    api: &'static str,
+    task: NewTask,
+    request_hash: [u8; 32],
+    key: SubmissionKey,
+) -> Result<TaskId, AppError> {
     let since = match key.kind {
         KeyKind::Idempotency => WallMs::MIN,
         KeyKind::RequestId => task.created_at - millis(REQUEST_ID_WINDOW),

@@ -2,6 +2,7 @@
 
 use super::results::find;
 use super::{App, AppError, Caller, operate};
+use crate::store::SubmissionKey;
 use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
@@ -9,8 +10,13 @@ use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use std::collections::BTreeMap;
 
-/// The caller needs the same grants as for the first try: what it may do now counts, not what it might then.
-pub async fn retry(app: &App, caller: &Caller, task_text: &str) -> Result<TaskId, AppError> {
+/// One task for each key, however often the call comes. The caller needs the same grants as for the first try: what it may do now counts, not what it might then.
+pub async fn retry(
+    app: &App,
+    caller: &Caller,
+    task_text: &str,
+    key: Option<SubmissionKey>,
+) -> Result<TaskId, AppError> {
     let (task, ops) = find(app, caller, task_text).await?;
     let mut faults = Faults::default();
     let mut targets: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
@@ -34,5 +40,5 @@ pub async fn retry(app: &App, caller: &Caller, task_text: &str) -> Result<TaskId
         let spec = head.spec.as_deref().cloned();
         Some(Request { proc: head.proc.clone(), kind: head.kind, spec, targets })
     });
-    operate::submit_retry(app, caller, requests.collect(), &Scope::All, task.id).await
+    operate::submit_retry(app, caller, requests.collect(), &Scope::All, task.id, key).await
 }

@@ -43,6 +43,9 @@ pub async fn show(app: &App, caller: &Caller, task_text: &str, wait: Duration) -
                     error_code: result.error_code,
                     error_msg: result.error_msg,
                     content: result.content,
+                    late_at: op.late.as_ref().map_or(0, |late| late.at / 1000),
+                    late_code: op.late.as_ref().map_or(0, |late| late.code.number()),
+                    late_msg: op.late.as_ref().map(|late| late.message.clone()).unwrap_or_default(),
                 })
             });
             return Ok(TaskView { ops: view.collect(), task: row(&task) });

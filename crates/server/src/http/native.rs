@@ -69,8 +69,8 @@ async fn cancel_task(call: Call) -> Result<TaskRow, CallError> {
 }
 
 async fn retry_task(call: Call) -> Result<Accepted, CallError> {
-    query::nothing(&call.body)?;
-    let task = retry::retry(&call.app, &call.caller, &task(&call)).await?;
+    let ((), key) = Faults::of_both(query::nothing(&call.body), idempotency::key(&call.headers))?;
+    let task = retry::retry(&call.app, &call.caller, &task(&call), key).await?;
     Ok(Accepted { task_id: task.to_string() })
 }
 

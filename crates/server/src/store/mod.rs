@@ -50,7 +50,7 @@ pub use process_groups::GroupsRecord;
 pub use procs::{ProcFilter, ProcPage, ProcRecord};
 pub use retention::{Deleted, Slice};
 pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
-pub use tasks::{Counts, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
+pub use tasks::{Counts, LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
 pub use tokens::{NewToken, TokenRefusal, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 

@@ -40,6 +40,8 @@ pub enum Applied {
     Now,
     /// It had an outcome, and keeps it.
     Already,
+    /// The server had ended it without its agent, and it keeps that outcome; what the agent says is kept beside it.
+    Late,
     Unknown,
     /// The op belongs to another agent.
     NotYours,
@@ -184,7 +186,10 @@ impl<'db> Finisher<'db> {
         }
         let values = params![code.number(), message, content, at, integer(number), op.index, agent];
         if self.end.execute(values)? == 0 {
-            return why_not(db, *op, agent);
+            return match why_not(db, *op, agent)? {
+                Applied::Already if agent.is_some() && keep_late(db, ending)? => Ok(Applied::Late),
+                other => Ok(other),
+            };
         }
         match code {
             Code::Success => task.succeeded += 1,
@@ -205,6 +210,15 @@ impl<'db> Finisher<'db> {
         }
         Ok(())
     }
+}
+
+/// Keeps what an agent says of an op that ended otherwise. False: it says what is known, for the second time.
+fn keep_late(db: &Connection, ending: &Ending) -> Result<bool, Fault> {
+    let sql = "INSERT INTO late_reports (task, idx, code, message, at) SELECT ?1, ?2, ?3, ?4, ?5 FROM ops \
+               WHERE task = ?1 AND idx = ?2 AND (code != ?3 OR message != ?4) ON CONFLICT DO NOTHING";
+    let Ending { op, code, message, at, .. } = ending;
+    let values = params![integer(op.task.number), op.index, code.number(), message, at];
+    Ok(db.prepare_cached(sql)?.execute(values)? > 0)
 }
 
 fn stamp_of(db: &Connection, number: u64) -> Result<Option<u64>, Fault> {

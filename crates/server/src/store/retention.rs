@@ -96,8 +96,9 @@ fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, Fault>
     Ok(numbers.collect::<Result<_, _>>()?)
 }
 
-/// At most so many, from the first on: their indices have no gaps.
+/// At most so many, from the first on: their indices have no gaps. What was said late goes at once: nobody can ask for it.
 fn delete_ops(db: &Connection, task: i64, most: u64) -> Result<u64, Fault> {
+    db.prepare_cached("DELETE FROM late_reports WHERE task = ?")?.execute([task])?;
     let sql = "DELETE FROM ops WHERE task = ?1 AND idx < (SELECT min(idx) FROM ops WHERE task = ?1) + ?2";
     Ok(count(db.prepare_cached(sql)?.execute(params![task, super::columns::integer(most)])?))
 }

@@ -78,6 +78,15 @@ pub struct OpRecord {
     pub agent: Option<AgentId>,
     pub outcome: Option<Outcome>,
     pub ended_at: Option<i64>,
+    /// What its agent said of it after the server had ended it.
+    pub late: Option<LateReport>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateReport {
+    pub code: Code,
+    pub message: String,
+    pub at: i64,
 }
 
 const COLUMNS: &str = "number, stamp, created_at, app, username, summary, total, open, succeeded, failed, requests_json, cancelled_at, retry_of";
@@ -122,6 +131,7 @@ impl Store {
             while let Some(row) = rows.next()? {
                 ops.push(op_record(record.id, row)?);
             }
+            add_late_reports(db, id, &mut ops)?;
             Ok(Some((record, ops)))
         })
         .await
@@ -272,14 +282,34 @@ fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, Fault> {
         agent: agent_if_any(row, 6)?,
         ended_at: row.get(7)?,
         outcome: outcome(row, 8)?,
+        late: None,
     })
+}
+
+/// In a look of its own: hardly any task has one.
+fn add_late_reports(db: &Connection, task: TaskId, ops: &mut [OpRecord]) -> Result<(), Fault> {
+    let mut statement =
+        db.prepare_cached("SELECT idx, code, message, at FROM late_reports WHERE task = ? ORDER BY idx")?;
+    let mut rows = statement.query([integer(task.number)])?;
+    while let Some(row) = rows.next()? {
+        let index: u32 = small("an op's index", row.get(0)?)?;
+        if let Ok(place) = ops.binary_search_by_key(&index, |op| op.op.index) {
+            let late = LateReport { code: code(row.get(1)?)?, message: row.get(2)?, at: row.get(3)? };
+            ops[place].late = Some(late);
+        }
+    }
+    Ok(())
+}
+
+fn code(number: i64) -> Result<Code, Fault> {
+    let code = u32::try_from(number).ok().and_then(Code::from_number);
+    code.ok_or_else(|| unreadable("an error code", &format_args!("{number} is not known")))
 }
 
 /// An outcome in three columns: code, message, content.
 fn outcome(row: &Row<'_>, column: usize) -> Result<Option<Outcome>, Fault> {
     let Some(number) = row.get::<_, Option<i64>>(column)? else { return Ok(None) };
-    let code = u32::try_from(number).ok().and_then(Code::from_number);
-    let code = code.ok_or_else(|| unreadable("an error code", &format_args!("{number} is not known")))?;
+    let code = code(number)?;
     let message = optional_text(row, column + 1)?.unwrap_or_default().to_owned();
     let content = from_json("an outcome's content", text(row, column + 2)?)?;
     Ok(Some(Outcome { code, message, content }))

@@ -1,11 +1,13 @@
 //! Which code reads the requests of which API, and what else there is to know of it.
 
 use super::words::Words;
+use crate::http::fault::Faults;
 use crate::http::job::HOSTING;
 use crate::http::operate::{self, OP_TYPES, Suppliers};
-use crate::http::record::Recorder;
+use crate::http::read::Body as Source;
 use crate::http::{agents, groups, job, logs, manage, query, result, status, task_state, upgrade, users};
 use serde_json::{Value, json};
+use std::fmt::Debug;
 
 /// An API as the document has it.
 #[derive(Debug)]
@@ -13,12 +15,15 @@ pub struct Api {
     pub name: &'static str,
     pub family: Family,
     /// Runs the code that reads its requests; `None`: it is asked for nothing.
-    pub read: Option<fn(&Recorder)>,
+    pub read: Option<Read>,
     /// A field whose value decides which others are read, and its values.
     pub varies: Option<(&'static str, &'static [i64])>,
     pub body: Body,
     pub repeats: Repeats,
 }
+
+/// Reads a request, or notes what it would read; what it understood can be shown.
+pub type Read = fn(Source<'_>) -> Result<Box<dyn Debug>, Faults>;
 
 /// Where a request's fields stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +83,7 @@ pub fn find(name: &str) -> Option<&'static Api> {
     APIS.iter().find(|api| api.name == name)
 }
 
-const fn api(name: &'static str, family: Family, read: fn(&Recorder)) -> Api {
+const fn api(name: &'static str, family: Family, read: Read) -> Api {
     Api { name, family, read: Some(read), varies: None, body: Body::InBody, repeats: Repeats::Each }
 }
 
@@ -100,6 +105,12 @@ impl Api {
         self
     }
 
+    /// Makes a task, always of the same kind.
+    const fn once(mut self) -> Api {
+        self.repeats = Repeats::ByKey;
+        self
+    }
+
     /// Makes a task, in one of the eight ways.
     const fn operates(mut self) -> Api {
         self.varies = Some(("op_type", &OP_TYPES));
@@ -108,12 +119,9 @@ impl Api {
     }
 }
 
-/// What the code makes of a recorder is of no interest: there is nothing in it.
 macro_rules! reads {
     ($read:expr) => {
-        |recorder: &Recorder| {
-            let _ = $read(recorder);
-        }
+        |source: Source<'_>| $read(source).map(|asked| Box::new(asked) as Box<dyn Debug>)
     };
 }
 
@@ -150,7 +158,7 @@ pub const APIS: &[Api] = &[
     api("tasks", Native, reads!(query::tasks)),
     api("task", Native, reads!(query::task)),
     api("task_cancel", Native, reads!(query::nothing)),
-    api("task_retry", Native, reads!(query::nothing)),
+    api("task_retry", Native, reads!(query::nothing)).once(),
     api("events", Native, reads!(query::events)),
     api("logs", Native, reads!(logs::logs)),
     api("logs_reopen", Native, reads!(logs::reopen)),

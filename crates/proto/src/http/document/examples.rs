@@ -7,7 +7,7 @@ const TASK: &str = "GSETASK:20261116080000:8";
 const AGENT: &str = "0200000000525400f355781710390005465c";
 
 /// `None` for an API that is asked for nothing.
-pub(super) fn request(api: &str) -> Option<Value> {
+pub fn request(api: &str) -> Option<Value> {
     let hosts = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1}]);
     let pool =
         json!({"cpu_pool_limit": 20.0, "mem_pool_limit": 10.0, "cpu_pool_weight": 0, "mem_pool_weight": 1});
@@ -178,7 +178,7 @@ pub(super) fn data(api: &str) -> Option<Value> {
             let mut view = task();
             view["ops"] = json!([{"op_id": "20261116080000-8-0", "key": "1:10.0.0.1:gse:proc-test", "kind": "start",
                 "target": "1:10.0.0.1", "namespace": "gse", "name": "proc-test", "error_code": 0,
-                "error_msg": "success", "content": control()}]);
+                "error_msg": "success", "content": control(), "late_at": 0, "late_code": 0, "late_msg": ""}]);
             view
         }
         "app_list" => json!([app]),

@@ -18,6 +18,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
+pub use self::examples::request as example_request;
 pub use self::request::fields_of;
 
 /// The headers that count.

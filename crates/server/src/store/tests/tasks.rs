@@ -36,7 +36,8 @@ async fn a_task_reads_back_as_it_was_written() {
     assert_eq!(store.tasks(5).await.expect("no error"), [TaskRecord { requests: Vec::new(), ..expected }]);
     for ((index, op_record), new_op) in (0..).zip(&ops).zip(&new.ops) {
         let NewOp { request, target, agent, .. } = new_op.clone();
-        let expected = OpRecord { op: op(id, index), request, target, agent, outcome: None, ended_at: None };
+        let expected =
+            OpRecord { op: op(id, index), request, target, agent, outcome: None, ended_at: None, late: None };
         assert_eq!(*op_record, expected);
     }
 
@@ -146,4 +147,36 @@ async fn the_audit_row_comes_with_the_task() {
     );
     assert_eq!(rows[0].entry.code, 811);
     assert_eq!(store.audit_rows(1, AuditFilter::default()).await.expect("no error"), rows[..1]);
+}
+
+#[tokio::test]
+async fn what_an_agent_says_too_late_is_kept_beside_the_outcome() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let id = store.create_task(new_task(&["a", "b"])).await.expect("a task");
+    let by_server = finished(op(id, 0), None, Code::Timeout);
+    let own = finished(op(id, 1), Some("b"), Code::Success);
+    let applied = store.finish_ops(vec![by_server, own.clone()]).await.expect("applied");
+    assert_eq!(applied, [Applied::Now, Applied::Now]);
+
+    let late = Finished { at: 9_000, ..finished(op(id, 0), Some("a"), Code::Success) };
+    for (report, expected) in [
+        (late.clone(), Applied::Late),
+        (late, Applied::Already),
+        // It came to its own outcome; hearing it again is nothing new.
+        (own, Applied::Already),
+        (finished(op(id, 0), Some("b"), Code::Success), Applied::NotYours),
+    ] {
+        assert_eq!(store.finish_ops(vec![report]).await.expect("applied"), [expected]);
+    }
+    let (task, ops) = store.task_results(id).await.expect("no error").expect("the task");
+    assert_eq!(task.counts, Counts { total: 2, open: 0, succeeded: 1, failed: 1 });
+    assert_eq!(ops[0].outcome.as_ref().map(|outcome| outcome.code), Some(Code::Timeout), "it stays so");
+    let kept = LateReport { code: Code::Success, message: "said so".to_owned(), at: 9_000 };
+    assert_eq!((ops[0].late.clone(), &ops[1].late), (Some(kept), &None));
+
+    store.delete_tasks(i64::MAX, Slice { tasks: 10, ops: 1 }).await.expect("deleted");
+    let count =
+        |db: &Connection| Ok(db.query_row("SELECT count(*) FROM late_reports", [], |row| row.get(0))?);
+    let left: i64 = store.read("counting late reports", count).await.expect("no error");
+    assert_eq!(left, 0, "they go with their task");
 }

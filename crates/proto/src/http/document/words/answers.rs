@@ -396,6 +396,17 @@ pub(super) const TEXTS: &[Text] = &[
         "CLOUD:IP or the agent's id, as the caller named it.",
         "调用方指定的目标：CLOUD:IP 或 agent ID。",
     ),
+    (
+        "OpRow.late_at",
+        "When its agent reported it although the server had ended it before (out of time, cancelled, away): seconds since 1970, UTC; 0: it did not.",
+        "服务端已提前结束该操作（超时、取消、失联）后，agent 补报结果的时间（UTC 秒），0 为没有。",
+    ),
+    (
+        "OpRow.late_code",
+        "The error code that the agent reported then; error_code stays what it was.",
+        "agent 补报的错误码；error_code 不变。",
+    ),
+    ("OpRow.late_msg", "The message that the agent reported then.", "agent 补报的信息。"),
     ("AppSecret.code", "The app's code.", "应用 ID。"),
     (
         "AppSecret.secret",

@@ -293,8 +293,8 @@ pub(super) const TITLES: &[Titled] = &[
         "task_retry",
         ["Try a task again where it failed", "重试任务中失败的主机"],
         [
-            "A new task with the same requests, for the hosts whose operations failed. It is refused while operations are open, and when none has failed.",
-            "以相同请求、仅针对失败的主机创建新任务。仍有未结束的操作，或没有失败的操作时拒绝。",
+            "A new task with the same requests, for the hosts whose operations failed. It is refused while operations are open, and when none has failed. The same call under the same Idempotency-Key is one task.",
+            "以相同请求、仅针对失败的主机创建新任务。仍有未结束的操作，或没有失败的操作时拒绝。相同 Idempotency-Key 的相同请求只产生一个任务。",
         ],
     ),
     (
