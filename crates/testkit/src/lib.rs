@@ -8,11 +8,13 @@
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended;
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
+//! - [`fuzz`]: what nobody would send;
 //! - [`pattern`]: what an answer should look like;
 //! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every one;
 //! - [`wait_for`]: the one way to wait.
 
 mod client;
+pub mod fuzz;
 mod joined;
 pub mod pattern;
 mod proc;

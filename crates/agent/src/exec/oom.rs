@@ -230,6 +230,23 @@ fn read_count(file: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// Nobody but the kernel says who was killed for want of memory.
+    #[test]
+    fn fuzzed_records_of_the_log() {
+        let good = [
+            "6,1202,85412345678,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=tail,pid=14302,uid=0\n",
+            "3,88,1234,-;Out of memory: Killed process 77 (java) total-vm:1kB, anon-rss:1kB\n",
+            "12,5,6,-;Out of memory: Killed process 1 (init)\n",
+        ];
+        procfleet_testkit::fuzz::Fuzz::cases(20_000).text(&good, |record| {
+            if let Some(pid) = killed_pid(record.as_bytes()) {
+                assert!(record.contains(&pid.to_string()) || record.contains('0'), "{record:?}");
+                let facility = record.split([',', ';']).next().and_then(|digits| digits.parse::<u32>().ok());
+                assert!(facility.is_some_and(|facility| facility < 8), "{record:?}");
+            }
+        });
+    }
+
     /// Recorded from kernels 5.10 and 6.18, and what must not be taken for it.
     #[test]
     fn the_log_tells_whom_the_kernel_killed() {

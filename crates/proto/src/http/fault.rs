@@ -4,6 +4,8 @@ use std::fmt;
 
 /// More than this and the list no longer helps anybody.
 const SHOWN: usize = 50;
+/// A place is made of the names of fields, and a reason may quote what was sent: of either, so many characters tell enough.
+const LONGEST: usize = 600;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -32,16 +34,16 @@ pub struct Warnings(Vec<(String, String)>);
 
 impl Faults {
     pub fn add(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.list.push(Fault { path: path.into(), reason: Reason::Other(reason.into()) });
+        self.list.push(Fault { path: cut(path.into()), reason: Reason::Other(cut(reason.into())) });
     }
 
     pub fn add_unknown_op(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.list.push(Fault { path: path.into(), reason: Reason::UnknownOp(reason.into()) });
+        self.list.push(Fault { path: cut(path.into()), reason: Reason::UnknownOp(cut(reason.into())) });
     }
 
     /// Nothing is wrong with it, but its sender may expect more than it does.
     pub fn warn(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.warnings.0.push((path.into(), reason.into()));
+        self.warnings.0.push((cut(path.into()), cut(reason.into())));
     }
 
     pub fn take_warnings(&mut self) -> Warnings {
@@ -92,6 +94,14 @@ impl fmt::Display for Faults {
             more => write!(f, "; and {more} more faults"),
         }
     }
+}
+
+fn cut(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(LONGEST) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 /// How many are shown; the rest are most likely the same of other processes.

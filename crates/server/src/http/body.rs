@@ -112,3 +112,24 @@ fn from_query(query: &str) -> Value {
     });
     Value::Object(fields.collect::<Map<_, _>>())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuzzed_queries_are_objects_of_texts_and_json() {
+        let good = [
+            "limit=10&namespace=gse",
+            "hosts=[{\"ip\":\"10.0.0.1\",\"bk_cloud_id\":0}]",
+            "task_id=GSETASK%3A20190813145456%3A8&bk_app_code=a+b",
+            "agent_id_list=%5B%22a%22%5D&select=10.0.0.0/24,role=web*",
+        ];
+        procfleet_testkit::fuzz::Fuzz::cases(20_000).text(&good, |query| {
+            let Value::Object(fields) = from_query(query) else { panic!("{query:?}") };
+            for value in fields.values() {
+                assert!(matches!(value, Value::String(_) | Value::Array(_) | Value::Object(_)), "{value}");
+            }
+        });
+    }
+}

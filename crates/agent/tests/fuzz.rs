@@ -1,0 +1,45 @@
+//! What others wrote on the host is read or refused, and never more than that: good files, changed at random.
+//!
+//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by `scripts/fuzz`.
+
+use procfleet_agent::config::{PolicyError, read_policy};
+use procfleet_agent::exec::pid_file_names_another;
+use procfleet_testkit::fuzz::Fuzz;
+
+/// Whoever writes the file does not choose whom we signal by writing something odd.
+#[test]
+fn pid_files() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("web.pid");
+    let good =
+        [b"4242\n".to_vec(), b" 17 web\n".to_vec(), b"2147483647".to_vec(), b"-1".to_vec(), b"0x10".to_vec()];
+    Fuzz::cases(3_000).bytes(&good, |bytes| {
+        std::fs::write(&path, bytes).expect("our own folder");
+        let text = String::from_utf8_lossy(bytes);
+        let word = text.split_ascii_whitespace().next().unwrap_or_default();
+        let is_pid = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+        let pid = is_pid.then(|| word.parse::<i32>().ok()).flatten().filter(|pid| *pid > 0);
+        let names_another = pid_file_names_another(path.to_str().expect("a plain path"), "root", 1);
+        assert_eq!(names_another, pid.is_some_and(|pid| pid != 1), "{word:?}");
+    });
+}
+
+#[test]
+fn policy_files() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("policy.json");
+    let good = [
+        br#"{"allow": {"users": ["www"], "paths": ["/srv", "/opt/x"], "ops": ["start", "stop"]}}"#.to_vec(),
+        br#"{"allow": {}}"#.to_vec(),
+    ];
+    Fuzz::cases(3_000).bytes(&good, |bytes| {
+        std::fs::write(&path, bytes).expect("our own folder");
+        match read_policy(Some(path.clone())) {
+            Ok(allow) => assert!(allow.paths.iter().flatten().all(|folder| folder.is_absolute())),
+            Err(refusal @ (PolicyError::Read { .. } | PolicyError::Bad { .. })) => {
+                assert!(refusal.to_string().contains("policy.json"), "{refusal}");
+            }
+            Err(refusal @ PolicyError::Open { .. }) => panic!("{refusal}"),
+        }
+    });
+}

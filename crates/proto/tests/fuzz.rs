@@ -1,0 +1,303 @@
+//! Whatever comes over a wire is read or refused, and never more than that: good messages and bodies, changed at random.
+//!
+//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by `scripts/fuzz`.
+
+use procfleet_core::allow::Allow;
+use procfleet_core::id::{AgentId, BusinessId, Host, OpId, TaskId};
+use procfleet_core::op::Outcome;
+use procfleet_core::select::Term;
+use procfleet_core::spec::Spec;
+use procfleet_proto::cron::CronRule;
+use procfleet_proto::http::document::apis::{APIS, Api};
+use procfleet_proto::http::document::{example_request, fields_of};
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::link::token::JoinToken;
+use procfleet_proto::link::{
+    BadMessage, GroupsMessage, OpOrder, ProcStateMessage, Report, agent_message, decode_agent, decode_server,
+    server_message,
+};
+use procfleet_proto::state::ProcReport;
+use procfleet_testkit::fuzz::{Fuzz, reversed};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::{Debug, Display};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// An answer quotes what was sent, but not all of it: fifty faults, each with a place and a reason of 600 characters at most.
+const LONGEST_ANSWER: usize = 51 * 2 * 601 * 4;
+
+fn golden(ending: &str) -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let entries =
+        std::fs::read_dir(folder).expect("the golden files").map(|entry| entry.expect("an entry").path());
+    let mut files: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|e| e == ending)).collect();
+    // The order of a folder is anybody's guess, and the cases must always be the same.
+    files.sort();
+    files.into_iter().map(|path| (path.clone(), std::fs::read_to_string(path).expect("a text"))).collect()
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let unhex = |text: &str| {
+        let pairs = text.trim().as_bytes().chunks(2);
+        let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex");
+        pairs.map(byte).collect()
+    };
+    golden("hex").iter().map(|(_, text)| unhex(text)).collect()
+}
+
+/// It says what is wrong, and does not repeat what was sent.
+fn check_refusal(refusal: &BadMessage) {
+    let text = refusal.to_string();
+    assert!(!text.is_empty() && text.len() < 200, "{text}");
+}
+
+#[test]
+fn frames_of_agents() {
+    Fuzz::cases(40_000).bytes(&frames(), |bytes| match decode_agent(bytes) {
+        Err(refusal) => check_refusal(&refusal),
+        Ok(body) => {
+            let again = body.clone().into_bytes();
+            assert!(again.len() <= bytes.len(), "it has grown from {} to {}", bytes.len(), again.len());
+            assert_eq!(decode_agent(&again).expect("our own message"), body);
+            understand(body);
+        }
+    });
+}
+
+/// What the server does with a message before it believes it.
+fn understand(body: agent_message::Body) {
+    match body {
+        agent_message::Body::Reports(reports) => {
+            for report in reports.reports {
+                match <(OpId, Option<Outcome>)>::try_from(report) {
+                    Ok((op, Some(outcome))) => {
+                        let again = <(OpId, Option<Outcome>)>::try_from(Report::done(op, &outcome));
+                        assert_eq!(again.expect("our own report"), (op, Some(outcome)));
+                    }
+                    Ok((op, None)) => {
+                        let again = <(OpId, Option<Outcome>)>::try_from(Report::taken(op));
+                        assert_eq!(again.expect("our own report"), (op, None));
+                    }
+                    Err(refusal) => check_refusal(&refusal),
+                }
+            }
+        }
+        agent_message::Body::States(states) => {
+            for state in &states.procs {
+                match state.report() {
+                    Ok(report) => {
+                        let proc = procfleet_core::id::ProcKey {
+                            namespace: state.namespace.clone(),
+                            name: state.name.clone(),
+                        };
+                        let again = ProcStateMessage::new(&proc, state.revision, report.as_ref());
+                        let again = again.report().expect("our own state");
+                        assert_eq!(format!("{again:?}"), format!("{report:?}"));
+                    }
+                    Err(refusal) => check_refusal(&refusal),
+                }
+            }
+            for message in &states.groups {
+                match message.groups() {
+                    Ok(groups) => {
+                        let again = GroupsMessage::new(&message.namespace, message.revision, &groups);
+                        assert_eq!(again.groups().expect("our own groups"), groups);
+                    }
+                    Err(refusal) => check_refusal(&refusal),
+                }
+            }
+        }
+        agent_message::Body::Hello(hello) => {
+            let _known: Vec<OpId> = hello.taken.iter().filter_map(|op| op.parse().ok()).collect();
+        }
+        agent_message::Body::Enroll(enroll) => {
+            let _ = enroll.token.parse::<JoinToken>();
+        }
+        agent_message::Body::Events(_) | agent_message::Body::LogRead(_) | agent_message::Body::Renew(_) => {}
+    }
+}
+
+#[test]
+fn frames_of_servers() {
+    Fuzz::cases(40_000).bytes(&frames(), |bytes| match decode_server(bytes) {
+        Err(refusal) => check_refusal(&refusal),
+        Ok(body) => {
+            let again = body.clone().into_bytes();
+            assert!(again.len() <= bytes.len(), "it has grown from {} to {}", bytes.len(), again.len());
+            assert_eq!(decode_server(&again).expect("our own message"), body);
+            if let server_message::Body::Op(op) = body {
+                match OpOrder::try_from(op) {
+                    Ok(order) => {
+                        let spec = order.spec.as_ref().map(|spec| serde_json::to_vec(spec).expect("JSON"));
+                        let again = procfleet_proto::link::Op::new(
+                            order.op,
+                            order.epoch,
+                            &order.proc,
+                            order.kind,
+                            order.start_within,
+                            spec.as_deref(),
+                        );
+                        assert_eq!(OpOrder::try_from(again).expect("our own op"), order);
+                    }
+                    Err(refusal) => check_refusal(&refusal),
+                }
+            }
+        }
+    });
+}
+
+/// A good request of each API that reads one. What has no example is a query, whose values are texts.
+fn requests() -> Vec<(&'static Api, Value)> {
+    let reading = APIS.iter().filter(|api| api.read.is_some());
+    let request = |api: &'static Api| {
+        let fields = || fields_of(api).into_iter().filter(|field| !field.contains(['.', '[']));
+        let query = || Value::Object(fields().map(|field| (field, json!("1"))).collect());
+        (api, example_request(api.name).unwrap_or_else(query))
+    };
+    reading.map(request).collect()
+}
+
+fn check_faults(faults: &Faults) {
+    assert!(!faults.is_empty(), "a refusal without a fault");
+    for fault in faults.list() {
+        assert!(!format!("{:?}", fault.reason).is_empty(), "{fault:?}");
+    }
+    let text = faults.to_string();
+    assert!(!text.is_empty() && text.len() <= LONGEST_ANSWER, "an answer of {} bytes", text.len());
+}
+
+/// Every API's own reading code. What is understood does not depend on the order of fields.
+#[test]
+fn bodies_of_every_api() {
+    let (apis, good): (Vec<&Api>, Vec<Value>) = requests().into_iter().unzip();
+    assert!(apis.len() > 40, "{} APIs read something", apis.len());
+    Fuzz::cases(5_000).json(&good, |place, body| {
+        let read = apis[place].read.expect("it reads");
+        let other_way_round = reversed(body);
+        match (read(body.into()), read((&other_way_round).into())) {
+            (Ok(one), Ok(other)) => {
+                assert_eq!(format!("{one:?}"), format!("{other:?}"), "{}", apis[place].name);
+            }
+            (Err(one), Err(other)) => {
+                check_faults(&one);
+                check_faults(&other);
+            }
+            (one, other) => panic!("{}: {one:?} and {other:?}", apis[place].name),
+        }
+    });
+}
+
+fn check_round_trip<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
+    let Ok(read) = serde_json::from_slice::<T>(bytes) else { return };
+    let text = serde_json::to_vec(&read).expect("it was JSON");
+    let again: T = serde_json::from_slice(&text).expect("what we write, we read");
+    assert_eq!(format!("{again:?}"), format!("{read:?}"));
+}
+
+/// What journals and stores keep.
+#[test]
+fn stored_specs_and_states() {
+    let mut good: Vec<Vec<u8>> = golden("json").into_iter().map(|(_, text)| text.into_bytes()).collect();
+    good.push(serde_json::to_vec(&Spec::default()).expect("JSON"));
+    Fuzz::cases(15_000).bytes(&good, |bytes| {
+        check_round_trip::<Spec>(bytes);
+        check_round_trip::<Outcome>(bytes);
+        check_round_trip::<ProcReport>(bytes);
+        let _ = serde_json::from_slice::<Allow>(bytes);
+    });
+}
+
+#[test]
+fn a_hosts_policy() {
+    let good = [br#"{"users":["www","root"],"paths":["/srv","/opt/x"],"ops":["start","stop"]}"#.to_vec()];
+    let spec = Spec::default();
+    Fuzz::cases(8_000).bytes(&good, |bytes| {
+        let Ok(allow) = serde_json::from_slice::<Allow>(bytes) else { return };
+        for kind in procfleet_core::op::OpKind::ALL {
+            let _ = allow.refusal(kind, Some(&spec));
+            let _ = allow.refusal(kind, None);
+        }
+    });
+}
+
+fn check_text<T: FromStr + Display + PartialEq + Debug>(text: &str)
+where
+    T::Err: Debug,
+{
+    if let Ok(read) = text.parse::<T>() {
+        let again = read.to_string().parse::<T>().expect("what we write, we read");
+        assert_eq!(again, read, "{text:?}");
+    }
+}
+
+#[test]
+fn names_and_tokens() {
+    let token = JoinToken { id: [1; 6], secret: [0xab; 20], ca_pin: [3; 32] }.to_string();
+    let good = [
+        token.as_str(),
+        "GSETASK:20190813145456:8",
+        "20190813145456-8-0",
+        "0200000007525400f355781710390005465c",
+        "0:10.0.0.1",
+        "0:fe80::1",
+        "7",
+    ];
+    Fuzz::cases(20_000).text(&good, |text| {
+        check_text::<JoinToken>(text);
+        check_text::<TaskId>(text);
+        check_text::<OpId>(text);
+        check_text::<AgentId>(text);
+        check_text::<Host>(text);
+        check_text::<BusinessId>(text);
+    });
+}
+
+#[test]
+fn selections() {
+    let good = [
+        "10.0.0.1",
+        "10.0.0.1-10.0.0.50",
+        "10.0.0.0/24",
+        "fe80::/10",
+        "10.0.*",
+        "0:10.0.0.1",
+        "role=web*",
+        "a?c",
+    ];
+    Fuzz::cases(20_000).text(&good, |text| match text.parse::<Term>() {
+        Ok(term) => {
+            let labels = std::collections::BTreeMap::from([("role".to_owned(), "web".to_owned())]);
+            let agent: AgentId = "0200000007525400f355781710390005465c".parse().expect("an id");
+            let host: Host = "0:10.0.0.1".parse().expect("a host");
+            let candidate = procfleet_core::select::Candidate { agent: &agent, host, labels: &labels };
+            let _ = term.matches(&candidate);
+        }
+        Err(refusal) => assert!(!refusal.to_string().is_empty()),
+    });
+}
+
+#[test]
+fn crontab_rules() {
+    let good = [
+        "*/5 * * * *",
+        "0 0 29 2 *",
+        "30 2 * * 1-5",
+        "15 10 4,8 */3 7",
+        "@daily",
+        "0 */2 * * * *",
+        "0 0 L * *",
+        "0 0 * * 5#2",
+    ];
+    let time =
+        jiff::civil::date(2026, 3, 29).at(1, 59, 59, 0).to_zoned(jiff::tz::TimeZone::UTC).expect("a time");
+    Fuzz::cases(600).text(&good, |text| match CronRule::parse(text) {
+        Ok(rule) => {
+            let next = rule.next_after(&time);
+            assert!(next.is_none_or(|next| next > time), "{text:?}");
+        }
+        Err(refusal) => assert!(!refusal.to_string().is_empty()),
+    });
+}
