@@ -377,14 +377,13 @@ impl Work {
 
     fn connected(&mut self, agent: AgentId, epoch: Epoch, outbox: Outbox, taken: Vec<OpId>, cancels: bool) {
         if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
-            return;
+            return outbox.cut(CutReason::Replaced);
         }
         // It was let in a moment before it was dismissed.
         if let Some(reason) = self.dismissed.get(&agent) {
             let _ = outbox.try_send(refusal(&agent, reason));
             return;
         }
-        // Dropping an older session's outbox ends its connection: the newer one wins.
         let ended = taken.iter().filter(|op| !self.ops.contains_key(op)).map(OpId::to_string);
         let ended: Vec<String> = if cancels { ended.collect() } else { Vec::new() };
         if !ended.is_empty() {
@@ -392,7 +391,9 @@ impl Work {
             let _ = outbox.try_send(Body::Cancel(Cancel { ops: ended }));
         }
         let session = Session { epoch, outbox, cancels, unconfirmed: 0, backlog: VecDeque::new() };
-        self.sessions.insert(agent.clone(), session);
+        if let Some(older) = self.sessions.insert(agent.clone(), session) {
+            older.outbox.cut(CutReason::Replaced);
+        }
         self.back_by.remove(&agent);
         self.presences.insert(agent.clone());
         for op in taken {

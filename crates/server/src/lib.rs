@@ -135,6 +135,7 @@ impl Server {
             metrics: app.metrics.clone(),
             bell: app.bell.clone(),
             questions: app.questions.clone(),
+            clones: Default::default(),
             stop: stopped.clone(),
         };
         let link_threads = LinkThreads::start().map_err(ServerError::Threads)?;

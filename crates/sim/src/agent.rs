@@ -69,6 +69,7 @@ pub(crate) struct Agent {
     identity: Identity,
     random: Random,
     boot_id: String,
+    started_at: i64,
     slow: bool,
     procs: Procs,
     /// States that the server has yet to be told.
@@ -92,6 +93,7 @@ impl Agent {
             identity,
             random,
             boot_id,
+            started_at: wall_secs(),
             slow,
             procs: Procs::default(),
             states: Vec::new(),
@@ -198,7 +200,7 @@ impl Agent {
                 architecture: "simulated".to_owned(),
                 cpus: 2,
                 memory_mib: 4_096,
-                started_at: wall_secs(),
+                started_at: self.started_at,
             }),
             // Its certificate is good for longer than any trial, and its ops are soon over.
             renews: false,

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum EnrollError {
+pub enum EnrollError {
     #[error("it has not joined yet, and there is no token (--token)")]
     NoToken,
     #[error("the server refused the enrolment: {0}")]

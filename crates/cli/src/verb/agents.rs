@@ -165,12 +165,12 @@ fn cells(row: &AgentRow, now: i64) -> [String; 7] {
         format!("{}:{}", row.bk_cloud_id, row.ip),
         format!("{} {}", row.bk_biz_id, row.bk_biz_name),
         row.version.clone(),
-        match (row.revoked_at, row.connected) {
-            (0, true) => "connected",
-            (0, false) => "away",
-            (_, _) => "revoked",
-        }
-        .to_owned(),
+        match (row.revoked_at, row.connected, row.revoked_why.as_str()) {
+            (0, true, _) => "connected".to_owned(),
+            (0, false, _) => "away".to_owned(),
+            (_, _, "") => "revoked".to_owned(),
+            (_, _, why) => format!("revoked ({why})"),
+        },
         age(row.since.max(row.revoked_at), now),
         row.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","),
     ]

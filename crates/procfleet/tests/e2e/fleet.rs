@@ -157,7 +157,7 @@ fn agents_get_in_past_sockets_that_never_finish_their_handshake() {
     let up = up();
     let address = up.link().strip_prefix("https://").expect("https").to_owned();
     let few = fleet(&up, 20, "{}");
-    let silent = Sockets::hold(&address, 2_000);
+    let silent = Sockets::hold(&address, 5_000);
     let rest =
         Plan { first_ip: IpAddr::V4([10, 7, 0, 1].into()), data: up.folder("rest"), ..plan(&up, 20, "{}") };
     let token = up.token(&["--uses", "20"]).parse().expect("a token");

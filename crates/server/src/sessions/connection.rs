@@ -1,6 +1,7 @@
 //! One agent's session: hello, welcome, then reports in and ops out until either side ends it.
 
 use super::certificates::{self, Standing};
+use super::clones;
 use super::listener::Link;
 use super::places::Place;
 use super::{CutReason, Orders, Outbox};
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
 const HELLO: Duration = Duration::from_secs(10);
@@ -36,6 +38,10 @@ pub(super) enum End {
     Refused(String),
     #[error("it sent something that is not of this protocol")]
     Protocol(#[from] BadMessage),
+    #[error("it sent something that is not of this protocol")]
+    Garbled(#[source] axum::Error),
+    #[error("it sent a frame or a message that is larger than any may be")]
+    Oversized(#[source] axum::Error),
     #[error("the connection broke")]
     Broken(#[source] axum::Error),
     #[error("it has been silent for {0:?}")]
@@ -44,8 +50,8 @@ pub(super) enum End {
     Closed,
     #[error("{0}")]
     Cut(CutReason),
-    #[error("it was replaced by a newer connection, or the server is ending")]
-    Replaced,
+    #[error("the server is ending, or does not want it any more")]
+    Dropped,
 }
 
 impl End {
@@ -53,13 +59,32 @@ impl End {
     fn fault(&self) -> Option<&'static str> {
         match self {
             End::Refused(_) => Some("refused"),
-            End::Protocol(_) => Some("protocol"),
+            End::Protocol(_) | End::Garbled(_) => Some("protocol"),
+            End::Oversized(_) => Some("oversized"),
             End::Silent(_) => Some("silent"),
             End::Cut(cause) => Some(cause.word()),
-            // A frame that is too large is seen here too.
             End::Broken(_) => Some("broken"),
-            End::Closed | End::Replaced => None,
+            End::Closed | End::Dropped => None,
         }
+    }
+
+    /// What is wrong with the WebSocket beneath the session.
+    fn of_socket(error: axum::Error) -> End {
+        let mut cause: Option<&dyn std::error::Error> = Some(&error);
+        while let Some(found) = cause {
+            match found.downcast_ref::<WsError>() {
+                Some(WsError::Capacity(_)) => return End::Oversized(error),
+                // A peer that is simply gone is no liar.
+                Some(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => break,
+                Some(WsError::Protocol(_) | WsError::Utf8(_) | WsError::AttackAttempt) => {
+                    return End::Garbled(error);
+                }
+                // Whatever else there is, or will be: the connection cannot be used any more.
+                Some(_) => break,
+                None => cause = found.source(),
+            }
+        }
+        End::Broken(error)
     }
 }
 
@@ -75,7 +100,7 @@ pub(super) async fn run(
     let greeting = tokio::select! {
         biased;
         () = place.lost() => return,
-        greeting = Box::pin(greet(&link, &certificate, &mut socket)) => greeting,
+        greeting = Box::pin(greet(&link, &certificate, ip, &mut socket)) => greeting,
     };
     drop((place, certificate));
     let (agent, hello, standing) = match greeting {
@@ -137,7 +162,13 @@ async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, end: End, mut socket:
         // It would not read it either.
         End::Cut(CutReason::Slow) => return,
         End::Cut(reason) => Some(Body::Refused(Refused { reason: reason.to_string() })),
-        End::Protocol(_) | End::Broken(_) | End::Silent(_) | End::Closed | End::Replaced => None,
+        End::Protocol(_)
+        | End::Garbled(_)
+        | End::Oversized(_)
+        | End::Broken(_)
+        | End::Silent(_)
+        | End::Closed
+        | End::Dropped => None,
     };
     say_goodbye(&mut socket, last).await;
 }
@@ -156,6 +187,7 @@ async fn say_goodbye(socket: &mut WebSocket, last: Option<Body>) {
 async fn greet(
     link: &Link,
     certificate: &CertificateDer<'static>,
+    ip: IpAddr,
     socket: &mut WebSocket,
 ) -> Result<(AgentId, Hello, Standing), End> {
     let first = timeout(HELLO, next(socket)).await.map_err(|_| End::Silent(HELLO))??;
@@ -194,6 +226,11 @@ async fn greet(
     }
     if record.certificate_sha256 != sha256 {
         link.store.use_certificate(&named, sha256).await.map_err(unchecked)?;
+    }
+    if standing != Standing::Expired
+        && let Some(why) = clones::put_aside(link, &named, &hello, ip).await.map_err(unchecked)?
+    {
+        return Err(End::Refused(format!("agent {named} {why}")));
     }
     Ok((named, hello, standing))
 }
@@ -269,7 +306,7 @@ async fn converse(
             // Orders first: they are few, and a flood of reports must not keep a stop waiting.
             biased;
             order = orders.recv() => match order {
-                None => return End::Replaced,
+                None => return End::Dropped,
                 Some(order) => in_time(send_all(socket, order, &mut orders)).await,
             },
             _ = beat.tick() => {
@@ -285,7 +322,7 @@ async fn converse(
                 heard = Instant::now();
                 let (body, size) = match message {
                     None | Some(Ok(Message::Close(_))) => return End::Closed,
-                    Some(Err(error)) => return End::Broken(error),
+                    Some(Err(error)) => return End::of_socket(error),
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
                     Some(Ok(Message::Text(_))) => return End::Protocol(BadMessage::Empty),
                     Some(Ok(Message::Binary(bytes))) => match decode_agent(&bytes) {
@@ -414,7 +451,7 @@ async fn next(socket: &mut WebSocket) -> Result<agent_message::Body, End> {
     loop {
         match socket.next().await {
             None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
-            Some(Err(error)) => return Err(End::Broken(error)),
+            Some(Err(error)) => return Err(End::of_socket(error)),
             Some(Ok(Message::Binary(bytes))) => return Ok(decode_agent(&bytes)?),
             Some(Ok(Message::Text(_))) => return Err(End::Protocol(BadMessage::Empty)),
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}

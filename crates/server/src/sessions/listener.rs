@@ -1,7 +1,7 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
 use super::places::{Place, Places};
-use super::{Questions, connection, enroll};
+use super::{Clones, Questions, connection, enroll};
 use crate::app::events::Bell;
 use crate::clock::Clock;
 use crate::keeper::Keeper;
@@ -31,6 +31,8 @@ use tracing::{debug, warn};
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How many peers may be on their way in at once.
 const HANDSHAKES: usize = 512;
+/// Larger than what an agent says first.
+const FIRST_RECORD: usize = 2 * 1024;
 /// Agents say little at a time, and there are ten thousand of them; a longer message grows its own buffer.
 const READ_BUFFER: usize = 1024;
 /// How long a peer may leave our bytes unconfirmed before the kernel gives the connection up.
@@ -52,6 +54,7 @@ pub struct Link {
     pub metrics: Arc<Metrics>,
     pub bell: Bell,
     pub questions: Questions,
+    pub clones: Clones,
     pub stop: watch::Receiver<bool>,
 }
 
@@ -156,10 +159,25 @@ async fn shake_hands(
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
     stream.readable().await?;
-    place.has_spoken();
+    // An agent's first record comes whole. Who sends half of one keeps its place no longer than who is silent: else a few thousand of
+    // them would fill the queue before the port for longer than an agent waits.
+    let mut first = [0; FIRST_RECORD];
+    let seen = stream.peek(&mut first).await?;
+    if begins_with_a_record(&first[..seen]) {
+        place.has_spoken();
+    }
     let stream = acceptor.accept(stream).await?;
+    place.has_spoken();
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
     Ok((stream, certificate.map(CertificateDer::into_owned)))
+}
+
+/// TLS: a byte for the kind (22 is a handshake), two for the version, two for the length of what follows.
+fn begins_with_a_record(bytes: &[u8]) -> bool {
+    match bytes {
+        [22, _, _, high, low, rest @ ..] => rest.len() >= usize::from(u16::from_be_bytes([*high, *low])),
+        _ => false,
+    }
 }
 
 async fn serve_connection(stream: TlsStream, peer: Peer, router: Router, place: Arc<Place>) {
@@ -218,5 +236,26 @@ fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .write_buffer_size(BUFFER)
         .max_write_buffer_size(4 * MAX_MESSAGE)
         .max_frame_size(MAX_FRAME)
-        .max_message_size(MAX_MESSAGE)
+        // Agents send each message in one frame. In memory a message of nothing but empty parts has a hundred times the room that
+        // it had on the way, so there is none larger.
+        .max_message_size(MAX_FRAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_a_record_is_no_word() {
+        for (bytes, whole) in [
+            (&[][..], false),
+            (&[22, 3, 1], false),
+            (&[22, 3, 1, 0, 2, 1], false),
+            (&[22, 3, 1, 0, 2, 1, 0], true),
+            (&[22, 3, 1, 0, 2, 1, 0, 9], true),
+            (b"GET / HTTP/1.1\r\n", false),
+        ] {
+            assert_eq!(begins_with_a_record(bytes), whole, "{bytes:?}");
+        }
+    }
 }

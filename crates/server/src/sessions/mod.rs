@@ -5,12 +5,14 @@
 //! no op goes through `questions`.
 
 mod certificates;
+mod clones;
 mod connection;
 mod enroll;
 mod listener;
 mod places;
 mod questions;
 
+pub use clones::Clones;
 pub use listener::{Link, LinkError};
 pub use questions::{Questions, Unanswered};
 
@@ -49,6 +51,8 @@ pub enum CutReason {
     Slow,
     #[error("it reported an operation of another agent")]
     NotItsOwn,
+    #[error("a newer connection of this agent has taken its place")]
+    Replaced,
 }
 
 impl CutReason {
@@ -56,6 +60,7 @@ impl CutReason {
         match self {
             CutReason::Slow => "slow",
             CutReason::NotItsOwn => "not_its_own",
+            CutReason::Replaced => "replaced",
         }
     }
 }

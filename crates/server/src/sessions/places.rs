@@ -117,7 +117,7 @@ impl Seat {
 }
 
 impl Place {
-    /// The peer has sent something.
+    /// The peer has sent something that makes sense.
     pub(super) fn has_spoken(&self) {
         self.seat.has_spoken.store(true, Ordering::Relaxed);
     }

@@ -1,0 +1,121 @@
+//! One peer by hand: it has joined as any agent, and whoever holds it says every byte that it sends.
+
+use crate::enroll::{EnrollError, enroll};
+use futures_util::{SinkExt, StreamExt};
+use procfleet_agent::config::ServerAddress;
+use procfleet_agent::identity::Identity;
+use procfleet_agent::tls::{self, ConnectError, Socket};
+use procfleet_proto::link::token::JoinToken;
+use procfleet_proto::link::{Hello, HostFacts, LINK_PATH, agent_message, decode_server, server_message};
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio_tungstenite::tungstenite::Message;
+
+/// How long the server may take to say something.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    #[error("starting the runtime")]
+    Runtime(#[source] io::Error),
+    #[error(transparent)]
+    Enroll(#[from] EnrollError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+/// An agent's identity without an agent.
+pub struct Peer {
+    server: ServerAddress,
+    identity: Identity,
+    runtime: Runtime,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer").field("agent", &self.identity.agent).finish_non_exhaustive()
+    }
+}
+
+impl Peer {
+    pub fn join(server: ServerAddress, token: &JoinToken, ip: IpAddr) -> Result<Peer, PeerError> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PeerError::Runtime)?;
+        let identity = runtime.block_on(enroll(&server, Some(token), ip))?;
+        Ok(Peer { server, identity, runtime })
+    }
+
+    pub fn agent(&self) -> &str {
+        self.identity.agent.as_str()
+    }
+
+    /// A connection on which nothing was said yet.
+    pub fn connect(&self) -> Result<Talk<'_>, PeerError> {
+        let connecting = async {
+            let tls = tls::with_identity(&self.identity)?;
+            tls::connect(&self.server, LINK_PATH, tls).await
+        };
+        Ok(Talk { socket: self.runtime.block_on(connecting)?, peer: self })
+    }
+
+    /// What an honest agent would say first, in its life of this name.
+    pub fn hello(&self, boot_id: &str) -> agent_message::Body {
+        agent_message::Body::Hello(Hello {
+            agent: self.identity.agent.to_string(),
+            boot_id: boot_id.to_owned(),
+            version: procfleet_agent::VERSION.to_owned(),
+            host: Some(HostFacts::default()),
+            ..Hello::default()
+        })
+    }
+}
+
+/// A connection of a peer.
+pub struct Talk<'a> {
+    socket: Socket,
+    peer: &'a Peer,
+}
+
+impl std::fmt::Debug for Talk<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Talk").field("peer", self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Talk<'_> {
+    /// One message. Whether the server still listens is seen in what it says next.
+    pub fn send(&mut self, message: impl Into<Vec<u8>>) {
+        let message = Message::Binary(message.into().into());
+        let _ = self.peer.runtime.block_on(self.socket.send(message));
+    }
+
+    /// A message of text, which this protocol does not have.
+    pub fn send_text(&mut self, text: &str) {
+        let _ = self.peer.runtime.block_on(self.socket.send(Message::Text(text.into())));
+    }
+
+    /// What the server says next. `None`: nothing any more, for the connection has ended.
+    ///
+    /// # Panics
+    /// If the server neither says anything nor ends the connection.
+    pub fn next(&mut self) -> Option<server_message::Body> {
+        let next = async {
+            loop {
+                match self.socket.next().await {
+                    Some(Ok(Message::Binary(bytes))) => return decode_server(&bytes).ok(),
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
+                    Some(Ok(_)) => {}
+                }
+            }
+        };
+        let next = async { tokio::time::timeout(PATIENCE, next).await };
+        self.peer.runtime.block_on(next).expect("the server says something or hangs up")
+    }
+
+    /// All that the server says until the connection ends.
+    pub fn rest(&mut self) -> Vec<server_message::Body> {
+        std::iter::from_fn(|| self.next()).collect()
+    }
+}
