@@ -1,11 +1,14 @@
-//! Making a process: a copy of the agent that turns itself into a program.
+//! Making a process: a child of the agent that turns itself into a program.
 //!
-//! The copy is made by `clone3`, which gives the pidfd with it and puts it into its cgroup from its first moment on; where that
-//! call is refused (an old kernel, a seccomp filter), by `clone`, and the copy enters the cgroup itself before it becomes
-//! the program. The parent waits until the program is running (`CLONE_VFORK`). The copy has memory of its own and not the
-//! parent's (no `CLONE_VM`), so it may go on in ordinary code on an ordinary stack. But there may have been other threads, whose locks
-//! nobody will open any more: it makes system calls only, takes no lock and allocates nothing. All that it needs was made
-//! before.
+//! It is made by `clone3`, which gives the pidfd with it and puts it into its cgroup from its first moment on. The parent waits
+//! until the program is running (`CLONE_VFORK`), so the child may use the parent's memory (`CLONE_VM`): nothing is copied, which
+//! would take longer the more memory the agent has. It has a stack of its own, for what it leaves on the parent's would
+//! be there when the parent goes on. Entering that stack takes a few lines of assembly; on machines for which there are none here the
+//! child gets a copy of the memory instead, as after a fork. So it does where `clone3` is refused (an old kernel, a seccomp filter)
+//! and `clone` is used: there it enters the cgroup itself before it becomes the program.
+//!
+//! Other threads go on beside the child, or are gone in its copy, and nobody opens their locks for it: it makes system calls only,
+//! takes no lock and allocates nothing. All that it needs was made before.
 
 #![expect(unsafe_code, reason = "what happens between clone and exec cannot be written without it")]
 
@@ -47,13 +50,27 @@ pub(super) struct Program {
 static FILES_GIVEN: OnceLock<Rlimit> = OnceLock::new();
 /// `clone3` was refused, and will be again.
 static NO_CLONE3: AtomicBool = AtomicBool::new(false);
-/// Where the copy writes what went wrong. One at a time.
-static REPORT: Mutex<Option<&'static Report>> = Mutex::new(None);
+/// For one child at a time, from its making until it is the program.
+static ROOM: Mutex<Option<Room>> = Mutex::new(None);
 
-/// A page that parent and copy share.
+/// What a child uses until it is the program.
+#[derive(Clone, Copy)]
+struct Room {
+    /// Where it writes what went wrong.
+    report: &'static Report,
+    /// Its stack begins here and grows downwards.
+    stack_end: usize,
+}
+
+/// A page that parent and child share, also where the child has memory of its own.
 struct Report {
     errno: AtomicI32,
 }
+
+/// A few frames without anything large in them, in builds that are not optimized too.
+const STACK: usize = 64 << 10;
+/// What lies below the stack and cannot be written to. No machine has larger pages.
+const GUARD: usize = 64 << 10;
 
 /// Allows the agent as many open files as it may have: each process that it looks after takes one or two. What it
 /// starts is allowed what the agent was.
@@ -79,25 +96,22 @@ fn is_spared() -> bool {
 
 /// The programs are running, or the error says why none of them is.
 pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
-    let copy = Copy::of(recipe);
-    let mut report = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
-    let report = match *report {
-        Some(report) => report,
-        None => *report.insert(Report::share()?),
+    let child = Child::of(recipe);
+    let mut room = ROOM.lock().unwrap_or_else(PoisonError::into_inner);
+    let room = match *room {
+        Some(room) => room,
+        None => *room.insert(Room { report: Report::share()?, stack_end: map_stack()? }),
     };
-    report.errno.store(0, Ordering::Relaxed);
+    room.report.errno.store(0, Ordering::Relaxed);
+    // One that becomes another account marks the memory as nobody's to look into: its own account must not see the agent's
+    // in the moment in which they share it. Afterwards all is as it was.
+    let dumpable = recipe.account.is_another().then(dumpable);
     let blocked = block_signals();
-    let made = clone(recipe.group);
-    if let Ok(Clone::Copy { entered }) = made {
-        copy.become_it(entered, report);
-    }
+    let made = clone(&child, room);
     restore_signals(&blocked);
-    let (pid, pidfd) = match made {
-        Ok(Clone::Parent { pid, pidfd }) => (pid, pidfd),
-        Ok(Clone::Copy { .. }) => unreachable!("it has become the program, or ended"),
-        Err(error) => return Err(error.into()),
-    };
-    match report.errno.load(Ordering::Acquire) {
+    dumpable.into_iter().for_each(set_dumpable);
+    let (pid, pidfd) = made?;
+    match room.report.errno.load(Ordering::Acquire) {
         0 => Ok((pid, pidfd)),
         errno => {
             use rustix::fd::AsFd;
@@ -108,40 +122,45 @@ pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     }
 }
 
+/// A new page or more, which nothing else uses and which is never given back; zeroed.
+fn map(bytes: usize, protection: libc::c_int, flags: libc::c_int) -> io::Result<*mut libc::c_void> {
+    // SAFETY: the kernel chooses a place where nothing is.
+    let place = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags | libc::MAP_ANONYMOUS, -1, 0) };
+    if place == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(place) }
+}
+
 impl Report {
     fn share() -> io::Result<&'static Report> {
-        // SAFETY: a new page, which nothing else uses and which is never given back. It is aligned and zeroed, and zero is a
-        // valid `Report`.
-        unsafe {
-            let page = libc::mmap(
-                ptr::null_mut(),
-                size_of::<Report>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            if page == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(&*page.cast::<Report>())
-        }
+        let page = map(size_of::<Report>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;
+        // SAFETY: it is aligned, zeroed and never given back, and zero is a valid `Report`.
+        Ok(unsafe { &*page.cast::<Report>() })
     }
 }
 
-/// On which side of the call we are.
-enum Clone {
-    Parent {
-        pid: u32,
-        pidfd: OwnedFd,
-    },
-    /// `entered`: it is in its cgroup already.
-    Copy {
-        entered: Entered,
-    },
+/// The end of a new stack.
+fn map_stack() -> io::Result<usize> {
+    let below = map(GUARD + STACK, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_STACK)?;
+    // SAFETY: this part of it was made above, and nobody knows of it yet.
+    let opened = unsafe { libc::mprotect(below.byte_add(GUARD), STACK, libc::PROT_READ | libc::PROT_WRITE) };
+    if opened != 0 { Err(io::Error::last_os_error()) } else { Ok(below as usize + GUARD + STACK) }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Whether others may look into the agent's memory, as the kernel puts it.
+fn dumpable() -> libc::c_int {
+    // SAFETY: the call takes numbers and touches no memory.
+    unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) }
+}
+
+fn set_dumpable(before: libc::c_int) {
+    // Only 0 and 1 can be set; 2 is what the kernel makes of it, and stays.
+    if before == 1 {
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
+    }
+}
+
+/// Whether the child is in its cgroup already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
     Yes,
     /// There is no cgroup, or it must enter it itself.
@@ -168,9 +187,10 @@ struct CloneArgs {
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const FLAGS: libc::c_int = libc::CLONE_PIDFD | libc::CLONE_VFORK;
 
-fn clone(group: Option<BorrowedFd<'_>>) -> Result<Clone, Errno> {
+fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
     if !NO_CLONE3.load(Ordering::Relaxed) {
-        match clone3(group) {
+        let group = child.recipe.group;
+        match clone3(child, group, room) {
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
                 tracing::info!("this host refuses clone3: processes enter their cgroups themselves");
                 NO_CLONE3.store(true, Ordering::Relaxed);
@@ -180,23 +200,27 @@ fn clone(group: Option<BorrowedFd<'_>>) -> Result<Clone, Errno> {
             // The group cannot take it, or is gone. Rather a process without one than none.
             Err(error) if group.is_some() => {
                 tracing::warn!(%error, "a process could not be put into its cgroup and is known by its descent");
-                return clone3(None);
+                return clone3(child, None, room);
             }
             answer => return answer,
         }
     }
     let mut pidfd: libc::c_int = -1;
-    // SAFETY: without CLONE_VM the copy has memory of its own, stack included, so both go on from here as after a fork. The
+    // SAFETY: without CLONE_VM the child has memory of its own, stack included, so both go on from here as after a fork. The
     // kernel writes the pidfd to the third argument, which outlives the call; the order of those after it differs
     // between machines, and all of them are 0.
     let pid = unsafe {
         let flags = libc::c_long::from(FLAGS | libc::SIGCHLD);
         libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0)
     };
-    side(pid, pidfd, Entered::No)
+    if pid == 0 {
+        child.become_it(Entered::No, room.report);
+    }
+    let failed = || Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::AGAIN);
+    made(pid, pidfd).ok_or_else(failed)
 }
 
-fn clone3(group: Option<BorrowedFd<'_>>) -> Result<Clone, Errno> {
+fn clone3(child: &Child<'_>, group: Option<BorrowedFd<'_>>, room: Room) -> Result<(u32, OwnedFd), Errno> {
     let mut pidfd: libc::c_int = -1;
     let mut args = CloneArgs {
         flags: u64::from(FLAGS.unsigned_abs()),
@@ -212,21 +236,74 @@ fn clone3(group: Option<BorrowedFd<'_>>) -> Result<Clone, Errno> {
         }
         None => Entered::No,
     };
-    // SAFETY: as above; the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives the call.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
-    side(pid, pidfd, entered)
+    let pid = call_clone3(&mut args, &Begin { child, entered, room });
+    made(pid, pidfd).ok_or_else(|| Errno::from_raw_os_error(i32::try_from(-pid).unwrap_or(libc::EAGAIN)))
 }
 
-fn side(pid: libc::c_long, pidfd: libc::c_int, entered: Entered) -> Result<Clone, Errno> {
-    match u32::try_from(pid) {
-        Ok(0) => Ok(Clone::Copy { entered }),
-        // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
-        Ok(pid) => Ok(Clone::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
-        Err(_) => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::AGAIN)),
+/// What a child begins with.
+struct Begin<'a> {
+    child: &'a Child<'a>,
+    entered: Entered,
+    room: Room,
+}
+
+/// Makes the child, which never returns from here, and answers as the kernel does: its pid, or an error below 0.
+#[cfg(target_arch = "x86_64")]
+fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
+    extern "C" fn begins(begin: &Begin<'_>) -> ! {
+        begin.child.become_it(begin.entered, begin.room.report)
+    }
+    args.flags |= u64::from(libc::CLONE_VM.unsigned_abs());
+    args.stack = (begin.room.stack_end - STACK) as u64;
+    args.stack_size = STACK as u64;
+    let answer: libc::c_long;
+    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives the call. The parent
+    // goes on after the block as after any system call. The child comes out of it on a stack that is used by one child at a
+    // time, whose end is aligned as the call needs it; it calls a function that does not return. `begin` and all that it
+    // refers to lives on, for this thread stands still until the child has become the program or has ended
+    // (`CLONE_VFORK`), so that the child may also use what belongs to this thread, such as `errno`.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => answer,
+            in("rdi") &raw const *args,
+            in("rsi") size_of::<CloneArgs>(),
+            in("r12") begin,
+            in("r13") begins as extern "C" fn(&Begin<'_>) -> !,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    answer
+}
+
+/// As above, with a copy of the memory.
+#[cfg(not(target_arch = "x86_64"))]
+fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
+    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives the call. Without
+    // CLONE_VM the child has memory of its own, stack included, so both go on from here as after a fork.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const *args, size_of::<CloneArgs>()) };
+    match pid {
+        0 => begin.child.become_it(begin.entered, begin.room.report),
+        -1 => -libc::c_long::from(last_errno().raw_os_error()),
+        pid => pid,
     }
 }
 
-/// Until the copy has put the agent's handlers away, no signal may reach it: they would write into the agent's own pipes.
+fn made(pid: libc::c_long, pidfd: libc::c_int) -> Option<(u32, OwnedFd)> {
+    let pid = u32::try_from(pid).ok()?;
+    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+/// Until the child has put the agent's handlers away, no signal may reach it: they would write into the agent's own pipes.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets are ours, and the first call makes the one that the second reads.
     unsafe {
@@ -242,8 +319,8 @@ fn restore_signals(before: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
 }
 
-/// All that the copy needs, as the kernel takes it.
-struct Copy<'a> {
+/// All that the child needs, as the kernel takes it.
+struct Child<'a> {
     recipe: &'a Recipe<'a>,
     /// For each program its arguments, ended by a null.
     arguments: Vec<Vec<*const libc::c_char>>,
@@ -252,12 +329,12 @@ struct Copy<'a> {
     spared: bool,
 }
 
-impl<'a> Copy<'a> {
-    fn of(recipe: &'a Recipe<'a>) -> Copy<'a> {
+impl<'a> Child<'a> {
+    fn of(recipe: &'a Recipe<'a>) -> Child<'a> {
         let pointers = |strings: &[CString]| {
             strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
         };
-        Copy {
+        Child {
             arguments: recipe.programs.iter().map(|program| pointers(&program.arguments)).collect(),
             environment: pointers(&recipe.environment),
             files: FILES_GIVEN.get().copied(),
@@ -266,10 +343,10 @@ impl<'a> Copy<'a> {
         }
     }
 
-    fn become_it(self, entered: Entered, report: &Report) -> ! {
+    fn become_it(&self, entered: Entered, report: &Report) -> ! {
         let error = self.prepare(entered).err().unwrap_or_else(|| self.execute());
         report.errno.store(error.raw_os_error(), Ordering::Release);
-        // SAFETY: it ends this process, the copy, without running anything of the agent's.
+        // SAFETY: it ends this process, the child, without running anything of the agent's.
         unsafe { libc::_exit(127) }
     }
 
@@ -284,7 +361,7 @@ impl<'a> Copy<'a> {
         rustix::process::umask(Mode::from_raw_mode(0o022));
         // Three that are above the three, so that none is written over before it has been copied.
         for (from, to) in [(recipe.input, 0), (recipe.output, 1), (recipe.output, 2)] {
-            // SAFETY: plain numbers; what is closed by it is the copy's own.
+            // SAFETY: plain numbers; what is closed by it is the child's own.
             if unsafe { libc::dup2(from.as_raw_fd(), to) } < 0 {
                 return Err(last_errno());
             }

@@ -102,6 +102,11 @@ impl Account {
         })
     }
 
+    /// Whether it is another than the agent's own.
+    pub(super) fn is_another(&self) -> bool {
+        self.groups.is_some()
+    }
+
     /// Turns the calling thread, and it alone, into this account. For a child between fork and exec: these are plain
     /// system calls, and nothing is allocated. The groups go first, for afterwards we may not change them any more.
     pub(super) fn become_it(&self) -> Result<(), Errno> {
