@@ -167,6 +167,7 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
         }
         never = keep_house(&host, &journal) => match never {},
         never = tend_output(&host) => match never {},
+        never = tend_memory(&supervisor, &journal) => match never {},
         never = hosting.keep_written() => match never {},
     };
     info!(?ending, "agent is ending; its processes go on");
@@ -241,6 +242,18 @@ async fn tend_output(host: &Arc<Host>) -> std::convert::Infallible {
         };
         let was_much = tokio::task::spawn_blocking(tend).await.unwrap_or(false);
         pause = if was_much { SOON } else { HOUSEKEEPING };
+    }
+}
+
+/// What a burst of ops needed goes back to the kernel.
+async fn tend_memory(
+    supervisor: &supervisor::Supervisor,
+    journal: &journal::Journal,
+) -> std::convert::Infallible {
+    loop {
+        supervisor.burst().await;
+        journal.shrink().await;
+        exec::give_memory_back();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
 
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
-use crate::exec::{Containment, Rotation, allow_many_files};
+use crate::exec::{Containment, Rotation, allow_many_files, use_little_memory};
 use crate::upgrade;
 use clap::ValueEnum;
 use procfleet_proto::link::token::JoinToken;
@@ -146,6 +146,7 @@ pub fn main(args: Args) -> ExitCode {
     let (ip, containment, rotation) = (args.ip, args.containment, args.output.rotation());
     let config = Config { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
+    use_little_memory();
     // One thread is plenty, and a small process is quick to start others from.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

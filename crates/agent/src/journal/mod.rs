@@ -139,6 +139,12 @@ impl Journal {
         Ok((Journal { thread: Thread::start(connection), news: Arc::default() }, past))
     }
 
+    /// Gives back the memory that many writes have needed.
+    pub(crate) async fn shrink(&self) {
+        // What cannot be given back is kept.
+        let _ = self.thread.write(|t| t.execute_batch("PRAGMA shrink_memory")).await;
+    }
+
     /// Forgets ops that nobody will ask for again; to be called now and then.
     pub(crate) async fn prune(&self) {
         // Unwritten, it is done the next time.

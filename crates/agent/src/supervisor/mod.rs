@@ -46,6 +46,8 @@ const INTAKE: usize = 64;
 const INPUTS: usize = 64;
 /// How long the actors may take to finish their steps at the end: a write to the journal each.
 const LAST_STEPS: Duration = Duration::from_secs(1);
+/// Ops come in bursts; one is over when none has been under way for this long.
+const QUIET: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Supervisor {
@@ -144,6 +146,11 @@ impl Supervisor {
     /// Returns when no op is under way.
     pub(crate) async fn idle(&self) {
         self.open.none().await;
+    }
+
+    /// Returns when ops were carried out and there has been a moment without any.
+    pub(crate) async fn burst(&self) {
+        self.open.burst(QUIET).await;
     }
 
     pub(crate) async fn order(&self, order: OpOrder) {

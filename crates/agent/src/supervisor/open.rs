@@ -9,6 +9,7 @@ use procfleet_core::op::Outcome;
 use procfleet_core::parts;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 #[derive(Clone, Debug, Default)]
@@ -37,6 +38,17 @@ impl OpenOps {
                 return;
             }
             ended.await;
+        }
+    }
+
+    /// Returns when one has ended, and a while later none is open.
+    pub(super) async fn burst(&self, quiet: Duration) {
+        self.ended.notified().await;
+        loop {
+            tokio::time::sleep(quiet).await;
+            if self.lock().is_empty() {
+                return;
+            }
         }
     }
 
