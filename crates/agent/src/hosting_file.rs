@@ -32,9 +32,9 @@ pub(crate) struct HostingFile {
 
 #[derive(Debug, Default)]
 struct Inner {
-    hosted: BTreeMap<ProcKey, Hosted>,
+    hosted: BTreeMap<Arc<ProcKey>, Hosted>,
     /// The last operation of procs that are not hosted, or not yet.
-    operated: HashMap<ProcKey, Operated>,
+    operated: HashMap<Arc<ProcKey>, Operated>,
     /// What an earlier life wrote, by `valuekey`.
     earlier: HashMap<String, Operated>,
     /// What is in the file, in short; `None` where there is none.
@@ -74,7 +74,7 @@ impl HostingFile {
     }
 
     /// An order for this proc has arrived.
-    pub(crate) fn ordered(&self, key: &ProcKey, kind: OpKind) {
+    pub(crate) fn ordered(&self, key: &Arc<ProcKey>, kind: OpKind) {
         // A query changes nothing, and those that are not operations to GSE have no number there.
         let Some(kind) = OpKind::from_op_type(u64::from(kind.number())).filter(|kind| *kind != OpKind::Query)
         else {
@@ -94,7 +94,7 @@ impl HostingFile {
     }
 
     /// This is how the proc stands.
-    pub(crate) fn keep(&self, key: &ProcKey, spec: &Arc<Spec>, hosting: Hosting) {
+    pub(crate) fn keep(&self, key: &Arc<ProcKey>, spec: &Arc<Spec>, hosting: Hosting) {
         let mut inner = self.lock();
         match (hosting, inner.hosted.get_mut(key)) {
             (Hosting::Unhosted, None) => {}
@@ -148,7 +148,7 @@ impl HostingFile {
         // The actors wait for whoever holds the lock, so what is slow is done without it.
         let (hosted, written) = {
             let inner = self.lock();
-            let copy = |(key, hosted): (&ProcKey, &Hosted)| (key.clone(), hosted.clone());
+            let copy = |(key, hosted): (&Arc<ProcKey>, &Hosted)| (key.clone(), hosted.clone());
             (inner.hosted.iter().map(copy).collect::<Vec<_>>(), inner.written)
         };
         let mut digest = Digest::default();
@@ -171,7 +171,7 @@ impl HostingFile {
 }
 
 /// Its readers find the old file or the new one, and nobody but its owner reads it: commands may hold secrets.
-fn replace(path: &Path, hosted: &[(ProcKey, Hosted)]) -> io::Result<()> {
+fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let draft = path.with_extension("new");
@@ -183,7 +183,7 @@ fn replace(path: &Path, hosted: &[(ProcKey, Hosted)]) -> io::Result<()> {
 }
 
 /// One entry after the other: the whole of a large file never stands in memory.
-fn render(hosted: &[(ProcKey, Hosted)], to: &mut impl Write) -> io::Result<()> {
+fn render(hosted: &[(Arc<ProcKey>, Hosted)], to: &mut impl Write) -> io::Result<()> {
     to.write_all(b"{\"proc\":[")?;
     for (place, (key, hosted)) in hosted.iter().enumerate() {
         let joint = if place == 0 { "" } else { "," };
@@ -288,8 +288,8 @@ mod tests {
     use procfleet_core::spec::{Instances, JobFacts};
     use std::os::unix::fs::PermissionsExt;
 
-    fn key(namespace: &str, name: &str) -> ProcKey {
-        ProcKey { namespace: namespace.to_owned(), name: name.to_owned() }
+    fn key(namespace: &str, name: &str) -> Arc<ProcKey> {
+        Arc::new(ProcKey { namespace: namespace.to_owned(), name: name.to_owned() })
     }
 
     fn read(path: &Path) -> Vec<Value> {

@@ -134,7 +134,7 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
     for proc in &past.procs {
         // All of them before the first change: no reader should miss one that was there all the time.
         if let Some(record) = &proc.record {
-            hosting.keep(&proc.key, &record.spec, record.hosting);
+            hosting.keep(&Arc::new(proc.key.clone()), &record.spec, record.hosting);
         }
     }
     let procs = past.procs.len();

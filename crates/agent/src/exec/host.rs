@@ -2,6 +2,7 @@
 
 use super::cgroup::{Containment, Groups};
 use super::children;
+use super::exits::Exits;
 use super::oom;
 use super::pidfd;
 use super::procfs;
@@ -58,6 +59,7 @@ pub struct Host {
     /// What the host's owner lets be run here.
     allow: Allow,
     pub(super) groups: Groups,
+    pub(super) exits: Arc<Exits>,
     /// The shells of the probes that are running; each leads a session.
     probes: Mutex<Vec<u32>>,
 }
@@ -103,6 +105,7 @@ impl Host {
             glimpse: Mutex::default(),
             allow: Allow::default(),
             groups,
+            exits: Arc::default(),
             probes: Mutex::default(),
         })
     }

@@ -10,21 +10,23 @@
 //! - A command and all that it starts are in a cgroup of their own, where the host has them (`cgroup`).
 //! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
 //!   (`pidfd`), so a recycled pid is never touched.
-//! - Each watched process has one task that sleeps on its pidfd. A command's shell may be the process at the same time:
-//!   its one task reaps it, and the watch hears of it from there, since a status can be had only once.
+//! - One task sleeps on the pidfds of all processes (`exits`). A command's shell may be the process at the same time: who
+//!   reaps it tells of both ends, since a status can be had only once.
 //! - One that the kernel killed because there was no memory left is told apart from others that died of signal 9 (`oom`).
 //! - What only asks about a proc (`probe`) bears another mark and belongs to nobody.
 //! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is decided in
 //!   `identify`; where it is looked for, in `find`.
 //!
-//! Dropping a `Hands` stops its tasks and ends no process: the agent's end is not its processes' end.
+//! Dropping a `Hands` stops its waiting and ends no process: the agent's end is not its processes' end.
 
 mod cgroup;
 mod children;
+mod exits;
 mod find;
 mod fork;
 mod host;
 mod identify;
+mod inbox;
 mod inspect;
 mod log;
 mod memory;
@@ -48,6 +50,7 @@ pub use cgroup::Containment;
 pub use find::pid_file_names_another;
 pub use fork::allow_many_files;
 pub use host::{ExecError, Host};
+pub use inbox::{Inbox, Inputs, Refused, inbox};
 pub use memory::{give_memory_back, use_little_memory};
 pub use probe::{Probed, Prober, end_old_probes};
 pub use read::{Question, Reading};
@@ -58,32 +61,29 @@ pub use usage::{Meter, Scene, glance};
 
 use cgroup::ProcGroups;
 use children::Freshness;
+use exits::Waiting;
 use find::Whom;
 use inspect::Sample;
 use output::{Output, Outputs};
 use procfleet_core::op::Instance;
-use procfleet_core::process::{Absence, Cause, Evidence, Found, Process};
+use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process};
 use procfleet_core::spec::{Control, Detached, Identity};
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
 use procfleet_core::{Moment, ProcKey, Sighting, Spec};
 use procfs::{Id, Stat};
-use run::Run;
+use run::{Run, Shell};
 use rustix::fd::AsFd;
 use sink::{Opened, Sink};
 use spawn::{Launch, NotStarted};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinHandle;
 use tree::Scan;
 
 /// How many ended runs are remembered, so that what they left can still be told to be theirs.
 const ENDED_RUNS_KEPT: usize = 4;
-
-/// Where inputs go. A channel keeps room for 32 of them at least, so each is as small as can be there.
-pub type Inputs = mpsc::Sender<Box<Input>>;
 
 /// Everything that makes, finds, watches or signals the processes of one proc.
 #[derive(Debug)]
@@ -95,9 +95,9 @@ pub struct Hands {
     outputs: Outputs,
     groups: ProcGroups,
     sink: Arc<Sink>,
-    /// Each in its own place: a map keeps room for a dozen.
-    runs: BTreeMap<RunId, Box<Run>>,
-    watches: HashMap<Id, AbortHandle>,
+    /// The oldest first.
+    runs: Vec<(RunId, Box<Run>)>,
+    watches: Vec<(Id, Watch)>,
     /// What the last inspection saw.
     sample: Option<Sample>,
     /// Something of the proc was seen outside its cgroups.
@@ -105,30 +105,55 @@ pub struct Hands {
     note: String,
     /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
     stirred: Arc<AtomicU64>,
-    /// Dropping it stops all of them.
-    tasks: JoinSet<()>,
+}
+
+/// How the end of a process comes to be known.
+#[derive(Debug)]
+enum Watch {
+    /// It is a run's shell, and who takes that one's ending tells.
+    Shell(Shell),
+    Pidfd(Waiting),
+    /// Something ran out, and it is polled.
+    Polled(JoinHandle<()>),
+}
+
+impl Watch {
+    /// Whether its end has been told.
+    fn is_over(&self) -> bool {
+        match self {
+            Watch::Shell(shell) => shell.watched().is_none(),
+            Watch::Pidfd(waiting) => waiting.is_over(),
+            Watch::Polled(task) => task.is_finished(),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Watch::Polled(task) = self {
+            task.abort();
+        }
+    }
 }
 
 impl Hands {
     pub fn new(host: Arc<Host>, key: impl Into<Arc<ProcKey>>, inputs: Inputs) -> Hands {
         let key = key.into();
         let sink = host.sinks.of(&key);
-        let outputs = Outputs::new(sink.folder());
         Hands {
             mark: host.mark(&key),
             groups: host.groups.of(output::stem(&key)),
             host,
             key,
             inputs,
-            outputs,
+            outputs: Outputs::default(),
             sink,
-            runs: BTreeMap::new(),
-            watches: HashMap::new(),
+            runs: Vec::new(),
+            watches: Vec::new(),
             sample: None,
             escaped: false,
             note: String::new(),
             stirred: Arc::default(),
-            tasks: JoinSet::new(),
         }
     }
 
@@ -146,23 +171,28 @@ impl Hands {
             if let (Err(_), Some(group)) = (&started, &group) {
                 self.groups.forget_if_empty(group);
             }
-            started.map(|(run, end)| (run.in_group(group), end))
+            started.map(|(run, pidfd, ending)| (run.in_group(group.map(Arc::from)), pidfd, ending))
         });
         match started {
-            Ok((started, end)) => {
-                let group = started.group.clone();
+            Ok((mut started, pidfd, ending)) => {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
-                self.runs.insert(run, Box::new(started));
-                let inputs = self.inputs.clone();
-                self.tasks.spawn(async move {
-                    let end = end.await;
-                    // Nobody listens any more only when the actor is gone, and then nobody needs to know.
-                    let _ = inputs.send(Box::new(Input::CommandEnded { run, end })).await;
+                let (group, shell, tell) = (started.group.clone(), started.shell.clone(), self.teller());
+                started.waiting = Some(self.host.exits.when_gone(pidfd, async move |pidfd| {
+                    let end = ending.take(pidfd).await;
+                    let exit = shell.exit().unwrap_or(Exit::Unknown);
+                    tell.send(Input::CommandEnded { run, end }).await;
+                    if let Some(process) = shell.watched() {
+                        tell.exited(process, exit).await;
+                        shell.is_told();
+                    }
                     // What it left may be in there for years, or nothing at all.
                     group.iter().for_each(|group| {
                         cgroup::remove(group);
                     });
-                });
+                }));
+                // One is all that most procs have for long.
+                self.runs.reserve_exact(1);
+                self.runs.push((run, Box::new(started)));
             }
             Err(NotStarted { code, reason }) => {
                 tracing::info!(key = %self.key, run = run.0, %reason, "command could not be started");
@@ -175,7 +205,7 @@ impl Hands {
     pub fn end_run(&mut self, run: RunId) {
         self.stir();
         let nearby = self.nearby(None);
-        let Some(run) = self.runs.get_mut(&run) else { return };
+        let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
         if let Some(group) = &run.group {
             return cgroup::kill(group);
@@ -189,8 +219,7 @@ impl Hands {
         if scope == Scope::Leftovers {
             return self.look_for_leftovers();
         }
-        let sessions: Vec<Id> =
-            self.runs.values().filter(|run| run.has_session()).map(|run| run.leader).collect();
+        let sessions: Vec<Id> = self.runs().filter(|run| run.has_session()).map(|run| run.leader).collect();
         let nearby = self.nearby(None);
         let own: Vec<Id> = sessions.iter().copied().chain(self.watched()).collect();
         let probes = self.host.probes();
@@ -201,12 +230,14 @@ impl Hands {
             Scope::Settled => find::settled(whom, glimpse),
             Scope::Recovery { last } => find::recovered(whom, last, glimpse),
             Scope::Leftovers => unreachable!("it was answered above"),
-            Scope::Run(run) => find::leader(self.runs.get(&run).map(|run| &**run)),
+            Scope::Run(run) => {
+                find::leader(self.runs.iter().find(|(id, _)| *id == run).map(|(_, run)| &**run))
+            }
             Scope::Turn { last, since } => {
                 find::turn(whom, last, since.map(|since| self.host.ticks_at(since)))
             }
-            Scope::Launch { run, leader } => match self.runs.get_mut(&run) {
-                Some(run) => {
+            Scope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
+                Some((_, run)) => {
                     let sighting = find::launched(whom, run, leader, || nearby.scan(Freshness::AMomentAgo));
                     if let Sighting::Running(process) = &sighting {
                         run.saw_main(*process);
@@ -240,30 +271,40 @@ impl Hands {
     pub fn watch(&mut self, process: Process) {
         self.tidy();
         let id = id_of(&process);
-        if self.watches.contains_key(&id) {
+        if self.watches.iter().any(|(watched, _)| *watched == id) {
             return;
         }
         oom::watch(id);
-        let (inputs, host, stirred) = (self.inputs.clone(), self.host.clone(), self.stirred.clone());
-        let tell = async move |exit| {
-            stirred.store(host.now().0, Ordering::Relaxed);
-            let _ = inputs.send(Box::new(Input::Exited { process, exit })).await;
-        };
-        let task = match self.runs.values().find(|run| run.leader == id).map(|run| run.exit()) {
-            Some(exit) => self.tasks.spawn(async move { tell(exit.await).await }),
+        let tell = self.teller();
+        let watch = match self.runs().find(|run| run.leader == id).map(|run| run.shell.clone()) {
+            Some(shell) => match shell.is_watched_as(process) {
+                None => Watch::Shell(shell),
+                Some(exit) => {
+                    self.stir();
+                    return self.tell(Input::Exited { process, exit });
+                }
+            },
             None => {
                 let kept = children::keep(id.pid);
-                let exit = pidfd::watch(process);
-                self.tasks.spawn(async move {
-                    let exit = exit.await;
+                let ended = async move |exit| {
                     if kept {
                         children::let_go(id.pid);
                     }
-                    tell(exit).await;
-                })
+                    tell.exited(process, exit).await;
+                };
+                match pidfd::open_confirmed(&process) {
+                    Ok(pidfd) => Watch::Pidfd(self.host.exits.when_gone(pidfd, async move |pidfd| {
+                        ended(pidfd::exit(&pidfd, id).await).await;
+                    })),
+                    Err(error) => Watch::Polled(tokio::spawn(async move {
+                        ended(pidfd::polled(process, error).await).await;
+                    })),
+                }
             }
         };
-        self.watches.insert(id, task);
+        // One is all that most procs ever have.
+        self.watches.reserve_exact(1);
+        self.watches.push((id, watch));
     }
 
     /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is to be kept.
@@ -362,15 +403,15 @@ impl Hands {
         if self.groups.is_empty() {
             return Vec::new();
         }
-        let at_work = self.runs.values().filter(|run| run.is_at_work()).map(|run| run.leader.pid);
+        let at_work = self.runs().filter(|run| run.is_at_work()).map(|run| run.leader.pid);
         let kept: HashSet<u32> = self.watched().map(|id| id.pid).chain(at_work).collect();
         self.groups.left(|pid| kept.contains(&pid))
     }
 
     /// Those that bear the mark, are in no group and belong to nothing that goes on.
     fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
-        let mut kept: HashSet<Id> = scan.with_descendants(self.watches.keys().copied());
-        for run in self.runs.values_mut().filter(|run| run.goes_on(scan)) {
+        let mut kept: HashSet<Id> = scan.with_descendants(self.watches.iter().map(|(id, _)| *id));
+        for run in self.runs.iter_mut().map(|(_, run)| run).filter(|run| run.goes_on(scan)) {
             kept.extend(run.members(scan, &self.mark));
         }
         // What is in a group stays or goes with it.
@@ -395,8 +436,12 @@ impl Hands {
         self.stirred.store(self.host.now().0, Ordering::Relaxed);
     }
 
+    fn runs(&self) -> impl Iterator<Item = &Run> + Clone {
+        self.runs.iter().map(|(_, run)| &**run)
+    }
+
     fn watched(&self) -> impl Iterator<Item = Id> {
-        self.watches.iter().filter(|(_, task)| !task.is_finished()).map(|(id, _)| *id)
+        self.watches.iter().filter(|(_, watch)| !watch.is_over()).map(|(id, _)| *id)
     }
 
     /// Where what belongs to this proc is to be looked for.
@@ -404,7 +449,7 @@ impl Hands {
         if !self.are_all_in_groups() {
             return self.nearby_ungrouped(target);
         }
-        let leaders = self.runs.values().filter(|run| !run.has_ended()).map(|run| run.leader);
+        let leaders = self.runs().filter(|run| !run.has_ended()).map(|run| run.leader);
         Nearby::Within {
             groups: self.groups.all(),
             own: self.watched().chain(leaders).chain(target).collect(),
@@ -412,7 +457,7 @@ impl Hands {
     }
 
     fn nearby_ungrouped(&self, target: Option<Id>) -> Nearby {
-        let leaders = self.runs.values().map(|run| run.leader);
+        let leaders = self.runs().map(|run| run.leader);
         // What is left of a dead stranger may be anywhere.
         let is_lost =
             |id: &Id| !leaders.clone().any(|leader| leader == *id) && pidfd::open_exactly(*id).is_err();
@@ -468,8 +513,8 @@ impl Hands {
                 }
             }
         }
-        let in_use = |path: &Path| self.runs.values().any(|run| run.writes_to(path));
-        match self.outputs.create(run, self.host.wall_millis(), in_use) {
+        let in_use = |path: &Path| self.runs.iter().any(|(_, run)| run.writes_to(path));
+        match self.outputs.create(self.sink.folder(), run, self.host.wall_millis(), in_use) {
             Ok((path, file)) => {
                 self.sink.also_keeps(path.clone());
                 Output::Own { path, file }
@@ -491,23 +536,45 @@ impl Hands {
         self.sink.forget();
     }
 
-    fn tell(&mut self, input: Input) {
-        let inputs = self.inputs.clone();
-        self.tasks.spawn(async move {
-            let _ = inputs.send(Box::new(input)).await;
-        });
+    fn tell(&self, input: Input) {
+        let tell = self.teller();
+        tokio::spawn(async move { tell.send(input).await });
+    }
+
+    fn teller(&self) -> Teller {
+        Teller { inputs: self.inputs.clone(), host: self.host.clone(), stirred: self.stirred.clone() }
     }
 
     /// Forgets what is over.
     fn tidy(&mut self) {
-        while self.tasks.try_join_next().is_some() {}
-        self.watches.retain(|_, task| !task.is_finished());
+        self.watches.retain(|(_, watch)| !watch.is_over());
         self.host.reap_strays();
-        let ended: Vec<RunId> =
-            self.runs.iter().filter(|(_, run)| run.has_ended()).map(|(id, _)| *id).collect();
-        for old in ended.iter().rev().skip(ENDED_RUNS_KEPT) {
-            self.runs.remove(old);
-        }
+        let ended = self.runs().filter(|run| run.has_ended()).count();
+        let mut surplus = ended.saturating_sub(ENDED_RUNS_KEPT);
+        self.runs.retain(|(_, run)| {
+            let stays = surplus == 0 || !run.has_ended();
+            surplus -= usize::from(!stays);
+            stays
+        });
+    }
+}
+
+/// Says what has happened to the one whom it concerns.
+struct Teller {
+    inputs: Inputs,
+    host: Arc<Host>,
+    stirred: Arc<AtomicU64>,
+}
+
+impl Teller {
+    async fn exited(&self, process: Process, exit: Exit) {
+        self.stirred.store(self.host.now().0, Ordering::Relaxed);
+        self.send(Input::Exited { process, exit }).await;
+    }
+
+    async fn send(&self, input: Input) {
+        // Nobody listens any more only when the actor is gone, and then nobody needs to know.
+        let _ = self.inputs.send(Box::new(input)).await;
     }
 }
 
@@ -536,7 +603,7 @@ impl Nearby {
 impl Drop for Hands {
     /// Children that are still running go to the host, which reaps them one day.
     fn drop(&mut self) {
-        for run in self.runs.values().filter(|run| !run.has_ended()) {
+        for run in self.runs().filter(|run| !run.has_ended()) {
             if let Ok(pidfd) = pidfd::open_exactly(run.leader) {
                 self.host.adopt(run.leader.pid, pidfd);
             }

@@ -38,31 +38,27 @@ pub(super) enum Output {
 }
 
 /// The output files of one proc's other commands.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Outputs {
-    folder: PathBuf,
     /// Oldest first. `None`: the folder has not been read yet.
     files: Option<Vec<PathBuf>>,
 }
 
 impl Outputs {
-    pub(super) fn new(folder: &Path) -> Outputs {
-        Outputs { folder: folder.to_owned(), files: None }
-    }
-
-    /// Makes the file of a new run, and removes old ones except those `in_use`. Removing a file that somebody still
+    /// Makes the file of a new run in the proc's folder, and removes old ones except those `in_use`. Removing a file that somebody still
     /// writes into does no harm to the writer.
     pub(super) fn create(
         &mut self,
+        folder: &Path,
         run: RunId,
         stamp: u64,
         in_use: impl Fn(&Path) -> bool,
     ) -> io::Result<(PathBuf, File)> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-        let path = self.folder.join(format!("{stamp}-{}.out", run.0));
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let path = folder.join(format!("{stamp}-{}.out", run.0));
         // The agent's own handle appends too, and so do all that the command starts: nobody overwrites anybody.
         let file = OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path)?;
-        let files = self.files.get_or_insert_with(|| existing(&self.folder));
+        let files = self.files.get_or_insert_with(|| existing(folder));
         if !files.contains(&path) {
             files.push(path.clone());
         }
@@ -256,19 +252,19 @@ mod tests {
         fs::write(&other, "").expect("writable");
         let mut paths = Vec::new();
         for run in 0..3 {
-            let mut outputs = Outputs::new(folder.path());
-            paths.push(outputs.create(RunId(run), 10, |_| false).expect("a new file").0);
+            let mut outputs = Outputs::default();
+            paths.push(outputs.create(folder.path(), RunId(run), 10, |_| false).expect("a new file").0);
         }
-        let mut outputs = Outputs::new(folder.path());
+        let mut outputs = Outputs::default();
         for run in 0..3 {
             let (path, mut file) =
-                outputs.create(RunId(run), 11, |path| path == paths[1]).expect("a new file");
+                outputs.create(folder.path(), RunId(run), 11, |path| path == paths[1]).expect("a new file");
             file.write_all(b"x").expect("writable");
             paths.push(path);
         }
         let left: Vec<bool> = paths.iter().map(|path| path.exists()).collect();
         assert_eq!(left, [false, true, false, true, true, true]);
         assert!(other.exists(), "the log");
-        assert!(outputs.create(RunId(2), 11, |_| false).is_err(), "a name is used once");
+        assert!(outputs.create(folder.path(), RunId(2), 11, |_| false).is_err(), "a name is used once");
     }
 }

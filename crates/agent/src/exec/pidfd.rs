@@ -62,31 +62,27 @@ pub(super) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
     pidfd_send_signal(open_exactly(id)?, signal)
 }
 
-/// Begins to watch exactly this process. The future ends when it is gone, and says how it ended.
+/// Waits for the end of exactly this process, of which no pidfd could be opened, and says how it ended.
 ///
-/// The pidfd is opened here and not in the future, for what is reaped before it is opened cannot be asked any more. When
-/// it cannot be opened because something ran out (descriptors, memory), the process is polled: a false report of an exit
-/// would start a second process beside the first.
-pub(super) fn watch(process: Process) -> impl Future<Output = Exit> + use<> {
-    let mut opened = open_confirmed(&process);
+/// When that was so because something ran out (descriptors, memory), the process is polled: a false report of an exit would
+/// start a second process beside the first.
+pub(super) async fn polled(process: Process, mut error: Errno) -> Exit {
     let id = Id { pid: process.pid, start_ticks: process.start_ticks };
-    async move {
-        loop {
-            match opened {
-                Ok(pidfd) => {
-                    gone(&pidfd).await;
-                    return exit(&pidfd, id).await;
-                }
-                Err(Errno::SRCH) => return Exit::Unknown,
-                Err(error) => {
-                    tracing::warn!(pid = id.pid, %error, "a process cannot be watched and is polled instead");
-                    if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
-                        return Exit::Unknown;
-                    }
-                    tokio::time::sleep(POLL_EVERY).await;
-                    opened = open_confirmed(&process);
-                }
+    loop {
+        if error == Errno::SRCH {
+            return Exit::Unknown;
+        }
+        tracing::warn!(pid = id.pid, %error, "a process cannot be watched and is polled instead");
+        if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
+            return Exit::Unknown;
+        }
+        tokio::time::sleep(POLL_EVERY).await;
+        match open_confirmed(&process) {
+            Ok(pidfd) => {
+                gone(&pidfd).await;
+                return exit(&pidfd, id).await;
             }
+            Err(another) => error = another,
         }
     }
 }

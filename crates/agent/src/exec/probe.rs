@@ -64,7 +64,7 @@ impl Prober {
             .permit(spec)
             .and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec))
             .and_then(|launch| Run::start(launch, output, None));
-        let (run, end) = match started {
+        let (run, pidfd, ending) = match started {
             Ok(started) => started,
             Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },
         };
@@ -72,6 +72,10 @@ impl Prober {
         self.host.probe_began(run.leader.pid);
         let note = output::note_of_probe(self.host.output_folder(), &self.key, what);
         let mut live = Live::new(self, run, note);
+        let end = async move {
+            pidfd::gone(&pidfd).await;
+            ending.take(pidfd).await
+        };
         tokio::pin!(end);
         match tokio::time::timeout(limit, &mut end).await {
             Ok(CommandEnd::Exited { exit, output: tail }) => {

@@ -1,16 +1,18 @@
 //! One run of a command: its shell, how that ended, and what it has started.
 
+use super::exits::Waiting;
 use super::output::{self, Output};
 use super::pidfd;
 use super::procfs::{Id, Stat};
+use super::sink::Live;
 use super::spawn::{Launch, NotStarted};
 use super::tree::{Scan, Session};
 use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::supervise::CommandEnd;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use tokio::sync::watch;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
 pub(super) struct Run {
@@ -18,77 +20,56 @@ pub(super) struct Run {
     pub(super) leader: Id,
     pub(super) command: String,
     output: Option<PathBuf>,
-    /// `None` until the shell has ended.
-    exit: watch::Receiver<Option<Exit>>,
+    pub(super) shell: Shell,
+    /// While it is there, the ending will be taken.
+    pub(super) waiting: Option<Waiting>,
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
     session: Session,
     /// Its cgroup.
-    pub(super) group: Option<PathBuf>,
+    pub(super) group: Option<Arc<Path>>,
     /// Those that the last scan found. They stay members even if they leave the session and their parents.
     known: HashSet<Id>,
 }
 
 impl Run {
-    /// Starts the command. The future ends with it, and must be awaited, for it reaps the shell.
+    /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps it.
     pub(super) fn start(
         launch: Launch,
         output: Output,
         group: Option<BorrowedFd<'_>>,
-    ) -> Result<(Run, impl Future<Output = CommandEnd> + use<>), NotStarted> {
+    ) -> Result<(Run, OwnedFd, Ending), NotStarted> {
         let command = launch.command().to_owned();
-        let (path, log) = match &output {
-            Output::Own { path, .. } => (Some(path.clone()), None),
-            Output::Log { live, from, .. } => (None, Some((live.clone(), *from))),
-            Output::Nowhere => (None, None),
+        let (path, said) = match &output {
+            Output::Own { path, .. } => (Some(path.clone()), Said::File(path.clone())),
+            Output::Log { live, from, .. } => (None, Said::Log(live.clone(), *from)),
+            Output::Nowhere => (None, Said::Nothing),
         };
         let (pid, pidfd) = launch.start(output, group)?;
         // Until it is reaped the pid is the child's own, so this cannot be another process's.
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
-        let (tell, exit) = watch::channel(None);
-        let output = path.clone();
-        let end = async move {
-            pidfd::gone(&pidfd).await;
-            let exit = pidfd::exit(&pidfd, leader).await;
-            tell.send_replace(Some(exit));
-            let output = match (path, log) {
-                (Some(path), _) => output::tail(&path),
-                (None, Some((live, from))) => live.tail(from),
-                (None, None) => String::new(),
-            };
-            CommandEnd::Exited { exit, output }
-        };
+        let shell = Shell::default();
+        let ending = Ending { leader, said, shell: shell.clone() };
         let run = Run {
             leader,
             command,
-            output,
-            exit,
+            output: path,
+            shell,
+            waiting: None,
             main: None,
             session: Session::Open,
             group: None,
             known: HashSet::new(),
         };
-        Ok((run, end))
+        Ok((run, pidfd, ending))
     }
 
-    pub(super) fn in_group(self, group: Option<PathBuf>) -> Run {
+    pub(super) fn in_group(self, group: Option<Arc<Path>>) -> Run {
         Run { group, ..self }
     }
 
-    /// How the shell ended, when it has.
-    pub(super) fn exit(&self) -> impl Future<Output = Exit> + use<> {
-        let mut exit = self.exit.clone();
-        async move {
-            match exit.wait_for(Option::is_some).await.map(|exit| *exit) {
-                Ok(exit) => exit.unwrap_or(Exit::Unknown),
-                // The one that would have told is gone, and so is everybody who would listen.
-                Err(_) => std::future::pending().await,
-            }
-        }
-    }
-
     pub(super) fn has_ended(&self) -> bool {
-        self.exit.borrow().is_some()
+        self.shell.exit().is_some()
     }
 
     /// Whether the session may still have members, so that its number is its own.
@@ -126,5 +107,77 @@ impl Run {
         }
         self.known.clone_from(&members);
         members
+    }
+}
+
+/// The shell of a run, as far as its end goes. Its exit status can be had only once, and more than one may want it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shell(Arc<Mutex<Life>>);
+
+#[derive(Debug, Default)]
+struct Life {
+    /// `None` until it has ended.
+    exit: Option<Exit>,
+    /// It is the process of its proc, and somebody is to be told of its end as of that.
+    watched: Option<Process>,
+}
+
+impl Shell {
+    fn lock(&self) -> MutexGuard<'_, Life> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn exit(&self) -> Option<Exit> {
+        self.lock().exit
+    }
+
+    /// It is this process. Who takes its ending finds that out, unless it has been taken: then this says how it ended.
+    pub(super) fn is_watched_as(&self, process: Process) -> Option<Exit> {
+        let mut life = self.lock();
+        if life.exit.is_none() {
+            life.watched = Some(process);
+        }
+        life.exit
+    }
+
+    /// Whom it was watched as.
+    pub(super) fn watched(&self) -> Option<Process> {
+        self.lock().watched
+    }
+
+    /// Whoever watched has been told.
+    pub(super) fn is_told(&self) {
+        self.lock().watched = None;
+    }
+}
+
+/// What is to be done when the shell is gone.
+#[derive(Debug)]
+pub(super) struct Ending {
+    leader: Id,
+    said: Said,
+    shell: Shell,
+}
+
+/// Where its output is.
+#[derive(Debug)]
+enum Said {
+    File(PathBuf),
+    Log(Arc<Live>, u64),
+    Nothing,
+}
+
+impl Ending {
+    /// Reaps the shell, which is gone.
+    pub(super) async fn take(self, pidfd: OwnedFd) -> CommandEnd {
+        let exit = pidfd::exit(&pidfd, self.leader).await;
+        self.shell.lock().exit = Some(exit);
+        let output = match self.said {
+            Said::File(path) => output::tail(&path),
+            Said::Log(live, from) => live.tail(from),
+            Said::Nothing => String::new(),
+        };
+        CommandEnd::Exited { exit, output }
     }
 }

@@ -6,7 +6,7 @@ use super::open::OpenOps;
 use super::probes::{Pace, Probes, Seen, Standing};
 use super::sampler::{Heed, Sampler};
 use super::timetable::{Clocks, Timetable};
-use crate::exec::{self, Hands, Host, Inputs};
+use crate::exec::{self, Hands, Host, Inbox, Inputs};
 use crate::hosting_file::HostingFile;
 use crate::journal::{Journal, Known};
 use crate::outbox::Outbox;
@@ -22,9 +22,8 @@ use procfleet_core::supervise::{
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 /// What all actors share.
@@ -42,8 +41,6 @@ pub(super) struct Around {
     pub(super) pace: Pace,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
-    /// True: the agent is ending.
-    pub(super) stopped: watch::Receiver<bool>,
 }
 
 impl Around {
@@ -67,8 +64,6 @@ pub(super) struct Actor {
     machine: Machine,
     hands: Hands,
     around: Arc<Around>,
-    /// True: the agent is ending. It is looked at between two steps only.
-    stopped: watch::Receiver<bool>,
     ledger: Ledger,
     registered_at: i64,
     /// The present process, as it was last looked at.
@@ -81,8 +76,8 @@ pub(super) struct Actor {
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
     probes: Probes,
-    /// What the probes had said when events were last made of it.
-    told: Seen,
+    /// What the probes had said when events were last made of it, if they ever did.
+    told: Option<Box<Seen>>,
 }
 
 impl Actor {
@@ -93,7 +88,6 @@ impl Actor {
         Actor {
             machine,
             hands,
-            stopped: around.stopped.clone(),
             around,
             ledger,
             registered_at,
@@ -103,7 +97,7 @@ impl Actor {
             timetable: Timetable::default(),
             answers: VecDeque::new(),
             probes,
-            told: Seen::default(),
+            told: None,
         }
     }
 
@@ -112,9 +106,11 @@ impl Actor {
         // A future keeps two of each argument: the one that it was given, and the one that it works on.
         mut self: Box<Self>,
         first: Step,
-        mut inbox: mpsc::Receiver<Box<Input>>,
+        mut inbox: Inbox,
     ) -> (Arc<ProcKey>, Vec<Order>) {
-        self.carry_out(first).await;
+        // Its task keeps room for the largest of what it ever waits for. That is each in a place of its own for the moment that it
+        // takes, but for the next input, for which it waits nearly always.
+        Box::pin(self.carry_out(first)).await;
         loop {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
@@ -122,12 +118,12 @@ impl Actor {
                     Next::Input(input) => *input,
                     Next::Written => continue,
                     Next::Probed => {
-                        self.tell_of_probes().await;
+                        Box::pin(self.tell_of_probes()).await;
                         self.publish();
                         continue;
                     }
                     Next::End => {
-                        self.ledger.settle().await;
+                        Box::pin(self.ledger.settle()).await;
                         return (self.machine.key().clone(), Vec::new());
                     }
                 },
@@ -147,16 +143,16 @@ impl Actor {
                 | Input::Tick => {}
             }
             let step = self.machine.step(self.around.host.now(), input);
-            self.carry_out(step).await;
+            Box::pin(self.carry_out(step)).await;
             if self.answers.is_empty() {
-                self.heed_cancels().await;
+                Box::pin(self.heed_cancels()).await;
             }
             if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
                 inbox.close();
-                self.ledger.settle().await;
+                Box::pin(self.ledger.settle()).await;
                 self.around.hosting.forget(self.machine.key());
                 let mut late = Vec::new();
-                while let Ok(input) = inbox.try_recv() {
+                while let Some(input) = inbox.try_recv() {
                     if let Input::Order(order) = *input {
                         late.push(*order);
                     }
@@ -175,18 +171,20 @@ impl Actor {
         }
     }
 
-    async fn next(&mut self, inbox: &mut mpsc::Receiver<Box<Input>>) -> Next {
+    async fn next(&mut self, inbox: &mut Inbox) -> Next {
+        // It may be long, and there is nothing in it.
+        self.answers.shrink_to(0);
         let now = self.around.host.now();
-        let wake = self.machine.wake_at();
+        // In places of their own: a proc that runs well waits for neither.
+        let sleep = self.machine.wake_at().map(|wake| Box::pin(tokio::time::sleep(wake.since(now))));
         let next = tokio::select! {
-            // The end of the agent first: nothing new is begun then. Then what is to be written, for inputs may never end. Then
-            // those: an exit that has happened must win over the deadline that it just met.
+            // What is to be written first, for inputs may never end. Then those, and before them the end of the agent: nothing new is
+            // begun then. An exit that has happened must win over the deadline that it just met.
             biased;
-            _ = self.stopped.wait_for(|stopped| *stopped) => Some(Next::End),
             () = self.ledger.progress() => Some(Next::Written),
             input = inbox.recv() => Some(input.map_or(Next::End, Next::Input)),
-            () = sleep(wake.map(|wake| wake.since(now))) => None,
-            () = self.probes.changed() => Some(Next::Probed),
+            () = if_any(sleep) => None,
+            () = if_any(self.probes.changed()) => Some(Next::Probed),
         };
         match next {
             Some(next) => next,
@@ -197,14 +195,14 @@ impl Actor {
     /// What is wrong beside its life becomes an event when it begins to be so. What is to be done about its health the machine
     /// decides.
     async fn tell_of_probes(&mut self) {
-        let seen = self.probes.seen();
-        if let Some((process, health)) = seen.news_since(&self.told) {
+        let (seen, told) = (self.probes.seen(), self.told.take().unwrap_or_default());
+        if let Some((process, health)) = seen.news_since(&told) {
             self.answers.push_back(Input::Health { process, health });
         }
-        let drifted = (seen.note != self.told.note && !seen.note.is_empty()).then(|| seen.note.clone());
+        let drifted = (seen.note != told.note && !seen.note.is_empty()).then(|| seen.note.clone());
         let writes: Vec<Write> =
             drifted.map(|reason| Write::Event(Event::ConfigDrift { reason })).into_iter().collect();
-        self.told = seen;
+        self.told = Some(Box::new(seen));
         self.ledger.write_later(&writes, self.known()).await;
     }
 
@@ -434,19 +432,20 @@ fn round(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-async fn sleep(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
+/// Never ends if there is nothing to wait for.
+async fn if_any<F: Future<Output = ()>>(waiting: Option<Pin<Box<F>>>) {
+    match waiting {
+        Some(waiting) => waiting.await,
         None => std::future::pending().await,
     }
 }
 
 /// What has happened and was not heard of yet, for the agent had no time: whoever was to tell gets a chance before a deadline
 /// is held against the process. Each hop from the kernel to here takes one round.
-async fn just_arrived(inbox: &mut mpsc::Receiver<Box<Input>>) -> Option<Box<Input>> {
+async fn just_arrived(inbox: &mut Inbox) -> Option<Box<Input>> {
     for _ in 0..4 {
         tokio::task::yield_now().await;
-        if let Ok(input) = inbox.try_recv() {
+        if let Some(input) = inbox.try_recv() {
             return Some(input);
         }
     }

@@ -15,7 +15,7 @@ mod probes;
 mod sampler;
 mod timetable;
 
-use crate::exec::{Host, Inputs};
+use crate::exec::{Host, Inputs, inbox};
 use crate::hosting_file::HostingFile;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc, Standing};
 use crate::outbox::Outbox;
@@ -36,7 +36,7 @@ use sampler::{Round, Sampled, Sampler};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
@@ -92,7 +92,6 @@ impl Supervisor {
         for (op, parts) in &past.divided {
             open.resume(*op, parts.clone());
         }
-        let (stop, stopped) = watch::channel(false);
         let unreadable = past.unreadable.iter().cloned().collect();
         for (key, reason) in &past.unreadable {
             states.publish(&Arc::new(key.clone()), ProcReport::left_alone(unreadable_note(reason)));
@@ -118,10 +117,9 @@ impl Supervisor {
             sampler,
             pace,
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
-            stopped,
         });
         let (actors, running) = (HashMap::new(), JoinSet::new());
-        let work = Work { around, stop, actors, unreadable, running, rounds, pools, _sampling: sampling };
+        let work = Work { around, actors, unreadable, running, rounds, pools, _sampling: sampling };
         tokio::spawn(work.run(past, orders));
         Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
     }
@@ -174,7 +172,6 @@ impl Supervisor {
 
 struct Work {
     around: Arc<Around>,
-    stop: watch::Sender<bool>,
     actors: HashMap<Arc<ProcKey>, Inputs>,
     /// Procs on which nobody may act, for their records cannot be read.
     unreadable: HashMap<ProcKey, String>,
@@ -251,7 +248,7 @@ impl Work {
 
     /// Lets every actor finish its step: what is written as begun is then also done.
     async fn end(&mut self) {
-        let _ = self.stop.send(true);
+        self.actors.values().for_each(Inputs::stop);
         let last_steps = async { while self.running.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_STEPS, last_steps).await.is_err() {
             warn!(actors = self.running.len(), "some actors were cut off");
@@ -400,7 +397,7 @@ impl Work {
             match self.actors[key].send(input).await {
                 Ok(()) => return,
                 // It has just ended, for nothing was left to do.
-                Err(mpsc::error::SendError(back)) => {
+                Err(back) => {
                     self.actors.remove(key);
                     input = back;
                 }
@@ -438,7 +435,7 @@ impl Work {
     }
 
     fn spawn(&mut self, machine: Machine, first: procfleet_core::supervise::Step, registered_at: i64) {
-        let (inputs, inbox) = mpsc::channel(INPUTS);
+        let (inputs, inbox) = inbox(INPUTS);
         let key = machine.key().clone();
         let actor = Actor::new(machine, self.around.clone(), inputs.clone(), registered_at);
         self.running.spawn(Box::new(actor).run(first, inbox));

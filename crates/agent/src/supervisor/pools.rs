@@ -54,7 +54,7 @@ impl Pools {
 
 fn member(sampled: &Sampled) -> Member {
     Member {
-        proc: sampled.key.clone(),
+        proc: (*sampled.key).clone(),
         process: sampled.process,
         cpu: sampled.usage.cpu,
         mem: sampled.usage.mem,
@@ -69,6 +69,7 @@ mod tests {
     use procfleet_core::process::{Evidence, Found, Process};
     use procfleet_core::spec::Resource;
     use procfleet_core::supervise::Usage;
+    use std::sync::Arc;
 
     fn groups(limit: Option<f64>) -> Vec<ProcessGroup> {
         vec![ProcessGroup { id: "g".to_owned(), mem_pool_limit: limit, ..ProcessGroup::default() }]
@@ -76,7 +77,7 @@ mod tests {
 
     fn sampled(pid: u32, namespace: &str, name: &str, mem: f64) -> Sampled {
         Sampled {
-            key: ProcKey { namespace: namespace.to_owned(), name: name.to_owned() },
+            key: Arc::new(ProcKey { namespace: namespace.to_owned(), name: name.to_owned() }),
             process: Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() },
             usage: Usage { mem, ..Usage::default() },
             limits: Resource::default(),

@@ -11,6 +11,7 @@ use procfleet_core::id::ProcKey;
 use procfleet_core::process::{Exit, Process};
 use procfleet_core::spec::{ConfigFile, Kind, Spec};
 use procfleet_core::supervise::Health;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -201,11 +202,14 @@ impl Probes {
     }
 
     /// Returns when something else is seen. Nothing is lost if it is not waited for to the end.
-    pub(super) async fn changed(&mut self) {
-        let Some(asking) = &mut self.asking else { return std::future::pending().await };
-        if asking.seen.changed().await.is_err() {
-            std::future::pending().await
-        }
+    /// `None`: nothing is asked.
+    pub(super) fn changed(&mut self) -> Option<Pin<Box<impl Future<Output = ()>>>> {
+        let asking = self.asking.as_mut()?;
+        Some(Box::pin(async {
+            if asking.seen.changed().await.is_err() {
+                std::future::pending().await
+            }
+        }))
     }
 }
 
@@ -549,7 +553,7 @@ mod tests {
         async fn until(&mut self, wanted: impl Fn(&Seen) -> bool) {
             let seen = async {
                 while !wanted(&self.probes.seen()) {
-                    self.probes.changed().await;
+                    self.probes.changed().expect("something is asked").await;
                 }
             };
             tokio::time::timeout(Duration::from_secs(20), seen).await.expect("it is seen in time");

@@ -40,7 +40,7 @@ pub(super) type Round = Vec<Sampled>;
 
 #[derive(Debug)]
 pub(super) struct Sampled {
-    pub(super) key: ProcKey,
+    pub(super) key: Arc<ProcKey>,
     pub(super) process: Process,
     pub(super) usage: Usage,
     /// What it may use itself.
@@ -52,7 +52,7 @@ pub(super) struct Sampled {
 /// The actors' end.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sampler {
-    followed: Arc<Mutex<BTreeMap<ProcKey, Followed>>>,
+    followed: Arc<Mutex<BTreeMap<Arc<ProcKey>, Followed>>>,
     /// The namespaces that have limits for all their procs together: all of these are sampled as one that has limits itself.
     pooled: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -78,7 +78,7 @@ impl Followed {
 }
 
 impl Sampler {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ProcKey, Followed>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<ProcKey>, Followed>> {
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,7 +94,7 @@ impl Sampler {
     /// This is the proc's process from now on, and what it may use. `None`: it has none.
     pub(super) fn follow(
         &self,
-        key: &ProcKey,
+        key: &Arc<ProcKey>,
         process: Option<Process>,
         heed: Heed,
         limits: Resource,
@@ -138,7 +138,7 @@ impl Sampler {
         let is_due = |key: &ProcKey, followed: &Followed| {
             all || followed.heed == Heed::Limits || pooled.contains(&key.namespace)
         };
-        let due: Vec<ProcKey> =
+        let due: Vec<Arc<ProcKey>> =
             self.lock().iter().filter(|(key, proc)| is_due(key, proc)).map(|(key, _)| key.clone()).collect();
         if due.is_empty() {
             // That a pool is empty is worth to be known.
@@ -223,7 +223,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temp dir");
         let host = Host::open(folder.path().join("output"), Containment::Auto).expect("a host");
         let sampler = Sampler::default();
-        let key = |name: &str| ProcKey { namespace: "web".to_owned(), name: name.to_owned() };
+        let key = |name: &str| Arc::new(ProcKey { namespace: "web".to_owned(), name: name.to_owned() });
         // The test itself, by its own line in `/proc`.
         let stat = std::fs::read_to_string("/proc/self/stat").expect("our own");
         let ticks = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
@@ -244,7 +244,7 @@ mod tests {
             let round = sampler.round(&host, all).await.expect("somebody is there");
             round
                 .into_iter()
-                .map(|sample| (sample.key.name, sample.told, sample.usage.fd > 0))
+                .map(|sample| (sample.key.name.clone(), sample.told, sample.usage.fd > 0))
                 .collect::<Vec<_>>()
         };
         let (idle, limited) = ("idle".to_owned(), "limited".to_owned());

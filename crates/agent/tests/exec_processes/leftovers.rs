@@ -209,7 +209,7 @@ async fn groups_do_not_pile_up() {
     proc.hands = procfleet_agent::exec::Hands::new(
         proc.host.clone(),
         procfleet_core::ProcKey { namespace: "exec-test".to_owned(), name: "another".to_owned() },
-        tokio::sync::mpsc::channel(1).0,
+        procfleet_agent::exec::inbox(1).0,
     );
     proc.host.trim_groups();
     assert_eq!(groups_in(&home(&proc)), 1, "it is in use");

@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
 
-use procfleet_agent::exec::{Containment, Hands, Host};
+use procfleet_agent::exec::{Containment, Hands, Host, Inbox, inbox};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{CommandEnd, Input, Leader, RunId, Scope};
 use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};
@@ -13,7 +13,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tokio::sync::mpsc;
 
 /// Long enough for a loaded machine; nobody waits for it unless something is wrong.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -29,7 +28,7 @@ pub(crate) struct Proc {
     pub(crate) key: ProcKey,
     pub(crate) host: Arc<Host>,
     pub(crate) hands: Hands,
-    inputs: mpsc::Receiver<Box<Input>>,
+    inputs: Inbox,
     /// Inputs that came before anybody asked for them.
     backlog: Vec<Input>,
     runs: u64,
@@ -46,7 +45,7 @@ impl Proc {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our folder");
         let host = Arc::new(Host::open(folder.path().join("output"), containment).expect("a host"));
         let key = ProcKey { namespace: "exec-test".to_owned(), name: name.to_owned() };
-        let (send, inputs) = mpsc::channel(4);
+        let (send, inputs) = inbox(4);
         let hands = Hands::new(host.clone(), key.clone(), send);
         let mut spec = Spec::default();
         spec.identity.proc_name = "web".to_owned();
@@ -64,7 +63,7 @@ impl Proc {
 
     /// The same proc in the hands of an agent that has just started.
     pub(crate) fn forget(&mut self) {
-        let (send, inputs) = mpsc::channel(4);
+        let (send, inputs) = inbox(4);
         self.inputs = inputs;
         self.backlog.clear();
         self.hands = Hands::new(self.host.clone(), self.key.clone(), send);
@@ -146,7 +145,7 @@ impl Proc {
 
     /// Nothing has been reported that nobody asked for.
     pub(crate) fn assert_silent(&mut self) {
-        self.backlog.extend(std::iter::from_fn(|| self.inputs.try_recv().ok().map(|input| *input)));
+        self.backlog.extend(std::iter::from_fn(|| self.inputs.try_recv().map(|input| *input)));
         assert_eq!(self.backlog, []);
     }
 

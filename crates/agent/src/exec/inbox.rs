@@ -1,0 +1,247 @@
+//! What has happened to one proc and was not heard of yet: a queue with a bound, of which a thousand cost little.
+//!
+//! A channel of the runtime's keeps room for 32 messages and spreads over many cache lines. A proc hears of something once in
+//! months, and on one thread.
+
+use procfleet_core::supervise::Input;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use tokio::sync::Notify;
+
+/// A queue in which so many inputs may wait.
+pub fn inbox(room: usize) -> (Inputs, Inbox) {
+    let queue = Queue { waiting: VecDeque::new(), room, reader: None, state: State::Open };
+    let shared = Arc::new(Shared { queue: Mutex::new(queue), left: Notify::new() });
+    (Inputs(shared.clone()), Inbox(shared))
+}
+
+/// Where inputs go.
+#[derive(Clone, Debug)]
+pub struct Inputs(Arc<Shared>);
+
+/// Where they come from.
+#[derive(Debug)]
+pub struct Inbox(Arc<Shared>);
+
+/// Why an input was not taken, and the input.
+#[derive(Debug)]
+pub enum Refused {
+    Full(Box<Input>),
+    /// Nobody hears of it any more.
+    Closed(Box<Input>),
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// There is room again, or never.
+    left: Notify,
+}
+
+#[derive(Debug)]
+struct Queue {
+    waiting: VecDeque<Box<Input>>,
+    room: usize,
+    reader: Option<Waker>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// Whoever reads it is to stop.
+    Stopped,
+    Closed,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn take(&mut self, left: &Notify) -> Option<Box<Input>> {
+        let was_full = self.waiting.len() >= self.room;
+        let input = self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            // What a burst needed is not kept.
+            self.waiting.shrink_to(0);
+        }
+        if was_full {
+            left.notify_waiters();
+        }
+        input
+    }
+}
+
+impl Inputs {
+    /// Waits until there is room. The input comes back when nobody hears of it any more.
+    pub async fn send(&self, mut input: Box<Input>) -> Result<(), Box<Input>> {
+        loop {
+            // Before the look: what leaves after it is not missed.
+            let left = self.0.left.notified();
+            match self.try_send(input) {
+                Ok(()) => return Ok(()),
+                Err(Refused::Closed(back)) => return Err(back),
+                Err(Refused::Full(back)) => input = back,
+            }
+            left.await;
+        }
+    }
+
+    /// Whoever reads is to stop, whatever is waiting.
+    pub fn stop(&self) {
+        let reader = {
+            let mut queue = self.0.lock();
+            if queue.state == State::Open {
+                queue.state = State::Stopped;
+            }
+            queue.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    pub fn try_send(&self, input: Box<Input>) -> Result<(), Refused> {
+        let reader = {
+            let mut queue = self.0.lock();
+            match queue.state {
+                State::Closed => return Err(Refused::Closed(input)),
+                State::Open | State::Stopped if queue.waiting.len() >= queue.room => {
+                    return Err(Refused::Full(input));
+                }
+                State::Open | State::Stopped => queue.waiting.push_back(input),
+            }
+            queue.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        Ok(())
+    }
+}
+
+impl Inbox {
+    /// The next input; `None` when it is time to stop. Nothing is lost if it is not waited for to the end.
+    pub async fn recv(&mut self) -> Option<Box<Input>> {
+        std::future::poll_fn(|context| {
+            let mut queue = self.0.lock();
+            if queue.state == State::Stopped {
+                return Poll::Ready(None);
+            }
+            match queue.take(&self.0.left) {
+                Some(input) => Poll::Ready(Some(input)),
+                None => {
+                    queue.reader = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    pub fn try_recv(&mut self) -> Option<Box<Input>> {
+        self.0.lock().take(&self.0.left)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().waiting.is_empty()
+    }
+
+    /// Nothing more is taken. What was, is still there.
+    pub fn close(&mut self) {
+        self.0.lock().state = State::Closed;
+        self.0.left.notify_waiters();
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.close();
+        let unheard = std::mem::take(&mut self.0.lock().waiting);
+        drop(unheard);
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refused::Full(_) => "there is no room for it",
+            Refused::Closed(_) => "it has ended",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::supervise::RunId;
+
+    fn input(number: u64) -> Box<Input> {
+        let end = procfleet_core::supervise::CommandEnd::Exited {
+            exit: procfleet_core::Exit::Code(0),
+            output: String::new(),
+        };
+        Box::new(Input::CommandEnded { run: RunId(number), end })
+    }
+
+    fn number(input: &Input) -> u64 {
+        match input {
+            Input::CommandEnded { run, .. } => run.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn inputs_come_in_their_order_and_those_that_find_no_room_wait() {
+        let (inputs, mut inbox) = inbox(2);
+        let sender = tokio::spawn(async move {
+            for one in 0..100 {
+                inputs.send(input(one)).await.expect("somebody hears of it");
+            }
+        });
+        for one in 0..100 {
+            assert_eq!(inbox.recv().await.map(|input| number(&input)), Some(one));
+        }
+        sender.await.expect("it ends");
+        assert!(inbox.is_empty() && inbox.try_recv().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_was_taken_before_it_closed_is_still_there() {
+        let (inputs, mut inbox) = inbox(2);
+        for one in 0..2 {
+            inputs.try_send(input(one)).expect("there is room");
+        }
+        assert!(matches!(inputs.try_send(input(2)), Err(Refused::Full(_))));
+        let late = tokio::spawn({
+            let inputs = inputs.clone();
+            async move { inputs.send(input(3)).await }
+        });
+        tokio::task::yield_now().await;
+        inbox.close();
+        assert_eq!(
+            late.await.expect("it ends").map_err(|back| number(&back)),
+            Err(3),
+            "who waits for room is told"
+        );
+        assert!(matches!(inputs.try_send(input(4)), Err(Refused::Closed(_))));
+        let rest: Vec<u64> = std::iter::from_fn(|| inbox.try_recv()).map(|input| number(&input)).collect();
+        assert_eq!(rest, [0, 1]);
+        drop(inbox);
+        assert_eq!(inputs.send(input(5)).await.map_err(|back| number(&back)), Err(5));
+    }
+    #[tokio::test]
+    async fn who_is_to_stop_hears_of_nothing_else() {
+        let (inputs, mut inbox) = inbox(2);
+        let reader = tokio::spawn(async move { (inbox.recv().await.is_none(), inbox.try_recv().is_some()) });
+        tokio::task::yield_now().await;
+        inputs.stop();
+        inputs.try_send(input(0)).expect("it is open");
+        assert_eq!(reader.await.expect("it ends"), (true, true));
+    }
+}
