@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::io::AsyncReadExt;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 #[derive(clap::Args)]
@@ -152,11 +152,16 @@ pub fn main(args: Args) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
+    // From now on, for an agent that is not ready yet may be told so already.
+    let hangup = {
+        let _within = runtime.enter();
+        signal(SignalKind::hangup())
+    };
     let stop = async move {
         tokio::select! {
             () = told_to_stop() => Ending::Stop,
             () = stdin_closed(), if until_stdin_closes => Ending::Stop,
-            () = told_to_renew() => Ending::Renew,
+            () = told_to_renew(hangup) => Ending::Renew,
         }
     };
     let done = runtime.block_on(crate::run(config, stop));
@@ -260,8 +265,8 @@ pub async fn told_to_stop() {
 }
 
 /// SIGHUP.
-async fn told_to_renew() {
-    match signal(SignalKind::hangup()) {
+async fn told_to_renew(hangup: std::io::Result<Signal>) {
+    match hangup {
         Ok(mut hangup) => {
             hangup.recv().await;
         }

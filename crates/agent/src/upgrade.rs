@@ -92,7 +92,10 @@ pub(crate) fn upgrade(upgrade: &Upgrade) -> Result<String, UpgradeError> {
         return Err(UpgradeError::Older { path: binary.clone(), now: old, offered });
     }
     let place = Place::of(&now.program);
-    place.take(binary).map_err(|source| UpgradeError::Place { path: now.program.clone(), source })?;
+    let running = PathBuf::from(format!("/proc/{}/exe", now.pid));
+    place
+        .take(binary, &running)
+        .map_err(|source| UpgradeError::Place { path: now.program.clone(), source })?;
     let patience = Duration::from_secs(*timeout);
     match renewed(folder, &now, patience) {
         Ok(life) => Ok(format!(
@@ -209,9 +212,10 @@ impl Place {
         Place { program: program.to_owned(), previous: beside(".previous") }
     }
 
-    /// The new program takes the place of the old one in one step, and the old one stays beside it. Whoever starts the agent
-    /// at any moment finds a whole program.
-    fn take(&self, binary: &Path) -> io::Result<()> {
+    /// The new program takes the place of the old one in one step, and the one that runs stays beside it. Whoever starts the
+    /// agent at any moment finds a whole program.
+    fn take(&self, binary: &Path, running: &Path) -> io::Result<()> {
+        self.keep(running)?;
         if is_same_file(binary, &self.program) {
             // Somebody has put it there already, and it is only to be taken up.
             return Ok(());
@@ -220,10 +224,23 @@ impl Place {
         fs::copy(binary, &draft)?;
         fs::set_permissions(&draft, fs::metadata(&self.program)?.permissions())?;
         File::open(&draft)?.sync_all()?;
-        let _ = fs::remove_file(&self.previous);
-        fs::hard_link(&self.program, &self.previous)?;
         fs::rename(&draft, &self.program)?;
         sync_folder(&self.program)
+    }
+
+    /// What the agent runs need not be what is in its place: an upgrade may have been cut off after the new program was put
+    /// there, or somebody has put it there. What is known to work is what must be there to go back to.
+    fn keep(&self, running: &Path) -> io::Result<()> {
+        if is_same_file(running, &self.previous) {
+            return Ok(());
+        }
+        let _ = fs::remove_file(&self.previous);
+        if is_same_file(running, &self.program) {
+            return fs::hard_link(&self.program, &self.previous);
+        }
+        fs::copy(running, &self.previous)?;
+        fs::set_permissions(&self.previous, fs::metadata(&self.program)?.permissions())?;
+        File::open(&self.previous)?.sync_all()
     }
 
     fn put_back(&self) -> io::Result<()> {
@@ -321,14 +338,23 @@ mod tests {
     #[test]
     fn a_file_is_replaced_in_one_step_and_put_back() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let [program, new] = ["procfleet", "fresh"].map(|name| folder.path().join(name));
-        fs::write(&program, "old").expect("our own folder");
-        fs::write(&new, "new").expect("our own folder");
+        let [program, new, newer] = ["procfleet", "fresh", "fresher"].map(|name| folder.path().join(name));
+        for (path, text) in [(&program, "old"), (&new, "new"), (&newer, "newer")] {
+            fs::write(path, text).expect("our own folder");
+        }
         let place = Place::of(&program);
-        place.take(&new).expect("our own folder");
+        place.take(&new, &program).expect("our own folder");
         let read = |path: &Path| fs::read_to_string(path).expect("it is there");
         assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("new", "old"));
+        // That one was cut off, and the agent still runs the old program: it is the one to go back to.
+        place.take(&newer, &place.previous).expect("our own folder");
+        assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("newer", "old"));
         place.put_back().expect("our own folder");
         assert_eq!((read(&program).as_str(), place.previous.exists()), ("old", false));
+        // Somebody has put the new program there, and the old one is nowhere any more but in the kernel.
+        let kernels = folder.path().join("exe");
+        fs::rename(&program, &kernels).and_then(|()| fs::copy(&new, &program)).expect("our own folder");
+        place.take(&program, &kernels).expect("our own folder");
+        assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("new", "old"));
     }
 }

@@ -84,6 +84,15 @@ pub fn allow_many_files() {
     }
 }
 
+/// Takes that back, for a successor: it must know what the agent was given, and not what the agent took.
+pub(super) fn allow_files_as_given() {
+    if let Some(given) = FILES_GIVEN.get()
+        && let Err(error) = setrlimit(Resource::Nofile, *given)
+    {
+        tracing::warn!(%error, "what the successor starts may open more files than it should");
+    }
+}
+
 /// Whether the kernel was told to spare the agent when memory runs out. That is not for what it starts; where it was told
 /// to take the agent rather than others, that was meant for all of it.
 fn is_spared() -> bool {

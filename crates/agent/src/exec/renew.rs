@@ -1,8 +1,10 @@
 //! The agent becomes its own successor: another program in the same process.
 //!
 //! The pid stays, and with it the children: their exit statuses are not lost, and orphans go on coming here. What the agent had
-//! open is closed by the kernel, for all of it is marked so.
+//! open is closed by the kernel, for all of it is marked so. What else a process hands down, such as limits, is put back to what
+//! the agent itself was given.
 
+use super::fork;
 use super::procfs::Stat;
 use std::ffi::OsString;
 use std::io;
@@ -13,10 +15,19 @@ use std::path::Path;
 /// anew, and if that is not possible either, there is nothing left but to end.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
 pub fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
+    fork::allow_files_as_given();
+    ignore_hangup();
     let error = std::process::Command::new(program).args(arguments).exec();
     tracing::error!(program = %program.display(), %error, "the new program cannot be run; the old one begins anew");
     // Its file may have another name by now, or none.
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
+}
+
+/// Until the successor listens, being told once more to renew must not end it: what it was told for, it is about to do.
+#[expect(unsafe_code, reason = "there is no safe way to change what a signal does")]
+fn ignore_hangup() {
+    // SAFETY: no function of ours is called for it, then or later.
+    unsafe { nix::libc::signal(nix::libc::SIGHUP, nix::libc::SIG_IGN) };
 }
 
 /// When a process was started, in ticks since the host's boot: with its pid it is that process and no other.
