@@ -1068,6 +1068,40 @@ fn what_is_detached_may_be_kept() {
     assert_eq!((world.mains(), world.left()), (1, 2), "after a crash too");
 }
 
+/// Nobody sweeps where what is detached is kept, and so a start that was cut off could come up beside the next one.
+#[test]
+fn what_a_start_that_was_cut_off_brings_does_not_stay_beside_the_next() {
+    for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
+        let mut spec = spec();
+        spec.policy.detached = Detached::Keep;
+        let mut world = World::new();
+        world.leaves = Some(Term::Ignores);
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+        assert_eq!(world.order(OpKind::Stop, &spec).code, Code::Success);
+        let kept = world.left_pids();
+        world.leaves = None;
+        world.run_for(1_000);
+        // The command is still at work when the agent comes back; its daemon is there, and the pid file comes late.
+        world.set("start", Does::Exit { after: 10_000, code: 0 });
+        world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(500);
+        world.crash();
+        world.leave_behind();
+        world.set("start", daemon());
+        assert_eq!(world.order(kind, &spec).code, Code::Success, "{kind:?}");
+        assert_eq!(world.mains(), usize::from(kind == OpKind::Restart), "{kind:?}");
+        assert_eq!(world.left_pids(), kept, "{kind:?}");
+        // It was for that launch alone.
+        world.leaves = Some(Term::Ignores);
+        assert_eq!(world.order(OpKind::Restart, &spec).code, Code::Success);
+        world.run_for(60_000);
+        let kept = world.left_pids();
+        world.die(Exit::Signal(9));
+        world.run_for(20_000);
+        assert!(kept.iter().all(|pid| world.left_pids().contains(pid)), "{kind:?}");
+    }
+}
+
 #[test]
 fn what_a_crash_left_is_ended_before_the_restart() {
     let mut world = World::new();

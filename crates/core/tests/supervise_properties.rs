@@ -550,7 +550,11 @@ impl Odd {
                     let step = self.machine.step(self.now, Input::Inspected { op, view: Box::new(view) });
                     self.take(step)?;
                 }
-                Effect::Watch(_) | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep(_) => {}
+                Effect::Watch(_)
+                | Effect::EndRun(_)
+                | Effect::Signal { .. }
+                | Effect::Sweep(_)
+                | Effect::ClearSince(_) => {}
             }
         }
         Ok(())

@@ -170,6 +170,10 @@ impl ProcGroups {
     /// A new group for a run, open to be entered. `None`: there are no groups here.
     pub(super) fn make(&mut self, stamp: u64, run: u64) -> Option<(PathBuf, OwnedFd)> {
         let home = self.home.as_ref()?;
+        // What outlived its run, as it may where it is kept, has ended since without anybody's noticing.
+        if self.runs.len() > 1 {
+            self.runs.retain(|group| !remove(group));
+        }
         let group = home.join(format!("run-{stamp}-{run}"));
         let mut last = Errno::NOENT;
         for _ in 0..TRIES {

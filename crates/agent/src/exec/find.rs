@@ -123,8 +123,9 @@ pub(super) fn recovered(
     marked.retain(|stat| is_still_there(stat));
     let named =
         marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
-    // A command that was to end or reload the process may still be at work.
-    let leads = |stat: &&&Stat| stat.session == stat.id.pid && !procfs::is_aside(stat.id.pid);
+    // A command that was to end or reload the process may still be at work; and what a dead process has left may lead a
+    // session of its own, and is swept away before the next one.
+    let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
     let leader = marked.iter().find(leads).map(|stat| stat.id);
     if let Some(id) = topmost(named).or(leader) {
         return running(id, Found::Name);
@@ -156,11 +157,15 @@ pub(super) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: Option<u6
     let Some(since) = since_ticks else { return no_run() };
     let scan = Scan::take();
     let marked = scan.marked(whom.mark);
-    let leads = |stat: &&&Stat| stat.session == stat.id.pid && stat.id.start_ticks >= since;
+    let leads = |stat: &&&Stat| stat.id.start_ticks >= since && leads_a_run(stat);
     match marked.iter().find(leads) {
         Some(stat) => running(stat.id, Found::Name),
         None => no_run(),
     }
+}
+
+fn leads_a_run(stat: &Stat) -> bool {
+    stat.session == stat.id.pid && procfs::is_command(stat.id.pid)
 }
 
 fn no_run() -> Sighting {
@@ -345,6 +350,33 @@ fn by_own(whom: Whom<'_>) -> Option<Process> {
         leaders.filter(|stat| stat.is_running() && Program::of(stat).is_named(proc_name)).collect();
     let top = topmost(stats.iter().collect())?;
     Some(process(top, Found::Name))
+}
+
+/// A shell that has not yet begun what it is there for.
+pub(super) struct NotYet;
+
+/// What a shell that was found in place of the process has begun meanwhile. `None`: it is not the shell of one of these
+/// commands, or not any more.
+pub(super) fn below_shell(
+    shell: Id,
+    commands: &[&str],
+    identity: &Identity,
+    scan: &Scan,
+) -> Result<Option<Process>, NotYet> {
+    let leader = scan.get(shell.pid).filter(|stat| stat.id == shell).map(Program::of);
+    let Some(command) =
+        commands.iter().find(|command| leader.as_ref().is_some_and(|leader| leader.is_wrapper_of(command)))
+    else {
+        return Ok(None);
+    };
+    let below = scan.with_descendants([shell]);
+    let named = below.iter().filter(|id| **id != shell).filter_map(|id| scan.get(id.pid));
+    let named = named.filter(|stat| Program::of(stat).is_named(&identity.proc_name)).collect();
+    let only = match scan.children(shell.pid).as_slice() {
+        [only] if is_simple(command) => Some(only.id),
+        _ => None,
+    };
+    topmost(named).or(only).map(|id| Some(process(id, Found::Foreground))).ok_or(NotYet)
 }
 
 /// Of processes that all fit, the oldest whose parent does not: the master, not its workers.

@@ -12,6 +12,7 @@
 
 #![expect(unsafe_code, reason = "what happens between clone and exec cannot be written without it")]
 
+use super::procfs::COMMAND;
 use super::user::Account;
 use nix::libc;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -22,7 +23,7 @@ use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What a new process is to become.
@@ -193,6 +194,8 @@ struct CloneArgs {
     cgroup: u64,
 }
 
+/// The longest pid, and the NUL after it.
+const PID_ROOM: usize = 11;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const FLAGS: libc::c_int = libc::CLONE_PIDFD | libc::CLONE_VFORK;
 
@@ -334,6 +337,8 @@ struct Child<'a> {
     /// For each program its arguments, ended by a null.
     arguments: Vec<Vec<*const libc::c_char>>,
     environment: Vec<*const libc::c_char>,
+    /// The last of its environment. Its pid is not known before it is there, and written into this then.
+    command: Vec<AtomicU8>,
     files: Option<Rlimit>,
     spared: bool,
 }
@@ -343,9 +348,14 @@ impl<'a> Child<'a> {
         let pointers = |strings: &[CString]| {
             strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
         };
+        let command: Vec<AtomicU8> =
+            [COMMAND.as_bytes(), b"=", &[0; PID_ROOM]].concat().into_iter().map(AtomicU8::new).collect();
+        let mut environment = pointers(&recipe.environment);
+        environment.insert(recipe.environment.len(), command.as_ptr().cast());
         Child {
             arguments: recipe.programs.iter().map(|program| pointers(&program.arguments)).collect(),
-            environment: pointers(&recipe.environment),
+            environment,
+            command,
             files: FILES_GIVEN.get().copied(),
             spared: is_spared(),
             recipe,
@@ -353,10 +363,22 @@ impl<'a> Child<'a> {
     }
 
     fn become_it(&self, entered: Entered, report: &Report) -> ! {
+        self.say_which_it_is();
         let error = self.prepare(entered).err().unwrap_or_else(|| self.execute());
         report.errno.store(error.raw_os_error(), Ordering::Release);
         // SAFETY: it ends this process, the child, without running anything of the agent's.
         unsafe { libc::_exit(127) }
+    }
+
+    /// What it starts inherits this and has another pid, so that the two can be told apart by an agent that did not see it.
+    fn say_which_it_is(&self) {
+        let mut rest = std::process::id();
+        let digits = rest.checked_ilog10().map_or(1, |log| log + 1) as usize;
+        let value = COMMAND.len() + 1;
+        for place in self.command[value..value + digits].iter().rev() {
+            place.store(b"0123456789"[(rest % 10) as usize], Ordering::Relaxed);
+            rest /= 10;
+        }
     }
 
     fn prepare(&self, entered: Entered) -> Result<(), Errno> {

@@ -62,7 +62,7 @@ pub use usage::{Meter, Scene, glance};
 use cgroup::ProcGroups;
 use children::Freshness;
 use exits::Waiting;
-use find::Whom;
+use find::{NotYet, Whom};
 use inspect::Sample;
 use output::{Output, Outputs};
 use procfleet_core::op::Instance;
@@ -103,6 +103,8 @@ pub struct Hands {
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
     note: String,
+    /// Found in place of the process when the agent came back: the shell of its command, which had not begun it yet.
+    shell: Option<Id>,
     /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
     stirred: Arc<AtomicU64>,
 }
@@ -153,6 +155,7 @@ impl Hands {
             sample: None,
             escaped: false,
             note: String::new(),
+            shell: None,
             stirred: Arc::default(),
         }
     }
@@ -248,6 +251,9 @@ impl Hands {
                 None => find::settled(whom, glimpse),
             },
         };
+        if let (Scope::Recovery { last }, Sighting::Running(process)) = (scope, &sighting) {
+            self.shell = (!last.is_some_and(|last| last.is(process))).then(|| id_of(process));
+        }
         if let Sighting::Running(process) = &sighting {
             self.sink.belongs_to(id_of(process), spec, &self.key, &self.host.sinks);
         }
@@ -257,6 +263,12 @@ impl Hands {
     /// The process that the pid file names now, if it is another one of this proc: a program that replaces itself says so
     /// there, and may go on beside its successor for a while.
     pub fn successor(&mut self, process: &Process, spec: &Spec) -> Option<Process> {
+        if self.shell == Some(id_of(process)) {
+            let found = self.below_shell(id_of(process), spec);
+            // Of no use any more, unless the shell has still not begun what it is there for.
+            self.shell = self.shell.filter(|_| found.is_err());
+            return found.ok().flatten();
+        }
         let Identity { pid_path, user, .. } = &spec.identity;
         if pid_path.is_empty() || !pid_file_names_another(pid_path, user, process.pid) {
             return None;
@@ -265,6 +277,13 @@ impl Hands {
             Sighting::Running(other) => (!other.is(process)).then_some(other),
             Sighting::Absent(_) => None,
         }
+    }
+
+    /// The process that the shell of its command has begun, if it is one; an error: not yet.
+    fn below_shell(&self, shell: Id, spec: &Spec) -> Result<Option<Process>, NotYet> {
+        let Control { start_cmd, restart_cmd, .. } = &spec.control;
+        let scan = Scan::near(&[shell], Freshness::Now).unwrap_or_else(Scan::take);
+        find::below_shell(shell, &[start_cmd, restart_cmd], &spec.identity, &scan)
     }
 
     /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is once.
@@ -348,7 +367,7 @@ impl Hands {
                 Signal::Kill => cgroup::kill(&group),
             }
         }
-        if self.are_all_in_groups() && !self.escaped {
+        if self.are_all_in_groups() && !self.escaped && !self.has_escaped() {
             return;
         }
         let nearby = self.nearby_ungrouped(None);
@@ -373,12 +392,31 @@ impl Hands {
         }
     }
 
+    /// Kills what a launch has brought that began then and was cut off by the end of an earlier life of the agent.
+    pub fn clear_since(&mut self, since: Moment) {
+        self.stir();
+        let since = self.host.ticks_at(since);
+        let grouped: HashSet<u32> =
+            self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let own: HashSet<Id> = self.watched().chain(self.runs.iter().map(|(_, run)| run.leader)).collect();
+        tracing::info!(key = %self.key, "ending what a start that was cut off has brought");
+        tree::kill_all(Scan::take, |scan| {
+            let is_ours = |stat: &&Stat| grouped.contains(&stat.id.pid);
+            let mut ours: Vec<Id> = scan.all().into_iter().filter(is_ours).map(|stat| stat.id).collect();
+            ours.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+            // What stays goes on with all below it, however young.
+            let stays = |id: &Id| id.start_ticks < since || own.contains(id);
+            let staying = scan.with_descendants(ours.iter().copied().filter(stays));
+            ours.retain(|id| !staying.contains(id));
+            ours
+        });
+    }
+
     /// Something of the proc that a sweep would end.
     fn look_for_leftovers(&mut self) -> Sighting {
         let grouped = self.left_groups().iter().flat_map(|group| cgroup::pids_in(group)).find_map(Stat::read);
         let found = grouped.map(|stat| stat.id).or_else(|| {
             let scan = match self.are_all_in_groups() {
-                // What was moved out of its group, as by `su` where sessions have groups, has come to the agent.
                 true => Scan::near(&[], Freshness::AMomentAgo)?,
                 false => self.nearby_ungrouped(None).scan(Freshness::Now),
             };
@@ -395,6 +433,11 @@ impl Hands {
             }),
             None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
         }
+    }
+
+    /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to the agent.
+    fn has_escaped(&mut self) -> bool {
+        Scan::near(&[], Freshness::Now).is_some_and(|scan| !self.left_in(&scan).is_empty())
     }
 
     /// The groups of this proc in which only leftovers are.

@@ -16,6 +16,8 @@ use std::time::Duration;
 pub(super) const MARK: &str = "PROCFLEET_PROC";
 /// The environment variable of a command that is not there to become the process.
 pub(super) const ASIDE: &str = "PROCFLEET_ASIDE";
+/// Which process the command itself is, among all that it has started and that inherit this.
+pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
 
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -296,6 +298,12 @@ pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
 /// Whether the process is, or was started by, a command that ends or reloads the process and is not there to become it.
 pub(super) fn is_aside(pid: u32) -> bool {
     variable(pid, ASIDE).is_some()
+}
+
+/// Whether the process is a command of ours, or what that has become, and not one that a command has started.
+pub(super) fn is_command(pid: u32) -> bool {
+    // Agents of before did not say it.
+    variable(pid, COMMAND).is_none_or(|command| command == pid.to_string().as_bytes())
 }
 
 fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {

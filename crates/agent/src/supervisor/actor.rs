@@ -216,12 +216,9 @@ impl Actor {
         }
     }
 
-    /// A program that replaces itself says so in its pid file.
+    /// A program that replaces itself says so in its pid file; and what was found may be only the shell of its command.
     fn successor_of(&mut self, process: &Process) -> Option<Process> {
-        let spec = self
-            .machine
-            .spec()
-            .filter(|spec| !self.machine.is_busy() && !spec.identity.pid_path.is_empty())?;
+        let spec = self.machine.spec().filter(|_| !self.machine.is_busy())?;
         self.hands.successor(process, spec)
     }
 
@@ -303,6 +300,7 @@ impl Actor {
             Effect::EndRun(run) => self.hands.end_run(run),
             Effect::Signal { process, signal, detached } => self.hands.signal(process, signal, detached),
             Effect::Sweep(signal) => self.hands.sweep(signal),
+            Effect::ClearSince(since) => self.hands.clear_since(since),
             Effect::Place { plan } => {
                 let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
                 let at = spread.place(self.around.host.now(), self.machine.key());

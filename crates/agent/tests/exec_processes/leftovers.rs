@@ -136,6 +136,50 @@ async fn an_agent_that_comes_back_finds_what_was_left() {
     }
 }
 
+/// What a dead process left is not the process, although it bears the mark and leads a session.
+#[tokio::test]
+async fn an_agent_that_comes_back_does_not_take_what_was_left_for_the_process() {
+    for (mode, name) in modes() {
+        let mut proc = Proc::contained(&format!("not-it-{name}"), mode);
+        let (_, process, others) = scattered(&mut proc, mode).await;
+        kill(process.pid);
+        proc.exit_of(process).await;
+        proc.forget_with_a_new_host();
+        for last in [Some(process), None] {
+            assert!(matches!(proc.recovered(last), Sighting::Absent(_)), "{name}");
+        }
+        assert!(others.iter().all(|pid| is_running(*pid)), "{name}");
+        proc.hands.sweep(Signal::Kill);
+        for pid in others {
+            until_gone(pid).await;
+        }
+    }
+}
+
+/// As `su` and `systemd-run` do it.
+#[tokio::test]
+async fn what_was_moved_out_of_its_group_is_swept_away_too() {
+    if !has_cgroups() {
+        return;
+    }
+    let mut proc = Proc::contained("moved-out", Containment::Cgroup);
+    let (run, process, others) = scattered(&mut proc, Containment::Tree).await;
+    let elsewhere = home(&proc).parent().expect("a place").join("elsewhere");
+    fs::create_dir(&elsewhere).expect("root may make groups");
+    for pid in others.iter().chain([&process.pid]) {
+        fs::write(elsewhere.join("cgroup.procs"), pid.to_string()).expect("root may move it");
+    }
+    kill(process.pid);
+    proc.exit_of(process).await;
+    proc.end_of(run).await;
+    // At once, as before a restart: nobody has looked what is left.
+    proc.hands.sweep(Signal::Kill);
+    for pid in others {
+        until_gone(pid).await;
+    }
+    until("its group can be removed", || fs::remove_dir(&elsewhere).ok()).await;
+}
+
 /// Each of them lives for a moment, and the next one has another parent, session and environment.
 #[tokio::test]
 async fn one_that_always_flees_is_caught() {
@@ -199,6 +243,16 @@ async fn groups_do_not_pile_up() {
         proc.output_of("true").await;
     }
     until("only the present is there", || (groups_in(&home(&proc)) == 0).then_some(())).await;
+    // Each is outlived by something for a while, as the runs of a periodic process may be.
+    for _ in 0..10 {
+        proc.output_of("(sh -c 'echo $$ > late; exec sleep 1000' > /dev/null 2>&1 &)").await;
+        let late = proc.pid_in("late").await;
+        kill(late);
+        until_gone(late).await;
+        fs::remove_file(proc.path("late")).expect("it is there");
+    }
+    proc.output_of("true").await;
+    until("the last two are there at most", || (groups_in(&home(&proc)) <= 2).then_some(())).await;
     let run = proc.run("exec ./web 1000");
     let process = running(proc.launched(run, Leader::Accept));
     proc.hands.watch(process);

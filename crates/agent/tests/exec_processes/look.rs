@@ -321,3 +321,24 @@ async fn a_restarted_agent_takes_no_command_that_ends_or_reloads_for_the_process
         until_gone(shell).await;
     }
 }
+
+/// An agent that comes back in the first moments of a command finds its shell, and then what the shell has begun.
+#[tokio::test]
+async fn a_shell_that_was_found_in_place_of_its_program_is_looked_behind() {
+    let mut proc = Proc::new("early");
+    let gate = proc.fifo("gate");
+    let command = "echo $$ > shell; read line < gate; ./web 1000; true".to_owned();
+    proc.spec.control = Control { start_cmd: command.clone(), ..Control::default() };
+    proc.run(&command);
+    let shell = proc.pid_in("shell").await;
+    proc.forget();
+    let found = running(proc.recovered(None));
+    assert_eq!(found.pid, shell);
+    let spec = proc.spec.clone();
+    assert_eq!(proc.hands.successor(&found, &spec), None, "not yet");
+    std::fs::write(gate, "go on\n").expect("it reads");
+    let web = until("its program is found", || proc.hands.successor(&found, &spec)).await;
+    until_called(web.pid, "web").await;
+    assert_eq!(web.found, Found::Foreground);
+    assert_eq!(proc.hands.successor(&found, &spec), None, "once");
+}

@@ -258,6 +258,8 @@ pub enum Effect {
     },
     /// Signal what dead processes of this proc have left behind.
     Sweep(Signal),
+    /// Kill what was started for this proc since then, and what that has started; but nothing that belongs to older ones.
+    ClearSince(Moment),
     Inspect {
         op: OpId,
         process: Option<Process>,

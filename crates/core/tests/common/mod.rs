@@ -588,6 +588,11 @@ impl World {
                         .for_each(|pid| self.later(after, Happening::Dies { pid, exit }));
                 }
             }
+            Effect::ClearSince(since) => {
+                let brought = |live: &&Live| !live.watched && live.process.start_ticks >= since.0 / 10;
+                let pids: Vec<u32> = self.live.iter().filter(brought).map(|live| live.process.pid).collect();
+                pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
+            }
             Effect::Place { plan } => {
                 let (at, cause) = (Moment(self.now.0 + self.place_delay), SpreadCause::Boot);
                 self.answers.push_back(Input::Placed { plan, at, cause });

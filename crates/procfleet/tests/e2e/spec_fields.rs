@@ -199,10 +199,7 @@ fn a_process_writes_to_the_folder_for_its_logs() {
     let lost = proc.clone().identity("log_path", "/proc/no/such/");
     lost.op(Op::Restart).assert_success();
     let row = lost.row_with_pid(lost.pid().expect("it runs"));
-    assert!(
-        row["note"].as_str().is_some_and(|note| note.starts_with("log_path \"/proc/no/such\"")),
-        "{row}"
-    );
+    assert!(row["note"].as_str().is_some_and(|note| note.starts_with("log_path \"/proc/no/such\"")), "{row}");
     let failing = proc.starts("echo no port left; exit 3");
     failing.op(Op::Stop).assert_success();
     failing.op(Op::Start).assert(65535, "Script exit code non-zero").assert_says("[no port left]");

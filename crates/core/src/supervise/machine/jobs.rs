@@ -7,7 +7,7 @@ use crate::code::Code;
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
-use crate::process::{Absence, Exit, Process, Sighting};
+use crate::process::{Absence, Exit, Found, Process, Sighting};
 use crate::spec::Spec;
 use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::policy::Fall;
@@ -132,6 +132,10 @@ impl Machine {
             }
             Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } => {
+                // Only where a pid file is to come, something else than what was found may be meant.
+                self.unsure = self
+                    .unsure
+                    .filter(|_| process.found != Found::PidFile && !spec.identity.pid_path.is_empty());
                 self.tell_death(Some(process), &interrupted, out);
                 self.interrupted(interrupted, Some(process.pid), out);
                 State::Up(process)

@@ -225,6 +225,7 @@ impl Machine {
     }
 
     pub(super) fn launch_succeeded(&mut self, purpose: Purpose, process: Process, out: &mut Step) -> State {
+        self.unsure = None;
         match purpose {
             Purpose::Op { op, kind, .. } => {
                 // A restart leaves hosting as it was.

@@ -188,6 +188,7 @@ impl Machine {
                 self.launch(now, purpose, spec, None, out)
             }
             Purpose::Op { op, .. } => {
+                self.tidy(&spec, out);
                 self.answer(op, Code::Success, words::SUCCESS, out);
                 match command {
                     // The caller is told as soon as it is gone; the next order waits for the command.

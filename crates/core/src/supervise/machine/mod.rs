@@ -64,6 +64,8 @@ pub struct Machine {
     let_go: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
     untidy: bool,
+    /// When a launch of the agent's last life began of which nobody knows what it has brought, as long as that may still come.
+    unsure: Option<Moment>,
     /// It has been up in this life of the agent, so its start does not take the agent down with it.
     survived: bool,
     serial: u64,
@@ -99,6 +101,7 @@ impl Machine {
             begun: None,
             let_go: None,
             untidy: false,
+            unsure: None,
             survived: false,
             serial: 0,
         }
@@ -118,6 +121,7 @@ impl Machine {
             fault: record.fault.clone(),
             // Nobody knows what was under way when the agent ended.
             untidy: true,
+            unsure: launch_cut_off(&record, &interrupted),
             ..Machine::new(key)
         };
         let mut out = Step::default();
@@ -203,6 +207,9 @@ impl Machine {
         let mut out = Step::default();
         self.survived |= matches!(self.state, State::Up(_));
         let upkeep = self.is_kept_up();
+        self.unsure = self
+            .unsure
+            .filter(|since| self.spec.as_ref().is_some_and(|spec| now < *since + brings_within(spec)));
         let state = self.take();
         let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
@@ -283,7 +290,10 @@ impl Machine {
         self.untidy = false;
         match spec.policy.detached {
             Detached::End => out.effects.push(Effect::Sweep(Signal::Kill)),
-            Detached::Keep => {}
+            // What is meant to stay does. But a launch that was cut off by the agent's end would be there beside the next one.
+            Detached::Keep => {
+                out.effects.extend(self.unsure.take().map(Effect::ClearSince));
+            }
         }
     }
 
@@ -345,7 +355,11 @@ impl Machine {
     /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may be.
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
-            Effect::Run { .. } | Effect::EndRun(_) | Effect::Signal { .. } | Effect::Sweep(_) => true,
+            Effect::Run { .. }
+            | Effect::EndRun(_)
+            | Effect::Signal { .. }
+            | Effect::Sweep(_)
+            | Effect::ClearSince(_) => true,
             Effect::Look { .. }
             | Effect::Watch(_)
             | Effect::Inspect { .. }
@@ -450,6 +464,26 @@ fn queue_limit(kind: OpKind) -> usize {
 
 fn busy(purpose: Purpose, spec: Arc<Spec>, stage: Stage) -> State {
     State::Busy(Box::new(Job { purpose, spec, stage }))
+}
+
+/// When the launch began that was under way when the agent ended, before its process was seen.
+fn launch_cut_off(record: &Record, interrupted: &[(OpId, OpKind)]) -> Option<Moment> {
+    let began = record.streak.last_start.filter(|_| record.process.is_none())?;
+    let launches =
+        |(_, kind): &(OpId, OpKind)| matches!(kind, OpKind::Start | OpKind::Host | OpKind::Restart);
+    let kept_up = record.hosting == Hosting::Hosted
+        && match record.rest {
+            Rest::Idle => true,
+            Rest::Retry { at, .. } => began >= at,
+            Rest::Due { .. } | Rest::Begun { .. } | Rest::GaveUp { .. } => false,
+        };
+    let resident = record.spec.policy.kind == Kind::Resident;
+    (resident && (kept_up || interrupted.iter().any(launches))).then_some(began)
+}
+
+/// What a launch has not brought by then it does not bring.
+fn brings_within(spec: &Spec) -> std::time::Duration {
+    spec.policy.op_timeout + spec.policy.start_check
 }
 
 fn op_kind(purpose: &Purpose) -> OpKind {
