@@ -103,6 +103,53 @@ fn an_agent_is_upgraded_in_place_without_touching_a_process() {
     });
 }
 
+/// What the agent was given is what its processes get, also after it has become its successor; and being told to renew again
+/// and again ends nobody.
+#[test]
+fn a_renewed_agent_gives_its_processes_what_it_was_given() {
+    const FILES: &str = "500";
+    const SPARED: &str = "-900";
+    let up = up();
+    let data = up.folder("joined");
+    // Whoever may not be spared is not.
+    let command = format!(
+        "echo {SPARED} 2> /dev/null > /proc/self/oom_score_adj; ulimit -Sn {FILES}; exec {} \"$@\"",
+        up.binary().display()
+    );
+    let script = up.folder("bin").join("limited");
+    fs::write(&script, format!("#!/bin/sh\n{command}\n")).expect("our own folder");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("our own file");
+    let mut agent = Joined::start(&script, &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("limited").on_host(IP).starts("exec ./web 1000");
+    let given = |pid: u32| {
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+        let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a limit");
+        let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("it runs");
+        (files.split_whitespace().next().map(str::to_owned), score.trim().to_owned())
+    };
+    let expected = (Some(FILES.to_owned()), "0".to_owned());
+    assert_eq!(given(proc.start()), expected);
+    proc.op(Op::Stop).assert_success();
+    for round in 1..=3 {
+        let ready = fs::read_to_string(data.join("agent.json")).expect("it is ready");
+        wait_until(PATIENCE, "it is renewed, however often it is told", || {
+            kill(agent.pid(), Signal::HUP);
+            assert!(agent.is_running(), "round {round}: {}", agent.stderr());
+            fs::read_to_string(data.join("agent.json")).is_ok_and(|now| now != ready)
+        });
+    }
+    let settled = || agent.stderr().matches("agent is ending").count();
+    let mut renewals = (settled(), Instant::now());
+    wait_until(PATIENCE, "it has done all that it was told", || {
+        if settled() != renewals.0 {
+            renewals = (settled(), Instant::now());
+        }
+        renewals.1.elapsed() > Duration::from_millis(500)
+    });
+    assert_eq!(given(proc.start()), expected);
+}
+
 /// A program that says that it is procfleet, and then does nothing. `-blind`: it cannot read any journal.
 fn impostor(folder: &Path, name: &str, version: &str) -> PathBuf {
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
@@ -284,4 +331,156 @@ fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
     assert_eq!((stopped.pid(), stopped.runs()), (None, 1));
     stopped.start();
     agent.end(Signal::TERM);
+}
+
+/// The agent is away; this is its journal.
+fn journal(data: &Path, sql: &str) {
+    let journal = rusqlite::Connection::open(data.join("agent.db")).expect("the journal");
+    let changed = journal.execute(sql, []).expect("a journal");
+    assert_eq!(changed, 1, "{sql}");
+}
+
+#[test]
+fn a_proc_whose_record_cannot_be_read_is_left_alone() {
+    let up = up();
+    let data = up.folder("joined");
+    let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
+    let mut agent = start(Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let procs = procs(&up).map(|proc| proc.on_host(IP));
+    let pids = procs.each_ref().map(Proc::start);
+    agent.end(Signal::TERM);
+    journal(&data, "UPDATE procs SET record = '{\"torn' WHERE name = 'foreground'");
+    let mut agent = start(None);
+    agent.wait_until_connected(&up, IP);
+    let [daemon, torn, below] = &procs;
+    for op in [Op::Start, Op::Stop, Op::Restart, Op::Kill, Op::Unhost] {
+        let refused = torn.op(op);
+        assert_ne!(refused.code, 0, "{op:?}");
+        assert!(refused.message.contains("was not begun: its record in the agent's journal"), "{refused:?}");
+    }
+    assert!(is_running(pids[1]) && torn.runs() == 1, "nothing was done to it");
+    let note = wait_for(PATIENCE, "it is shown", || {
+        torn.row()?["note"].as_str().filter(|note| note.contains("it is left alone")).map(str::to_owned)
+    });
+    assert!(note.contains("procfleet agent repair"), "{note}");
+    check_untouched(&[daemon.clone(), below.clone()], &[pids[0], pids[2]]);
+}
+
+/// Another boot id: no pid of before means anything, also where somebody has it now.
+#[test]
+fn after_a_boot_what_is_hosted_is_started_and_nothing_else() {
+    let up = up();
+    let data = up.folder("joined");
+    let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
+    let mut agent = start(Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let procs = procs(&up).map(|proc| proc.on_host(IP));
+    let pids = procs.each_ref().map(Proc::start);
+    let [stopped, unhosted] = ["stopped", "unhosted"].map(|name| {
+        let proc = up.proc(name).on_host(IP).starts(&programs::foreground());
+        proc.start();
+        proc
+    });
+    stopped.op(Op::Stop).assert_success();
+    unhosted.op(Op::Unhost).assert_success();
+    let slow = up.proc("slow").on_host(IP).starts("echo x >> runs; sleep 1000; exec ./web 1000");
+    let cut_off = slow.submit(Op::Start);
+    slow.wait_for_runs(1);
+    agent.end(Signal::KILL);
+    // As a host that goes down ends them.
+    for pid in procs.iter().chain([&unhosted, &slow]).flat_map(Proc::pids) {
+        kill(pid, Signal::KILL);
+    }
+    journal(&data, "UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'");
+    let mut agent = start(None);
+    agent.wait_until_connected(&up, IP);
+    let outcome = cut_off.outcome();
+    assert_eq!(outcome.code, 805, "{outcome:?}");
+    for (proc, old) in procs.iter().zip(pids) {
+        let new = wait_for(PATIENCE, "it is started", || proc.program_pid().filter(|new| *new != old));
+        proc.row_with_pid(new);
+        assert_eq!((proc.runs(), proc.program_pids().len()), (2, 1), "{}", proc.name);
+    }
+    for proc in [&stopped, &unhosted, &slow] {
+        assert_eq!((proc.pid(), proc.runs()), (None, 1), "{}", proc.name);
+    }
+}
+
+/// Whoever upgrades is killed, and so is the agent: there is always a whole program, and no process is touched.
+#[test]
+fn an_upgrade_that_is_cut_off_leaves_everything_whole() {
+    let up = up();
+    let (data, bin) = (up.folder("joined"), up.folder("bin"));
+    let program = copy(up.binary(), &bin.join("procfleet"));
+    let start = |token: Option<&str>| Joined::start(&program, &up.link(), &data, IP, token);
+    let mut agent = start(Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let procs = procs(&up).map(|proc| proc.on_host(IP));
+    let pids = procs.each_ref().map(Proc::start);
+    let whole = || {
+        let said = Program::new(&program).args(["--version"]).run();
+        assert!(said.code == Some(0) && said.stdout.starts_with("procfleet "), "{said:?}");
+    };
+    for millis in [0, 30, 100, 300] {
+        let mut upgrading = Program::new(up.binary()).args(["agent", "upgrade", "--binary"]).args([
+            up.binary(),
+            Path::new("--data"),
+            &data,
+        ]);
+        upgrading.start();
+        let began = Instant::now();
+        wait_until(PATIENCE, "it is under way", || began.elapsed() >= Duration::from_millis(millis));
+        if upgrading.is_running() {
+            upgrading.end(Signal::KILL, PATIENCE);
+        }
+        whole();
+        if millis == 300 {
+            agent.end(Signal::KILL);
+            whole();
+            agent = start(None);
+        }
+        agent.wait_until_connected(&up, IP);
+        assert!(agent.is_running());
+    }
+    check_untouched(&procs, &pids);
+    let done = upgrade(&program, up.binary(), &data, &[]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    agent.wait_until_connected(&up, IP);
+    check_untouched(&procs, &pids);
+}
+
+/// Nobody is there to be told, and nothing waits for that; later all is told, once.
+#[test]
+fn what_happens_while_the_server_is_away_is_told_once_when_it_is_back() {
+    let mut up = up();
+    let data = up.folder("joined");
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("alone").on_host(IP).policy("start_retries", 10).starts(&programs::foreground());
+    let mut dead = vec![proc.start()];
+    up.kill_all();
+    for _ in 0..3 {
+        let old = *dead.last().expect("there is one");
+        kill(old, Signal::KILL);
+        let is_new = |pid: &u32| !dead.contains(pid) && is_running(*pid);
+        let new = wait_for(PATIENCE, "it comes back without a server", || proc.program_pid().filter(is_new));
+        dead.push(new);
+    }
+    up.again_with_the_same_link();
+    agent.wait_until_connected(&up, IP);
+    let proc = Proc { client: up.client.clone(), ..proc };
+    let alive = dead.pop().expect("the last one runs");
+    proc.row_with_pid(alive);
+    // One that was killed while its start was being checked is a start that failed.
+    let ends = || {
+        let events = events_of(&up, &proc);
+        let is_end =
+            |event: &&serde_json::Value| event["kind"] == "exited" || event["kind"] == "restart_failed";
+        events.iter().filter(is_end).map(|event| event["message"].to_string()).collect::<Vec<_>>()
+    };
+    wait_until(PATIENCE, "each end is told", || ends().len() >= dead.len());
+    assert_eq!(ends().len(), dead.len(), "once: {:?}", ends());
+    assert!(ends()[0].contains(&format!("pid {} was ended by signal 9", dead[0])), "{:?}", ends());
+    assert_eq!((proc.pid(), proc.runs()), (Some(alive), 4));
 }

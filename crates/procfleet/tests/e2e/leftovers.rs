@@ -99,3 +99,67 @@ while :; do setsid sleep 0.1; done
     bomb.op(Op::Kill).assert_success().assert_hosted(false);
     wait_until(SOON, "nothing of it is left", || bomb.pids().is_empty());
 }
+
+/// `detached: keep`: what has left the process stays, whatever happens to the process and the agent.
+#[test]
+fn what_is_detached_is_kept_where_the_spec_says_so() {
+    let up = crate::up();
+    let proc = up
+        .proc("manager")
+        .script(
+            "manager",
+            "#!/bin/sh\n(setsid sh -c 'echo $$ >> escaped; exec sleep 1000' &)\nexec ./web 1000\n",
+        )
+        .starts("./manager")
+        .policy("detached", "keep");
+    let main = proc.start();
+    let mut jobs = escaped(&proc, 1);
+    kill(main, Signal::KILL);
+    jobs.extend(escaped(&proc, 1));
+    up.kill_agent();
+    up.wait_for_agent();
+    proc.op(Op::Restart).assert_success();
+    jobs.extend(escaped(&proc, 1));
+    for op in [Op::Stop, Op::Kill] {
+        let main = proc.pid().expect("it runs");
+        proc.op(op).assert_success();
+        assert!(!is_running(main));
+        assert!(jobs.iter().all(|pid| is_running(*pid)), "{op:?}");
+        proc.start();
+        jobs.extend(escaped(&proc, 1));
+    }
+    assert_eq!(proc.program_pids().len(), 1);
+}
+
+/// The agent is killed in the middle of a start whose daemon says late who it is, and a restart waits: where nothing is
+/// swept, the first daemon must not stay beside the second.
+#[test]
+fn a_start_that_was_cut_off_does_not_come_up_beside_the_next() {
+    let up = crate::up();
+    let text = "#!/bin/sh
+echo x >> begun
+(setsid sh -c 'read line < gate; echo $$ > web.pid; exec ./web 1000' &)
+sleep 1
+";
+    let proc = up
+        .proc("late")
+        .with_pid_file()
+        .script("late", text)
+        .starts("./late")
+        .policy("detached", "keep")
+        .policy("start_check_secs", 10);
+    let gate = proc.folder.join("gate");
+    let made = procfleet_testkit::Program::new("mkfifo").args([&gate]).run();
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let start = proc.submit(Op::Start);
+    wait_until(SOON, "it has begun", || proc.read("begun").lines().count() == 1);
+    let restart = proc.submit(Op::Restart);
+    up.kill_agent();
+    assert_eq!(start.outcome().code, 805);
+    wait_until(SOON, "the next has begun", || proc.read("begun").lines().count() == 2);
+    // Whoever waits there goes on now.
+    let open = std::thread::spawn(move || fs::write(gate, "go\ngo\ngo\n"));
+    assert_eq!(restart.outcome().code, 0);
+    drop(open);
+    assert_eq!(proc.program_pids().len(), 1, "{:?}", proc.pids());
+}

@@ -222,3 +222,19 @@ fn a_renamed_log_gets_its_name_back() {
     );
     assert!(logs(&up, &proc, &["-n", "2"]).contains("tick"), "it can still be read");
 }
+
+/// What a command wrote last is in its outcome, also when what it wrote before was taken out of the file meanwhile.
+#[test]
+fn an_outcome_has_the_last_words_of_a_command_whose_log_was_rotated() {
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "2"]);
+    // It goes on until its log has been rotated.
+    let command = "until ls $COPIES* > /dev/null 2>&1; do head -c 100000 /dev/zero | tr '\\0' x | fold -w 99; sleep 0.2; done; \
+                   echo; echo the last words; exit 3";
+    let copies = up.data().join(format!("agent/output/{}+short/out.log.0", up.namespace));
+    let copies = copies.to_str().expect("a plain path").replace('+', "\\+");
+    let proc = up.proc("short").policy("auto_type", 2).starts(&command.replace("$COPIES", &copies));
+    let outcome = proc.op(Op::Start);
+    assert_eq!(outcome.code, 65535, "{outcome:?}");
+    assert!(outcome.message.contains("\nthe last words] (start_cmd exited with status 3)"), "{outcome:?}");
+    assert!(!outcome.message.contains('\0'), "{outcome:?}");
+}
