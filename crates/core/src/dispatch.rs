@@ -59,7 +59,8 @@ pub enum Decision {
 }
 
 pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Decision {
-    if now >= op.deadline {
+    // Whenever it is asked about: there was never anybody to wait for.
+    if presence != Presence::Unknown && now >= op.deadline {
         let message = match op.progress {
             Progress::Waiting => {
                 format!("no outcome by the deadline: {target} was never given the operation")
@@ -79,9 +80,14 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
             format!("Can not find Agent by ip {target}: no such host is known here"),
             op.kind,
         )),
-        (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => Decision::End(
-            Outcome::without_agent(Code::Timeout, format!("{target} was too busy to begin"), op.kind),
-        ),
+        // Either had too many before it, or nobody here had time to send it: nobody can tell any more.
+        (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => {
+            let verb = op.kind.verb();
+            let message = format!(
+                "{target} was not given the operation in time (it was too busy, or the server was); {verb} was not begun"
+            );
+            Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind))
+        }
         (Presence::Connected(_), Progress::Waiting) => Decision::Send,
         (Presence::Connected(epoch), Progress::Sent(old) | Progress::Taken(old)) if epoch != old => {
             Decision::Send
@@ -261,6 +267,7 @@ mod tests {
         for progress in [Progress::Waiting, Progress::Sent(one), Progress::Taken(one)] {
             check(100_000, progress, Presence::Connected(one), "end 120");
             check(100_000, progress, Presence::Away { back_by: Moment(200_000) }, "end 120");
+            check(100_000, progress, Presence::Unknown, "end 117");
         }
     }
 }
