@@ -13,6 +13,7 @@ use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::code::Code;
 use procfleet_core::id::Epoch;
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
     BadMessage, Events, Hello, LINK_PATH, LogRead, OpOrder, ReadLog, Reports, States as StatesMessage,
     agent_message, decode_server, server_message::Body,
@@ -185,6 +186,7 @@ impl Session<'_> {
                     break;
                 }
                 send(&mut socket, agent_message::Body::Reports(Reports { reports })).await?;
+                hit(Point::AgentReportSent);
             }
             tokio::select! {
                 // What the server says comes first: an acknowledgement saves a repeat, a stop must not wait.
@@ -264,6 +266,7 @@ impl Session<'_> {
     async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), End> {
         match body {
             Body::Op(op) => {
+                hit(Point::AgentOpReceived);
                 let order = OpOrder::try_from(op)?;
                 if order.epoch != epoch {
                     warn!(op = %order.op, "an op of another session was ignored");
@@ -273,9 +276,11 @@ impl Session<'_> {
                 Ok(())
             }
             Body::Ack(ack) => {
+                hit(Point::AgentAckReceived);
                 let ops: Vec<_> = ack.ops.iter().filter_map(|op| op.parse().ok()).collect();
                 self.outbox.confirmed(&ops);
                 self.journal.confirm(ops).await;
+                hit(Point::AgentAckWritten);
                 Ok(())
             }
             Body::Cancel(cancel) => {

@@ -44,6 +44,10 @@ pub struct Args {
     /// End when standard input is closed (used by `procfleet up`)
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
+    /// What the chaos test wants to happen, and where
+    #[cfg(feature = "failpoints")]
+    #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
+    failpoints: procfleet_failpoint::Plan,
 }
 
 /// What looks after the agent itself, on its host.
@@ -118,6 +122,8 @@ pub fn main(args: Args) -> ExitCode {
         Some(Verb::Repair(folder)) => return said(crate::repair(&folder.data)),
     }
     log();
+    #[cfg(feature = "failpoints")]
+    procfleet_failpoint::follow(args.failpoints.clone());
     let until_stdin_closes = args.until_stdin_closes;
     // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
     let token = match args

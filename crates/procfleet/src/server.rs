@@ -36,6 +36,10 @@ pub(crate) struct Args {
     /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
     #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
     pub(crate) login_url: Option<LoginUrl>,
+    /// What the chaos test wants to happen, and where
+    #[cfg(feature = "failpoints")]
+    #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
+    failpoints: procfleet_failpoint::Plan,
 }
 
 impl From<Args> for Config {
@@ -55,6 +59,8 @@ impl From<Args> for Config {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     program::log();
+    #[cfg(feature = "failpoints")]
+    procfleet_failpoint::follow(args.failpoints.clone());
     files::take_all();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;

@@ -27,10 +27,11 @@ fn crates() -> Vec<String> {
 /// The rooms that a room's own code may know. Tests may know the testkit too.
 fn allowed(room: &str) -> &'static [&'static str] {
     match room {
-        "core" => &[],
+        "core" | "failpoint" => &[],
         "proto" => &["core"],
-        "server" | "agent" | "cli" => &["core", "proto"],
-        "procfleet" => &["agent", "cli", "core", "proto", "server"],
+        "cli" => &["core", "proto"],
+        "server" | "agent" => &["core", "failpoint", "proto"],
+        "procfleet" => &["agent", "cli", "core", "failpoint", "proto", "server"],
         "testkit" => &["core", "proto"],
         // Simulated agents are agents in all but their processes; of the server they know as little.
         "sim" => &["agent", "core", "proto"],

@@ -21,6 +21,7 @@ use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
 use procfleet_core::moment::Moment;
 use procfleet_core::op::Outcome;
 use procfleet_core::spec::Spec;
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{Ack, Cancel, Drain, Op, Refused, server_message::Body};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -332,6 +333,7 @@ impl Work {
         }
         match self.store.tasks_ops(self.unread.clone()).await {
             Ok(rows) => {
+                hit(Point::ServerKeeperRead);
                 self.unread.clear();
                 self.add(rows, |_| Progress::Waiting);
             }
@@ -591,6 +593,7 @@ impl Work {
     async fn commit(&mut self) {
         while self.retry_at.is_none() && !self.finished.is_empty() {
             let batch: Vec<Finished> = self.finished.iter().take(BATCH).cloned().collect();
+            hit(Point::ServerReportUnwritten);
             let applied = match self.store.finish_ops(batch.clone()).await {
                 Ok(applied) => applied,
                 Err(error) => {
@@ -602,6 +605,7 @@ impl Work {
                     return;
                 }
             };
+            hit(Point::ServerReportCommitted);
             self.finished.drain(..batch.len());
             self.acknowledge(batch, applied);
             self.changes.send_modify(|generation| *generation += 1);

@@ -104,6 +104,21 @@ impl Client {
         self.read("post", path, request.send_json(body))
     }
 
+    /// As [`Client::post_with_headers`], to a server that may be gone or break off; what it sends is JSON.
+    pub fn try_post(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Result<Answer, String> {
+        let mut request =
+            self.agent.post(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        try_read(request.send_json(body))
+    }
+
+    pub fn try_get(&self, path: &str) -> Result<Answer, String> {
+        let request = self.agent.get(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
+        try_read(request.call())
+    }
+
     #[track_caller]
     pub fn get(&self, path: &str) -> Answer {
         let request = self.agent.get(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
@@ -228,6 +243,13 @@ impl Client {
         let faults = schema_faults(document, schema, &answer.body);
         assert!(faults.is_empty(), "{method} {path}: {answer:?} is not what the document says: {faults:#?}");
     }
+}
+
+fn try_read(answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Answer, String> {
+    let mut response = answer.map_err(|error| error.to_string())?;
+    let text = response.body_mut().read_to_string().map_err(|error| error.to_string())?;
+    let body = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
+    Ok(Answer { status: response.status().as_u16(), body })
 }
 
 impl Answer {

@@ -42,7 +42,8 @@ pub struct Task {
 }
 
 impl Proc {
-    pub(crate) fn new(client: Client, namespace: &str, name: &str, folder: PathBuf) -> Proc {
+    /// A proc of the host 127.0.0.1 whose program is put into this folder.
+    pub fn new(client: Client, namespace: &str, name: &str, folder: PathBuf) -> Proc {
         // A link, for a file that was just written may still be open in a child of another test, and then it cannot be run.
         let program = folder.join(programs::NAME);
         if !program.exists() {

@@ -70,6 +70,7 @@ use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process};
 use procfleet_core::spec::{Control, Detached, Identity};
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
 use procfleet_core::{Moment, ProcKey, Sighting, Spec};
+use procfleet_failpoint::{Point, hit};
 use procfs::{Id, Stat};
 use run::{Run, Shell};
 use rustix::fd::AsFd;
@@ -178,6 +179,7 @@ impl Hands {
         });
         match started {
             Ok((mut started, pidfd, ending)) => {
+                hit(Point::AgentProcessSpawned);
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 let (group, shell, tell) = (started.group.clone(), started.shell.clone(), self.teller());
                 started.waiting = Some(self.host.exits.when_gone(pidfd, async move |pidfd| {

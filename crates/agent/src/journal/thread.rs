@@ -1,6 +1,7 @@
 //! The one thread that writes: takes all that waits, writes it in one transaction, and answers when it is on the disk.
 
 use super::JournalError;
+use procfleet_failpoint::{Point, fails};
 use rusqlite::{Connection, Transaction};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -90,7 +91,7 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
                 // committed by itself, and its owner told that it was not.
                 let still = || (!transaction.is_autocommit()).then_some(&transaction);
                 let answers: Vec<Answer> = jobs.drain(..).map(|job| job(still())).collect();
-                let committed = transaction.commit();
+                let committed = commit(transaction);
                 if let Err(failure) = &committed {
                     tracing::error!(
                         error = failure as &dyn std::error::Error,
@@ -111,6 +112,14 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
             answer(committed);
         }
     }
+}
+
+fn commit(transaction: Transaction<'_>) -> rusqlite::Result<()> {
+    if fails(Point::AgentCommit) {
+        let cause = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC);
+        return Err(rusqlite::Error::SqliteFailure(cause, None));
+    }
+    transaction.commit()
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{
     Commit, Effect, Event, Hosting, Input, Machine, Scope, Step, Usage, View, Write,
 };
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::state::ProcReport;
 use std::collections::VecDeque;
@@ -227,7 +228,9 @@ impl Actor {
         self.annotate(&mut writes);
         match commit {
             Commit::First => {
+                pass(&writes, Point::AgentBegunUnwritten, Point::AgentOutcomeUnwritten);
                 self.ledger.write(&writes, self.known()).await;
+                pass(&writes, Point::AgentBegunWritten, Point::AgentOutcomeWritten);
                 self.announce(writes);
                 effects.into_iter().for_each(|effect| self.act(effect));
             }
@@ -428,6 +431,17 @@ fn joined(one: &str, other: &str) -> String {
 /// So that a change worth telling is one that people would notice.
 fn round(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
+}
+
+/// Where an op begins or ends, a test can step in.
+fn pass(writes: &[Write], begins: Point, ends: Point) {
+    for write in writes {
+        match write {
+            Write::Begun(_) => hit(begins),
+            Write::Done(_, _) => hit(ends),
+            Write::Record(_) | Write::Forget | Write::Event(_) => {}
+        }
+    }
 }
 
 /// Never ends if there is nothing to wait for.

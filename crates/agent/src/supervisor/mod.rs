@@ -30,6 +30,7 @@ use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{Input, Machine, Write};
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{HostFacts, OpOrder};
 use procfleet_proto::state::ProcReport;
 use sampler::{Round, Sampled, Sampler};
@@ -300,6 +301,7 @@ impl Work {
             .filter(|order| !self.around.outbox.repeat(order.op))
             .map(|o| (o.proc, Order { op: o.op, kind: o.kind, spec: o.spec, start_by: now + o.start_within }))
             .collect();
+        hit(Point::AgentOpUnwritten);
         let accepted = match self.around.journal.accept(orders.clone()).await {
             Ok(accepted) => accepted,
             Err(failure) => {
@@ -313,6 +315,7 @@ impl Work {
                 return;
             }
         };
+        hit(Point::AgentOpJournalled);
         for ((key, order), acceptance) in orders.into_iter().zip(accepted) {
             match acceptance {
                 Acceptance::New(parts) => {

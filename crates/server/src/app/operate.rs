@@ -16,6 +16,7 @@ use procfleet_core::id::{BusinessId, TaskId};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::spec::Policy;
 use procfleet_core::task::{Request, Target};
+use procfleet_failpoint::{Point, hit};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::info;
@@ -68,7 +69,9 @@ async fn accept(app: &App, task: NewTask) -> Result<TaskId, AppError> {
     let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
     // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
     let accepted = tokio::spawn(async move {
+        hit(Point::ServerTaskUnwritten);
         let task = store.create_task(task).await?;
+        hit(Point::ServerTaskCommitted);
         ended.into_iter().for_each(|code| metrics.outcome(code));
         keeper.tell(Note::TaskCreated(task)).await;
         Ok(task)
@@ -121,7 +124,9 @@ async fn accept_once(
     let ended = ended(&task);
     let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
     let accepted = tokio::spawn(async move {
+        hit(Point::ServerTaskUnwritten);
         let submitted = store.submit_task(task, submission).await?;
+        hit(Point::ServerTaskCommitted);
         if let Submitted::New(task) = submitted {
             ended.into_iter().for_each(|code| metrics.outcome(code));
             keeper.tell(Note::TaskCreated(task)).await;

@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, HeaderValue};
 use procfleet_core::access::Scope;
 use procfleet_core::id::{BusinessId, TaskId};
 use procfleet_core::task::Request;
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::fault::Faults;
 
 pub(super) const KEY: &str = "Idempotency-Key";
@@ -39,6 +40,7 @@ pub(super) async fn submit(
     within: &Scope<BusinessId>,
     key: Option<SubmissionKey>,
 ) -> Result<TaskId, AppError> {
+    hit(Point::ServerRequestRead);
     match key {
         Some(key) => operate::submit_once(app, caller, api, requests, within, key).await,
         None => operate::submit(app, caller, api, requests, within).await,

@@ -13,6 +13,7 @@ use crate::store::{GroupsRecord, NewEvent, ProcRecord};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey};
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
     BadMessage, Events, EventsStored, GroupsMessage, Hello, Refused, Report, States, Welcome, agent_message,
     decode_agent, server_message::Body,
@@ -363,6 +364,7 @@ async fn heed(
         agent_message::Body::Reports(reports) => {
             let reports =
                 reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<_>, BadMessage>>()?;
+            hit(Point::ServerReportReceived);
             link.keeper.report(agent, epoch, reports, size).await;
             Ok(None)
         }
@@ -465,9 +467,27 @@ async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
 
 /// Writes everything that waits, then flushes once.
 async fn send_all(socket: &mut WebSocket, first: Body, orders: &mut Orders) -> Result<(), axum::Error> {
+    let (mut ops, mut acks) = (is_op(&first), is_ack(&first));
     socket.feed(Message::Binary(first.into_bytes().into())).await?;
     while let Some(order) = orders.try_recv() {
+        ops |= is_op(&order);
+        acks |= is_ack(&order);
         socket.feed(Message::Binary(order.into_bytes().into())).await?;
     }
-    socket.flush().await
+    socket.flush().await?;
+    if ops {
+        hit(Point::ServerOpSent);
+    }
+    if acks {
+        hit(Point::ServerAckSent);
+    }
+    Ok(())
+}
+
+fn is_op(body: &Body) -> bool {
+    matches!(body, Body::Op(_))
+}
+
+fn is_ack(body: &Body) -> bool {
+    matches!(body, Body::Ack(_))
 }

@@ -10,6 +10,7 @@
 
 use super::schema::StoreLock;
 use super::{Fault, StoreError};
+use procfleet_failpoint::{Point, fails};
 use rusqlite::Connection;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -181,13 +182,23 @@ fn run_group(connection: &Connection, group: &mut Vec<Box<dyn Job>>) {
         }
     }
     if !connection.is_autocommit()
-        && let Err(error) = run(connection, "COMMIT")
+        && let Err(error) = commit(connection)
     {
         abandon(connection, error, &mut ran);
     }
     for job in ran {
         job.answer(None);
     }
+}
+
+fn commit(connection: &Connection) -> rusqlite::Result<()> {
+    if fails(Point::ServerCommit) {
+        return Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC),
+            None,
+        ));
+    }
+    run(connection, "COMMIT")
 }
 
 /// Errors are those of the transaction, after which nothing of the group so far can be kept. A job's own

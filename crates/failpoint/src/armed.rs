@@ -1,0 +1,110 @@
+//! What is to happen at which point, and when.
+
+use crate::Point;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// `POINT=ACTION[@N[+]]`, several with commas between: `kill` as `kill -9` does it, `fail`, or `pause:MILLISECONDS`; the Nth time
+/// that the point is passed (the first, if nothing is said), or from then on.
+#[derive(Clone, Debug, Default)]
+pub struct Plan(Vec<std::sync::Arc<Deed>>);
+
+#[derive(Debug)]
+struct Deed {
+    point: Point,
+    action: Action,
+    nth: u64,
+    /// From the Nth time on.
+    onwards: bool,
+    passed: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Kill,
+    Fail,
+    Pause(Duration),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not POINT=kill|fail|pause:MS[@N[+]]")]
+pub struct BadPlan(String);
+
+impl FromStr for Plan {
+    type Err = BadPlan;
+    fn from_str(text: &str) -> Result<Plan, BadPlan> {
+        let deed = |text: &str| read(text).map(std::sync::Arc::new).ok_or_else(|| BadPlan(text.to_owned()));
+        text.split(',').filter(|part| !part.is_empty()).map(deed).collect::<Result<_, _>>().map(Plan)
+    }
+}
+
+fn read(text: &str) -> Option<Deed> {
+    let (name, rest) = text.split_once('=')?;
+    let point = Point::STEPS.into_iter().chain(Point::DISKS).find(|point| point.name() == name)?;
+    let (action, when) = rest.split_once('@').unwrap_or((rest, "1"));
+    let (nth, onwards) = match when.strip_suffix('+') {
+        Some(nth) => (nth, true),
+        None => (when, false),
+    };
+    let action = match action.split_once(':') {
+        None if action == "kill" => Action::Kill,
+        None if action == "fail" => Action::Fail,
+        Some(("pause", millis)) => Action::Pause(Duration::from_millis(millis.parse().ok()?)),
+        _ => return None,
+    };
+    Some(Deed { point, action, nth: nth.parse().ok()?, onwards, passed: AtomicU64::new(0) })
+}
+
+static PLAN: OnceLock<Plan> = OnceLock::new();
+
+/// From now on. A program follows one plan in its life.
+pub fn follow(plan: Plan) {
+    let _ = PLAN.set(plan);
+}
+
+/// Whether what happens at the point is to fail.
+pub(crate) fn pass(point: Point) -> bool {
+    let mut fails = false;
+    for deed in PLAN.get().iter().flat_map(|plan| &plan.0).filter(|deed| deed.point == point) {
+        let times = deed.passed.fetch_add(1, Ordering::SeqCst) + 1;
+        if times != deed.nth && !(deed.onwards && times > deed.nth) {
+            continue;
+        }
+        match deed.action {
+            Action::Fail => fails = true,
+            Action::Kill => loop {
+                // No destructor runs, no buffer is flushed, and nobody goes on.
+                let _ =
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            },
+            #[expect(clippy::disallowed_methods, reason = "standing still is what the test asks for")]
+            Action::Pause(time) => std::thread::sleep(time),
+        }
+    }
+    fails
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_understood_whole_or_not_at_all() {
+        let plan: Plan =
+            "server.op_sent=kill@3,agent.commit=fail@2+,agent.op_received=pause:50".parse().expect("a plan");
+        let [first, second, third] = &plan.0[..] else { panic!("{plan:?}") };
+        assert_eq!((first.action, first.nth, first.onwards), (Action::Kill, 3, false));
+        assert_eq!(
+            (second.point, second.action, second.nth, second.onwards),
+            (Point::AgentCommit, Action::Fail, 2, true)
+        );
+        assert_eq!((third.action, third.nth), (Action::Pause(Duration::from_millis(50)), 1));
+        assert!("".parse::<Plan>().is_ok_and(|plan| plan.0.is_empty()));
+        for bad in ["server.op_sent", "server.nowhere=kill", "server.op_sent=pause", "server.op_sent=kill@x"]
+        {
+            assert_eq!(bad.parse::<Plan>().expect_err(bad), BadPlan(bad.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Disks that are full or fail, ways that lose bytes or stand still, a server that stops for a while, clocks that are wrong.
+
+use crate::history;
+use crate::proxy::Way;
+use crate::table::Row;
+use crate::world::{Side, World, folder};
+use crate::{Job, Part};
+use procfleet_failpoint::Point;
+use procfleet_testkit::{Op, PATIENCE, Program, Signal, kill, wait_until};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How much of the workload goes on before and after a fault.
+const BEFORE: usize = 6;
+const AFTER: usize = 12;
+/// How many syncs of an agent's life fail, one in each life, and how many ops it is sent in each.
+const SYNCS: u64 = 14;
+const OPS_EACH: usize = 4;
+/// The agent cannot write it down, and does not begin.
+const REFUSED: u64 = 101;
+/// An hour, in seconds.
+const HOUR: i64 = 3_600;
+
+pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
+    let secs = move |whole: u64, short: u64| Duration::from_secs(if quick { short } else { whole });
+    let job = |name: &'static str, play: Box<dyn FnOnce() -> Row + Send>| Job {
+        part: Part::Faults,
+        name: name.to_owned(),
+        play,
+    };
+    vec![
+        job("disk full: server", Box::new(|| disk_full("disk full: server", Side::Server))),
+        job("disk full: agent", Box::new(|| disk_full("disk full: agent", Side::Agent))),
+        job(
+            "fsync error: server",
+            Box::new(|| fsync("fsync error: server", Side::Server, Point::ServerCommit)),
+        ),
+        job("fsync error: agent", Box::new(|| fsync("fsync error: agent", Side::Agent, Point::AgentCommit))),
+        job("fsync error and kill: agent", Box::new(|| fsync_and_kill("fsync error and kill: agent"))),
+        job("torn database: server", Box::new(|| torn("torn database: server", Side::Server))),
+        job("torn journal: agent", Box::new(|| torn("torn journal: agent", Side::Agent))),
+        job("half of all frames lost", Box::new(move || lossy("half of all frames lost", secs(20, 4)))),
+        job(
+            "partition in the middle of an op",
+            Box::new(move || partition("partition in the middle of an op", secs(10, 4))),
+        ),
+        job("server stopped", Box::new(move || stopped("server stopped", secs(60, 4)))),
+        job(
+            "agent's clock an hour ahead",
+            Box::new(|| clock("agent's clock an hour ahead", Side::Agent, HOUR)),
+        ),
+        job(
+            "agent's clock an hour behind",
+            Box::new(|| clock("agent's clock an hour behind", Side::Agent, -HOUR)),
+        ),
+        job(
+            "server's clock jumps an hour ahead",
+            Box::new(|| clock("server's clock jumps an hour ahead", Side::Server, HOUR)),
+        ),
+        job(
+            "server's clock jumps an hour back",
+            Box::new(|| clock("server's clock jumps an hour back", Side::Server, -HOUR)),
+        ),
+    ]
+}
+
+/// Lets the fault happen in the middle of the workload, and judges all of it.
+fn play(name: &str, mut world: World, fault: impl FnOnce(&mut World) -> Vec<String>) -> Row {
+    let workload = world.workload();
+    workload.wait_for(BEFORE);
+    let trouble = fault(&mut world);
+    workload.wait_for(AFTER);
+    let sent = workload.end();
+    world.wait_until_connected();
+    let verdict = world.judge(&sent);
+    Row { name: name.to_owned(), rounds: 1, verdict: Some(verdict), trouble }
+}
+
+fn wait(time: Duration) {
+    let began = Instant::now();
+    wait_until(time + PATIENCE, "the time is over", || began.elapsed() >= time);
+}
+
+/// A small disk of its own, which goes when it is dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: PathBuf) -> Disk {
+        fs::create_dir_all(&at).expect("our own folder");
+        let options = ["-t", "tmpfs", "-o", "size=12m,mode=755", "tmpfs"];
+        let mounted = Program::new("mount").args(options).args([&at]).run();
+        assert_eq!(mounted.code, Some(0), "only root may mount: {mounted:?}");
+        Disk(at)
+    }
+
+    fn fill(&self) {
+        for size in ["64k", "4k", "1"] {
+            let of = format!("of={}", self.0.join(format!("filler-{size}")).display());
+            Program::new("dd").args(["if=/dev/zero", &of, &format!("bs={size}")]).run();
+        }
+    }
+
+    fn free(&self) {
+        for size in ["64k", "4k", "1"] {
+            let _ = fs::remove_file(self.0.join(format!("filler-{size}")));
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        Program::new("umount").args(["-l"]).args([&self.0]).run();
+    }
+}
+
+fn disk_full(name: &str, side: Side) -> Row {
+    let folder = folder();
+    let disk = Disk::mount(folder.path().join("disk"));
+    let on_disk = disk.0.join("data");
+    let (server, agent) = match side {
+        Side::Server => (on_disk, folder.path().join("agent")),
+        Side::Agent => (folder.path().join("server"), on_disk),
+    };
+    let world = World::start_in(folder, server, agent, &[], &[]);
+    let row = play(name, world, |world| {
+        disk.fill();
+        wait(Duration::from_secs(3));
+        // Whoever dies while there is no room comes back when there is some.
+        world.kill(side);
+        disk.free();
+        world.start_side(side, "");
+        Vec::new()
+    });
+    drop(disk);
+    row
+}
+
+/// Commits fail now and then, and sometimes several in a row.
+fn fsync(name: &str, side: Side, point: Point) -> Row {
+    let plan: Vec<String> =
+        [3, 5, 6, 7, 12, 20, 21, 33].iter().map(|nth| format!("{}=fail@{nth}", point.name())).collect();
+    play(name, World::start(), |world| {
+        world.kill(side);
+        world.start_side(side, &plan.join(","));
+        wait(Duration::from_secs(6));
+        Vec::new()
+    })
+}
+
+/// The commit is in the log, but the disk said that it is not; and then the agent is killed before it writes anything else.
+fn fsync_and_kill(name: &str) -> Row {
+    let folder = folder();
+    let library = failing_sync(folder.path());
+    let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
+    let mut world = World::start_in(folder, server, agent, &[], &[]);
+    let (mut sent, mut refused) = (Vec::new(), 0);
+    // One op at a time: whatever else is written to the log would cover what is there.
+    for nth in 1..=SYNCS {
+        world.kill(Side::Agent);
+        let preload = ("LD_PRELOAD".to_owned(), library.display().to_string());
+        world.agent_environment = vec![preload, ("FAILING_SYNC".to_owned(), nth.to_string())];
+        world.start_side(Side::Agent, "");
+        for number in 0..OPS_EACH {
+            let proc = world.proc(&format!("caller-{nth}"));
+            let one = history::send(&world.client, &proc, &format!("{nth}.{number}"), "");
+            wait_until(PATIENCE * 2, "it has an outcome", || one.has_ended(&world.client));
+            let is_refused = one.code(&world.client) == Some(REFUSED);
+            sent.push(one);
+            if is_refused {
+                // Whoever was told that nothing was done must be right for ever.
+                refused += 1;
+                break;
+            }
+        }
+    }
+    world.kill(Side::Agent);
+    world.agent_environment.clear();
+    world.start_side(Side::Agent, "");
+    world.wait_until_connected();
+    let last = world.proc("last");
+    sent.push(history::send(&world.client, &last, "last", ""));
+    let trouble = match refused {
+        0 => vec!["no op was refused, so nothing was seen".to_owned()],
+        _ => Vec::new(),
+    };
+    let verdict = world.judge(&sent);
+    Row { name: name.to_owned(), rounds: SYNCS, verdict: Some(verdict), trouble }
+}
+
+/// A library in which the so manieth sync of a database's log fails, as that of a disk with a bad sector.
+fn failing_sync(folder: &Path) -> PathBuf {
+    let text = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static int fails(int fd) {
+    static int synced;
+    char link[64], name[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t size = readlink(link, name, sizeof name);
+    if (size < 4 || memcmp(name + size - 4, "-wal", 4)) return 0;
+    const char *nth = getenv("FAILING_SYNC");
+    if (!nth || __sync_add_and_fetch(&synced, 1) != atoi(nth)) return 0;
+    errno = EIO;
+    return 1;
+}
+int fsync(int fd) { return fails(fd) ? -1 : (int)syscall(SYS_fsync, fd); }
+int fdatasync(int fd) { return fails(fd) ? -1 : (int)syscall(SYS_fdatasync, fd); }
+"#;
+    library(folder, "sync", text)
+}
+
+/// The head of the file is gone: its program says so, ends and leaves it as it is. When the file is put right, all goes on.
+fn torn(name: &str, side: Side) -> Row {
+    play(name, World::start(), |world| {
+        world.end(side);
+        let file = match side {
+            Side::Server => world.server_data.join("server.db"),
+            Side::Agent => world.agent_data.join("agent.db"),
+        };
+        let sound = fs::read(&file).expect("it is there");
+        let mut torn = sound.clone();
+        torn[..32].fill(0);
+        fs::write(&file, &torn).expect("our own folder");
+        world.start_side(side, "");
+        let mut trouble = Vec::new();
+        if !world.wait_until_ended(side) {
+            trouble.push("it works on a file that is no database".to_owned());
+        }
+        if !world.said(side).contains("file is not a database") {
+            trouble.push(format!("it does not say why it ended: {}", world.said(side)));
+        }
+        if fs::read(&file).is_ok_and(|now| now != torn) {
+            trouble.push("it has changed the file".to_owned());
+        }
+        world.kill(side);
+        fs::write(&file, &sound).expect("our own folder");
+        world.start_side(side, "");
+        trouble
+    })
+}
+
+fn lossy(name: &str, time: Duration) -> Row {
+    play(name, World::start(), |world| {
+        world.proxy.set(Way::Lossy);
+        wait(time);
+        world.proxy.set(Way::Open);
+        match world.proxy.lost() {
+            0 => vec!["nothing was lost on the way".to_owned()],
+            _ => Vec::new(),
+        }
+    })
+}
+
+/// The op takes longer than it takes to notice, and less than the partition.
+fn partition(name: &str, time: Duration) -> Row {
+    play(name, World::start(), |world| {
+        let proc = world.proc("long").policy("auto_type", 2).policy("op_timeout", 60);
+        let proc = proc.starts("echo begun >> begun; sleep 2; echo ended >> ended");
+        let task = proc.submit(Op::Start);
+        world.others += 1;
+        wait_until(PATIENCE, "the op has begun", || proc.read("begun") == "begun\n");
+        world.proxy.set(Way::Stalled);
+        wait(time);
+        world.proxy.set(Way::Cut);
+        wait(Duration::from_millis(100));
+        world.proxy.set(Way::Open);
+        let outcome = task.outcome();
+        match (outcome.code, proc.read("begun").as_str(), proc.read("ended").as_str()) {
+            (0, "begun\n", "ended\n") => Vec::new(),
+            other => vec![format!("{other:?}: {}", outcome.message)],
+        }
+    })
+}
+
+fn stopped(name: &str, time: Duration) -> Row {
+    play(name, World::start(), |world| {
+        kill(world.pid(Side::Server), Signal::STOP);
+        wait(time);
+        kill(world.pid(Side::Server), Signal::CONT);
+        Vec::new()
+    })
+}
+
+/// Its wall clock is off by so many seconds; the clocks that nobody can set are not.
+fn clock(name: &str, side: Side, off: i64) -> Row {
+    let folder = folder();
+    let library = skewed_clock(folder.path(), off);
+    let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
+    let world = World::start_in(folder, server, agent, &[], &[]);
+    play(name, world, |world| {
+        let environment = vec![("LD_PRELOAD".to_owned(), library.display().to_string())];
+        world.kill(side);
+        match side {
+            Side::Server => {
+                world.server_environment = environment;
+                world.clock_jumped = true;
+            }
+            Side::Agent => world.agent_environment = environment,
+        }
+        world.start_side(side, "");
+        wait(Duration::from_secs(2));
+        match world.is_running(side) {
+            true => Vec::new(),
+            false => vec![format!("it did not come back: {}", world.said(side))],
+        }
+    })
+}
+
+/// A library that adds to what the wall clock says.
+fn skewed_clock(folder: &Path, off: i64) -> PathBuf {
+    let text = format!(
+        "#define _GNU_SOURCE\n#include <time.h>\n#include <sys/syscall.h>\n#include <unistd.h>\n\
+         int clock_gettime(clockid_t id, struct timespec *at) {{\n\
+         int failed = syscall(SYS_clock_gettime, id, at);\n\
+         if (!failed && id == CLOCK_REALTIME) at->tv_sec += ({off});\n\
+         return failed; }}\n\
+         time_t time(time_t *to) {{ struct timespec at; clock_gettime(CLOCK_REALTIME, &at); if (to) *to = at.tv_sec; return at.tv_sec; }}\n"
+    );
+    library(folder, "clock", &text)
+}
+
+/// Loaded before all others.
+fn library(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let (source, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
+    fs::write(&source, text).expect("our own folder");
+    let made = Program::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).run();
+    assert_eq!(made.code, Some(0), "{made:?}");
+    library
+}

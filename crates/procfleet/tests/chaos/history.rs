@@ -1,0 +1,221 @@
+//! What was sent, and what must be true of it in the end.
+//!
+//! Each op runs a command that appends its own word and the shell's pid to one log. Each task has two keys: that of the agent's
+//! host, and that of a host that nobody knows.
+
+use procfleet_testkit::{Answer, Client, Op, Proc, ask_again};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
+const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
+/// Nobody's.
+const NOWHERE: &str = "10.255.255.9";
+/// How soon a call that failed is sent again, and how soon an outcome is asked for again.
+const AGAIN: Duration = Duration::from_millis(40);
+/// How long a server may be away.
+const AWAY: Duration = Duration::from_secs(180);
+/// No op of the workload has a deadline that is later than this after it was accepted; and the promise gives it 5 s more.
+const LAST_OUTCOME: Duration = Duration::from_secs(150);
+const LATE_MILLIS: i64 = 5_000;
+/// More of a kind is not shown.
+const NOTES: usize = 5;
+
+const SUCCESS: u64 = 0;
+const RUNNING: u64 = 115;
+const NO_AGENT: u64 = 117;
+const INTERRUPTED: u64 = 805;
+
+/// One task that was accepted.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    /// The word that its command leaves behind, which is the caller's key too.
+    pub(crate) word: String,
+    body: Value,
+    task: String,
+    keys: BTreeSet<String>,
+}
+
+/// What became of a whole history. All counts but the first are of broken promises.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) ops: usize,
+    /// Tasks that are not known any more, or not with all their keys; successes without a run.
+    pub(crate) lost: usize,
+    pub(crate) twice: usize,
+    /// None, or one that came later than the deadline and 5 s.
+    pub(crate) without: usize,
+    /// Outcomes that say that nothing was done where something was, and tasks that nobody sent.
+    pub(crate) untrue: usize,
+    pub(crate) codes: BTreeMap<u64, usize>,
+    /// What outcomes that are no successes say, one of each code.
+    pub(crate) examples: BTreeMap<u64, String>,
+    /// What is wrong.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Verdict {
+    pub(crate) fn is_well(&self) -> bool {
+        self.ops > 0 && self.lost + self.twice + self.without + self.untrue == 0
+    }
+
+    fn note(&mut self, note: String) {
+        if self.notes.len() < NOTES {
+            self.notes.push(note);
+        }
+    }
+}
+
+/// Sends a task until it is accepted: again and again under the same key, whatever happens to the server meanwhile.
+pub(crate) fn send(client: &Client, proc: &Proc, word: &str, takes: &str) -> Sent {
+    // Appended by one write: what two shells say at once stays two lines.
+    let command = format!("echo '{word}' $$ >> log{takes}");
+    let mut body = proc.clone().policy("auto_type", 2).starts(&command).body(Op::Start);
+    let hosts = body["hosts"].as_array_mut().expect("hosts are a list");
+    hosts.push(json!({"ip": NOWHERE, "bk_cloud_id": 0}));
+    let task = submit(client, &body, word).unwrap_or_else(|| panic!("{word} was not accepted in {AWAY:?}"));
+    let own = proc.key();
+    let nowhere = format!("0:{NOWHERE}:{}:{}", proc.namespace, proc.name);
+    Sent { word: word.to_owned(), body, task, keys: [own, nowhere].into() }
+}
+
+fn submit(client: &Client, body: &Value, key: &str) -> Option<String> {
+    ask_again(AGAIN, AWAY, || {
+        let answer = client.try_post(OPERATE, &[("Idempotency-Key", key)], body).ok()?;
+        answer.body["data"]["task_id"].as_str().filter(|_| answer.body["code"] == 0).map(str::to_owned)
+    })
+}
+
+impl Sent {
+    /// Whether it has an outcome by now; false, too, if the server cannot say.
+    pub(crate) fn has_ended(&self, client: &Client) -> bool {
+        self.results(client).is_some_and(|answer| all_ended(&answer))
+    }
+
+    /// How it ended on the host that is known, as far as the server can say.
+    pub(crate) fn code(&self, client: &Client) -> Option<u64> {
+        let answer = self.results(client)?;
+        let results = answer.body["data"].as_object()?;
+        results.iter().find(|(key, _)| !key.contains(NOWHERE))?.1["error_code"].as_u64()
+    }
+
+    fn results(&self, client: &Client) -> Option<Answer> {
+        client.try_post(RESULT, &[], &json!({"task_id": self.task})).ok()
+    }
+}
+
+fn all_ended(answer: &Answer) -> bool {
+    let results = answer.body["data"].as_object();
+    results.is_some_and(|results| results.values().all(|result| result["error_code"] != RUNNING))
+}
+
+/// Waits until every op has an outcome, or should have had one, and then looks at everything. `log`: where commands leave their
+/// words. The server is running.
+pub(crate) fn judge(client: &Client, sent: &[Sent], log: &Path) -> Verdict {
+    let mut verdict = Verdict { ops: sent.len(), ..Verdict::default() };
+    let mut outcomes = BTreeMap::new();
+    for one in sent {
+        let answer = ask_again(AGAIN, LAST_OUTCOME, || one.results(client).filter(all_ended));
+        let Some(answer) = answer else {
+            match one.results(client) {
+                Some(now) if now.body["code"] == 0 => verdict.without += 1,
+                Some(_) | None => verdict.lost += 1,
+            }
+            verdict.note(format!("{} ({}): no outcome: {:?}", one.word, one.task, one.results(client)));
+            continue;
+        };
+        let results = answer.body["data"].as_object().cloned().unwrap_or_default();
+        if results.keys().cloned().collect::<BTreeSet<_>>() != one.keys {
+            verdict.lost += 1;
+            verdict.note(format!("{} ({}): keys {:?}", one.word, one.task, answer.body));
+            continue;
+        }
+        for (key, result) in results {
+            let code = result["error_code"].as_u64().unwrap_or(u64::MAX);
+            let message = result["error_msg"].as_str().unwrap_or_default().to_owned();
+            match key.contains(NOWHERE) {
+                true if code == NO_AGENT => {}
+                true => {
+                    verdict.untrue += 1;
+                    verdict.note(format!("{}: {code} {message} for a host that nobody knows", one.word));
+                }
+                false => {
+                    *verdict.codes.entry(code).or_default() += 1;
+                    outcomes.insert(one.word.clone(), (code, message));
+                }
+            }
+        }
+        // The same request under the same key is the same task, now and for ever.
+        let again = submit(client, &one.body, &one.word);
+        if again.as_ref() != Some(&one.task) {
+            verdict.lost += 1;
+            verdict.note(format!("{}: {} became {again:?}", one.word, one.task));
+        }
+    }
+    check_runs(&mut verdict, &outcomes, log);
+    verdict
+}
+
+fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<String, (u64, String)>, log: &Path) {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let mut runs: BTreeMap<&str, usize> = BTreeMap::new();
+    for word in text.lines().filter_map(|line| line.split(' ').next()) {
+        *runs.entry(word).or_default() += 1;
+    }
+    for (word, (code, message)) in outcomes {
+        let times = runs.remove(word.as_str()).unwrap_or(0);
+        match (*code, times) {
+            (_, 2..) => {
+                verdict.twice += 1;
+                verdict.note(format!("{word}: run {times} times; {code} {message}"));
+            }
+            (SUCCESS, 0) => {
+                verdict.lost += 1;
+                verdict.note(format!("{word}: success without a run"));
+            }
+            // It may have come to its command, or not.
+            (INTERRUPTED, _) => _ = verdict.examples.entry(*code).or_insert_with(|| message.clone()),
+            (SUCCESS, _) => {}
+            (_, 1) if message.contains("nothing was done") || message.contains("not begun") => {
+                verdict.untrue += 1;
+                verdict.note(format!("{word}: was run, and its outcome is {code} {message}"));
+            }
+            (_, _) if message.is_empty() => {
+                verdict.untrue += 1;
+                verdict.note(format!("{word}: {code} says nothing"));
+            }
+            (_, _) => _ = verdict.examples.entry(*code).or_insert_with(|| message.clone()),
+        }
+    }
+    for word in runs.keys().filter(|word| !outcomes.contains_key(**word)) {
+        verdict.note(format!("{word}: was run, and its outcome is not known"));
+    }
+}
+
+/// What the store itself says, when its server has ended: each task that was sent is there once, and each op ended in time.
+/// `others`: tasks that are not of this history. Whose clock has jumped cannot say what came late.
+pub(crate) fn check_store(verdict: &mut Verdict, store: &Path, others: usize, clock_jumped: bool) {
+    let opened = rusqlite::Connection::open_with_flags(store, rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE);
+    let connection = opened.expect("the server's store");
+    let count = |query: &str| connection.query_row(query, [], |row| row.get::<_, i64>(0)).expect("a count");
+    let number = |count: i64| usize::try_from(count).unwrap_or_default();
+    let tasks = number(count("SELECT count(*) FROM tasks"));
+    let sent = verdict.ops + others;
+    if tasks != sent {
+        verdict.untrue += tasks.abs_diff(sent);
+        verdict.note(format!("{sent} tasks were sent, and {tasks} are stored"));
+    }
+    let open = number(count("SELECT count(*) FROM ops WHERE code IS NULL OR ended_at IS NULL"));
+    let late = match clock_jumped {
+        true => 0,
+        false => {
+            number(count(&format!("SELECT count(*) FROM ops WHERE ended_at > deadline + {LATE_MILLIS}")))
+        }
+    };
+    verdict.without = verdict.without.max(open) + late;
+    if open + late > 0 {
+        verdict.note(format!("in the store {open} ops are open, and {late} ended late"));
+    }
+}

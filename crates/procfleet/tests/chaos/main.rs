@@ -1,0 +1,96 @@
+//! Chaos: server, agents and connections end, break or hang at named points and at random while a workload runs; afterwards the
+//! whole history is checked. `scripts/chaos` is the front of it, docs/chaos.md says how to read it.
+//!
+//! - `world`: a server and an agent that can be killed, and the way between them (`proxy`);
+//! - `history`: what was sent, and what must be true of it in the end;
+//! - `points`, `random`, `faults`: what goes wrong;
+//! - `table`: what is printed.
+
+mod dice;
+mod faults;
+mod history;
+mod points;
+mod proxy;
+mod random;
+mod table;
+mod world;
+
+use clap::{Parser, ValueEnum};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use table::Row;
+
+/// Ends, breaks and stops procfleet while it works, and checks that nothing was lost, run twice or left without an outcome
+#[derive(Parser)]
+#[command(name = "scripts/chaos")]
+struct Args {
+    /// The same seed makes the same choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How often each point, and the random game, are played
+    #[arg(long, default_value_t = 200)]
+    rounds: u64,
+    /// Only this part
+    #[arg(long, value_enum)]
+    only: Vec<Part>,
+    /// Only points and faults whose names contain this
+    #[arg(long, default_value = "")]
+    named: String,
+    /// Faults last seconds instead of up to a minute
+    #[arg(long)]
+    quick: bool,
+    /// How many are played at the same time: most of it is waiting
+    #[arg(long, default_value_t = 6)]
+    jobs: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Points,
+    Random,
+    Faults,
+}
+
+/// Something to play, and the row that it makes.
+struct Job {
+    part: Part,
+    name: String,
+    play: Box<dyn FnOnce() -> Row + Send>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let mut jobs = points::jobs(args.seed, args.rounds);
+    jobs.extend(random::jobs(args.seed, args.rounds));
+    jobs.extend(faults::jobs(args.seed, args.quick));
+    jobs.retain(|job| args.only.is_empty() || args.only.contains(&job.part));
+    jobs.retain(|job| job.name.contains(&args.named));
+    println!("scripts/chaos --seed {} --rounds {}: {} games", args.seed, args.rounds, jobs.len());
+    let order: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
+    jobs.reverse();
+    let (jobs, rows) = (Mutex::new(jobs), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs {
+            scope.spawn(|| {
+                loop {
+                    let Some(job) = jobs.lock().expect("nobody panics with it").pop() else { return };
+                    let (name, play) = (job.name, job.play);
+                    let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(play));
+                    let row = played.unwrap_or_else(|_| Row::broken_off(&name));
+                    eprintln!("{}", row.line());
+                    rows.lock().expect("nobody panics with it").push(row);
+                }
+            });
+        }
+    });
+    let mut rows = rows.into_inner().expect("all have ended");
+    rows.sort_by_key(|row| order.iter().position(|name| *name == row.name));
+    println!("\n{}", table::text(&rows));
+    match rows.iter().all(Row::is_well) {
+        true => ExitCode::SUCCESS,
+        false => {
+            println!("not all is well: see above");
+            ExitCode::FAILURE
+        }
+    }
+}

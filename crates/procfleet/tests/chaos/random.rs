@@ -1,0 +1,62 @@
+//! Server, agent and the connection between them, each ended, stopped or broken at random moments.
+
+use crate::dice::Dice;
+use crate::proxy::Way;
+use crate::table::Row;
+use crate::world::{Side, World};
+use crate::{Job, Part};
+use procfleet_testkit::{PATIENCE, Signal, kill, wait_until};
+use std::time::{Duration, Instant};
+
+/// The next thing goes wrong so many milliseconds after the last, at most.
+const LATEST_MILLIS: u64 = 400;
+
+pub(crate) fn jobs(seed: u64, rounds: u64) -> Vec<Job> {
+    let play = move || play(seed, rounds);
+    vec![Job { part: Part::Random, name: "random".to_owned(), play: Box::new(play) }]
+}
+
+fn play(seed: u64, rounds: u64) -> Row {
+    let mut dice = Dice::new(seed, "random");
+    let mut world = World::start();
+    let workload = world.workload();
+    for _ in 0..rounds {
+        for_a_while(&mut dice);
+        match dice.below(6) {
+            0 | 1 => again(&mut world, Side::Agent),
+            2 => again(&mut world, Side::Server),
+            3 => {
+                // Both at the same moment, as when the power fails.
+                world.kill(Side::Agent);
+                again(&mut world, Side::Server);
+                world.start_side(Side::Agent, "");
+            }
+            4 => {
+                let way = if dice.below(2) == 0 { Way::Cut } else { Way::Lossy };
+                world.proxy.set(way);
+                for_a_while(&mut dice);
+                world.proxy.set(Way::Open);
+            }
+            _ => {
+                let side = if dice.below(2) == 0 { Side::Server } else { Side::Agent };
+                kill(world.pid(side), Signal::STOP);
+                for_a_while(&mut dice);
+                kill(world.pid(side), Signal::CONT);
+            }
+        }
+    }
+    let sent = workload.end();
+    world.wait_until_connected();
+    let verdict = world.judge(&sent);
+    Row { name: "random".to_owned(), rounds, verdict: Some(verdict), trouble: Vec::new() }
+}
+
+fn again(world: &mut World, side: Side) {
+    world.kill(side);
+    world.start_side(side, "");
+}
+
+fn for_a_while(dice: &mut Dice) {
+    let (began, time) = (Instant::now(), Duration::from_millis(dice.below(LATEST_MILLIS)));
+    wait_until(PATIENCE, "its moment has come", || began.elapsed() >= time);
+}

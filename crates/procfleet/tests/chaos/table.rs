@@ -1,0 +1,65 @@
+//! What is printed: a row for each game.
+
+use crate::history::Verdict;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) rounds: u64,
+    pub(crate) verdict: Option<Verdict>,
+    /// What else went wrong.
+    pub(crate) trouble: Vec<String>,
+}
+
+impl Row {
+    /// The game itself could not be played to its end; what was printed before says why.
+    pub(crate) fn broken_off(name: &str) -> Row {
+        Row { name: name.to_owned(), rounds: 0, verdict: None, trouble: vec!["broken off".to_owned()] }
+    }
+
+    pub(crate) fn is_well(&self) -> bool {
+        self.trouble.is_empty() && self.verdict.as_ref().is_some_and(Verdict::is_well)
+    }
+
+    pub(crate) fn line(&self) -> String {
+        let Some(verdict) = &self.verdict else {
+            return format!("| {} | | | | | | | {} |", self.name, self.trouble.join("; "));
+        };
+        let codes: Vec<String> =
+            verdict.codes.iter().map(|(code, count)| format!("{code}: {count}")).collect();
+        let mut line = format!(
+            "| {} | {} | {} | {} | {} | {} | {} | {} |",
+            self.name,
+            self.rounds,
+            verdict.ops,
+            verdict.lost,
+            verdict.twice,
+            verdict.without,
+            verdict.untrue,
+            codes.join(", ")
+        );
+        for note in verdict.notes.iter().chain(&self.trouble) {
+            let _ = write!(line, "\n    {note}");
+        }
+        line
+    }
+}
+
+pub(crate) fn text(rows: &[Row]) -> String {
+    let mut text =
+        "| point | rounds | ops | lost | run twice | without outcome | untrue | outcomes by code |\n\
+                    |---|---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for row in rows {
+        let _ = writeln!(text, "{}", row.line());
+    }
+    let verdicts = rows.iter().filter_map(|row| row.verdict.as_ref());
+    let examples: BTreeMap<u64, &String> =
+        verdicts.flat_map(|verdict| verdict.examples.iter().map(|(code, said)| (*code, said))).collect();
+    for (code, said) in examples {
+        let _ = writeln!(text, "{code}: {said}");
+    }
+    text
+}

@@ -1,0 +1,341 @@
+//! A server and an agent in processes of their own, a way between them, and a workload.
+
+use crate::history::{self, Sent, Verdict};
+use crate::proxy::Proxy;
+use procfleet_testkit::{Client, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const IP: &str = "127.0.0.2";
+/// How long a killed point may take to be passed.
+const REACHED: Duration = Duration::from_secs(90);
+/// How many callers there are, and how many procs each of them has.
+const CALLERS: usize = 3;
+const PROCS: u64 = 4;
+/// A caller waits so long for an outcome before it sends the next one all the same.
+const IMPATIENCE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(15);
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Server,
+    Agent,
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    server: Program,
+    agent: Program,
+    pub(crate) proxy: Proxy,
+    pub(crate) client: Client,
+    /// Where the API and the link are, in every life of the server.
+    listen: String,
+    link: String,
+    pub(crate) namespace: String,
+    pub(crate) server_data: PathBuf,
+    pub(crate) agent_data: PathBuf,
+    /// More of the agent's environment.
+    pub(crate) agent_environment: Vec<(String, String)>,
+    pub(crate) server_environment: Vec<(String, String)>,
+    /// Tasks that a fault has sent beside the workload.
+    pub(crate) others: usize,
+    /// Whether the server's wall clock went wrong, so that it cannot tell what was late.
+    pub(crate) clock_jumped: bool,
+    logs: Vec<String>,
+    // Last, so that it outlives the programs.
+    folder: TempDir,
+}
+
+impl World {
+    pub(crate) fn start() -> World {
+        let folder = folder();
+        let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
+        World::start_in(folder, server, agent, &[], &[])
+    }
+
+    pub(crate) fn start_in(
+        folder: TempDir,
+        server_data: PathBuf,
+        agent_data: PathBuf,
+        server_environment: &[(&str, &str)],
+        agent_environment: &[(&str, &str)],
+    ) -> World {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let owned = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let mut world = World {
+            server: Program::new("/bin/true"),
+            agent: Program::new("/bin/true"),
+            // Until the server says where it is.
+            proxy: Proxy::to("127.0.0.1:1".to_owned()),
+            client: Client::new("", "", ""),
+            listen: "127.0.0.1:0".to_owned(),
+            link: "127.0.0.1:0".to_owned(),
+            namespace: format!("chaos-{}-{serial}", std::process::id()),
+            server_data,
+            agent_data,
+            agent_environment: owned(agent_environment),
+            server_environment: owned(server_environment),
+            others: 0,
+            clock_jumped: false,
+            logs: Vec::new(),
+            folder,
+        };
+        world.start_server("");
+        world.proxy = Proxy::to(world.link.clone());
+        let made = Program::new(binary())
+            .args(["token", "create"])
+            .env("PROCFLEET_DATA", &world.server_data)
+            .current_dir(world.folder.path())
+            .run();
+        assert_eq!(made.code, Some(0), "{made:?}");
+        world.begin_agent("", Some(made.stdout.trim()));
+        world.wait_until_connected();
+        world
+    }
+
+    pub(crate) fn start_server(&mut self, plan: &str) {
+        self.try_start_server(plan).unwrap_or_else(|said| panic!("the server does not start: {said}"));
+    }
+
+    /// An error is what the server said before it ended.
+    pub(crate) fn try_start_server(&mut self, plan: &str) -> Result<(), String> {
+        let began = Instant::now();
+        loop {
+            self.logs.push(self.server.stderr());
+            let mut server = Program::new(binary())
+                .args(["server", "--listen", &self.listen, "--link", &self.link, "--data"])
+                .args([&self.server_data])
+                .env("PROCFLEET_FAILPOINTS", plan)
+                .current_dir(self.folder.path());
+            for (name, value) in &self.server_environment {
+                server = server.env(name, value);
+            }
+            server.start();
+            let said = ask_again(LOOK, PATIENCE, || {
+                let said = server.stdout();
+                let ready = said.lines().find(|line| line.starts_with("procfleet server is ready"));
+                ready.map(str::to_owned).or_else(|| (!server.is_running()).then(String::new))
+            });
+            let said = said.expect("a server that starts says so, or ends");
+            let log = server.stderr();
+            self.server = server;
+            if let Some((api, link)) = said.split_once(" (agents: https://") {
+                let api = api.rsplit(' ').next().unwrap_or_default();
+                self.listen = api.trim_start_matches("http://").to_owned();
+                self.link = link.trim_end_matches(')').to_owned();
+                let admin = std::fs::read(self.server_data.join("admin.json")).expect("it is written");
+                let admin: serde_json::Value = serde_json::from_slice(&admin).expect("it is JSON");
+                let field = |name: &str| admin[name].as_str().expect("a text").to_owned();
+                self.client = Client::new(api, &field("bk_app_code"), &field("bk_app_secret"));
+                return Ok(());
+            }
+            // A connection of somebody else may have its port for a moment; and it may have been killed at once.
+            if !log.contains("listening on") || began.elapsed() > PATIENCE {
+                return Err(log);
+            }
+        }
+    }
+
+    pub(crate) fn start_agent(&mut self, plan: &str) {
+        self.begin_agent(plan, None);
+    }
+
+    fn begin_agent(&mut self, plan: &str, token: Option<&str>) {
+        self.logs.push(self.agent.stderr());
+        let mut agent = Program::new(binary())
+            .args(["agent", "--server", &format!("https://{}", self.proxy.address), "--ip", IP, "--data"])
+            .args([&self.agent_data])
+            .env("PROCFLEET_FAILPOINTS", plan)
+            .current_dir(self.folder.path());
+        if let Some(token) = token {
+            agent = agent.env("PROCFLEET_TOKEN", token);
+        }
+        for (name, value) in &self.agent_environment {
+            agent = agent.env(name, value);
+        }
+        agent.start();
+        self.agent = agent;
+    }
+
+    pub(crate) fn wait_until_connected(&mut self) {
+        let (client, agent) = (self.client.clone(), &mut self.agent);
+        wait_until(PATIENCE * 4, "the agent is connected", || {
+            assert!(agent.is_running(), "the agent has ended: {}", agent.stderr());
+            client.try_get("/api/v1/agents").is_ok_and(|answer| {
+                let agents = answer.body["data"].as_array().cloned().unwrap_or_default();
+                agents.iter().any(|agent| agent["connected"] == true)
+            })
+        });
+    }
+
+    /// Ends it now, if a plan has not done so already.
+    pub(crate) fn kill(&mut self, side: Side) {
+        let program = match side {
+            Side::Server => &mut self.server,
+            Side::Agent => &mut self.agent,
+        };
+        if program.is_running() {
+            program.end(Signal::KILL, PATIENCE);
+        }
+    }
+
+    /// Tells it to end, and waits until it has.
+    pub(crate) fn end(&mut self, side: Side) {
+        let program = match side {
+            Side::Server => &mut self.server,
+            Side::Agent => &mut self.agent,
+        };
+        program.end(Signal::TERM, PATIENCE);
+    }
+
+    /// Starts it again; the plan is for its next life.
+    pub(crate) fn start_side(&mut self, side: Side, plan: &str) {
+        match side {
+            // One that a plan ends while it starts has begun all the same.
+            Side::Server => _ = self.try_start_server(plan),
+            Side::Agent => self.start_agent(plan),
+        }
+    }
+
+    /// Waits until its plan has ended it. False: it was not.
+    pub(crate) fn wait_until_ended(&mut self, side: Side) -> bool {
+        let program = match side {
+            Side::Server => &mut self.server,
+            Side::Agent => &mut self.agent,
+        };
+        ask_again(LOOK, REACHED, || (!program.is_running()).then_some(())).is_some()
+    }
+
+    pub(crate) fn is_running(&mut self, side: Side) -> bool {
+        match side {
+            Side::Server => self.server.is_running(),
+            Side::Agent => self.agent.is_running(),
+        }
+    }
+
+    pub(crate) fn pid(&self, side: Side) -> u32 {
+        match side {
+            Side::Server => self.server.pid(),
+            Side::Agent => self.agent.pid(),
+        }
+    }
+
+    pub(crate) fn said(&self, side: Side) -> String {
+        match side {
+            Side::Server => self.server.stderr(),
+            Side::Agent => self.agent.stderr(),
+        }
+    }
+
+    pub(crate) fn proc(&self, name: &str) -> Proc {
+        let folder = self.folder.path().join("procs");
+        std::fs::create_dir_all(&folder).expect("our own folder");
+        Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(IP)
+    }
+
+    pub(crate) fn workload(&self) -> Workload {
+        Workload::start(self)
+    }
+
+    /// With both running again: everything that was sent, looked at from all sides.
+    pub(crate) fn judge(&mut self, sent: &[Sent]) -> Verdict {
+        let log = self.folder.path().join("procs/log");
+        let mut verdict = history::judge(&self.client, sent, &log);
+        self.server.end(Signal::TERM, PATIENCE);
+        let store = self.server_data.join("server.db");
+        history::check_store(&mut verdict, &store, self.others, self.clock_jumped);
+        if !verdict.is_well() {
+            self.keep_evidence();
+        }
+        verdict
+    }
+
+    /// For whoever looks for the reason.
+    fn keep_evidence(&mut self) {
+        self.logs.extend([self.server.stderr(), self.agent.stderr()]);
+        let kept =
+            tempfile::Builder::new().prefix("procfleet-chaos-logs-").tempdir().expect("a folder").keep();
+        for (number, log) in self.logs.iter().enumerate().filter(|(_, log)| !log.is_empty()) {
+            let _ = std::fs::write(kept.join(format!("{number:04}.log")), log);
+        }
+        let _ = std::fs::copy(self.folder.path().join("procs/log"), kept.join("runs"));
+        let _ = std::fs::copy(self.server_data.join("server.db"), kept.join("server.db"));
+        let _ = std::fs::copy(self.agent_data.join("agent.db"), kept.join("agent.db"));
+        eprintln!("the logs of {} are in {}", self.namespace, kept.display());
+    }
+}
+
+pub(crate) fn folder() -> TempDir {
+    tempfile::Builder::new().prefix("procfleet-chaos-").tempdir().expect("a temp dir")
+}
+
+fn binary() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_procfleet"))
+}
+
+/// Callers that send one task after the other, until they are told to stop.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    stop: Arc<AtomicBool>,
+    sent: Arc<Mutex<Vec<Sent>>>,
+    begun: Arc<AtomicU64>,
+    callers: Vec<JoinHandle<()>>,
+}
+
+impl Workload {
+    fn start(world: &World) -> Workload {
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let begun = Arc::new(AtomicU64::new(0));
+        let caller = |caller: usize| {
+            let (stop, sent, begun, client) =
+                (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+            let procs: Vec<Proc> =
+                (0..PROCS).map(|number| world.proc(&format!("caller-{caller}-{number}"))).collect();
+            std::thread::spawn(move || {
+                for (number, proc) in procs.iter().cycle().enumerate() {
+                    if stop.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    // Some take a moment, so that they can be cut off in the middle.
+                    let takes = if number % 3 == 2 { "; sleep 0.1" } else { "" };
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    let one = history::send(&client, proc, &format!("{caller}.{number}"), takes);
+                    sent.lock().expect("nobody panics with it").push(one.clone());
+                    ask_again(LOOK * 2, IMPATIENCE, || one.has_ended(&client).then_some(()));
+                }
+            })
+        };
+        let callers = (0..CALLERS).map(caller).collect();
+        Workload { stop, sent, begun, callers }
+    }
+
+    /// How many were accepted.
+    pub(crate) fn accepted(&self) -> usize {
+        self.sent.lock().expect("nobody panics with it").len()
+    }
+
+    /// Waits until so many more were accepted.
+    pub(crate) fn wait_for(&self, more: usize) {
+        let wanted = self.accepted() + more;
+        wait_until(PATIENCE * 4, "the workload goes on", || self.accepted() >= wanted);
+    }
+
+    /// All that was accepted. The server must be there.
+    pub(crate) fn end(self) -> Vec<Sent> {
+        self.stop.store(true, Ordering::SeqCst);
+        for caller in self.callers {
+            caller.join().expect("a caller sends until it is heard");
+        }
+        let sent = self.sent.lock().expect("nobody panics with it").clone();
+        assert_eq!(sent.len() as u64, self.begun.load(Ordering::SeqCst), "each was accepted");
+        sent
+    }
+}
