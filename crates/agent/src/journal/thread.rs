@@ -10,6 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 /// How many writes share a commit at most, and how many may wait.
 const BATCH: usize = 256;
 
+/// How often it is tried to cover a commit that failed. Already the first one that reaches the log is enough, synced or not.
+const COVERS: usize = 3;
+
 /// Does its part of the transaction, and says how it went once the whole is committed. Without one it does nothing.
 type Job = Box<dyn FnOnce(Option<&Transaction<'_>>) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(bool) + Send>;
@@ -108,6 +111,9 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
                 (jobs.drain(..).map(|job| job(None)).collect(), false)
             }
         };
+        if !committed {
+            cover(&connection);
+        }
         for answer in answers {
             answer(committed);
         }
@@ -120,6 +126,18 @@ fn commit(transaction: Transaction<'_>) -> rusqlite::Result<()> {
         return Err(rusqlite::Error::SqliteFailure(cause, None));
     }
     transaction.commit()
+}
+
+/// Where syncing failed, the whole commit is in the log all the same. SQLite has undone it in this life, but the next one would
+/// find it there and believe in it: ops would be carried out of which it was said that nothing was done. So something harmless is
+/// written over it before anybody hears of the failure.
+fn cover(connection: &Connection) {
+    let covered = (0..COVERS).find_map(|_| {
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('covered', random())", []).ok()
+    });
+    if covered.is_none() {
+        tracing::error!("what could not be committed could not be covered either");
+    }
 }
 
 #[cfg(test)]
