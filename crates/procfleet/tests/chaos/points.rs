@@ -38,5 +38,5 @@ fn play(point: Point, seed: u64, rounds: u64) -> Row {
     let sent = workload.end();
     world.wait_until_connected();
     let verdict = world.judge(&sent);
-    Row { name: point.name().to_owned(), rounds: played, verdict: Some(verdict), trouble }
+    Row::played(point.name(), played, verdict, trouble)
 }

@@ -48,7 +48,7 @@ fn play(seed: u64, rounds: u64) -> Row {
     let sent = workload.end();
     world.wait_until_connected();
     let verdict = world.judge(&sent);
-    Row { name: "random".to_owned(), rounds, verdict: Some(verdict), trouble: Vec::new() }
+    Row::played("random", rounds, verdict, Vec::new())
 }
 
 fn again(world: &mut World, side: Side) {

@@ -7,25 +7,40 @@ use std::fmt::Write;
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    pub(crate) rounds: u64,
-    pub(crate) verdict: Option<Verdict>,
+    rounds: u64,
+    verdict: Option<Verdict>,
     /// What else went wrong.
-    pub(crate) trouble: Vec<String>,
+    trouble: Vec<String>,
+    /// Why it was not played.
+    left_out: Option<String>,
 }
 
 impl Row {
     /// The game itself could not be played to its end; what was printed before says why.
     pub(crate) fn broken_off(name: &str) -> Row {
-        Row { name: name.to_owned(), rounds: 0, verdict: None, trouble: vec!["broken off".to_owned()] }
+        let trouble = vec!["broken off".to_owned()];
+        Row { name: name.to_owned(), rounds: 0, verdict: None, trouble, left_out: None }
+    }
+
+    /// It cannot be played here, for this reason.
+    pub(crate) fn left_out(name: &str, why: &str) -> Row {
+        let left_out = Some(why.to_owned());
+        Row { name: name.to_owned(), rounds: 0, verdict: None, trouble: Vec::new(), left_out }
+    }
+
+    pub(crate) fn played(name: &str, rounds: u64, verdict: Verdict, trouble: Vec<String>) -> Row {
+        Row { name: name.to_owned(), rounds, verdict: Some(verdict), trouble, left_out: None }
     }
 
     pub(crate) fn is_well(&self) -> bool {
-        self.trouble.is_empty() && self.verdict.as_ref().is_some_and(Verdict::is_well)
+        let well = self.verdict.as_ref().is_some_and(Verdict::is_well) || self.left_out.is_some();
+        self.trouble.is_empty() && well
     }
 
     pub(crate) fn line(&self) -> String {
         let Some(verdict) = &self.verdict else {
-            return format!("| {} | | | | | | | {} |", self.name, self.trouble.join("; "));
+            let why = self.left_out.clone().unwrap_or_else(|| self.trouble.join("; "));
+            return format!("| {} | 0 | | | | | | {why} |", self.name);
         };
         let codes: Vec<String> =
             verdict.codes.iter().map(|(code, count)| format!("{code}: {count}")).collect();
