@@ -100,7 +100,7 @@ impl Talk<'_> {
     ///
     /// # Panics
     /// If the server neither says anything nor ends the connection.
-    pub fn next(&mut self) -> Option<server_message::Body> {
+    pub fn hear(&mut self) -> Option<server_message::Body> {
         let next = async {
             loop {
                 match self.socket.next().await {
@@ -116,6 +116,6 @@ impl Talk<'_> {
 
     /// All that the server says until the connection ends.
     pub fn rest(&mut self) -> Vec<server_message::Body> {
-        std::iter::from_fn(|| self.next()).collect()
+        std::iter::from_fn(|| self.hear()).collect()
     }
 }

@@ -52,7 +52,7 @@ fn peer(up: &Up, ip: &str) -> Peer {
 fn welcome<'a>(peer: &'a Peer, life: &str) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
     talk.send(peer.hello(life).into_bytes());
-    let said = talk.next();
+    let said = talk.hear();
     assert!(matches!(said, Some(Body::Welcome(_))), "{said:?}");
     talk
 }
