@@ -171,7 +171,7 @@ fn mutate(random: &mut Random, value: &mut Value, good: &[Value]) {
             let at = random.below(items.len());
             match random.below(6) {
                 0 => drop(items.remove(at)),
-                1 => items.resize(items.len() + random.below(300), items[at].clone()),
+                1 => items.resize(items.len() + random.below(100), items[at].clone()),
                 _ => mutate(random, &mut items[at], good),
             }
         }
@@ -198,13 +198,13 @@ fn odd(random: &mut Random, old: Value, good: &[Value]) -> Value {
         10 => json!(" 7 "),
         11 => json!("\u{0}"),
         12 => json!("运".repeat(random.below(5_000))),
-        13 => json!("x".repeat(random.below(100_000))),
+        13 => json!("x".repeat(random.below(20_000))),
         14 => json!([]),
         15 => json!({}),
         16 => json!([old]),
         17 => json!({"ip": old}),
         18 => (0..random.below(120)).fold(old, |inner, _| json!([inner])),
-        19 => Value::Array(vec![old; random.below(2_000)]),
+        19 => Value::Array(vec![old; random.below(200)]),
         20 => good[random.below(good.len())].clone(),
         _ => json!(random.next() % 100_000),
     }
