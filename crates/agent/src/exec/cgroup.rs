@@ -119,11 +119,7 @@ impl Groups {
     /// What is left of a proc that nobody looks after any more.
     pub(super) fn give_back(&self, groups: &mut ProcGroups) {
         groups.remove_empty();
-        if groups.runs.is_empty() {
-            groups.home.iter().for_each(|home| {
-                remove(home);
-            });
-        } else {
+        if !groups.runs.is_empty() {
             let runs = std::mem::take(&mut groups.runs);
             self.loose().entry(groups.name.clone()).or_default().extend(runs);
         }
@@ -225,9 +221,13 @@ impl ProcGroups {
         self.runs.iter().filter(abandoned).cloned().collect()
     }
 
-    /// The one above them stays for the next run: making it anew takes as long as all else that is done for a group.
     fn remove_empty(&mut self) {
         self.runs.retain(|group| !remove(group));
+        if self.runs.is_empty()
+            && let Some(home) = &self.home
+        {
+            remove(home);
+        }
     }
 
     /// Removes the group of a run that has ended, if nothing of it is left.
