@@ -319,7 +319,8 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
     let folder = Folder::of(setup_path);
     let mut named = scan.named(proc_name);
     named.retain(|stat| {
-        is_still_there(stat)
+        !scan.is_anothers(stat, whom.mark)
+            && is_still_there(stat)
             && match Mark::of(stat.id.pid, whom.mark) {
                 Mark::Ours => true,
                 Mark::AnotherProcs => false,

@@ -49,14 +49,20 @@ pub(super) enum Mark {
 
 impl Mark {
     pub(super) fn of(pid: u32, mark: &str) -> Mark {
-        let Some(value) = procfs::mark(pid) else { return Mark::Missing };
+        Mark::told(procfs::mark(pid).as_deref(), mark)
+    }
+
+    /// What this value in an environment says.
+    pub(super) fn told(value: Option<&[u8]>, mark: &str) -> Mark {
+        let Some(value) = value else { return Mark::Missing };
         // INSTANCE/KEY. The same key under another instance is this very proc, started by an agent whose folder was
         // lost or who sits beside us.
-        let key =
-            |mark: &[u8]| mark.iter().position(|byte| *byte == b'/').map(|slash| mark[slash..].to_vec());
+        fn key(mark: &[u8]) -> Option<&[u8]> {
+            mark.iter().position(|byte| *byte == b'/').map(|slash| &mark[slash..])
+        }
         match value {
             value if value == mark.as_bytes() => Mark::Ours,
-            value if key(&value) == key(mark.as_bytes()) => Mark::Missing,
+            value if key(value) == key(mark.as_bytes()) => Mark::Missing,
             _ => Mark::AnotherProcs,
         }
     }

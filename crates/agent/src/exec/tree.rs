@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How often those that are to be killed are looked for again, at most. Each round finds what was forked during the one
 /// before; a process that does nothing but fork into new sessions may win many of them.
@@ -33,6 +33,8 @@ pub(super) struct Scan {
     /// What they run, as soon as somebody has asked.
     programs: OnceLock<HashMap<u32, Program>>,
     marks: OnceLock<HashMap<u32, Vec<u8>>>,
+    /// The marks of those that somebody has asked after one by one.
+    asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
 }
 
 impl Scan {
@@ -96,6 +98,7 @@ impl Scan {
             contained: HashSet::new(),
             programs: OnceLock::new(),
             marks: OnceLock::new(),
+            asked: Mutex::default(),
         }
     }
 
@@ -146,6 +149,14 @@ impl Scan {
                 || marks.get(&stat.id.pid).is_some_and(|own| own == mark.as_bytes())
         });
         marked
+    }
+
+    /// Whether it bears the mark of another proc than this. It is read once for all that ask: of a program that runs a thousand
+    /// times on the host, each proc would else read a thousand environments before it is started.
+    pub(super) fn is_anothers(&self, stat: &Stat, mark: &str) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
+        Mark::told(value.as_deref(), mark) == Mark::AnotherProcs
     }
 
     fn is_marked(&self, pid: u32, mark: &str) -> bool {
