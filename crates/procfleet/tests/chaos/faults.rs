@@ -120,6 +120,7 @@ fn disk_full(name: &str, side: Side) -> Row {
         return Row::left_out(name, "not played: only root may mount a disk");
     };
     let on_disk = disk.0.join("data");
+    let place = folder.path().to_owned();
     let (server, agent) = match side {
         Side::Server => (on_disk, folder.path().join("agent")),
         Side::Agent => (folder.path().join("server"), on_disk),
@@ -135,6 +136,8 @@ fn disk_full(name: &str, side: Side) -> Row {
         Vec::new()
     });
     drop(disk);
+    // What was mounted kept its folder from being taken away with the world.
+    let _ = fs::remove_dir_all(place);
     row
 }
 
