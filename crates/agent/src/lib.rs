@@ -63,6 +63,8 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
+    #[error("preparing the agent's runtime")]
+    Runtime(#[source] io::Error),
     #[error("preparing the data folder {path}")]
     Folder {
         path: PathBuf,

@@ -1,5 +1,6 @@
 //! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
 
+use crate::AgentError;
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
 use crate::exec::{Containment, Rotation, allow_many_files, use_little_memory};
 use crate::upgrade;
@@ -153,11 +154,30 @@ pub fn main(args: Args) -> ExitCode {
     let config = Config { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
     use_little_memory();
-    // One thread is plenty, and a small process is quick to start others from.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
+    // Orphans come to the first thread, and what another one makes is in a list of its own (`exec/children.rs`).
+    let agent = std::thread::Builder::new().name("agent".to_owned());
+    let done = match agent.spawn(move || serve(config, until_stdin_closes)).map(|agent| agent.join()) {
+        Ok(Ok(done)) => done,
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => return failed(&error),
     };
+    match done {
+        Ok(Ending::Stop) => ExitCode::SUCCESS,
+        Ok(Ending::Renew) => {
+            let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+            failed(&crate::exec::renew(&program, &arguments))
+        }
+        Err(error) => {
+            let code = failed(&error);
+            if error.needs_somebody() { ExitCode::from(NEEDS_SOMEBODY) } else { code }
+        }
+    }
+}
+
+/// Runs the agent. One thread is plenty, and a small process is quick to start others from.
+fn serve(config: Config, until_stdin_closes: bool) -> Result<Ending, AgentError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
     // From now on, for an agent that is not ready yet may be told so already.
     let hangup = {
         let _within = runtime.enter();
@@ -173,17 +193,7 @@ pub fn main(args: Args) -> ExitCode {
     let done = runtime.block_on(crate::run(config, stop));
     // A read of standard input may hang in a thread of its own; nobody waits for it.
     runtime.shutdown_background();
-    match done {
-        Ok(Ending::Stop) => ExitCode::SUCCESS,
-        Ok(Ending::Renew) => {
-            let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-            failed(&crate::exec::renew(&program, &arguments))
-        }
-        Err(error) => {
-            let code = failed(&error);
-            if error.needs_somebody() { ExitCode::from(NEEDS_SOMEBODY) } else { code }
-        }
-    }
+    done
 }
 
 fn said<E: Error>(done: Result<String, E>) -> ExitCode {

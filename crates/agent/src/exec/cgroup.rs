@@ -22,6 +22,7 @@ use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -53,6 +54,8 @@ pub(super) struct Groups {
     _in_use: Option<OwnedFd>,
     /// Those that no proc holds, by the name of their proc.
     loose: Mutex<HashMap<String, Vec<PathBuf>>>,
+    /// The folders of procs of which nothing ran a moment ago.
+    idle: Mutex<HashSet<PathBuf>>,
 }
 
 impl Groups {
@@ -95,7 +98,7 @@ impl Groups {
             tracing::warn!(file = %file.display(), %error, "where the cgroups are could not be written down");
         }
         let in_use = place.as_ref().and_then(|place| locked(place, FlockOperation::NonBlockingLockShared));
-        Ok(Groups { place, _in_use: in_use, loose: Mutex::new(loose) })
+        Ok(Groups { place, _in_use: in_use, loose: Mutex::new(loose), idle: Mutex::default() })
     }
 
     /// Everything that runs in any of the groups that no proc holds.
@@ -127,6 +130,11 @@ impl Groups {
 
     /// Removes those groups in which nothing runs any more, as far as no proc does so itself.
     pub(super) fn trim(&self) {
+        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        for home in idle {
+            // One in which something runs again cannot be removed.
+            let _ = rustix::fs::rmdir(home);
+        }
         self.loose().retain(|_, runs| {
             let homes: HashSet<PathBuf> =
                 runs.iter().filter_map(|run| Some(run.parent()?.to_owned())).collect();
@@ -136,6 +144,11 @@ impl Groups {
             });
             !runs.is_empty()
         });
+    }
+
+    /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until then.
+    pub(super) fn is_idle(&self, groups: &ProcGroups) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home.clone());
     }
 
     fn loose(&self) -> MutexGuard<'_, HashMap<String, Vec<PathBuf>>> {
@@ -214,9 +227,10 @@ impl ProcGroups {
         self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(PathBuf::as_path)
     }
 
-    /// Those in which something runs and nothing that `is_kept`. The empty ones are gone after this.
+    /// Those in which something runs and nothing that `is_kept`. The empty ones are gone after this; the folder above them
+    /// waits for the next run.
     pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<PathBuf> {
-        self.remove_empty();
+        self.runs.retain(|group| !remove(group));
         let abandoned = |group: &&PathBuf| !pids_in(group).into_iter().any(&is_kept);
         self.runs.iter().filter(abandoned).cloned().collect()
     }
@@ -301,6 +315,10 @@ pub(super) fn remove(group: &Path) -> bool {
 }
 
 fn folders_in(group: &Path) -> Vec<PathBuf> {
+    // A folder has two names, and one more from each folder in it; or one, where nobody counts.
+    if fs::symlink_metadata(group).is_ok_and(|data| data.nlink() == 2) {
+        return Vec::new();
+    }
     let Ok(entries) = fs::read_dir(group) else { return Vec::new() };
     let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     folders.map(|entry| entry.path()).collect()

@@ -201,7 +201,7 @@ impl Host {
         self.sinks.reopen();
     }
 
-    /// Removes cgroups of procs that nobody knows any more, once they are empty; to be called now and then.
+    /// Removes cgroups that nobody needs any more, once they are empty; to be called now and then.
     pub fn trim_groups(&self) {
         self.groups.trim();
     }

@@ -450,7 +450,11 @@ impl Hands {
         }
         let at_work = self.runs().filter(|run| run.is_at_work()).map(|run| run.leader.pid);
         let kept: HashSet<u32> = self.watched().map(|id| id.pid).chain(at_work).collect();
-        self.groups.left(|pid| kept.contains(&pid))
+        let left = self.groups.left(|pid| kept.contains(&pid));
+        if self.groups.is_empty() {
+            self.host.groups.is_idle(&self.groups);
+        }
+        left
     }
 
     /// Those that bear the mark, are in no group and belong to nothing that goes on.

@@ -68,8 +68,10 @@ pub(super) struct Stat {
 impl Stat {
     /// `None` when there is no such process.
     pub(super) fn read(pid: u32) -> Option<Stat> {
-        let text = read_at_most(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
-        Stat::parse(&text).filter(|stat| stat.id.pid == pid)
+        // The kernel gives the whole line at once.
+        let mut line = [0; 1024];
+        let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
+        Stat::parse(&line[..length]).filter(|stat| stat.id.pid == pid)
     }
 
     /// The program's name stands in parentheses and may itself hold spaces and parentheses, so the rest begins after
@@ -225,12 +227,16 @@ pub(super) fn pids() -> Vec<u32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The children of a process, of all its threads. `None` when it is gone, or the kernel does not say.
+/// The children of a process, of all its threads but this one. `None` when it is gone, or the kernel does not say.
 ///
 /// The kernel may leave one out if another ends while it is listing them.
-pub(super) fn children(pid: u32) -> Option<Vec<u32>> {
+pub(super) fn children(pid: u32, but: Option<u32>) -> Option<Vec<u32>> {
     let mut children = Vec::new();
+    let but = but.map(|thread| thread.to_string());
     for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        if but.as_deref().is_some_and(|but| thread.file_name() == but) {
+            continue;
+        }
         match read_at_most(&thread.path().join("children"), u64::MAX) {
             Ok(text) => children.extend(
                 text.split(u8::is_ascii_whitespace)

@@ -406,6 +406,9 @@ impl Live {
     pub(super) fn tail(&self, from: u64) -> String {
         let read = || -> io::Result<Vec<u8>> {
             let end = self.end()?;
+            if end <= from {
+                return Ok(Vec::new());
+            }
             let begin = from.max(end.saturating_sub(TAIL));
             let passage = self.read(Start::At(begin), usize::try_from(TAIL).unwrap_or_default())?;
             let mut bytes = passage.bytes;

@@ -11,16 +11,19 @@ use super::identify::{Mark, Program};
 use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use rustix::io::Errno;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How often those that are to be killed are looked for again, at most. Each round finds what was forked during the one
 /// before; a process that does nothing but fork into new sessions may win many of them.
 const ROUNDS: usize = 50;
 /// How often in a row nothing new must have been found.
 const QUIET_ROUNDS: usize = 2;
+/// For how long those above the agent are taken to be the same, as long as its parent is.
+const STILL_ABOVE: Duration = Duration::from_secs(1);
 
 /// Running processes that are not the kernel's, at one moment: all of them, or those that may belong to one proc.
 #[derive(Debug)]
@@ -245,13 +248,30 @@ pub(super) fn is_protected(pid: u32) -> bool {
     protected().contains(&pid)
 }
 
+/// As of a moment ago at most: of those above the agent, one may end and be another's child then.
 fn protected() -> HashSet<u32> {
+    struct Seen {
+        at: Instant,
+        parent: Option<Pid>,
+        protected: HashSet<u32>,
+    }
+    static LAST: Mutex<Option<Seen>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let parent = rustix::process::getppid();
+    if let Some(seen) = &*last
+        && seen.parent == parent
+        && seen.at.elapsed() < STILL_ABOVE
+    {
+        return seen.protected.clone();
+    }
+    let at = Instant::now();
     let mut protected = HashSet::from([0, 1]);
     let mut above = std::process::id();
     while protected.insert(above) {
         let Some(stat) = Stat::read(above) else { break };
         above = stat.parent;
     }
+    *last = Some(Seen { at, parent, protected: protected.clone() });
     protected
 }
 
@@ -277,7 +297,7 @@ fn collect(top: Stat, stats: &mut Vec<Stat>) {
     let mut seen = HashSet::from([top.id.pid]);
     let mut open = vec![top];
     while let Some(stat) = open.pop() {
-        let below = procfs::children(stat.id.pid).unwrap_or_default();
+        let below = procfs::children(stat.id.pid, None).unwrap_or_default();
         open.extend(below.into_iter().filter(|pid| seen.insert(*pid)).filter_map(Stat::read));
         stats.push(stat);
     }
