@@ -252,10 +252,12 @@ async fn tend_memory(
     supervisor: &supervisor::Supervisor,
     journal: &journal::Journal,
 ) -> std::convert::Infallible {
+    // What the start itself needed.
+    tokio::time::sleep(SOON).await;
     loop {
-        supervisor.burst().await;
         journal.shrink().await;
         exec::give_memory_back();
+        supervisor.burst().await;
     }
 }
 
