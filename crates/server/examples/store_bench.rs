@@ -170,6 +170,7 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
     NewTask {
         stamp: 20_261_115_000_000,
         created_at: 1_763_239_000_000,
+        mark: None,
         app: "bench".to_owned(),
         username: "admin".to_owned(),
         summary: "start web:nginx".to_owned(),

@@ -1,32 +1,61 @@
 //! The server's two clocks: one that never jumps, for decisions, and the one that people read.
 //!
-//! What is stored is wall time, since a monotonic clock means nothing to the next process; it is turned into a
-//! [`Moment`] once, when it is loaded.
+//! [`Moment`]s are the kernel's boot-time clock: setting the wall clock does not move it, and the next server of the same boot goes on
+//! with it. What is written down has the readings of both clocks, so that a server that starts after somebody has set the wall clock
+//! knows all the same how long ago it was. Only what is from another boot, or from another machine, is reckoned by wall time.
 
 use jiff::Timestamp;
 use procfleet_core::moment::Moment;
-use std::time::{Duration, Instant};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// Not from zero, so that a moment before the boot can be written down.
+const BOOT: Moment = Moment(1_000_000_000);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    origin: Instant,
+    boot: BootNumber,
 }
 
 /// Milliseconds since 1970, UTC.
 pub type WallMs = i64;
 
+/// Which of the boots that the store has seen, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootNumber(pub i64);
+
+/// A moment that can be compared with those of other boots: the later one is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark {
+    pub boot: BootNumber,
+    pub moment: Moment,
+}
+
+/// Both clocks, read together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    pub wall: WallMs,
+    /// `None`: it was written by a version that noted wall time only.
+    pub mark: Option<Mark>,
+}
+
 impl Clock {
-    pub fn start() -> Clock {
-        Clock { origin: Instant::now() }
+    pub fn start(boot: BootNumber) -> Clock {
+        Clock { boot }
     }
 
     pub fn now(&self) -> Moment {
-        // Not from zero, so that a moment shortly before the start can be written down.
-        Moment(1_000_000_000) + self.origin.elapsed()
+        let now = clock_gettime(ClockId::Boottime);
+        let (secs, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+        BOOT + Duration::new(secs, nanos)
     }
 
     pub fn wall(&self) -> WallMs {
         Timestamp::now().as_millisecond()
+    }
+
+    pub fn reading(&self) -> Reading {
+        Reading { wall: self.wall(), mark: Some(Mark { boot: self.boot, moment: self.now() }) }
     }
 
     /// `YYYYMMDDHHMMSS` in UTC, as task ids show it.
@@ -34,14 +63,95 @@ impl Clock {
         Timestamp::now().strftime("%Y%m%d%H%M%S").to_string().parse().expect("fourteen digits are a number")
     }
 
-    pub fn moment_of(&self, wall: WallMs) -> Moment {
-        let ahead = wall - self.wall();
-        let distance = Duration::from_millis(ahead.unsigned_abs());
-        if ahead >= 0 { self.now() + distance } else { self.now() - distance }
+    /// The moment of a wall time that was reckoned from `noted`.
+    pub fn moment_of(&self, wall: WallMs, noted: Reading) -> Moment {
+        let (from, at) = match noted.mark.filter(|mark| mark.boot == self.boot) {
+            Some(mark) => (mark.moment, noted.wall),
+            // What was noted lies in the past. A wall clock that says otherwise was set back, and does not make anything wait longer
+            // than it would have waited from the beginning.
+            None => (self.now(), self.wall().max(noted.wall)),
+        };
+        let distance = Duration::from_millis(wall.abs_diff(at));
+        if wall >= at { from + distance } else { from - distance }
     }
 
     /// The real-time instant of a moment, for sleeping until it.
     pub fn instant_of(&self, moment: Moment) -> tokio::time::Instant {
         tokio::time::Instant::now() + moment.since(self.now())
+    }
+}
+
+impl Reading {
+    pub fn is_before(self, other: Reading) -> bool {
+        match (self.mark, other.mark) {
+            (Some(one), Some(other)) => one < other,
+            _ => self.wall < other.wall,
+        }
+    }
+}
+
+/// What the kernel calls its present boot. `None`: it does not say.
+pub fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: WallMs = 3_600_000;
+
+    fn check(noted: Reading, wall: WallMs, ahead: WallMs) {
+        let clock = Clock::start(BootNumber(2));
+        let now = clock.now();
+        let moment = clock.moment_of(wall, noted);
+        let found = i64::try_from(moment.0).expect("it fits") - i64::try_from(now.0).expect("it fits");
+        // Reading the clocks takes a moment itself.
+        assert!((ahead - 2_000..=ahead + 2_000).contains(&found), "{noted:?}: {found} instead of {ahead}");
+    }
+
+    #[test]
+    fn within_a_boot_the_wall_clock_may_be_set_as_often_as_one_likes() {
+        let clock = Clock::start(BootNumber(2));
+        let wall = clock.wall();
+        let ten_seconds_ago =
+            Some(Mark { boot: BootNumber(2), moment: clock.now() - Duration::from_secs(10) });
+        for set in [-HOUR, 0, HOUR] {
+            // It was so many milliseconds ahead when it was noted.
+            let noted = Reading { wall: wall - 10_000 + set, mark: ten_seconds_ago };
+            check(noted, noted.wall, -10_000);
+            check(noted, noted.wall + 60_000, 50_000);
+        }
+    }
+
+    #[test]
+    fn what_is_from_another_boot_goes_by_the_wall_clock() {
+        let clock = Clock::start(BootNumber(2));
+        let wall = clock.wall();
+        for mark in [None, Some(Mark { boot: BootNumber(1), moment: BOOT })] {
+            let ago = Reading { wall: wall - 10_000, mark };
+            check(ago, wall - 10_000, -10_000);
+            check(ago, wall + 50_000, 50_000);
+            // It was set back since: what was noted an hour "from now" was noted now at the latest.
+            let ahead = Reading { wall: wall + HOUR, mark };
+            check(ahead, wall + HOUR + 60_000, 60_000);
+        }
+    }
+
+    #[test]
+    fn readings_are_in_the_order_in_which_they_were_made() {
+        let mark = |boot: i64, millis: u64| Some(Mark { boot: BootNumber(boot), moment: Moment(millis) });
+        let reading = |wall: WallMs, mark: Option<Mark>| Reading { wall, mark };
+        for (one, other, before) in [
+            (reading(HOUR, mark(1, 5)), reading(0, mark(1, 6)), true),
+            (reading(HOUR, mark(1, 500)), reading(0, mark(2, 6)), true),
+            (reading(0, mark(2, 6)), reading(HOUR, mark(1, 500)), false),
+            (reading(1, None), reading(2, mark(1, 1)), true),
+            (reading(3, mark(1, 1)), reading(2, None), false),
+            (reading(1, mark(1, 1)), reading(1, mark(1, 1)), false),
+        ] {
+            assert_eq!(one.is_before(other), before, "{one:?} {other:?}");
+        }
     }
 }

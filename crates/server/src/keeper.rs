@@ -10,7 +10,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Reading};
 use crate::metrics::Metrics;
 use crate::sessions::{CutReason, Outbox, Presences, Undelivered};
 use crate::store::{Applied, Finished, OpenOpRow, Store, StoreError};
@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 /// How many notes may wait. Reports come in batches, so this is far more than one round of a large fleet; a session that
@@ -47,6 +48,8 @@ const SPREAD_EACH: Duration = Duration::from_millis(2);
 const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 /// How soon a write that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// No sleep is longer, for what sleeps does not notice how long the machine was suspended.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Stands for the sessions of a server that is no more. Those of the store begin with 1.
 const NO_SESSION: Epoch = Epoch(0);
 
@@ -235,8 +238,9 @@ impl Work {
         let open = self.store.open_ops().await?;
         let mut present_until = HashMap::new();
         for agent in self.store.agents().await? {
-            let until = if agent.connected { i64::MAX } else { agent.changed_at };
-            present_until.insert(agent.agent.clone(), until);
+            // `None`: until our predecessor ended.
+            let gone = Reading { wall: agent.changed_at, mark: agent.changed_mark };
+            present_until.insert(agent.agent.clone(), (!agent.connected).then_some(gone));
             if let Some(revocation) = agent.revoked {
                 self.dismissed.insert(agent.agent, revoked(&revocation.why));
             }
@@ -253,7 +257,7 @@ impl Work {
         // nothing may be said of the op before the agent or the deadline does.
         self.add(open, |row| {
             let until = row.agent.as_ref().and_then(|agent| present_until.get(agent));
-            match until.is_some_and(|until| *until >= row.accepted_at) {
+            match until.is_some_and(|until| until.is_none_or(|gone| !gone.is_before(row.accepted))) {
                 true => Progress::Sent(NO_SESSION),
                 false => Progress::Waiting,
             }
@@ -266,7 +270,8 @@ impl Work {
         // What was loaded has no timers yet, and nobody may ever send a note about it.
         self.settle().await;
         loop {
-            let wake = self.wake_at().map(|moment| self.clock.instant_of(moment));
+            let wake =
+                self.wake_at().map(|moment| self.clock.instant_of(moment).min(Instant::now() + LOOK_AGAIN));
             tokio::select! {
                 // Notes first: an outcome that has arrived must win over the deadline that it just met.
                 biased;
@@ -364,9 +369,9 @@ impl Work {
             }
             let open = OpenOp {
                 kind: row.kind,
-                accepted: self.clock.moment_of(row.accepted_at),
-                start_by: self.clock.moment_of(row.start_by),
-                deadline: self.clock.moment_of(row.deadline),
+                accepted: self.clock.moment_of(row.accepted.wall, row.accepted),
+                start_by: self.clock.moment_of(row.start_by, row.accepted),
+                deadline: self.clock.moment_of(row.deadline, row.accepted),
                 progress: progress(&row),
             };
             let target = row.target.to_string();
@@ -701,7 +706,7 @@ fn refusal(agent: &AgentId, reason: &str) -> Body {
     Body::Refused(Refused { reason: format!("agent {agent} {reason}") })
 }
 
-async fn sleep_until(instant: Option<tokio::time::Instant>) {
+async fn sleep_until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
         None => std::future::pending().await,

@@ -95,9 +95,9 @@ impl Server {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.data).map_err(folder)?;
         std::fs::set_permissions(&config.data, std::fs::Permissions::from_mode(0o700)).map_err(folder)?;
 
-        let clock = Clock::start();
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(&config.data.join("server.db")).await?;
+        let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
         let ca = Arc::new(Ca::open(&config.data, config.agent_certificate)?);
         store.name_first_ca(ca.pin()).await?;
         let presences = Presences::new(metrics.clone());

@@ -154,7 +154,8 @@ async fn prepare(
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = app.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
     let mut found = found.into_iter();
-    let created_at = app.clock.wall();
+    let accepted = app.clock.reading();
+    let created_at = accepted.wall;
     let summary = summary(&requests);
     let (mut heads, mut ops) = (Vec::new(), Vec::new());
     for (place, request) in requests.into_iter().enumerate() {
@@ -189,6 +190,7 @@ async fn prepare(
     Ok(NewTask {
         stamp: app.clock.stamp(),
         created_at,
+        mark: accepted.mark,
         app: caller.app.clone(),
         username: caller.username.clone(),
         summary,

@@ -1,6 +1,7 @@
 //! The keeper on a real store, with sessions that a test plays.
 
 use super::*;
+use crate::clock::Mark;
 use crate::sessions::Orders;
 use crate::store::{CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, TokenUse};
 use procfleet_core::code::Code;
@@ -11,6 +12,7 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const SECRET: [u8; 32] = [7; 32];
+const HOUR: i64 = 3_600_000;
 
 struct Fixture {
     store: Store,
@@ -44,13 +46,20 @@ async fn fixture() -> Fixture {
         from: [10, 0, 0, 1].into(),
     };
     store.join(shown, joining, 500).await.expect("no error").expect("joined");
-    Fixture { store, clock: Clock::start(), agent, _folder: folder }
+    let boot = store.enter_boot(Some("a".to_owned())).await.expect("noted");
+    Fixture { store, clock: Clock::start(boot), agent, _folder: folder }
 }
 
 impl Fixture {
     /// A task of queries that was accepted `ago`, whose ops had to begin `begin` and must end `end` from now.
     async fn task(&self, ops: usize, ago: i64, begin: i64, end: i64) -> Vec<OpId> {
-        let now = self.clock.wall();
+        self.task_with(ops, ago, begin, end, 0).await
+    }
+
+    /// The same; the wall clock was so many milliseconds ahead of what it says now.
+    async fn task_with(&self, ops: usize, ago: i64, begin: i64, end: i64, ahead: i64) -> Vec<OpId> {
+        let accepted = self.ago(ago, ahead);
+        let now = accepted.wall + ago;
         let op = NewOp {
             request: 0,
             target: Target::Host(Host { cloud: CloudId(0), ip: [10, 0, 0, 1].into() }),
@@ -62,7 +71,8 @@ impl Fixture {
         let proc = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
         let task = NewTask {
             stamp: self.clock.stamp(),
-            created_at: now - ago,
+            created_at: accepted.wall,
+            mark: accepted.mark,
             app: "console".to_owned(),
             username: "admin".to_owned(),
             summary: "query web:nginx".to_owned(),
@@ -73,6 +83,14 @@ impl Fixture {
         };
         let task = self.store.create_task(task).await.expect("a task");
         (0..ops).map(|index| OpId { task, index: u32::try_from(index).expect("few ops") }).collect()
+    }
+
+    /// What the clocks said so many milliseconds ago.
+    fn ago(&self, millis: i64, ahead: i64) -> Reading {
+        let now = self.clock.reading();
+        let earlier = Duration::from_millis(millis.unsigned_abs());
+        let mark = now.mark.map(|mark| Mark { moment: mark.moment - earlier, ..mark });
+        Reading { wall: now.wall - millis + ahead, mark }
     }
 
     /// One that was started long ago.
@@ -125,7 +143,7 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
         let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", began).await.expect("on");
         let ops = fixture.task(1, 90_000, -30_000, 60_000).await;
         if orderly {
-            let gone = fixture.clock.wall() - 80_000;
+            let gone = fixture.ago(80_000, 0);
             fixture.store.agent_disconnected(&fixture.agent, epoch, gone).await.expect("off");
         }
         let keeper = fixture.keeper().await;
@@ -137,6 +155,33 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
         fixture.wait_until_ended(&keeper, ops[0].task).await;
         let acked = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("an answer comes");
         assert!(matches!(acked, Some(Body::Ack(_))), "orderly: {orderly}: {acked:?}");
+    }
+}
+
+/// Somebody set the wall clock while there was no server: what has not passed by the clock that nobody can set has not passed.
+#[tokio::test]
+async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
+    for ahead in [-HOUR, HOUR] {
+        let fixture = fixture().await;
+        let began = fixture.clock.wall() - 100_000;
+        let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", began).await.expect("on");
+        let open = fixture.task_with(1, 90_000, -30_000, 60_000, ahead).await;
+        let overdue = fixture.task_with(1, 90_000, -30_000, -1_000, ahead).await;
+        // The clock was set after the op was sent and before the agent left: by wall time it left first, or an hour later.
+        fixture.store.agent_disconnected(&fixture.agent, epoch, fixture.ago(80_000, 0)).await.expect("off");
+        let never_sent = fixture.task_with(1, 70_000, 30_000, 60_000, ahead).await;
+        let keeper = fixture.keeper().await;
+        fixture.wait_until_ended(&keeper, overdue[0].task).await;
+        fixture.wait_until_ended(&keeper, never_sent[0].task).await;
+        let newer = fixture.task_with(1, 0, 30_000, 60_000, ahead).await;
+        keeper.tell(Note::TaskCreated(newer[0].task)).await;
+        let (_, mut orders) = fixture.connect(&keeper).await;
+        assert_eq!(next_op(&mut orders).await, open[0], "{ahead}");
+        assert_eq!(next_op(&mut orders).await, newer[0], "{ahead}");
+        for (task, code) in [(overdue[0].task, Code::Timeout), (never_sent[0].task, Code::NoAgent)] {
+            let (_, rows) = fixture.store.task_results(task).await.expect("no error").expect("known");
+            assert_eq!(code_of(&rows[0]), Some(code), "{ahead}");
+        }
     }
 }
 

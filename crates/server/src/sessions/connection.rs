@@ -151,7 +151,7 @@ async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch
 
 async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, end: End, mut socket: WebSocket) {
     link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
-    if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.wall()).await {
+    if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.reading()).await {
         warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
     }
     info!(reason = %end, epoch = epoch.0, "agent disconnected");

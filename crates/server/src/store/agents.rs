@@ -3,9 +3,10 @@
 use super::audit::{NewAudit, insert_audit};
 use super::businesses::business;
 use super::certificates::{self, CertificateRecord};
-use super::columns::{agent, from_json, host, integer, natural, text, to_json};
+use super::columns::{agent, from_json, host, integer, mark_if_any, natural, text, to_json};
 use super::tokens::{self, Belonging};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
+use crate::clock::{Mark, Reading};
 use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::task::Target;
@@ -29,6 +30,8 @@ pub struct AgentRecord {
     pub connected: bool,
     /// When it last connected or disconnected.
     pub changed_at: i64,
+    /// When it disconnected, by the clock that nobody can set.
+    pub changed_mark: Option<Mark>,
     pub epoch: Epoch,
     /// What the host is: JSON of the caller's own.
     pub facts: String,
@@ -67,7 +70,8 @@ pub struct Joined {
 }
 
 const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
-                       changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels";
+                       changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels, \
+                       changed_boot, changed_boot_ms";
 
 /// What a target is to somebody who may use some businesses only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,12 +221,19 @@ impl Store {
     }
 
     /// Does nothing when a later session has begun.
-    pub async fn agent_disconnected(&self, agent: &AgentId, epoch: Epoch, at: i64) -> Result<(), StoreError> {
+    pub async fn agent_disconnected(
+        &self,
+        agent: &AgentId,
+        epoch: Epoch,
+        at: Reading,
+    ) -> Result<(), StoreError> {
         let agent = agent.clone();
         self.write("noting that an agent disconnected", move |db| {
-            let sql = "UPDATE agents SET connected = 0, changed_at = ? \
+            let sql = "UPDATE agents SET connected = 0, changed_at = ?, changed_boot = ?, changed_boot_ms = ? \
                        WHERE agent_id = ? AND epoch = ? AND connected = 1";
-            db.prepare_cached(sql)?.execute(params![at, agent.as_str(), integer(epoch.0)])?;
+            let (boot, moment) = (at.mark.map(|mark| mark.boot.0), at.mark.map(|mark| integer(mark.moment.0)));
+            let values = params![at.wall, boot, moment, agent.as_str(), integer(epoch.0)];
+            db.prepare_cached(sql)?.execute(values)?;
             Ok(())
         })
         .await
@@ -370,6 +381,7 @@ fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
         retired_at: row.get(6)?,
         connected: row.get(7)?,
         changed_at: row.get(8)?,
+        changed_mark: mark_if_any(row, 16)?,
         epoch: Epoch(natural(row.get(9)?)),
         facts: row.get(10)?,
         business: business(row.get(11)?)?,

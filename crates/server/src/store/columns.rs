@@ -1,6 +1,8 @@
 //! How our types stand in columns, and back.
 
 use super::Fault;
+use crate::clock::{BootNumber, Mark};
+use procfleet_core::moment::Moment;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, CloudId, Host};
 use rusqlite::Row;
@@ -62,6 +64,15 @@ pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, Fault> {
             Ok(Target::SupplierHost(host(row, column)?, small("a supplier id", supplier)?))
         }
     }
+}
+
+/// A mark in two columns: boot, milliseconds.
+pub(super) fn mark_if_any(row: &Row<'_>, column: usize) -> Result<Option<Mark>, Fault> {
+    let columns: (Option<i64>, Option<i64>) = (row.get(column)?, row.get(column + 1)?);
+    Ok(match columns {
+        (Some(boot), Some(millis)) => Some(Mark { boot: BootNumber(boot), moment: Moment(natural(millis)) }),
+        (None, _) | (_, None) => None,
+    })
 }
 
 /// Text that is looked at in place, without a copy.

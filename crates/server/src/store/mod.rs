@@ -19,6 +19,7 @@
 mod agents;
 mod apps;
 mod audit;
+mod boots;
 mod businesses;
 mod certificates;
 mod columns;

@@ -1,7 +1,10 @@
 //! Ops: read while they are open, and ended once, with their task's counts always in step.
 
-use super::columns::{agent_if_any, from_json, integer, natural, small, target, text, to_json, unreadable};
+use super::columns::{
+    agent_if_any, from_json, integer, mark_if_any, natural, small, target, text, to_json, unreadable,
+};
 use super::{Fault, RequestHead, Store, StoreError};
+use crate::clock::Reading;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
@@ -18,7 +21,7 @@ pub struct OpenOpRow {
     pub spec: Option<Arc<Spec>>,
     pub target: Target,
     pub agent: Option<AgentId>,
-    pub accepted_at: i64,
+    pub accepted: Reading,
     pub start_by: i64,
     pub deadline: i64,
     /// Whether its task was cancelled.
@@ -100,11 +103,12 @@ impl Store {
 }
 
 fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<(), Fault> {
-    let sql = "SELECT created_at, requests_json, cancelled_at IS NOT NULL FROM tasks WHERE number = ? AND stamp = ?";
+    let sql = "SELECT created_at, requests_json, cancelled_at IS NOT NULL, boot, boot_ms FROM tasks \
+               WHERE number = ? AND stamp = ?";
     let mut tasks = db.prepare_cached(sql)?;
     let mut rows = tasks.query([integer(id.number), integer(id.stamp)])?;
     let Some(row) = rows.next()? else { return Ok(()) };
-    let (accepted_at, cancelled) = (row.get(0)?, row.get(2)?);
+    let (accepted, cancelled) = (Reading { wall: row.get(0)?, mark: mark_if_any(row, 3)? }, row.get(2)?);
     let requests: Vec<RequestHead> = from_json("a task's requests", text(row, 1)?)?;
 
     let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline FROM ops \
@@ -123,7 +127,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             spec: request.spec.clone(),
             target: target(row, 2)?,
             agent: agent_if_any(row, 6)?,
-            accepted_at,
+            accepted,
             start_by: row.get(7)?,
             deadline: row.get(8)?,
             cancelled,

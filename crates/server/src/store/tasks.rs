@@ -6,6 +6,7 @@ use super::columns::{
     unreadable,
 };
 use super::{Fault, NewAudit, Store, StoreError};
+use crate::clock::Mark;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use rusqlite::{Connection, Row, params};
@@ -25,6 +26,8 @@ pub struct RequestHead {
 pub struct NewTask {
     pub stamp: u64,
     pub created_at: i64,
+    /// The same by the clock that nobody can set.
+    pub mark: Option<Mark>,
     pub app: String,
     pub username: String,
     pub summary: String,
@@ -175,7 +178,8 @@ pub(super) fn requests_json(task: &NewTask) -> Result<String, Fault> {
 
 fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
     let sql = "INSERT INTO tasks (stamp, created_at, app, username, summary, requests_json, total, open, \
-               succeeded, failed, retry_of) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 - ?8 - ?9, ?8, ?9, ?10)";
+               succeeded, failed, retry_of, boot, boot_ms) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 - ?8 - ?9, ?8, ?9, ?10, ?11, ?12)";
     let total = i64::try_from(task.ops.len()).unwrap_or(i64::MAX);
     let (mut succeeded, mut failed) = (0_i64, 0_i64);
     for outcome in task.ops.iter().filter_map(|op| op.ended.as_ref()) {
@@ -191,7 +195,9 @@ fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId
         total,
         succeeded,
         failed,
-        task.retry_of.map(|of| of.to_string())
+        task.retry_of.map(|of| of.to_string()),
+        task.mark.map(|mark| mark.boot.0),
+        task.mark.map(|mark| integer(mark.moment.0))
     ])?;
     Ok(TaskId { stamp: task.stamp, number: natural(db.last_insert_rowid()) })
 }

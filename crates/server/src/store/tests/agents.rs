@@ -1,6 +1,7 @@
 //! Joining, sessions, resolving.
 
 use super::*;
+use crate::clock::Reading;
 
 #[tokio::test]
 async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
@@ -104,6 +105,7 @@ async fn joining_leaves_a_record() {
 async fn every_session_has_an_epoch_of_its_own() {
     let Fixture { folder, store } = fixture_with_agents(&["a"]).await;
     let a = agent("a");
+    let at = |wall: i64| Reading { wall, mark: None };
     let seen = async |store: &Store| {
         let record = store.agent(&a).await.expect("no error").expect("an agent");
         (record.connected, record.changed_at, record.epoch.0, record.version)
@@ -116,9 +118,9 @@ async fn every_session_has_an_epoch_of_its_own() {
     let store = Store::open(&path(&folder)).await.expect("it opens again");
     let second = store.agent_connected(&a, "0.2.0", "null", 1_700).await.expect("connected");
     assert!(second > first);
-    store.agent_disconnected(&a, first, 1_800).await.expect("ignored");
+    store.agent_disconnected(&a, first, at(1_800)).await.expect("ignored");
     assert_eq!(seen(&store).await, (true, 1_700, 2, "0.2.0".to_owned()));
-    store.agent_disconnected(&a, second, 1_900).await.expect("noted");
+    store.agent_disconnected(&a, second, at(1_900)).await.expect("noted");
     assert_eq!(seen(&store).await, (false, 1_900, 2, "0.2.0".to_owned()));
 }
 

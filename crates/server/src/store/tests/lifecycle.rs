@@ -120,3 +120,19 @@ async fn a_store_of_the_first_schema_is_upgraded() {
     assert!(store.app("old").await.expect("no error").is_some());
     store.create_user("ann", 1, NewAudit::default()).await.expect("what is new works");
 }
+
+/// Moments of one can be compared with those of another, and are reckoned with within one only.
+#[tokio::test]
+async fn boots_have_numbers_in_their_order() {
+    let Fixture { folder, store } = fixture().await;
+    let enter = async |store: &Store, id: Option<&str>| {
+        store.enter_boot(id.map(str::to_owned)).await.expect("noted").0
+    };
+    assert_eq!((enter(&store, Some("a")).await, enter(&store, Some("a")).await), (1, 1));
+    drop(store);
+    let store = Store::open(&path(&folder)).await.expect("it opens again");
+    assert_eq!(enter(&store, Some("a")).await, 1, "the same boot");
+    assert_eq!(enter(&store, Some("b")).await, 2);
+    assert_eq!(enter(&store, Some("a")).await, 3, "it was elsewhere meanwhile");
+    assert_eq!((enter(&store, None).await, enter(&store, None).await), (4, 5), "nobody knows which");
+}

@@ -72,6 +72,7 @@ fn new_task(agents: &[&str]) -> NewTask {
     NewTask {
         stamp: STAMP,
         created_at: 1_000,
+        mark: None,
         app: "console".to_owned(),
         username: "admin".to_owned(),
         summary: "start web:nginx".to_owned(),

@@ -46,7 +46,7 @@ async fn a_task_reads_back_as_it_was_written() {
     assert_eq!(open.len(), 3);
     assert_eq!(open[0].spec, new.requests[0].spec);
     assert_eq!((open[2].kind, &open[2].proc, &open[2].spec), (OpKind::Query, &proc("redis"), &None));
-    assert_eq!((open[2].accepted_at, open[2].start_by, open[2].deadline), (1_000, 5, 6));
+    assert_eq!((open[2].accepted.wall, open[2].start_by, open[2].deadline), (1_000, 5, 6));
 }
 
 #[tokio::test]
