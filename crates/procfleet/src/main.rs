@@ -5,8 +5,12 @@ mod up;
 
 use clap::{Parser, Subcommand};
 use procfleet_agent::program;
+use procfleet_server::ServerError;
 use std::io::Write;
 use std::process::ExitCode;
+
+/// What was stored cannot be used: somebody has to look, and starting again would not help (sysexits.h).
+const NEEDS_SOMEBODY: u8 = 78;
 
 /// Runs processes on a fleet of hosts, and keeps them alive.
 #[derive(Parser)]
@@ -42,7 +46,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            let somebody = error.downcast_ref::<ServerError>().is_some_and(ServerError::needs_somebody);
+            if somebody { ExitCode::from(NEEDS_SOMEBODY) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! pipe as its standard input: when this process is gone, however it went, the agent notices and ends too. The
 //! processes that it looks after go on in either case.
 
+use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use procfleet_agent::exec::Containment;
@@ -25,7 +26,6 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(15);
 const AGENT_PAUSE: Duration = Duration::from_millis(300);
 /// The same for an agent that says that somebody has to look first (exit code 78).
 const AGENT_PAUSE_FOR_SOMEBODY: Duration = Duration::from_secs(10);
-const NEEDS_SOMEBODY: i32 = 78;
 /// How long the agent may take to end when asked.
 const AGENT_END: Duration = Duration::from_secs(2);
 
@@ -78,7 +78,7 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
             () = server.failed() => break Some("the server could not go on; its log says why"),
             ended = agent.child.wait() => {
                 let code = ended.as_ref().ok().and_then(std::process::ExitStatus::code);
-                let pause = if code == Some(NEEDS_SOMEBODY) { AGENT_PAUSE_FOR_SOMEBODY } else { AGENT_PAUSE };
+                let pause = if code == Some(i32::from(NEEDS_SOMEBODY)) { AGENT_PAUSE_FOR_SOMEBODY } else { AGENT_PAUSE };
                 warn!(status = ?ended.ok(), "the agent has ended; starting it again");
                 tokio::select! {
                     () = sleep(pause) => {}

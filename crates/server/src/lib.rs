@@ -32,7 +32,7 @@ use crate::store::{Store, StoreError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
@@ -41,6 +41,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
+/// The file of the store, in the data folder.
+const STORE: &str = "server.db";
 /// How many connections may wait to be accepted, where the kernel allows so many: all agents may come back at once.
 const BACKLOG: u32 = 4_096;
 /// How long an orderly end may take, altogether.
@@ -89,14 +91,47 @@ pub struct Server {
     _link_threads: LinkThreads,
 }
 
+impl ServerError {
+    /// Starting again would not help: somebody has to look.
+    pub fn needs_somebody(&self) -> bool {
+        match self {
+            ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
+                error.needs_somebody()
+            }
+            ServerError::Setup(SetupError::Mismatch(_)) => true,
+            ServerError::Setup(SetupError::File(_))
+            | ServerError::Folder { .. }
+            | ServerError::Listen { .. }
+            | ServerError::Threads(_)
+            | ServerError::Pki(_)
+            | ServerError::Link(_) => false,
+        }
+    }
+
+    /// What is read of the store before the server is up may show that it is damaged.
+    fn named(self, store: &Path) -> ServerError {
+        match self {
+            ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
+                ServerError::Store(error.named(store))
+            }
+            other => other,
+        }
+    }
+}
+
 impl Server {
     pub async fn start(config: Config) -> Result<Server, ServerError> {
+        let store = config.data.join(STORE);
+        Server::start_on(&store, config).await.map_err(|error| error.named(&store))
+    }
+
+    async fn start_on(path: &Path, config: Config) -> Result<Server, ServerError> {
         let folder = |source| ServerError::Folder { path: config.data.clone(), source };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.data).map_err(folder)?;
         std::fs::set_permissions(&config.data, std::fs::Permissions::from_mode(0o700)).map_err(folder)?;
 
         let metrics = Arc::new(Metrics::new());
-        let store = Store::open(&config.data.join("server.db")).await?;
+        let store = Store::open(path).await?;
         let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
         let ca = Arc::new(Ca::open(&config.data, config.agent_certificate)?);
         store.name_first_ca(ca.pin()).await?;

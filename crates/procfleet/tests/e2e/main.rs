@@ -29,6 +29,7 @@ mod leftovers;
 mod lifecycle;
 mod limits;
 mod logs;
+mod lost_store;
 mod many_hosts;
 mod operations;
 mod periodic;

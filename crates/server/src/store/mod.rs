@@ -31,6 +31,7 @@ mod reader;
 mod retention;
 mod schema;
 mod settings;
+mod sound;
 mod submissions;
 mod tasks;
 mod tokens;
@@ -86,6 +87,18 @@ pub enum StoreError {
         path.display()
     )]
     Newer { path: PathBuf, found: i64, known: i64 },
+    #[error(
+        "{0} cannot be used: {reason}. It was left as it is. Put the last backup of it in its place, and move {0}-wal and {0}-shm \
+         away, which belong to this one; what can still be read of it, `sqlite3 {0} .recover` prints",
+        path.display()
+    )]
+    Damaged { path: PathBuf, reason: String },
+    #[error(
+        "{} is {how}, and this server had one: {} is there. Put the last backup of it in its place. To begin anew without its agents, \
+         apps and tasks, so that every host has to join again, move that certificate away",
+        path.display(), later.display()
+    )]
+    Lost { path: PathBuf, how: &'static str, later: PathBuf },
     #[error("{doing} {}", path.display())]
     File {
         doing: &'static str,
@@ -123,6 +136,18 @@ pub enum StoreError {
     /// A bug in this program; its place is in the log.
     #[error("{doing}: the work panicked")]
     Panicked { doing: &'static str },
+}
+
+impl StoreError {
+    /// The same, or that the file is damaged, if that is what it comes of.
+    pub fn named(self, path: &Path) -> StoreError {
+        sound::name(self, path)
+    }
+
+    /// Starting again would not help: somebody has to look.
+    pub fn needs_somebody(&self) -> bool {
+        matches!(self, StoreError::Damaged { .. } | StoreError::Lost { .. } | StoreError::Newer { .. })
+    }
 }
 
 impl Store {

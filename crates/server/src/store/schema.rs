@@ -1,10 +1,9 @@
 //! Opening the file: the lock, the pragmas, the migrations.
 
-use super::{Fault, StoreError};
+use super::{Fault, StoreError, sound};
 use rusqlite::{Connection, OpenFlags};
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// In order; the schema's version is how many of them were applied.
@@ -42,10 +41,12 @@ pub(super) fn open(path: &Path) -> Result<Opened, StoreError> {
     // The lock comes before anything else touches the file: closing any descriptor of a SQLite file drops the
     // locks that SQLite holds on it in this process.
     let lock = lock(path)?;
+    sound::look_at_file(path)?;
     create(path).map_err(|source| StoreError::File { doing: "creating", path: path.to_owned(), source })?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
-        .map_err(|source| StoreError::Database { doing: "opening the store", source })?;
-    upgrade(&mut connection, path)?;
+        .map_err(|source| StoreError::Database { doing: "opening the store", source }.named(path))?;
+    sound::look_inside(&connection, path)?;
+    upgrade(&mut connection, path).map_err(|error| error.named(path))?;
     tracing::info!(path = %path.display(), schema = MIGRATIONS.len(), "store opened");
     Ok(Opened { connection, lock })
 }
@@ -56,9 +57,7 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
 }
 
 fn lock(path: &Path) -> Result<StoreLock, StoreError> {
-    let mut name: OsString = path.as_os_str().to_owned();
-    name.push(".lock");
-    let path_of_lock = PathBuf::from(name);
+    let path_of_lock = sound::beside(path, ".lock");
     let failed = |source| StoreError::File { doing: "locking", path: path_of_lock.clone(), source };
     let file = create(&path_of_lock).map_err(failed)?;
     match file.try_lock() {

@@ -1,0 +1,142 @@
+//! A server whose store is damaged or gone says so and ends; one whose first start was cut off comes up all the same.
+
+use procfleet_testkit::{PATIENCE, Program, Signal, wait_until};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// What the exit code says: somebody has to look.
+const NEEDS_SOMEBODY: i32 = 78;
+
+fn server(data: &Path) -> Program {
+    let mut server = Program::new(env!("CARGO_BIN_EXE_procfleet"))
+        .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--data"])
+        .args([data]);
+    server.start();
+    server
+}
+
+#[track_caller]
+fn comes_up(data: &Path) -> Program {
+    let mut server = server(data);
+    wait_until(PATIENCE, "the server is ready", || {
+        assert!(server.is_running(), "it has ended: {}", server.stderr());
+        server.stdout().contains("procfleet server is ready")
+    });
+    server
+}
+
+/// The data folder of a server that has ended in order.
+fn data() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let data = folder.path().join("data");
+    comes_up(&data).end(Signal::TERM, PATIENCE);
+    (folder, data)
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_left_alone_and_its_server_says_what_can_be_done() {
+    let (_folder, data) = data();
+    let store = data.join("server.db");
+    let sound = fs::read(&store).expect("it is there");
+    let half = sound.len() / 2;
+    let torn: [(&str, Vec<u8>, &str); 4] = [
+        ("no head", [vec![0; 100], sound[100..].to_vec()].concat(), "file is not a database"),
+        ("half of it", sound[..half].to_vec(), "malformed"),
+        ("half of it is zeros", [sound[..half].to_vec(), vec![0; sound.len() - half]].concat(), "malformed"),
+        (
+            "a text",
+            b"this is no database, and it is long enough to be read as one".repeat(99),
+            "not a database",
+        ),
+    ];
+    for (how, bytes, words) in torn {
+        fs::write(&store, &bytes).expect("our own file");
+        let done = server(&data).finish(PATIENCE);
+        assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{how}: {done:?}");
+        let place = store.display().to_string();
+        for words in [place.as_str(), words, "left as it is", "backup", ".recover"] {
+            assert!(done.stderr.contains(words), "{how}: no {words:?} in {}", done.stderr);
+        }
+        assert_eq!(fs::read(&store).expect("it is there"), bytes, "{how}");
+    }
+    fs::remove_file(&store).expect("our own file");
+    fs::create_dir(&store).expect("our own folder");
+    let done = server(&data).finish(PATIENCE);
+    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert!(done.stderr.contains("it is a folder"), "{done:?}");
+    fs::remove_dir(&store).expect("our own folder");
+    fs::write(&store, &sound).expect("our own file");
+    comes_up(&data);
+}
+
+#[test]
+fn a_store_that_is_gone_is_not_silently_replaced() {
+    let (_folder, data) = data();
+    let store = data.join("server.db");
+    let sound = fs::read(&store).expect("it is there");
+    let no_tables = {
+        let other = data.join("other.db");
+        let database = rusqlite::Connection::open(&other).expect("a database");
+        database.pragma_update(None, "journal_mode", "WAL").expect("written");
+        drop(database);
+        let bytes = fs::read(&other).expect("it is there");
+        fs::remove_file(&other).expect("our own file");
+        bytes
+    };
+    assert!(!no_tables.is_empty());
+    for (how, bytes) in [("gone", None), ("empty", Some(Vec::new())), ("empty", Some(no_tables))] {
+        match &bytes {
+            None => fs::remove_file(&store).expect("our own file"),
+            Some(bytes) => fs::write(&store, bytes).expect("our own file"),
+        }
+        let done = server(&data).finish(PATIENCE);
+        assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{how}: {done:?}");
+        for words in ["server.db is ", how, "ca.cert.der", "backup", "begin anew", "join again"] {
+            assert!(done.stderr.contains(words), "{how}: no {words:?} in {}", done.stderr);
+        }
+        assert_eq!(fs::read(&store).ok(), bytes, "nothing was made in its place");
+    }
+    // Both ways out.
+    fs::write(&store, &sound).expect("our own file");
+    comes_up(&data);
+    fs::remove_file(&store).expect("our own file");
+    fs::rename(data.join("ca.cert.der"), data.join("old-ca.cert.der")).expect("our own file");
+    comes_up(&data);
+}
+
+/// Whatever it had made by then is taken up, and what is missing is made.
+#[test]
+fn a_first_start_that_is_killed_at_any_moment_comes_up_the_next_time() {
+    for made in
+        ["", "server.db.lock", "server.db", "server.db-wal", "ca.key.pem", "ca.cert.der", "admin.json"]
+    {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let data = folder.path().join("data");
+        let mut cut_off = server(&data);
+        wait_until(PATIENCE, "it has come so far", || data.join(made).exists());
+        cut_off.end(Signal::KILL, PATIENCE);
+        comes_up(&data);
+    }
+    // As far as the moments can be told apart by what is there.
+    let (_folder, whole) = data();
+    for missing in [
+        &["admin.json"][..],
+        &["admin.json", "ca.cert.der"],
+        &["admin.json", "ca.cert.der", "ca.key.pem"],
+        &["admin.json", "ca.cert.der", "ca.key.pem", "server.db"],
+    ] {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        for entry in fs::read_dir(&whole).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let name = entry.file_name();
+            match name.to_str().is_some_and(|name| missing.contains(&name)) {
+                // It was made, and nothing was written to it.
+                true if name == "server.db" => fs::write(folder.path().join(name), "").expect("our own file"),
+                true => {}
+                false => _ = fs::copy(entry.path(), folder.path().join(name)).expect("a copy"),
+            }
+        }
+        comes_up(folder.path());
+    }
+}

@@ -1,0 +1,71 @@
+//! Whether a store is fit to be used. One that is not is left as it is: a server that began anew in its place would not know its agents,
+//! its apps and what it was asked to do.
+
+use super::StoreError;
+use rusqlite::{Connection, ErrorCode};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The certificate of the server's own CA, beside the store. It is made after the store, so where it is, there was one.
+const LATER: &str = "ca.cert.der";
+
+/// What can be told without opening it as a database, which would make a new one where there is none.
+pub(super) fn look_at_file(path: &Path) -> Result<(), StoreError> {
+    match std::fs::metadata(path) {
+        Ok(data) if data.is_dir() => Err(damaged(path, "it is a folder")),
+        Ok(data) if !data.is_file() => Err(damaged(path, "it is not a regular file")),
+        Ok(data) if data.len() == 0 => new_only(path, "empty"),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => new_only(path, "gone"),
+        Err(source) => Err(StoreError::File { doing: "looking at", path: path.to_owned(), source }),
+    }
+}
+
+/// A database in which nothing was ever written can only be that of a first start.
+pub(super) fn look_inside(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    let failed = |source| name(StoreError::Database { doing: "looking into the store", source }, path);
+    let written: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(failed)?;
+    if written == 0 { new_only(path, "empty") } else { Ok(()) }
+}
+
+fn new_only(path: &Path, how: &'static str) -> Result<(), StoreError> {
+    let later = path.with_file_name(LATER);
+    if later.exists() { Err(StoreError::Lost { path: path.to_owned(), how, later }) } else { Ok(()) }
+}
+
+fn damaged(path: &Path, reason: impl Into<String>) -> StoreError {
+    StoreError::Damaged { path: path.to_owned(), reason: reason.into() }
+}
+
+/// An error that comes of what the file is, and not of the moment, is said to be that.
+pub(super) fn name(error: StoreError, path: &Path) -> StoreError {
+    match &error {
+        StoreError::Database { source, .. } if comes_of_the_file(source) => damaged(path, source.to_string()),
+        StoreError::Unreadable { .. } => damaged(path, error.to_string()),
+        _ => error,
+    }
+}
+
+fn comes_of_the_file(error: &rusqlite::Error) -> bool {
+    match error {
+        rusqlite::Error::SqliteFailure(error, said) => match error.code {
+            ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => true,
+            // A table or column is missing, or one that is to be made is there: it is not ours.
+            _ => said
+                .as_deref()
+                .is_some_and(|said| said.starts_with("no such ") || said.contains(" already exists")),
+        },
+        rusqlite::Error::InvalidColumnType(..)
+        | rusqlite::Error::IntegralValueOutOfRange(..)
+        | rusqlite::Error::Utf8Error(..) => true,
+        _ => false,
+    }
+}
+
+/// What SQLite keeps beside the file.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    PathBuf::from(name)
+}
