@@ -8,6 +8,7 @@
 mod actor;
 mod cancels;
 mod drift;
+mod held;
 mod ledger;
 mod open;
 mod pools;
@@ -22,6 +23,7 @@ use crate::outbox::Outbox;
 use crate::states::States;
 use actor::{Actor, Around};
 use cancels::Cancels;
+use held::Held;
 use open::OpenOps;
 use pools::Pools;
 use probes::Pace;
@@ -55,6 +57,7 @@ pub(crate) struct Supervisor {
     intake: mpsc::Sender<Intake>,
     host: Arc<Host>,
     open: OpenOps,
+    held: Held,
     /// Seconds since 1970.
     started_at: i64,
 }
@@ -119,10 +122,23 @@ impl Supervisor {
             pace,
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
         });
-        let (actors, running) = (HashMap::new(), JoinSet::new());
-        let work = Work { around, actors, unreadable, running, rounds, pools, _sampling: sampling };
+        let (actors, running, held) = (HashMap::new(), JoinSet::new(), Held::default());
+        for proc in &past.procs {
+            // Before the first session can say what was taken.
+            proc.waiting.iter().for_each(|order| held.keep(&proc.key, order.clone()));
+        }
+        let work = Work {
+            around,
+            actors,
+            held: held.clone(),
+            unreadable,
+            running,
+            rounds,
+            pools,
+            _sampling: sampling,
+        };
         tokio::spawn(work.run(past, orders));
-        Supervisor { intake, host, open, started_at: jiff::Timestamp::now().as_second() }
+        Supervisor { intake, host, open, held, started_at: jiff::Timestamp::now().as_second() }
     }
 
     pub(crate) fn boot_id(&self) -> &BootId {
@@ -139,7 +155,7 @@ impl Supervisor {
 
     /// What need not be sent again.
     pub(crate) fn taken(&self) -> Vec<OpId> {
-        self.open.all()
+        self.open.all().into_iter().filter(|op| !self.held.has(*op)).collect()
     }
 
     /// Returns when no op is under way.
@@ -174,6 +190,7 @@ impl Supervisor {
 struct Work {
     around: Arc<Around>,
     actors: HashMap<Arc<ProcKey>, Inputs>,
+    held: Held,
     /// Procs on which nobody may act, for their records cannot be read.
     unreadable: HashMap<ProcKey, String>,
     /// Each ends with its key and the orders that it did not get to.
@@ -194,6 +211,8 @@ impl Work {
         }
         let mut batch = Vec::new();
         loop {
+            // How long until an order that is held can no longer begin in time.
+            let overdue = self.held.until().map(|until| until.since(self.around.host.now()));
             tokio::select! {
                 // Ended actors first, so that their orders find a new one.
                 biased;
@@ -227,6 +246,10 @@ impl Work {
                     }
                 }
                 Some(round) = self.rounds.recv() => self.sampled(round),
+                () = tokio::time::sleep(overdue.unwrap_or_default()), if overdue.is_some() => {
+                    let overdue = self.held.overdue(self.around.host.now());
+                    self.begin(overdue).await;
+                }
             }
         }
     }
@@ -258,8 +281,9 @@ impl Work {
     }
 
     async fn take_up(&mut self, proc: PastProc) {
-        let PastProc { key, record, registered_at, interrupted, waiting } = proc;
-        let open = interrupted.iter().map(|(op, _)| *op).chain(waiting.iter().map(|order| order.op));
+        // What waits is held already.
+        let PastProc { key, record, registered_at, interrupted, waiting: _ } = proc;
+        let open = interrupted.iter().map(|(op, _)| *op);
         // Parts are known already, with what became of their siblings.
         open.filter(|op| op.whole().1.is_none()).for_each(|op| self.around.open.begin(op));
         match record {
@@ -273,7 +297,15 @@ impl Work {
                 }
             }
         }
-        for order in waiting {
+    }
+
+    /// Orders that were held back until now.
+    async fn begin(&mut self, orders: Vec<(ProcKey, Order)>) {
+        for (_, order) in orders.iter().filter(|(_, order)| order.op.whole().1.is_none()) {
+            // Parts are known already, with what became of their siblings.
+            self.around.open.begin(order.op);
+        }
+        for (key, order) in orders {
             self.deliver(&key, order).await;
         }
     }
@@ -338,7 +370,10 @@ impl Work {
                         self.deliver(&key, part).await;
                     }
                 }
-                Acceptance::Known => self.around.outbox.taken(order.op),
+                Acceptance::Known => {
+                    self.around.outbox.taken(order.op);
+                    self.begin(self.held.release(order.op)).await;
+                }
                 Acceptance::Done(outcome) => self.around.outbox.done(order.op, outcome),
             }
         }
@@ -365,12 +400,21 @@ impl Work {
             }
         };
         info!(%op, "op cancelled");
+        let held = self.held.release(op);
         for (key, part) in places {
+            if held.iter().any(|(_, order)| order.op == part) {
+                continue;
+            }
             self.around.cancels.add(&key, part);
             if let Some(actor) = self.actors.get(&key) {
                 // It is only woken: what it is to do, it reads.
                 let _ = actor.send(Box::new(Input::Tick)).await;
             }
+        }
+        for (key, order) in held {
+            let message = format!("cancelled: {} had not begun, and nothing was done", order.kind.verb());
+            let outcome = Outcome::without_agent(Code::Cancelled, message, order.kind);
+            self.end_unbegun(&key, order.op, outcome).await;
         }
     }
 
@@ -662,6 +706,44 @@ mod tests {
         let events = alone.journal.oldest_events(10_000).await.expect("a journal");
         assert_eq!(events[1].message, "it is unhealthy, and is ended and started again: no answer");
         alone.end().await;
+    }
+
+    /// It may have been cancelled meanwhile: the server says again what is still wanted.
+    #[tokio::test]
+    async fn what_had_not_begun_when_the_agent_ended_begins_when_the_server_sends_it_again() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let boot =
+            Host::open(folder.path().join("output"), Containment::Auto).expect("a host").boot_id().clone();
+        let (journal, _) = Journal::open(&folder.path().join("agent.db"), &boot).await.expect("a journal");
+        let now = Host::open(folder.path().join("output"), Containment::Auto).expect("a host").now();
+        let [wanted, cancelled, overdue] = [(0, 60), (1, 60), (2, 1)].map(|(number, secs)| {
+            let order = order(number, OpKind::Unhost);
+            let start_by = now + Duration::from_secs(secs);
+            (order.proc.clone(), Order { op: order.op, kind: order.kind, spec: None, start_by })
+        });
+        let (first, second, third) = (wanted.1.op, cancelled.1.op, overdue.1.op);
+        journal.accept(vec![wanted, cancelled, overdue]).await.expect("they are taken");
+        journal.close().await;
+
+        let alone = Alone::in_folder(folder).await;
+        assert!(alone.supervisor.taken().is_empty(), "the server is to send again what it wants");
+        let answer = async || loop {
+            let reports = alone.outbox.next_batch(Instant::now());
+            match reports.into_iter().find_map(|report| Some((report.op.clone(), report.done?.code))) {
+                Some((op, code)) => {
+                    let op: OpId = op.parse().expect("an op id");
+                    alone.outbox.confirmed(&[op]);
+                    return (op, code);
+                }
+                None => alone.outbox.news().await,
+            }
+        };
+        assert_eq!(answer().await, (third, Code::Timeout.number()), "nobody asked for it in time");
+        alone.supervisor.order(order(0, OpKind::Unhost)).await;
+        assert_eq!(answer().await, (first, Code::Success.number()));
+        alone.supervisor.cancel(vec![second]).await;
+        assert_eq!(answer().await, (second, Code::Cancelled.number()));
+        alone.supervisor.stop().await;
     }
 
     #[tokio::test]

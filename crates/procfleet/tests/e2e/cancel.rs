@@ -147,3 +147,34 @@ fn a_report_that_comes_too_late_is_kept_and_marked() {
     let metrics = up.client.page("/metrics").text;
     assert!(metrics.contains("procfleet_late_reports_total 1"), "{metrics}");
 }
+
+/// The agent had written it down and was killed before its turn came. What it finds there afterwards nobody may want any more.
+#[test]
+fn an_op_that_was_cancelled_while_its_agent_was_away_does_not_begin_when_it_is_back() {
+    const IP: &str = "127.0.0.8";
+    let up = up();
+    let data = up.folder("second");
+    let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
+    let mut joined = start(Some(&up.token(&[])));
+    joined.wait_until_connected(&up, IP);
+    let proc = up.proc("slow").on_host(IP).with_pid_file().starts(&programs::slow_daemon(5));
+    let under_way = proc.submit(Op::Start);
+    proc.wait_for_runs(1);
+    let (unwanted, wanted) = (proc.submit(Op::Restart), proc.submit(Op::Query));
+    wait_until(PATIENCE, "it has taken all of them", || joined.stderr().matches("op taken").count() == 3);
+    joined.end(Signal::KILL);
+    wait_until(PATIENCE, "it is away", || {
+        let agents = up.client.data("/api/v1/agents?state=away");
+        agents.as_array().is_some_and(|rows| rows.iter().any(|row| row["ip"] == IP))
+    });
+    let path = format!("/api/v1/tasks/{}", unwanted.id);
+    up.client.post(&format!("{path}/cancel"), json!({})).data();
+    assert_eq!(unwanted.outcome().code, 826);
+    let mut joined = start(None);
+    joined.wait_until_connected(&up, IP);
+    under_way.outcome().assert(805, "interrupted");
+    assert_eq!(wanted.outcome().code, 0, "what is still wanted is carried out");
+    let seen = up.client.data(&path)["ops"][0].clone();
+    assert_eq!((&seen["error_code"], proc.runs()), (&json!(826), 1), "{seen}");
+    proc.op(Op::Kill);
+}
