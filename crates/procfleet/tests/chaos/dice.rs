@@ -15,6 +15,11 @@ impl Dice {
         dice
     }
 
+    /// A place among so many.
+    pub(crate) fn place(&mut self, many: usize) -> usize {
+        usize::try_from(self.below(many as u64)).unwrap_or_default()
+    }
+
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

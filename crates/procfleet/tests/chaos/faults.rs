@@ -3,10 +3,11 @@
 use crate::history;
 use crate::proxy::Way;
 use crate::table::Row;
-use crate::world::{Side, World, folder};
+use crate::world::{AGENT, Side, World, folder};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
-use procfleet_testkit::{Op, PATIENCE, Program, Signal, kill, wait_until};
+use procfleet_testkit::{Op, PATIENCE, Proc, Program, Signal, ask_again, kill, programs, wait_until};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,6 +20,14 @@ const SYNCS: u64 = 14;
 const OPS_EACH: usize = 4;
 /// The agent cannot write it down, and does not begin.
 const REFUSED: u64 = 101;
+/// Its agent is not there.
+const NO_AGENT: u64 = 117;
+/// It did not end by its deadline.
+const TIMEOUT: u64 = 120;
+/// How long an op may wait for an agent that is away: 5 s by rule, and the rest for a loaded machine.
+const ABSENCE: Duration = Duration::from_secs(15);
+const LOOK: Duration = Duration::from_millis(50);
+const RULE_PATIENCE: Duration = Duration::from_secs(75);
 /// An hour, in seconds.
 const HOUR: i64 = 3_600;
 
@@ -31,29 +40,23 @@ pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
     };
     vec![
         job("disk full: server", Box::new(|| disk_full("disk full: server", Side::Server))),
-        job("disk full: agent", Box::new(|| disk_full("disk full: agent", Side::Agent))),
+        job("disk full: agent", Box::new(|| disk_full("disk full: agent", AGENT))),
         job(
             "fsync error: server",
             Box::new(|| fsync("fsync error: server", Side::Server, Point::ServerCommit)),
         ),
-        job("fsync error: agent", Box::new(|| fsync("fsync error: agent", Side::Agent, Point::AgentCommit))),
+        job("fsync error: agent", Box::new(|| fsync("fsync error: agent", AGENT, Point::AgentCommit))),
         job("fsync error and kill: agent", Box::new(|| fsync_and_kill("fsync error and kill: agent"))),
         job("torn database: server", Box::new(|| torn("torn database: server", Side::Server))),
-        job("torn journal: agent", Box::new(|| torn("torn journal: agent", Side::Agent))),
+        job("torn journal: agent", Box::new(|| torn("torn journal: agent", AGENT))),
         job("half of all frames lost", Box::new(move || lossy("half of all frames lost", secs(20, 4)))),
         job(
             "partition in the middle of an op",
             Box::new(move || partition("partition in the middle of an op", secs(10, 4))),
         ),
         job("server stopped", Box::new(move || stopped("server stopped", secs(60, 4)))),
-        job(
-            "agent's clock an hour ahead",
-            Box::new(|| clock("agent's clock an hour ahead", Side::Agent, HOUR)),
-        ),
-        job(
-            "agent's clock an hour behind",
-            Box::new(|| clock("agent's clock an hour behind", Side::Agent, -HOUR)),
-        ),
+        job("agent's clock an hour ahead", Box::new(|| clock("agent's clock an hour ahead", AGENT, HOUR))),
+        job("agent's clock an hour behind", Box::new(|| clock("agent's clock an hour behind", AGENT, -HOUR))),
         job(
             "server's clock jumps an hour ahead",
             Box::new(|| clock("server's clock jumps an hour ahead", Side::Server, HOUR)),
@@ -61,6 +64,14 @@ pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
         job(
             "server's clock jumps an hour back",
             Box::new(|| clock("server's clock jumps an hour back", Side::Server, -HOUR)),
+        ),
+        job(
+            "server's clock is set while it runs",
+            Box::new(|| server_clock_is_set("server's clock is set while it runs")),
+        ),
+        job(
+            "agent's clock is set while it runs",
+            Box::new(|| agent_clock_is_set("agent's clock is set while it runs")),
         ),
     ]
 }
@@ -123,9 +134,9 @@ fn disk_full(name: &str, side: Side) -> Row {
     let place = folder.path().to_owned();
     let (server, agent) = match side {
         Side::Server => (on_disk, folder.path().join("agent")),
-        Side::Agent => (folder.path().join("server"), on_disk),
+        Side::Agent(_) => (folder.path().join("server"), on_disk),
     };
-    let world = World::start_in(folder, server, agent, &[], &[]);
+    let world = World::start_in(folder, server, vec![agent], Vec::new());
     let row = play(name, world, |world| {
         disk.fill();
         wait(Duration::from_secs(3));
@@ -158,17 +169,18 @@ fn fsync_and_kill(name: &str) -> Row {
     let folder = folder();
     let library = failing_sync(folder.path());
     let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
-    let mut world = World::start_in(folder, server, agent, &[], &[]);
+    let mut world = World::start_in(folder, server, vec![agent], Vec::new());
+    let hosts = world.addresses();
     let (mut sent, mut refused) = (Vec::new(), 0);
     // One op at a time: whatever else is written to the log would cover what is there.
     for nth in 1..=SYNCS {
-        world.kill(Side::Agent);
+        world.kill(AGENT);
         let preload = ("LD_PRELOAD".to_owned(), library.display().to_string());
-        world.agent_environment = vec![preload, ("FAILING_SYNC".to_owned(), nth.to_string())];
-        world.start_side(Side::Agent, "");
+        world.hosts[0].environment = vec![preload, ("FAILING_SYNC".to_owned(), nth.to_string())];
+        world.start_side(AGENT, "");
         for number in 0..OPS_EACH {
             let proc = world.proc(&format!("caller-{nth}"));
-            let one = history::send(&world.client, &proc, &format!("{nth}.{number}"), "");
+            let one = history::send(&world.client, &proc, &hosts, &format!("{nth}.{number}"), "");
             wait_until(PATIENCE * 2, "it has an outcome", || one.has_ended(&world.client));
             let is_refused = one.code(&world.client) == Some(REFUSED);
             sent.push(one);
@@ -179,12 +191,12 @@ fn fsync_and_kill(name: &str) -> Row {
             }
         }
     }
-    world.kill(Side::Agent);
-    world.agent_environment.clear();
-    world.start_side(Side::Agent, "");
+    world.kill(AGENT);
+    world.hosts[0].environment.clear();
+    world.start_side(AGENT, "");
     world.wait_until_connected();
     let last = world.proc("last");
-    sent.push(history::send(&world.client, &last, "last", ""));
+    sent.push(history::send(&world.client, &last, &hosts, "last", ""));
     let trouble = match refused {
         0 => vec!["no op was refused, so nothing was seen".to_owned()],
         _ => Vec::new(),
@@ -226,7 +238,7 @@ fn torn(name: &str, side: Side) -> Row {
         world.end(side);
         let file = match side {
             Side::Server => world.server_data.join("server.db"),
-            Side::Agent => world.agent_data.join("agent.db"),
+            Side::Agent(place) => world.hosts[place].data.join("agent.db"),
         };
         let sound = fs::read(&file).expect("it is there");
         let mut torn = sound.clone();
@@ -237,7 +249,8 @@ fn torn(name: &str, side: Side) -> Row {
         if !world.wait_until_ended(side) {
             trouble.push("it works on a file that is no database".to_owned());
         }
-        if !world.said(side).contains("file is not a database") {
+        let said = world.said(side);
+        if !said.contains("file is not a database") || !said.contains(&file.display().to_string()) {
             trouble.push(format!("it does not say why it ended: {}", world.said(side)));
         }
         if fs::read(&file).is_ok_and(|now| now != torn) {
@@ -292,21 +305,21 @@ fn stopped(name: &str, time: Duration) -> Row {
     })
 }
 
-/// Its wall clock is off by so many seconds; the clocks that nobody can set are not.
+/// Its wall clock was set while it was down; the clocks that nobody can set are right.
 fn clock(name: &str, side: Side, off: i64) -> Row {
     let folder = folder();
-    let library = skewed_clock(folder.path(), off);
+    let clock = WallClock::new(folder.path());
     let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
-    let world = World::start_in(folder, server, agent, &[], &[]);
-    play(name, world, |world| {
-        let environment = vec![("LD_PRELOAD".to_owned(), library.display().to_string())];
+    let world = World::start_in(folder, server, vec![agent], Vec::new());
+    let mut row = play(name, world, |world| {
         world.kill(side);
+        clock.set(off);
         match side {
             Side::Server => {
-                world.server_environment = environment;
+                world.server_environment = clock.environment();
                 world.clock_jumped = true;
             }
-            Side::Agent => world.agent_environment = environment,
+            Side::Agent(place) => world.hosts[place].environment = clock.environment(),
         }
         world.start_side(side, "");
         wait(Duration::from_secs(2));
@@ -314,20 +327,188 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
             true => Vec::new(),
             false => vec![format!("it did not come back: {}", world.said(side))],
         }
+    });
+    row.must_not_end_with(TIMEOUT);
+    row
+}
+
+/// Somebody sets the server's wall clock, again and again, while ops are under way: none ends because of it, and none waits longer.
+fn server_clock_is_set(name: &str) -> Row {
+    let folder = folder();
+    let clock = WallClock::new(folder.path());
+    let server = folder.path().join("server");
+    let agents = ["here", "away"].map(|name| folder.path().join(name)).to_vec();
+    let mut world = World::start_in(folder, server, agents, clock.environment());
+    world.clock_jumped = true;
+    let away = Side::Agent(1);
+    world.kill(away);
+    let workload = world.workload_on(&world.addresses()[..1]);
+    workload.wait_for(BEFORE);
+    let (mut trouble, mut stamps) = (Vec::new(), Vec::new());
+    for (number, off) in [HOUR, 0, -HOUR, 0].into_iter().enumerate() {
+        let long = world.proc(&format!("long-{number}")).policy("auto_type", 2);
+        let begun = format!("begun-{number}");
+        let long = long.starts(&format!("echo begun >> {begun}; sleep 1"));
+        let task = long.submit(Op::Start);
+        stamps.extend(task.id.split(':').nth(1).map(str::to_owned));
+        let absent = world.proc("absent").on_host(&world.hosts[1].ip).policy("auto_type", 2).starts("true");
+        let (waiting, sent_at) = (absent.submit(Op::Start), Instant::now());
+        world.others += 2;
+        wait_until(PATIENCE, "the op has begun", || long.read(&begun) == "begun\n");
+        clock.set(off);
+        let outcome = task.outcome();
+        if outcome.code != 0 {
+            trouble.push(format!("set to {off} s: {} {}", outcome.code, outcome.message));
+        }
+        // A host that is away may come back for 5 s, and not for an hour.
+        let outcome = waiting.outcome();
+        if outcome.code != NO_AGENT || sent_at.elapsed() > ABSENCE {
+            trouble.push(format!(
+                "set to {off} s: {} {} after {:?}",
+                outcome.code,
+                outcome.message,
+                sent_at.elapsed()
+            ));
+        }
+    }
+    // Each was made by the clock as it was set before.
+    if !(stamps[2] < stamps[1] && stamps[0] < stamps[1] && stamps[3] < stamps[0]) {
+        trouble.push(format!("its clock has not moved: {stamps:?}"));
+    }
+    workload.wait_for(AFTER);
+    let sent = workload.end();
+    world.start_side(away, "");
+    world.wait_until_connected();
+    let verdict = world.judge(&sent);
+    let mut row = Row::played(name, 4, verdict, trouble);
+    row.must_not_end_with(TIMEOUT);
+    row
+}
+
+/// Somebody sets an agent's wall clock, again and again: what it hosts stays as it is, what runs in cycles keeps its pace, and what follows
+/// the wall clock follows it.
+fn agent_clock_is_set(name: &str) -> Row {
+    let folder = folder();
+    let clock = WallClock::new(folder.path());
+    let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
+    let world = World::start_in(folder, server, vec![agent], Vec::new());
+    play(name, world, |world| {
+        // It is preloaded into the next life.
+        world.kill(AGENT);
+        world.hosts[0].environment = clock.environment();
+        world.start_side(AGENT, "");
+        world.wait_until_connected();
+        let own = |name: &str| {
+            let folder = world.folder().join(name);
+            fs::create_dir_all(&folder).expect("our own folder");
+            Proc::new(world.client.clone(), &world.namespace, name, folder).on_host(&world.hosts[0].ip)
+        };
+        let hosted = own("hosted").starts(&programs::foreground());
+        let note = "echo run >> runs";
+        let cycle = own("cycle").policy("auto_type", 0).policy("cycle_time", 1).starts(note);
+        let rule = own("rule").policy("auto_type", 0).policy("crontab_rule", "* * * * * *").starts(note);
+        let pid = hosted.start();
+        cycle.op(Op::Host).assert_success();
+        rule.op(Op::Host).assert_success();
+        let (mut trouble, mut times, began) = (Vec::new(), Vec::new(), Instant::now());
+        for off in [HOUR, 0, -HOUR, 0] {
+            let before = [cycle.runs(), rule.runs()];
+            clock.set(off);
+            times.extend(hosted.op(Op::Query).instance()["report_time"].as_i64());
+            let goes_on = || cycle.runs() >= before[0] + 2 && rule.runs() >= before[1] + 2;
+            // A rule is looked at again once a minute at the latest, and each second of this one is a run.
+            if ask_again(LOOK, RULE_PATIENCE, || goes_on().then_some(())).is_none() {
+                trouble.push(format!(
+                    "set to {off} s: from {before:?} to {} and {} runs",
+                    cycle.runs(),
+                    rule.runs()
+                ));
+            }
+        }
+        if times.len() != 4 || times[0] - times[1] < HOUR / 2 || times[1] - times[2] < HOUR / 2 {
+            trouble.push(format!("its clock has not moved: {times:?}"));
+        }
+        // Never early, however the clock was set; a run at its beginning.
+        let most = usize::try_from(began.elapsed().as_secs()).unwrap_or_default() + 3;
+        if cycle.runs() > most || rule.runs() > most {
+            trouble.push(format!("{} and {} runs in {most} s", cycle.runs(), rule.runs()));
+        }
+        for proc in [&cycle, &rule] {
+            proc.op(Op::Stop);
+        }
+        if hosted.runs() != 1 || !hosted.pids().contains(&pid) {
+            trouble.push(format!("{pid} became {:?} in {} runs", hosted.pids(), hosted.runs()));
+        }
+        let events = world.client.data("/api/v1/events?limit=1000");
+        let odd = |event: &&Value| {
+            let kind = event["kind"].as_str().unwrap_or_default();
+            !["started", "run_missed"].contains(&kind)
+        };
+        trouble.extend(
+            events.as_array().into_iter().flatten().filter(odd).map(|event| format!("told of: {event}")),
+        );
+        hosted.op(Op::Kill).assert_success();
+        world.others += 11;
+        trouble
     })
 }
 
-/// A library that adds to what the wall clock says.
-fn skewed_clock(folder: &Path, off: i64) -> PathBuf {
-    let text = format!(
-        "#define _GNU_SOURCE\n#include <time.h>\n#include <sys/syscall.h>\n#include <unistd.h>\n\
-         int clock_gettime(clockid_t id, struct timespec *at) {{\n\
-         int failed = syscall(SYS_clock_gettime, id, at);\n\
-         if (!failed && id == CLOCK_REALTIME) at->tv_sec += ({off});\n\
-         return failed; }}\n\
-         time_t time(time_t *to) {{ struct timespec at; clock_gettime(CLOCK_REALTIME, &at); if (to) *to = at.tv_sec; return at.tv_sec; }}\n"
-    );
-    library(folder, "clock", &text)
+/// A wall clock that a test sets while its programs run: a library adds to what the kernel says.
+struct WallClock {
+    library: PathBuf,
+    off: PathBuf,
+}
+
+impl WallClock {
+    fn new(folder: &Path) -> WallClock {
+        let text = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static long off(void) {
+    static volatile long *at;
+    if (!at) {
+        const char *name = getenv("WALL_CLOCK_OFF");
+        int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+        void *map = fd < 0 ? MAP_FAILED : mmap(0, sizeof(long), PROT_READ, MAP_SHARED, fd, 0);
+        if (fd >= 0) close(fd);
+        if (map == MAP_FAILED) return 0;
+        at = map;
+    }
+    return *at;
+}
+int clock_gettime(clockid_t id, struct timespec *at) {
+    int failed = (int)syscall(SYS_clock_gettime, id, at);
+    if (!failed && id == CLOCK_REALTIME) at->tv_sec += off();
+    return failed;
+}
+time_t time(time_t *to) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    if (to) *to = at.tv_sec;
+    return at.tv_sec;
+}
+"#;
+        let clock = WallClock { library: library(folder, "clock", text), off: folder.join("clock-off") };
+        fs::write(&clock.off, 0_i64.to_ne_bytes()).expect("our own folder");
+        clock
+    }
+
+    /// So many seconds ahead of the kernel's.
+    fn set(&self, off: i64) {
+        // In place: whoever looks at it has this very file.
+        let file = fs::OpenOptions::new().write(true).open(&self.off).expect("our own file");
+        std::os::unix::fs::FileExt::write_all_at(&file, &off.to_ne_bytes(), 0).expect("eight bytes");
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let text = |path: &Path| path.display().to_string();
+        vec![("LD_PRELOAD".to_owned(), text(&self.library)), ("WALL_CLOCK_OFF".to_owned(), text(&self.off))]
+    }
 }
 
 /// Loaded before all others.

@@ -1,7 +1,7 @@
 //! What was sent, and what must be true of it in the end.
 //!
-//! Each op runs a command that appends its own word and the shell's pid to one log. Each task has two keys: that of the agent's
-//! host, and that of a host that nobody knows.
+//! Each op runs a command that appends the task's own word, and whose agent it was, to one log. Each task has a key for each of its hosts, and
+//! one for a host that nobody knows.
 
 use procfleet_testkit::{Answer, Client, Op, Proc, ask_again};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use std::time::Duration;
 const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
 const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
 /// Nobody's.
-const NOWHERE: &str = "10.255.255.9";
+pub(crate) const NOWHERE: &str = "10.255.255.9";
 /// How soon a call that failed is sent again, and how soon an outcome is asked for again.
 const AGAIN: Duration = Duration::from_millis(40);
 /// How long a server may be away.
@@ -35,12 +35,20 @@ pub(crate) struct Sent {
     pub(crate) word: String,
     body: Value,
     task: String,
-    keys: BTreeSet<String>,
+    /// The address of each key; the host that nobody knows is the last op.
+    keys: BTreeMap<String, String>,
+    /// The addresses in the order of the ops.
+    hosts: Vec<String>,
 }
+
+/// How often the command of a task was run on a host: by the task's word and the host's address.
+pub(crate) type Runs = BTreeMap<(String, String), usize>;
 
 /// What became of a whole history. All counts but the first are of broken promises.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
+    tasks: usize,
+    /// Those on hosts that somebody knows.
     pub(crate) ops: usize,
     /// Tasks that are not known any more, or not with all their keys; successes without a run.
     pub(crate) lost: usize,
@@ -69,16 +77,15 @@ impl Verdict {
 }
 
 /// Sends a task until it is accepted: again and again under the same key, whatever happens to the server meanwhile.
-pub(crate) fn send(client: &Client, proc: &Proc, word: &str, takes: &str) -> Sent {
+pub(crate) fn send(client: &Client, proc: &Proc, hosts: &[String], word: &str, takes: &str) -> Sent {
     // Appended by one write: what two shells say at once stays two lines.
-    let command = format!("echo '{word}' $$ >> log{takes}");
+    let command = format!("echo '{word}' $PROCFLEET_PROC >> log{takes}");
     let mut body = proc.clone().policy("auto_type", 2).starts(&command).body(Op::Start);
-    let hosts = body["hosts"].as_array_mut().expect("hosts are a list");
-    hosts.push(json!({"ip": NOWHERE, "bk_cloud_id": 0}));
+    let hosts: Vec<String> = hosts.iter().cloned().chain([NOWHERE.to_owned()]).collect();
+    body["hosts"] = hosts.iter().map(|ip| json!({"ip": ip, "bk_cloud_id": 0})).collect();
     let task = submit(client, &body, word).unwrap_or_else(|| panic!("{word} was not accepted in {AWAY:?}"));
-    let own = proc.key();
-    let nowhere = format!("0:{NOWHERE}:{}:{}", proc.namespace, proc.name);
-    Sent { word: word.to_owned(), body, task, keys: [own, nowhere].into() }
+    let key = |ip: &String| (format!("0:{ip}:{}:{}", proc.namespace, proc.name), ip.clone());
+    Sent { word: word.to_owned(), body, task, keys: hosts.iter().map(key).collect(), hosts }
 }
 
 fn submit(client: &Client, body: &Value, key: &str) -> Option<String> {
@@ -89,16 +96,23 @@ fn submit(client: &Client, body: &Value, key: &str) -> Option<String> {
 }
 
 impl Sent {
+    /// The address of the host of each op, by the name that agents know it by.
+    pub(crate) fn ops(&self) -> impl Iterator<Item = (String, &String)> {
+        let task = self.task.trim_start_matches("GSETASK:").replace(':', "-");
+        self.hosts.iter().enumerate().map(move |(index, ip)| (format!("{task}-{index}"), ip))
+    }
+
     /// Whether it has an outcome by now; false, too, if the server cannot say.
     pub(crate) fn has_ended(&self, client: &Client) -> bool {
         self.results(client).is_some_and(|answer| all_ended(&answer))
     }
 
-    /// How it ended on the host that is known, as far as the server can say.
+    /// How it ended on the first host that is known, as far as the server can say.
     pub(crate) fn code(&self, client: &Client) -> Option<u64> {
         let answer = self.results(client)?;
         let results = answer.body["data"].as_object()?;
-        results.iter().find(|(key, _)| !key.contains(NOWHERE))?.1["error_code"].as_u64()
+        let known = |key: &String| self.keys.get(key).is_some_and(|ip| ip != NOWHERE);
+        results.iter().find(|(key, _)| known(key))?.1["error_code"].as_u64()
     }
 
     fn results(&self, client: &Client) -> Option<Answer> {
@@ -111,10 +125,11 @@ fn all_ended(answer: &Answer) -> bool {
     results.is_some_and(|results| results.values().all(|result| result["error_code"] != RUNNING))
 }
 
-/// Waits until every op has an outcome, or should have had one, and then looks at everything. `log`: where commands leave their
-/// words. The server is running.
-pub(crate) fn judge(client: &Client, sent: &[Sent], log: &Path) -> Verdict {
-    let mut verdict = Verdict { ops: sent.len(), ..Verdict::default() };
+/// Waits until every op has an outcome, or should have had one, and then looks at everything. `runs` is asked when they have. The
+/// server is running.
+pub(crate) fn judge(client: &Client, sent: &[Sent], runs: impl FnOnce() -> Runs) -> Verdict {
+    let ops = sent.iter().map(|one| one.hosts.len() - 1).sum();
+    let mut verdict = Verdict { tasks: sent.len(), ops, ..Verdict::default() };
     let mut outcomes = BTreeMap::new();
     for one in sent {
         let answer = ask_again(AGAIN, LAST_OUTCOME, || one.results(client).filter(all_ended));
@@ -127,7 +142,7 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], log: &Path) -> Verdict {
             continue;
         };
         let results = answer.body["data"].as_object().cloned().unwrap_or_default();
-        if results.keys().cloned().collect::<BTreeSet<_>>() != one.keys {
+        if sorted(results.keys()) != sorted(one.keys.keys()) {
             verdict.lost += 1;
             verdict.note(format!("{} ({}): keys {:?}", one.word, one.task, answer.body));
             continue;
@@ -135,7 +150,8 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], log: &Path) -> Verdict {
         for (key, result) in results {
             let code = result["error_code"].as_u64().unwrap_or(u64::MAX);
             let message = result["error_msg"].as_str().unwrap_or_default().to_owned();
-            match key.contains(NOWHERE) {
+            let ip = &one.keys[&key];
+            match ip == NOWHERE {
                 true if code == NO_AGENT => {}
                 true => {
                     verdict.untrue += 1;
@@ -143,7 +159,7 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], log: &Path) -> Verdict {
                 }
                 false => {
                     *verdict.codes.entry(code).or_default() += 1;
-                    outcomes.insert(one.word.clone(), (code, message));
+                    outcomes.insert((one.word.clone(), ip.clone()), (code, message));
                 }
             }
         }
@@ -154,18 +170,30 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], log: &Path) -> Verdict {
             verdict.note(format!("{}: {} became {again:?}", one.word, one.task));
         }
     }
-    check_runs(&mut verdict, &outcomes, log);
+    check_runs(&mut verdict, &outcomes, runs());
     verdict
 }
 
-fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<String, (u64, String)>, log: &Path) {
+fn sorted<'a>(keys: impl Iterator<Item = &'a String>) -> BTreeSet<&'a String> {
+    keys.collect()
+}
+
+/// What commands have left in the log. `hosts`: the address of each agent, by the name that it gives itself.
+pub(crate) fn runs_in(log: &Path, hosts: &BTreeMap<String, String>) -> Runs {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    let mut runs: BTreeMap<&str, usize> = BTreeMap::new();
-    for word in text.lines().filter_map(|line| line.split(' ').next()) {
-        *runs.entry(word).or_default() += 1;
+    let mut runs = Runs::new();
+    for (word, proc) in text.lines().filter_map(|line| line.split_once(' ')) {
+        let agent = proc.split('/').next().unwrap_or_default();
+        let ip = hosts.get(agent).cloned().unwrap_or_else(|| format!("nobody's: {agent}"));
+        *runs.entry((word.to_owned(), ip)).or_default() += 1;
     }
-    for (word, (code, message)) in outcomes {
-        let times = runs.remove(word.as_str()).unwrap_or(0);
+    runs
+}
+
+fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<(String, String), (u64, String)>, mut runs: Runs) {
+    for (place, (code, message)) in outcomes {
+        let times = runs.remove(place).unwrap_or(0);
+        let word = format!("{} on {}", place.0, place.1);
         match (*code, times) {
             (_, 2..) => {
                 verdict.twice += 1;
@@ -189,8 +217,8 @@ fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<String, (u64, String)>,
             (_, _) => _ = verdict.examples.entry(*code).or_insert_with(|| message.clone()),
         }
     }
-    for word in runs.keys().filter(|word| !outcomes.contains_key(**word)) {
-        verdict.note(format!("{word}: was run, and its outcome is not known"));
+    for (word, ip) in runs.keys() {
+        verdict.note(format!("{word} on {ip}: was run, and its outcome is not known"));
     }
 }
 
@@ -202,7 +230,7 @@ pub(crate) fn check_store(verdict: &mut Verdict, store: &Path, others: usize, cl
     let count = |query: &str| connection.query_row(query, [], |row| row.get::<_, i64>(0)).expect("a count");
     let number = |count: i64| usize::try_from(count).unwrap_or_default();
     let tasks = number(count("SELECT count(*) FROM tasks"));
-    let sent = verdict.ops + others;
+    let sent = verdict.tasks + others;
     if tasks != sent {
         verdict.untrue += tasks.abs_diff(sent);
         verdict.note(format!("{sent} tasks were sent, and {tasks} are stored"));

@@ -1,13 +1,14 @@
 //! Chaos: server, agents and connections end, break or hang at named points and at random while a workload runs; afterwards the
 //! whole history is checked. `scripts/chaos` is the front of it, docs/chaos.md says how to read it.
 //!
-//! - `world`: a server and an agent that can be killed, and the way between them (`proxy`);
+//! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
 //! - `history`: what was sent, and what must be true of it in the end;
-//! - `points`, `random`, `faults`: what goes wrong;
+//! - `points`, `random`, `faults`, `fleet`: what goes wrong;
 //! - `table`: what is printed.
 
 mod dice;
 mod faults;
+mod fleet;
 mod history;
 mod points;
 mod proxy;
@@ -27,7 +28,7 @@ struct Args {
     /// The same seed makes the same choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How often each point, and the random game, are played
+    /// How often each point and the random game are played, and a fleet's server is killed (20 times at most)
     #[arg(long, default_value_t = 200)]
     rounds: u64,
     /// Only this part
@@ -49,6 +50,7 @@ enum Part {
     Points,
     Random,
     Faults,
+    Fleet,
 }
 
 /// Something to play, and the row that it makes.
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let mut jobs = points::jobs(args.seed, args.rounds);
     jobs.extend(random::jobs(args.seed, args.rounds));
+    jobs.extend(fleet::jobs(args.seed, args.rounds, args.quick));
     jobs.extend(faults::jobs(args.seed, args.quick));
     jobs.retain(|job| args.only.is_empty() || args.only.contains(&job.part));
     jobs.retain(|job| job.name.contains(&args.named));

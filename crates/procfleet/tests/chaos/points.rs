@@ -2,7 +2,7 @@
 
 use crate::dice::Dice;
 use crate::table::Row;
-use crate::world::{Side, World};
+use crate::world::{AGENTS, Side, World};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 
@@ -18,23 +18,31 @@ pub(crate) fn jobs(seed: u64, rounds: u64) -> Vec<Job> {
 }
 
 fn play(point: Point, seed: u64, rounds: u64) -> Row {
-    let side = if point.name().starts_with("server.") { Side::Server } else { Side::Agent };
     let mut dice = Dice::new(seed, point.name());
-    let mut world = World::start();
+    let mut world = World::with_agents(AGENTS);
     let workload = world.workload();
     let (mut played, mut trouble) = (0, Vec::new());
+    let is_server = point.name().starts_with("server.");
+    let mut ended: Option<Side> = None;
     for round in 0..rounds {
+        let side = if is_server { Side::Server } else { Side::Agent(dice.place(AGENTS)) };
+        if let Some(other) = ended.filter(|ended| *ended != side) {
+            world.start_side(other, "");
+        }
         world.kill(side);
         let plan = format!("{}=kill@{}", point.name(), 1 + dice.below(LATEST));
         world.start_side(side, &plan);
+        ended = Some(side);
         if !world.wait_until_ended(side) {
             trouble.push(format!("round {round}: {plan} was not reached"));
             break;
         }
         played += 1;
     }
-    world.kill(side);
-    world.start_side(side, "");
+    if let Some(side) = ended {
+        world.kill(side);
+        world.start_side(side, "");
+    }
     let sent = workload.end();
     world.wait_until_connected();
     let verdict = world.judge(&sent);

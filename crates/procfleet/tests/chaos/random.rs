@@ -3,7 +3,7 @@
 use crate::dice::Dice;
 use crate::proxy::Way;
 use crate::table::Row;
-use crate::world::{Side, World};
+use crate::world::{AGENTS, Side, World};
 use crate::{Job, Part};
 use procfleet_testkit::{PATIENCE, Signal, kill, wait_until};
 use std::time::{Duration, Instant};
@@ -18,18 +18,19 @@ pub(crate) fn jobs(seed: u64, rounds: u64) -> Vec<Job> {
 
 fn play(seed: u64, rounds: u64) -> Row {
     let mut dice = Dice::new(seed, "random");
-    let mut world = World::start();
+    let mut world = World::with_agents(AGENTS);
     let workload = world.workload();
     for _ in 0..rounds {
         for_a_while(&mut dice);
         match dice.below(6) {
-            0 | 1 => again(&mut world, Side::Agent),
+            0 | 1 => again(&mut world, Side::Agent(dice.place(AGENTS))),
             2 => again(&mut world, Side::Server),
             3 => {
-                // Both at the same moment, as when the power fails.
-                world.kill(Side::Agent);
+                // All at the same moment, as when the power fails.
+                let agents = (0..AGENTS).map(Side::Agent);
+                agents.clone().for_each(|agent| world.kill(agent));
                 again(&mut world, Side::Server);
-                world.start_side(Side::Agent, "");
+                agents.for_each(|agent| world.start_side(agent, ""));
             }
             4 => {
                 let way = if dice.below(2) == 0 { Way::Cut } else { Way::Lossy };
@@ -38,7 +39,8 @@ fn play(seed: u64, rounds: u64) -> Row {
                 world.proxy.set(Way::Open);
             }
             _ => {
-                let side = if dice.below(2) == 0 { Side::Server } else { Side::Agent };
+                let agent = Side::Agent(dice.place(AGENTS));
+                let side = if dice.below(2) == 0 { Side::Server } else { agent };
                 kill(world.pid(side), Signal::STOP);
                 for_a_while(&mut dice);
                 kill(world.pid(side), Signal::CONT);

@@ -32,6 +32,12 @@ impl Row {
         Row { name: name.to_owned(), rounds, verdict: Some(verdict), trouble, left_out: None }
     }
 
+    /// No op may have ended so.
+    pub(crate) fn must_not_end_with(&mut self, code: u64) {
+        let count = self.verdict.as_ref().and_then(|verdict| verdict.codes.get(&code));
+        self.trouble.extend(count.map(|count| format!("{count} ops have ended with {code}")));
+    }
+
     pub(crate) fn is_well(&self) -> bool {
         let well = self.verdict.as_ref().is_some_and(Verdict::is_well) || self.left_out.is_some();
         self.trouble.is_empty() && well

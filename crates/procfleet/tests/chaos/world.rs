@@ -1,6 +1,6 @@
-//! A server and an agent in processes of their own, a way between them, and a workload.
+//! A server and some agents in processes of their own, a way between them, and a workload.
 
-use crate::history::{self, Sent, Verdict};
+use crate::history::{self, Runs, Sent, Verdict};
 use crate::proxy::Proxy;
 use procfleet_testkit::{Client, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const IP: &str = "127.0.0.2";
+/// How many agents there are where one is not enough.
+pub(crate) const AGENTS: usize = 3;
 /// How long a killed point may take to be passed.
 const REACHED: Duration = Duration::from_secs(90);
 /// How many callers there are, and how many procs each of them has.
@@ -20,27 +21,45 @@ const PROCS: u64 = 4;
 const IMPATIENCE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(15);
 
-/// Which of the two.
+/// Which of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Server,
-    Agent,
+    Agent(usize),
+}
+
+/// The agent, where there is only one, and the first of several.
+pub(crate) const AGENT: Side = Side::Agent(0);
+
+/// An agent and its host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    program: Program,
+    pub(crate) ip: String,
+    pub(crate) data: PathBuf,
+    /// More of its environment.
+    pub(crate) environment: Vec<(String, String)>,
+}
+
+impl Host {
+    fn new(place: usize, data: PathBuf) -> Host {
+        let ip = format!("127.0.0.{}", place + 2);
+        Host { program: Program::new("/bin/true"), ip, data, environment: Vec::new() }
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct World {
     server: Program,
-    agent: Program,
+    pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
     pub(crate) client: Client,
     /// Where the API and the link are, in every life of the server.
     listen: String,
-    link: String,
+    pub(crate) link: String,
     pub(crate) namespace: String,
     pub(crate) server_data: PathBuf,
-    pub(crate) agent_data: PathBuf,
-    /// More of the agent's environment.
-    pub(crate) agent_environment: Vec<(String, String)>,
+    /// More of the server's environment.
     pub(crate) server_environment: Vec<(String, String)>,
     /// Tasks that a fault has sent beside the workload.
     pub(crate) others: usize,
@@ -52,27 +71,31 @@ pub(crate) struct World {
 }
 
 impl World {
+    /// With one agent.
     pub(crate) fn start() -> World {
-        let folder = folder();
-        let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
-        World::start_in(folder, server, agent, &[], &[])
+        World::with_agents(1)
     }
 
+    pub(crate) fn with_agents(agents: usize) -> World {
+        let folder = folder();
+        let server = folder.path().join("server");
+        let agents = (0..agents).map(|place| folder.path().join(format!("agent-{place}"))).collect();
+        World::start_in(folder, server, agents, Vec::new())
+    }
+
+    /// The agents have these data folders, and the server has this in its environment.
     pub(crate) fn start_in(
         folder: TempDir,
         server_data: PathBuf,
-        agent_data: PathBuf,
-        server_environment: &[(&str, &str)],
-        agent_environment: &[(&str, &str)],
+        agents: Vec<PathBuf>,
+        server_environment: Vec<(String, String)>,
     ) -> World {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let owned = |pairs: &[(&str, &str)]| {
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-        };
+        let hosts = agents.into_iter().enumerate().map(|(place, data)| Host::new(place, data));
         let mut world = World {
             server: Program::new("/bin/true"),
-            agent: Program::new("/bin/true"),
+            hosts: hosts.collect(),
             // Until the server says where it is.
             proxy: Proxy::to("127.0.0.1:1".to_owned()),
             client: Client::new("", "", ""),
@@ -80,9 +103,7 @@ impl World {
             link: "127.0.0.1:0".to_owned(),
             namespace: format!("chaos-{}-{serial}", std::process::id()),
             server_data,
-            agent_data,
-            agent_environment: owned(agent_environment),
-            server_environment: owned(server_environment),
+            server_environment,
             others: 0,
             clock_jumped: false,
             logs: Vec::new(),
@@ -90,15 +111,27 @@ impl World {
         };
         world.start_server("");
         world.proxy = Proxy::to(world.link.clone());
-        let made = Program::new(binary())
-            .args(["token", "create"])
-            .env("PROCFLEET_DATA", &world.server_data)
-            .current_dir(world.folder.path())
-            .run();
-        assert_eq!(made.code, Some(0), "{made:?}");
-        world.begin_agent("", Some(made.stdout.trim()));
+        let token = world.token(world.hosts.len());
+        for place in 0..world.hosts.len() {
+            world.begin_agent(place, "", Some(&token));
+        }
         world.wait_until_connected();
         world
+    }
+
+    /// A token that lets so many agents join.
+    pub(crate) fn token(&self, uses: usize) -> String {
+        let made = Program::new(binary())
+            .args(["token", "create", "--uses", &uses.to_string()])
+            .env("PROCFLEET_DATA", &self.server_data)
+            .current_dir(self.folder.path())
+            .run();
+        assert_eq!(made.code, Some(0), "{made:?}");
+        made.stdout.trim().to_owned()
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     pub(crate) fn start_server(&mut self, plan: &str) {
@@ -144,44 +177,51 @@ impl World {
         }
     }
 
-    pub(crate) fn start_agent(&mut self, plan: &str) {
-        self.begin_agent(plan, None);
-    }
-
-    fn begin_agent(&mut self, plan: &str, token: Option<&str>) {
-        self.logs.push(self.agent.stderr());
+    fn begin_agent(&mut self, place: usize, plan: &str, token: Option<&str>) {
+        let host = &mut self.hosts[place];
+        self.logs.push(host.program.stderr());
+        let server = format!("https://{}", self.proxy.address);
         let mut agent = Program::new(binary())
-            .args(["agent", "--server", &format!("https://{}", self.proxy.address), "--ip", IP, "--data"])
-            .args([&self.agent_data])
+            .args(["agent", "--server", &server, "--ip", &host.ip, "--data"])
+            .args([&host.data])
             .env("PROCFLEET_FAILPOINTS", plan)
             .current_dir(self.folder.path());
         if let Some(token) = token {
             agent = agent.env("PROCFLEET_TOKEN", token);
         }
-        for (name, value) in &self.agent_environment {
+        for (name, value) in &host.environment {
             agent = agent.env(name, value);
         }
         agent.start();
-        self.agent = agent;
+        host.program = agent;
     }
 
     pub(crate) fn wait_until_connected(&mut self) {
-        let (client, agent) = (self.client.clone(), &mut self.agent);
-        wait_until(PATIENCE * 4, "the agent is connected", || {
-            assert!(agent.is_running(), "the agent has ended: {}", agent.stderr());
+        let (client, hosts) = (self.client.clone(), &mut self.hosts);
+        wait_until(PATIENCE * 4, "all agents are connected", || {
+            for host in hosts.iter_mut() {
+                let running = host.program.is_running();
+                assert!(running, "the agent of {} has ended: {}", host.ip, host.program.stderr());
+            }
             client.try_get("/api/v1/agents").is_ok_and(|answer| {
                 let agents = answer.body["data"].as_array().cloned().unwrap_or_default();
-                agents.iter().any(|agent| agent["connected"] == true)
+                let is_there =
+                    |ip: &str| agents.iter().any(|agent| agent["ip"] == ip && agent["connected"] == true);
+                hosts.iter().all(|host| is_there(&host.ip))
             })
         });
     }
 
+    fn program(&mut self, side: Side) -> &mut Program {
+        match side {
+            Side::Server => &mut self.server,
+            Side::Agent(place) => &mut self.hosts[place].program,
+        }
+    }
+
     /// Ends it now, if a plan has not done so already.
     pub(crate) fn kill(&mut self, side: Side) {
-        let program = match side {
-            Side::Server => &mut self.server,
-            Side::Agent => &mut self.agent,
-        };
+        let program = self.program(side);
         if program.is_running() {
             program.end(Signal::KILL, PATIENCE);
         }
@@ -189,11 +229,7 @@ impl World {
 
     /// Tells it to end, and waits until it has.
     pub(crate) fn end(&mut self, side: Side) {
-        let program = match side {
-            Side::Server => &mut self.server,
-            Side::Agent => &mut self.agent,
-        };
-        program.end(Signal::TERM, PATIENCE);
+        self.program(side).end(Signal::TERM, PATIENCE);
     }
 
     /// Starts it again; the plan is for its next life.
@@ -201,54 +237,66 @@ impl World {
         match side {
             // One that a plan ends while it starts has begun all the same.
             Side::Server => _ = self.try_start_server(plan),
-            Side::Agent => self.start_agent(plan),
+            Side::Agent(place) => self.begin_agent(place, plan, None),
         }
     }
 
     /// Waits until its plan has ended it. False: it was not.
     pub(crate) fn wait_until_ended(&mut self, side: Side) -> bool {
-        let program = match side {
-            Side::Server => &mut self.server,
-            Side::Agent => &mut self.agent,
-        };
+        let program = self.program(side);
         ask_again(LOOK, REACHED, || (!program.is_running()).then_some(())).is_some()
     }
 
     pub(crate) fn is_running(&mut self, side: Side) -> bool {
-        match side {
-            Side::Server => self.server.is_running(),
-            Side::Agent => self.agent.is_running(),
-        }
+        self.program(side).is_running()
     }
 
-    pub(crate) fn pid(&self, side: Side) -> u32 {
-        match side {
-            Side::Server => self.server.pid(),
-            Side::Agent => self.agent.pid(),
-        }
+    pub(crate) fn pid(&mut self, side: Side) -> u32 {
+        self.program(side).pid()
     }
 
-    pub(crate) fn said(&self, side: Side) -> String {
-        match side {
-            Side::Server => self.server.stderr(),
-            Side::Agent => self.agent.stderr(),
-        }
+    pub(crate) fn said(&mut self, side: Side) -> String {
+        self.program(side).stderr()
     }
 
+    /// A proc of the first host.
     pub(crate) fn proc(&self, name: &str) -> Proc {
         let folder = self.folder.path().join("procs");
         std::fs::create_dir_all(&folder).expect("our own folder");
-        Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(IP)
+        Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
+    }
+
+    /// The addresses of all hosts.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.hosts.iter().map(|host| host.ip.clone()).collect()
     }
 
     pub(crate) fn workload(&self) -> Workload {
-        Workload::start(self)
+        Workload::start(self, &self.addresses())
+    }
+
+    /// On these hosts only.
+    pub(crate) fn workload_on(&self, addresses: &[String]) -> Workload {
+        Workload::start(self, addresses)
+    }
+
+    /// What all commands on its hosts have left behind.
+    pub(crate) fn runs(&self) -> Runs {
+        let name = |host: &Host| {
+            let name = std::fs::read_to_string(host.data.join("output/.instance")).expect("its own name");
+            (name.trim().to_owned(), host.ip.clone())
+        };
+        history::runs_in(&self.folder.path().join("procs/log"), &self.hosts.iter().map(name).collect())
     }
 
     /// With both running again: everything that was sent, looked at from all sides.
     pub(crate) fn judge(&mut self, sent: &[Sent]) -> Verdict {
-        let log = self.folder.path().join("procs/log");
-        let mut verdict = history::judge(&self.client, sent, &log);
+        let verdict = history::judge(&self.client, sent, || self.runs());
+        self.close(verdict)
+    }
+
+    /// What is left to be judged when the server has ended.
+    pub(crate) fn close(&mut self, mut verdict: Verdict) -> Verdict {
         self.server.end(Signal::TERM, PATIENCE);
         let store = self.server_data.join("server.db");
         history::check_store(&mut verdict, &store, self.others, self.clock_jumped);
@@ -260,7 +308,8 @@ impl World {
 
     /// For whoever looks for the reason.
     fn keep_evidence(&mut self) {
-        self.logs.extend([self.server.stderr(), self.agent.stderr()]);
+        self.logs.push(self.server.stderr());
+        self.logs.extend(self.hosts.iter().map(|host| host.program.stderr()));
         let kept =
             tempfile::Builder::new().prefix("procfleet-chaos-logs-").tempdir().expect("a folder").keep();
         for (number, log) in self.logs.iter().enumerate().filter(|(_, log)| !log.is_empty()) {
@@ -268,7 +317,9 @@ impl World {
         }
         let _ = std::fs::copy(self.folder.path().join("procs/log"), kept.join("runs"));
         let _ = std::fs::copy(self.server_data.join("server.db"), kept.join("server.db"));
-        let _ = std::fs::copy(self.agent_data.join("agent.db"), kept.join("agent.db"));
+        for host in &self.hosts {
+            let _ = std::fs::copy(host.data.join("agent.db"), kept.join(format!("agent-{}.db", host.ip)));
+        }
         eprintln!("the logs of {} are in {}", self.namespace, kept.display());
     }
 }
@@ -291,12 +342,13 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    fn start(world: &World) -> Workload {
+    fn start(world: &World, addresses: &[String]) -> Workload {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let begun = Arc::new(AtomicU64::new(0));
         let caller = |caller: usize| {
             let (stop, sent, begun, client) =
                 (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+            let hosts = addresses.to_vec();
             let procs: Vec<Proc> =
                 (0..PROCS).map(|number| world.proc(&format!("caller-{caller}-{number}"))).collect();
             std::thread::spawn(move || {
@@ -307,7 +359,7 @@ impl Workload {
                     // Some take a moment, so that they can be cut off in the middle.
                     let takes = if number % 3 == 2 { "; sleep 0.1" } else { "" };
                     begun.fetch_add(1, Ordering::SeqCst);
-                    let one = history::send(&client, proc, &format!("{caller}.{number}"), takes);
+                    let one = history::send(&client, proc, &hosts, &format!("{caller}.{number}"), takes);
                     sent.lock().expect("nobody panics with it").push(one.clone());
                     ask_again(LOOK * 2, IMPATIENCE, || one.has_ended(&client).then_some(()));
                 }
