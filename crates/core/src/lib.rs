@@ -21,6 +21,7 @@ pub mod spec;
 pub mod spread;
 pub mod supervise;
 pub mod task;
+pub mod wal;
 
 pub use code::Code;
 pub use id::{AgentId, BootId, BusinessId, CloudId, Epoch, Host, OpId, ProcKey, TaskId};

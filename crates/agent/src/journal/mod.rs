@@ -5,6 +5,7 @@
 
 mod divide;
 mod events;
+mod log;
 mod repair;
 mod sound;
 mod thread;

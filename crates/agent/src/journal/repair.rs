@@ -4,7 +4,7 @@
 //! have been carried out, so the new journal remembers when it was made: an op that was sent before that is answered as
 //! interrupted instead of being carried out once more.
 
-use super::{FILE, JournalError, MIGRATIONS, known_format};
+use super::{FILE, JournalError, MIGRATIONS, known_format, log};
 use procfleet_core::id::OpId;
 use procfleet_core::supervise::Record;
 use rusqlite::types::Value;
@@ -103,11 +103,13 @@ fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Res
         t.execute_batch(migration)?;
     }
     t.pragma_update(None, "user_version", known_format())?;
+    // SQLite reads it up to there, and says nothing of the rest.
+    let log_is_whole = log::damage(old).is_none();
     let tables: Vec<Rows> = match Connection::open_with_flags(old, OpenFlags::SQLITE_OPEN_READ_ONLY) {
         Ok(old) => TABLES.iter().map(|(table, columns)| read(&old, table, columns)).collect(),
         Err(_) => TABLES.iter().map(|_| Rows::default()).collect(),
     };
-    saved.whole = tables.iter().all(|table| table.whole);
+    saved.whole = log_is_whole && tables.iter().all(|table| table.whole);
     for ((table, columns), rows) in TABLES.iter().zip(&tables) {
         // Numbers of events that were lost would be given out again under the same name, and taken for the lost ones.
         if *table == "events" && !saved.whole {

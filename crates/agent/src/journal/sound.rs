@@ -1,7 +1,7 @@
 //! Whether a journal is fit to be used. One that is not is left as it is: an agent that began anew in its place would forget
 //! what is hosted, start what was stopped and carry out what was done.
 
-use super::{JournalError, known_format};
+use super::{JournalError, known_format, log};
 use procfleet_core::supervise::Record;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::fs;
@@ -30,7 +30,10 @@ pub(super) fn look_at_file(path: &Path) -> Result<(), JournalError> {
                 broken("this account may not read and write it")
             }
             // Whatever else it is may pass: a full disk, no descriptors left.
-            Ok(_) | Err(_) => Ok(()),
+            Ok(_) | Err(_) => match log::damage(path) {
+                Some(damage) => broken(&damage.to_string()),
+                None => Ok(()),
+            },
         },
     }
 }

@@ -397,6 +397,48 @@ async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
     }
 }
 
+/// SQLite would end its log at the bit that flipped, and carry out once more what was written down after it.
+#[tokio::test]
+async fn a_journal_whose_log_was_altered_is_refused_and_repaired_without_repeating_anything() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join(FILE);
+    let (journal, _) = reopened(&path, "one").await;
+    for number in 0..20 {
+        let order = order(number, OpKind::Start);
+        journal.accept(vec![(key("a"), order.clone())]).await.expect("writable");
+        let done = [Write::Record(Box::new(record())), Write::Done(order.op, outcome())];
+        journal.write(&key("a"), &done, &Known::default()).await;
+    }
+    // As after a kill: the log is still there.
+    let killed = tempfile::tempdir().expect("a temp dir");
+    let log = format!("{FILE}-wal");
+    for file in [FILE, &log] {
+        std::fs::copy(folder.path().join(file), killed.path().join(file)).expect("both are there");
+    }
+    let (path, log) = (killed.path().join(FILE), killed.path().join(log));
+    assert_eq!(examine(&path).expect("a sound one"), 1);
+    let sound = std::fs::read(&log).expect("it is there");
+    let flipped = (sound.len() / 2, sound[sound.len() / 2] ^ 1);
+    spoil(&log, flipped.0, &[flipped.1]);
+    let before = (std::fs::read(&path).expect("it is there"), std::fs::read(&log).expect("it is there"));
+    let refused = Journal::open(&path, &BootId("one".to_owned())).await.map(|_| ()).expect_err("altered");
+    assert!(matches!(refused, JournalError::Broken { .. }), "{refused:?}");
+    let said = refused.to_string();
+    assert!(said.contains("cannot be used: its write-ahead log was altered at byte "), "{said}");
+    assert!(said.contains(&format!(" of {}, and what was written", sound.len())), "{said}");
+    assert!(examine(&path).is_err());
+    let after = (std::fs::read(&path).expect("it is there"), std::fs::read(&log).expect("it is there"));
+    assert!(before == after, "nothing was changed");
+
+    let saved = repair(killed.path()).expect("some of it can be read");
+    assert!(!saved.whole && saved.ops < 20, "{saved}");
+    let (journal, _) = reopened(&path, "one").await;
+    for number in 0..20 {
+        let answer = journal.accept(vec![(key("a"), order(number, OpKind::Start))]).await.expect("writable");
+        let [Acceptance::Done(_) | Acceptance::Known] = &answer[..] else { panic!("{number}: {answer:?}") };
+    }
+}
+
 fn spoil_length(path: &Path) {
     let file = std::fs::read(path).expect("it is there");
     std::fs::write(path, &file[..file.len() / 2]).expect("our own folder");

@@ -237,6 +237,25 @@ fn a_broken_journal_is_said_and_nothing_begins_anew() {
     assert!(busy.code == Some(1) && busy.stderr.contains("another agent uses the data folder"), "{busy:?}");
     agent.end(Signal::KILL);
 
+    // A bit of what SQLite has not taken into the file yet: it would forget all that came after it.
+    let log = data.join("agent.db-wal");
+    let mut altered = fs::read(&log).expect("a kill leaves it");
+    let middle = altered.len() / 2;
+    altered[middle] ^= 1;
+    fs::write(&log, &altered).expect("our own folder");
+    let refused = start(None).finish();
+    assert_eq!(refused.code, Some(78), "{refused:?}");
+    for words in ["its write-ahead log was altered at byte ", &command] {
+        assert!(refused.stderr.contains(words), "{words:?}: {refused:?}");
+    }
+    assert_eq!(fs::read(&log).expect("it is there"), altered, "it is left as it is");
+    altered[middle] ^= 1;
+    fs::write(&log, &altered).expect("our own folder");
+    let mut agent = start(None);
+    agent.wait_until_connected(&up, IP);
+    check_untouched(&procs, &pids);
+    agent.end(Signal::KILL);
+
     // Nothing can be read of it: nothing is known, nothing is started, and what runs goes on.
     fs::write(&journal, &torn).expect("our own folder");
     for file in ["agent.db-wal", "agent.db-shm"] {
