@@ -8,14 +8,17 @@
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended;
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
+//! - [`Disk`]: a small disk that can be filled; [`need`]: what not every machine allows;
 //! - [`fuzz`]: what nobody would send;
 //! - [`pattern`]: what an answer should look like;
 //! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every one;
 //! - [`wait_for`]: the one way to wait.
 
 mod client;
+mod disk;
 pub mod fuzz;
 mod joined;
+mod machine;
 pub mod pattern;
 mod proc;
 mod process;
@@ -26,7 +29,9 @@ mod up;
 mod wait;
 
 pub use client::{Answer, Client, Outcome, Raw};
+pub use disk::Disk;
 pub use joined::Joined;
+pub use machine::{Need, has, need};
 pub use proc::{Op, Proc, Task};
 pub use process::{Stranger, account, dead_pid, is_running, kill, pids_marked, start_time};
 pub use program::{Finished, Program, Stdin};

@@ -6,7 +6,7 @@ use crate::table::Row;
 use crate::world::{AGENT, Side, World, folder};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
-use procfleet_testkit::{Op, PATIENCE, Proc, Program, Signal, ask_again, kill, programs, wait_until};
+use procfleet_testkit::{Disk, Op, PATIENCE, Proc, Program, Signal, ask_again, kill, programs, wait_until};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,44 +93,12 @@ fn wait(time: Duration) {
     wait_until(time + PATIENCE, "the time is over", || began.elapsed() >= time);
 }
 
-/// A small disk of its own, which goes when it is dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    /// `None`: only root may.
-    fn mount(at: PathBuf) -> Option<Disk> {
-        fs::create_dir_all(&at).expect("our own folder");
-        let options = ["-t", "tmpfs", "-o", "size=12m,mode=755", "tmpfs"];
-        let mounted = Program::new("mount").args(options).args([&at]).run();
-        (mounted.code == Some(0)).then_some(Disk(at))
-    }
-
-    fn fill(&self) {
-        for size in ["64k", "4k", "1"] {
-            let of = format!("of={}", self.0.join(format!("filler-{size}")).display());
-            Program::new("dd").args(["if=/dev/zero", &of, &format!("bs={size}")]).run();
-        }
-    }
-
-    fn free(&self) {
-        for size in ["64k", "4k", "1"] {
-            let _ = fs::remove_file(self.0.join(format!("filler-{size}")));
-        }
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        Program::new("umount").args(["-l"]).args([&self.0]).run();
-    }
-}
-
 fn disk_full(name: &str, side: Side) -> Row {
     let folder = folder();
-    let Some(disk) = Disk::mount(folder.path().join("disk")) else {
+    let Some(disk) = Disk::mount(&folder.path().join("disk"), "12m") else {
         return Row::left_out(name, "not played: only root may mount a disk");
     };
-    let on_disk = disk.0.join("data");
+    let on_disk = disk.path().join("data");
     let place = folder.path().to_owned();
     let (server, agent) = match side {
         Side::Server => (on_disk, folder.path().join("agent")),

@@ -4,8 +4,8 @@
 use crate::events::events_of;
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, account, is_running, kill, programs,
-    start_time, wait_for, wait_until,
+    Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, start_time,
+    wait_for, wait_until,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -277,45 +277,11 @@ fn a_broken_journal_is_said_and_nothing_begins_anew() {
     assert_eq!(stopped.runs(), 1);
 }
 
-/// A small disk of its own, which goes when it is dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    /// `None`: only root may.
-    fn mount(at: PathBuf, size: &str) -> Option<Disk> {
-        let options = format!("size={size},mode=755");
-        let mounted = Program::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).args([&at]).run();
-        (mounted.code == Some(0)).then_some(Disk(at))
-    }
-
-    fn fill(&self) {
-        // Until there is not even room for a byte.
-        for size in ["64k", "4k", "1"] {
-            let of = format!("of={}", self.0.join(format!("filler-{size}")).display());
-            Program::new("dd").args(["if=/dev/zero", &of, &format!("bs={size}")]).run();
-        }
-    }
-
-    fn free(&self) {
-        for size in ["64k", "4k", "1"] {
-            let _ = fs::remove_file(self.0.join(format!("filler-{size}")));
-        }
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        Program::new("umount").args(["-l"]).args([&self.0]).run();
-    }
-}
-
 #[test]
 fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
     let up = up();
-    let Some(disk) = Disk::mount(up.folder("disk"), "8m") else {
-        return eprintln!("{} may not mount; nothing was tested", account());
-    };
-    let data = disk.0.join("agent");
+    let Some(disk) = Disk::mount(&up.folder("disk"), "8m") else { return };
+    let data = disk.path().join("agent");
     let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
     let mut agent = start(Some(&up.token(&[])));
     agent.wait_until_connected(&up, IP);

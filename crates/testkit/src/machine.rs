@@ -1,0 +1,153 @@
+//! What a test needs of the machine that it runs on, and not every machine allows.
+//!
+//! A test that cannot be run fails and says what is missing: counted as passed, it would say what nobody has seen. Whoever
+//! cannot have it otherwise names what is missing in `PROCFLEET_TESTS_WITHOUT`; `scripts/test` then says at its end what was not tested.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Root,
+    Cgroups,
+    MemoryCgroup,
+    Mount,
+    ChosenPids,
+    ProcessNumbers,
+    CollapsibleFiles,
+}
+
+/// Names what may be left out, with commas between.
+const WITHOUT: &str = "PROCFLEET_TESTS_WITHOUT";
+/// The file that collects what was left out.
+const NOT_TESTED: &str = "PROCFLEET_NOT_TESTED";
+
+impl Need {
+    const ALL: [Need; 7] = [
+        Need::Root,
+        Need::Cgroups,
+        Need::MemoryCgroup,
+        Need::Mount,
+        Need::ChosenPids,
+        Need::ProcessNumbers,
+        Need::CollapsibleFiles,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Need::Root => "root",
+            Need::Cgroups => "cgroups",
+            Need::MemoryCgroup => "oom",
+            Need::Mount => "disk",
+            Need::ChosenPids => "pids",
+            Need::ProcessNumbers => "serials",
+            Need::CollapsibleFiles => "collapse",
+        }
+    }
+
+    /// What the machine must allow.
+    fn means(self) -> &'static str {
+        match self {
+            Need::Root => "to run as root",
+            Need::Cgroups => {
+                "cgroups of version 2 below the test's own to be made (root, or a delegated group)"
+            }
+            Need::MemoryCgroup => "a cgroup with a limit of its memory to be made (root)",
+            Need::Mount => "a tmpfs to be mounted (root, or CAP_SYS_ADMIN)",
+            Need::ChosenPids => "the next pid to be chosen in /proc/sys/kernel/ns_last_pid (root)",
+            Need::ProcessNumbers => {
+                "processes to be told apart by the inodes of their pidfds (Linux 6.9 or newer)"
+            }
+            Need::CollapsibleFiles => "parts to be cut out of files in the temp folder (ext4, xfs)",
+        }
+    }
+}
+
+/// What was found of it. Without it the test fails here; `None` says that it is to be left out.
+#[track_caller]
+pub fn need<T, E: Display>(need: Need, found: Result<T, E>) -> Option<T> {
+    let why = match found {
+        Ok(found) => return Some(found),
+        Err(why) => why.to_string(),
+    };
+    let without = setting(WITHOUT).unwrap_or_default();
+    match left_out(need, &why, &without) {
+        Ok(note) => {
+            let test = std::thread::current().name().unwrap_or("a test").to_owned();
+            let line = format!("{test}: {note}\n");
+            eprint!("NOT TESTED: {line}");
+            if let Some(list) = setting(NOT_TESTED) {
+                let list = OpenOptions::new().append(true).create(true).open(list);
+                list.and_then(|mut list| list.write_all(line.as_bytes()))
+                    .expect("what was left out is written down");
+            }
+            None
+        }
+        Err(fault) => panic!("{fault}"),
+    }
+}
+
+/// [`need`] of what is either there or not.
+#[track_caller]
+pub fn has(what: Need, there: bool) -> bool {
+    need(what, there.then_some(()).ok_or("it does not")).is_some()
+}
+
+/// The note about what is left out, or why it may not be.
+fn left_out(need: Need, why: &str, without: &str) -> Result<String, String> {
+    let named: Vec<&str> = without.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let known = Need::ALL.map(Need::name);
+    if let Some(odd) = named.iter().find(|name| !known.contains(name)) {
+        return Err(format!("{WITHOUT} names {odd:?}, and there are only {}", known.join(", ")));
+    }
+    let (name, means) = (need.name(), need.means());
+    match named.contains(&name) {
+        true => Ok(format!("this machine does not allow {means}: {why}")),
+        false => Err(format!(
+            "this test needs a machine that allows {means}: {why}. To do without it: {WITHOUT}={name}"
+        )),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test harness has no arguments of its own")]
+fn setting(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_a_failure_unless_it_is_named() {
+        let judged = |without| left_out(Need::Mount, "Operation not permitted", without);
+        let missing = "a tmpfs to be mounted (root, or CAP_SYS_ADMIN): Operation not permitted";
+        let rows = [
+            (
+                "",
+                Err(format!(
+                    "this test needs a machine that allows {missing}. To do without it: {WITHOUT}=disk"
+                )),
+            ),
+            ("oom,root", judged("")),
+            ("disk", Ok(format!("this machine does not allow {missing}"))),
+            ("oom, disk,", judged("disk")),
+            (
+                "disk,dusk",
+                Err(format!(
+                    "{WITHOUT} names \"dusk\", and there are only root, cgroups, oom, disk, pids, serials, collapse"
+                )),
+            ),
+        ];
+        for (without, expected) in rows {
+            assert_eq!(judged(without), expected, "{without:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_handed_over() {
+        assert_eq!(need(Need::Root, Ok::<u8, &str>(7)), Some(7));
+        assert!(has(Need::Cgroups, true));
+    }
+}
