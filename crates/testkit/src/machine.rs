@@ -49,7 +49,7 @@ impl Need {
     /// What the machine must allow.
     fn means(self) -> &'static str {
         match self {
-            Need::Root => "to run as root",
+            Need::Root => "tests to run as root",
             Need::Cgroups => {
                 "cgroups of version 2 below the test's own to be made (root, or a delegated group)"
             }
@@ -91,7 +91,7 @@ pub fn need<T, E: Display>(need: Need, found: Result<T, E>) -> Option<T> {
 /// [`need`] of what is either there or not.
 #[track_caller]
 pub fn has(what: Need, there: bool) -> bool {
-    need(what, there.then_some(()).ok_or("it does not")).is_some()
+    need(what, there.then_some(()).ok_or("it is not so")).is_some()
 }
 
 /// The note about what is left out, or why it may not be.

@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn what_is_done_with_an_accounts_rights_is_its_own() {
-        if !geteuid().is_root() {
+        if !procfleet_testkit::has(procfleet_testkit::Need::Root, geteuid().is_root()) {
             return;
         }
         let nobody = Account::of("nobody").expect("there is a nobody");

@@ -5,6 +5,7 @@ use crate::support::*;
 use procfleet_core::process::{Cause, Evidence, Process, ProgramFile};
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::Signal;
+use procfleet_testkit::{Need, need};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -214,9 +215,11 @@ async fn a_program_that_replaces_itself_is_followed_by_its_pid_file() {
     stranger.assert_unharmed();
 }
 
-/// Whether this kernel gives every process a number of its own.
+/// Whether this kernel gives every process a number of its own; `false`: the tests were told to do without.
+#[track_caller]
 fn has_serials() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("this is Linux");
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(9))
+    let enough = (numbers.next(), numbers.next()) >= (Some(6), Some(9));
+    need(Need::ProcessNumbers, enough.then_some(()).ok_or(format!("it runs {}", release.trim()))).is_some()
 }

@@ -5,6 +5,7 @@ use procfleet_agent::exec::Containment;
 use procfleet_core::Sighting;
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{Leader, RunId, Scope, Signal};
+use procfleet_testkit::{Need, need};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,10 +27,12 @@ fn modes() -> Vec<(Containment, &'static str)> {
     modes
 }
 
-/// Whether an agent may have cgroups where the tests run.
+/// Whether an agent may have cgroups where the tests run; `false`: they were told to do without.
+#[track_caller]
 fn has_cgroups() -> bool {
     let folder = tempfile::tempdir().expect("a temp dir");
-    procfleet_agent::exec::Host::open(folder.path().join("output"), Containment::Cgroup).is_ok()
+    let host = procfleet_agent::exec::Host::open(folder.path().join("output"), Containment::Cgroup);
+    need(Need::Cgroups, host.map_err(|error| error.to_string())).is_some()
 }
 
 /// A proc that runs with all that it left beside it: the main process and the others.

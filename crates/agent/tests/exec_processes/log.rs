@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use procfleet_core::Exit;
+use procfleet_testkit::{Need, has};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
@@ -63,7 +64,7 @@ async fn a_link_in_the_folder_leads_nowhere() {
     assert_eq!(proc.output_of("echo hi").await.1, "hi\n", "nobody waits for a reader");
     assert!(proc.hands.note().contains("is not a regular file"), "{}", proc.hands.note());
 
-    if !nix::unistd::geteuid().is_root() {
+    if !has(Need::Root, nix::unistd::geteuid().is_root()) {
         return;
     }
     let nobody = nix::unistd::User::from_name("nobody").expect("passwd").expect("there is a nobody");

@@ -2,7 +2,7 @@
 
 use crate::events::events_of;
 use crate::up;
-use procfleet_testkit::{Op, PATIENCE, Proc, Signal, Up, kill, wait_for, wait_until};
+use procfleet_testkit::{Need, Op, PATIENCE, Proc, Signal, Up, kill, need, wait_for, wait_until};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,14 @@ use std::path::{Path, PathBuf};
 struct Cell(PathBuf);
 
 impl Cell {
-    /// Where this host lets one be made: version 1 or 2. `None` where it does not.
+    /// Where this host lets one be made: version 1 or 2. `None`: the tests were told to do without.
+    #[track_caller]
     fn new(up: &Up, mebibytes: u64) -> Option<Cell> {
-        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        need(Need::MemoryCgroup, Cell::make(up, mebibytes))
+    }
+
+    fn make(up: &Up, mebibytes: u64) -> Result<Cell, String> {
+        let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let path_of = |is: &dyn Fn(&str, &str) -> bool| {
             own.lines().find_map(|line| {
                 let mut fields = line.splitn(3, ':');
@@ -27,12 +32,16 @@ impl Cell {
         let second = path_of(&|number, _| number == "0")
             .map(|path| (Path::new("/sys/fs/cgroup").join(path), "memory.max"));
         let bytes = (mebibytes << 20).to_string();
-        [first, second].into_iter().flatten().find_map(|(parent, limit)| {
-            let cell = Cell(parent.join(format!("procfleet-test-{}", up.namespace)));
-            fs::create_dir(&cell.0).ok()?;
-            fs::write(cell.0.join(limit), &bytes).ok()?;
-            Some(cell)
-        })
+        let mut refusals = Vec::new();
+        for (parent, limit) in [first, second].into_iter().flatten() {
+            let path = parent.join(format!("procfleet-test-{}", up.namespace));
+            let made = fs::create_dir(&path).map(|()| Cell(path.clone()));
+            match made.and_then(|cell| fs::write(cell.0.join(limit), &bytes).map(|()| cell)) {
+                Ok(cell) => return Ok(cell),
+                Err(error) => refusals.push(format!("{}: {error}", path.display())),
+            }
+        }
+        Err(refusals.join("; "))
     }
 }
 
@@ -53,12 +62,8 @@ fn exited(up: &Up, proc: &Proc) -> Value {
 #[test]
 fn a_kill_by_the_kernel_for_want_of_memory_is_told_apart() {
     let up = up();
-    let Some(cell) = Cell::new(&up, 16) else {
-        // The parser and the counters have tests of their own in the agent's `exec/oom.rs`.
-        println!("no memory cgroup can be made here: only recorded lines of the kernel's log were tested");
-        return;
-    };
-    println!("a real out-of-memory kill in {}", cell.0.display());
+    // The parser and the counters have tests of their own in the agent's `exec/oom.rs`.
+    let Some(cell) = Cell::new(&up, 16) else { return };
     let join = format!("echo $$ > {}/cgroup.procs", cell.0.display());
     // It buffers a line that has no end, once it is told to.
     let proc = up

@@ -4,8 +4,8 @@
 use crate::events::events_of;
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Joined, Op, PATIENCE, Proc, Program, Signal, Stranger, is_running, kill, programs, start_time, wait_for,
-    wait_until,
+    Joined, Need, Op, PATIENCE, Proc, Program, Signal, Stranger, Up, is_running, kill, need, programs,
+    start_time, wait_for, wait_until,
 };
 use serde_json::json;
 use std::fs;
@@ -111,11 +111,27 @@ fn a_stranger_is_untouched_whatever_is_ordered_and_however_the_agent_ends() {
 #[test]
 fn a_recycled_pid_is_a_stranger() {
     let up = up();
-    let data = up.folder("joined");
-    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
-    agent.wait_until_connected(&up, IP);
-    let proc = up.proc("recycled").on_host(IP).with_pid_file().starts(&programs::daemon());
-    let unhosted = up.proc("unhosted").on_host(IP).with_pid_file().starts(&programs::daemon());
+    // Now and then a third one gets the number first; then others must die.
+    let mut rounds = (1..=5).map(|round| recycle(&up, round));
+    assert!(rounds.any(|played| played == Played::Whole), "the numbers were always taken by others");
+}
+
+#[derive(PartialEq, Eq)]
+enum Played {
+    Whole,
+    /// Somebody else has the number.
+    Taken,
+}
+
+fn recycle(up: &Up, round: u32) -> Played {
+    let data = up.folder(&format!("joined-{round}"));
+    let ip = format!("127.0.0.{}", 100 + round);
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, &ip, Some(&up.token(&[])));
+    agent.wait_until_connected(up, &ip);
+    let [proc, unhosted] = ["recycled", "unhosted"].map(|name| {
+        let proc = up.proc(&format!("{name}-{round}")).on_host(&ip);
+        proc.with_pid_file().starts(&programs::daemon())
+    });
     let pids = [proc.start(), unhosted.start()];
     unhosted.op(Op::Unhost).assert_success();
     agent.end(Signal::KILL);
@@ -123,13 +139,14 @@ fn a_recycled_pid_is_a_stranger() {
     for pid in pids {
         kill(pid, Signal::KILL);
         wait_until(PATIENCE, "its number is free", || !Path::new(&format!("/proc/{pid}")).exists());
-        match with_pid(pid) {
-            Some(stranger) => strangers.push(stranger),
-            None => return eprintln!("this machine does not let numbers be chosen; nothing was tested"),
+        match need(Need::ChosenPids, with_pid(pid)) {
+            Some(Some(stranger)) => strangers.push(stranger),
+            Some(None) => return Played::Taken,
+            None => return Played::Whole,
         }
     }
-    agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
-    agent.wait_until_connected(&up, IP);
+    agent = Joined::start(up.binary(), &up.link(), &data, &ip, None);
+    agent.wait_until_connected(up, &ip);
     let second = wait_for(PATIENCE, "the hosted one is started again", || proc.program_pid());
     proc.row_with_pid(second);
     assert_eq!((proc.pid(), proc.runs()), (Some(second), 2));
@@ -142,19 +159,20 @@ fn a_recycled_pid_is_a_stranger() {
     for (stranger, pid) in strangers.iter_mut().zip(pids) {
         assert!(stranger.is_running() && is_running(pid), "the stranger was ended");
     }
+    Played::Whole
 }
 
-/// A process with this very number. `None`: the kernel does not let us choose, or everybody else is quicker.
-fn with_pid(pid: u32) -> Option<Program> {
-    for _ in 0..2_000 {
-        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+/// A process with this very number; `None`: somebody else was quicker. An error: the kernel does not let us choose.
+fn with_pid(pid: u32) -> std::io::Result<Option<Program>> {
+    for _ in 0..500 {
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())?;
         let mut program = Program::new("/bin/sleep").args(["1000"]).current_dir(Path::new("/"));
         program.start();
         if program.pid() == pid {
-            return Some(program);
+            return Ok(Some(program));
         }
     }
-    None
+    Ok(None)
 }
 
 /// As nginx does it on SIGUSR2: the new master writes the pid file while the old one goes on, and the old one ends later.
