@@ -18,6 +18,7 @@ pub use verb::{
     agents::Agents, app::App, audit::Audit, business::Business, ca::Ca, events::Events, logs::Logs,
     operate::Operate, ps::Ps, task::Task, token::Token, user::User, webhook::Webhook,
 };
+pub use wait::Waiting;
 
 use procfleet_core::op::OpKind;
 

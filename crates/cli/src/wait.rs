@@ -5,7 +5,7 @@
 use crate::Exit;
 use crate::client::{Answer, Client, path_segment};
 use crate::error::Error;
-use crate::output::{Progress, Surroundings, plain, plain_lines};
+use crate::output::{Format, Output, Progress, Surroundings, plain, plain_lines};
 use indicatif::{ProgressBar, ProgressStyle};
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
@@ -18,6 +18,39 @@ use std::time::{Duration, Instant};
 const LONG_POLL: Duration = Duration::from_secs(1);
 /// How many failures a person watching a bar is shown; `task show` has them all.
 const FAILURES_BESIDE_BAR: usize = 20;
+
+/// Whether whoever makes a task waits for its outcomes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Waiting {
+    /// Print the task's id and do not wait for the outcomes
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Wait no longer than this; the task goes on all the same
+    #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
+    pub timeout: u64,
+}
+
+impl Waiting {
+    /// Tells of a task that was accepted, and waits for it. `None`: nobody waits, and all was said.
+    pub(crate) fn follow(
+        &self,
+        client: &Client,
+        accepted: &Answer,
+        task_id: &str,
+        output: &Output,
+        around: &mut Surroundings<'_>,
+    ) -> Result<Option<Watched>, Error> {
+        if self.no_wait {
+            match output.format() {
+                Format::Json => around.json(&accepted.data)?,
+                Format::Text => around.say(&plain(task_id))?,
+            }
+            return Ok(None);
+        }
+        around.note(&format!("task {}", plain(task_id)));
+        wait(client, task_id, self.timeout, around).map(Some)
+    }
+}
 
 /// A task as it was seen last.
 pub(crate) struct Watched {
@@ -51,8 +84,21 @@ pub(crate) fn show(client: &Client, task_id: &str) -> Result<Watched, Error> {
     watched(client.get(&path(task_id), &[])?)
 }
 
-/// Waits until no op is open or `timeout` is over. Either way the answer is what was seen last.
+/// Waits until no op is open or so many seconds are over. Either way the answer is what was seen last.
 pub(crate) fn wait(
+    client: &Client,
+    task_id: &str,
+    timeout: u64,
+    around: &mut Surroundings<'_>,
+) -> Result<Watched, Error> {
+    let seen = wait_for(client, task_id, Duration::from_secs(timeout), around)?;
+    if seen.view.task.counts.open > 0 {
+        around.note(&format!("not finished after {timeout} s; {}", goes_on(task_id)));
+    }
+    Ok(seen)
+}
+
+fn wait_for(
     client: &Client,
     task_id: &str,
     timeout: Duration,
@@ -98,7 +144,7 @@ pub(crate) fn wait(
 }
 
 /// What to tell somebody who stops waiting.
-pub(crate) fn goes_on(task_id: &str) -> String {
+fn goes_on(task_id: &str) -> String {
     format!("the task goes on; to wait for it again: procfleet task watch {}", plain(task_id))
 }
 

@@ -5,7 +5,7 @@
 use super::{request, status};
 use crate::client::{Answer, Client};
 use crate::output::{Format, Output, plain};
-use crate::wait::{self, Watched};
+use crate::wait::{Waiting, Watched};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::op::OpKind;
@@ -13,7 +13,6 @@ use procfleet_proto::http::native::{AgentRow, Operated};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::time::Duration;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Operate {
@@ -41,12 +40,8 @@ pub struct Operate {
     /// A label of the process; give it again for more
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
-    /// Print the task id and do not wait for the outcomes
-    #[arg(long)]
-    pub no_wait: bool,
-    /// Wait no longer than this; the task goes on all the same
-    #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
-    pub timeout: u64,
+    #[command(flatten)]
+    pub waiting: Waiting,
     /// The same call under the same key is one task, however often it is sent
     #[arg(long, value_name = "KEY", conflicts_with = "dry_run")]
     pub idempotency_key: Option<String>,
@@ -179,23 +174,13 @@ impl Operate {
         task_id: &str,
         around: &mut Surroundings<'_>,
     ) -> Result<Exit, Error> {
-        if self.no_wait {
-            match self.output.format() {
-                Format::Json => around.json(&answer.data)?,
-                Format::Text => around.say(&plain(task_id))?,
-            }
-            return Ok(Exit::Done);
+        match self.waiting.follow(client, answer, task_id, &self.output, around)? {
+            Some(seen) => self.report(kind, &seen, around),
+            None => Ok(Exit::Done),
         }
-        around.note(&format!("task {}", plain(task_id)));
-        let seen = wait::wait(client, task_id, Duration::from_secs(self.timeout), around)?;
-        self.report(kind, &seen, around)
     }
 
     fn report(&self, kind: OpKind, seen: &Watched, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let task = &seen.view.task;
-        if task.counts.open > 0 {
-            around.note(&format!("not finished after {} s; {}", self.timeout, wait::goes_on(&task.task_id)));
-        }
         match (self.output.format(), kind) {
             (Format::Json, _) => around.json(&seen.data)?,
             (Format::Text, OpKind::Query) => {

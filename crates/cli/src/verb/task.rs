@@ -2,14 +2,13 @@
 
 use crate::client::path_segment;
 use crate::output::{Format, Output, age, moment, plain};
-use crate::wait::{self, Watched, is_open};
+use crate::wait::{self, Waiting, Watched, is_open};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
 use serde::Deserialize;
 use serde_json::json;
-use std::time::Duration;
 
 #[derive(Deserialize)]
 struct Accepted {
@@ -60,15 +59,11 @@ pub struct Retry {
     /// The task, as GSETASK:YYYYMMDDHHMMSS:N
     #[arg(value_name = "ID")]
     pub task: TaskId,
-    /// Print the new task's id and do not wait for the outcomes
-    #[arg(long)]
-    pub no_wait: bool,
+    #[command(flatten)]
+    pub waiting: Waiting,
     /// The same retry under the same key is one task, however often it is sent
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,
-    /// Wait no longer than this; the task goes on all the same
-    #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
-    pub timeout: u64,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -138,40 +133,28 @@ impl Retry {
         let client = self.connection.client()?;
         let answer = client.post_once(&path, &json!({}), self.idempotency_key.as_deref())?;
         let Accepted { task_id } = answer.read()?;
-        if self.no_wait {
-            match self.output.format() {
-                Format::Json => around.json(&answer.data)?,
-                Format::Text => around.say(&plain(&task_id))?,
-            }
-            return Ok(Exit::Done);
+        match self.waiting.follow(&client, &answer, &task_id, &self.output, around)? {
+            Some(seen) => conclude(&seen, &self.output, around),
+            None => Ok(Exit::Done),
         }
-        around.note(&format!("task {}", plain(&task_id)));
-        let seen = wait::wait(&client, &task_id, Duration::from_secs(self.timeout), around)?;
-        if seen.view.task.counts.open > 0 {
-            around.note(&format!("not finished after {} s; {}", self.timeout, wait::goes_on(&task_id)));
-        }
-        match self.output.format() {
-            Format::Json => around.json(&seen.data)?,
-            Format::Text => around.say(&seen.summary())?,
-        }
-        Ok(seen.exit())
     }
 }
 
 impl Watch {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let task_id = self.task.to_string();
-        let timeout = Duration::from_secs(self.timeout);
-        let seen = wait::wait(&self.connection.client()?, &task_id, timeout, around)?;
-        if seen.view.task.counts.open > 0 {
-            around.note(&format!("not finished after {} s; {}", self.timeout, wait::goes_on(&task_id)));
-        }
-        match self.output.format() {
-            Format::Json => around.json(&seen.data)?,
-            Format::Text => around.say(&seen.summary())?,
-        }
-        Ok(seen.exit())
+        let seen = wait::wait(&self.connection.client()?, &task_id, self.timeout, around)?;
+        conclude(&seen, &self.output, around)
     }
+}
+
+/// How a task ended that was waited for.
+fn conclude(seen: &Watched, output: &Output, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    match output.format() {
+        Format::Json => around.json(&seen.data)?,
+        Format::Text => around.say(&seen.summary())?,
+    }
+    Ok(seen.exit())
 }
 
 impl List {
