@@ -144,22 +144,7 @@ impl Logs {
         sources: &[Source],
         around: &mut Surroundings<'_>,
     ) -> Result<Exit, Error> {
-        let mut exit = Exit::Done;
-        for (number, source) in sources.iter().enumerate() {
-            let label = label(sources, number);
-            match self.read_all(client, source, &label, around) {
-                Ok(true) => {}
-                // Whoever read it has seen enough.
-                Ok(false) => return Ok(exit),
-                // One host that is away spoils nothing for the others.
-                Err(fault @ Error::Refused { .. }) if sources.len() > 1 => {
-                    around.note(&format!("{label}error: {fault}"));
-                    exit = Exit::Failed;
-                }
-                Err(fault) => return Err(fault),
-            }
-        }
-        Ok(exit)
+        each(sources, around, |source, label, around| self.read_all(client, source, label, around))
     }
 
     /// False: there is nobody left to print for.
@@ -292,28 +277,19 @@ impl Logs {
         sources: &[Source],
         around: &mut Surroundings<'_>,
     ) -> Result<Exit, Error> {
-        let mut exit = Exit::Done;
-        for (number, source) in sources.iter().enumerate() {
-            let label = label(sources, number);
+        each(sources, around, |source, label, around| {
             let mut body =
                 json!({"namespace": self.namespace, "name": self.name, "instance": source.instance});
             if let Some((kind, place)) = &source.at {
                 body[*kind] = json!(place);
             }
-            match client.post("/api/v1/logs/reopen", &body) {
-                Ok(answer) if self.output.format() == Format::Json => around.json(&answer.data)?,
-                Ok(answer) => {
-                    let view: ReopenedView = answer.read()?;
-                    around.say(&format!("{label}{}", view.note))?;
-                }
-                Err(fault @ Error::Refused { .. }) if sources.len() > 1 => {
-                    around.note(&format!("{label}error: {fault}"));
-                    exit = Exit::Failed;
-                }
-                Err(fault) => return Err(fault),
+            let answer = client.post("/api/v1/logs/reopen", &body)?;
+            match self.output.format() {
+                Format::Json => around.json(&answer.data)?,
+                Format::Text => around.say(&format!("{label}{}", answer.read::<ReopenedView>()?.note))?,
             }
-        }
-        Ok(exit)
+            Ok(true)
+        })
     }
 
     fn ask(
@@ -359,6 +335,29 @@ impl Logs {
             false => line.chars().map(|c| if c.is_control() && c != '\t' { ' ' } else { c }).collect(),
         }
     }
+}
+
+/// Does something with one log after the other, until it answers that nobody is left to do it for.
+fn each(
+    sources: &[Source],
+    around: &mut Surroundings<'_>,
+    mut act: impl FnMut(&Source, &str, &mut Surroundings<'_>) -> Result<bool, Error>,
+) -> Result<Exit, Error> {
+    let mut exit = Exit::Done;
+    for (number, source) in sources.iter().enumerate() {
+        let label = label(sources, number);
+        match act(source, &label, around) {
+            Ok(true) => {}
+            Ok(false) => return Ok(exit),
+            // One host that is away spoils nothing for the others.
+            Err(fault @ Error::Refused { .. }) if sources.len() > 1 => {
+                around.note(&format!("{label}error: {fault}"));
+                exit = Exit::Failed;
+            }
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(exit)
 }
 
 /// What stands before each line where there are several logs.
