@@ -94,27 +94,28 @@ fn events_wait_on_the_host_while_the_server_is_away() {
 }
 
 /// A receiver of webhooks: answers each delivery with the next of these statuses, and then with 200.
-fn receiver(statuses: &'static [u16]) -> (String, Receiver<Value>) {
+fn receiver(statuses: &'static [u16]) -> (String, Receiver<(String, Value)>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("http://{}/events", listener.local_addr().expect("bound"));
+    let address = listener.local_addr().expect("bound").to_string();
     let (tell, told) = channel();
     std::thread::spawn(move || {
         let mut statuses = statuses.iter();
         for stream in listener.incoming() {
             let mut stream = stream.expect("a connection");
-            let body = read_request(&mut stream);
+            let request = read_request(&mut stream);
             let status = statuses.next().copied().unwrap_or(200);
             let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
             let _ = stream.write_all(answer.as_bytes());
-            if tell.send(body).is_err() {
+            if tell.send(request).is_err() {
                 return;
             }
         }
     });
-    (url, told)
+    (address, told)
 }
 
-fn read_request(stream: &mut TcpStream) -> Value {
+/// Its head and its body.
+fn read_request(stream: &mut TcpStream) -> (String, Value) {
     let mut bytes = Vec::new();
     let mut part = [0; 4096];
     loop {
@@ -125,7 +126,7 @@ fn read_request(stream: &mut TcpStream) -> Value {
                 name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
             });
             if length.is_some_and(|length| body.len() >= length) {
-                return serde_json::from_str(body).expect("JSON");
+                return (head.to_owned(), serde_json::from_str(body).expect("JSON"));
             }
         }
         let count = stream.read(&mut part).expect("the rest of the request");
@@ -137,17 +138,22 @@ fn read_request(stream: &mut TcpStream) -> Value {
 #[test]
 fn a_webhook_gets_every_event_until_it_has_taken_it() {
     let up = up();
-    let (url, deliveries) = receiver(&[500, 503]);
+    let (address, deliveries) = receiver(&[500, 503]);
+    let url = format!("http://ops:s3cret@{address}/events?key=k3y&to=all");
+    let shown = format!("http://ops:***@{address}/events?key=***&to=all");
     let mut proc = up.proc("hooked").starts(&programs::foreground());
     proc.request["spec"]["warn_report_policy"] = json!({"report_id": 4711});
     proc.start();
     wait_until(PATIENCE, "the start was told", || kinds(&events_of(&up, &proc)) == ["started"]);
     let made = up.cli(&["webhook", "create", &url]);
-    assert_eq!(made.code, Some(0), "{made:?}");
+    assert!(made.code == Some(0) && made.stdout.contains(&shown), "{made:?}");
     up.client.post("/api/v1/webhooks", json!({"url": url})).assert_refused(1000811, &["already"]);
     up.client.post("/api/v1/webhooks", json!({"url": "ftp://x"})).assert_refused(1000811, &["url"]);
     let pid = kill_and_replace(&proc);
-    let first = deliveries.recv_timeout(PATIENCE).expect("a delivery");
+    let (head, first) = deliveries.recv_timeout(PATIENCE).expect("a delivery");
+    // Who it is for sees all of it.
+    assert!(head.starts_with("POST /events?key=k3y&to=all HTTP/1.1"), "{head}");
+    assert!(head.to_lowercase().contains("authorization: basic b3bzonmzy3jlda=="), "{head}");
     assert_eq!(first["data_id"], 4711, "the spec's own alarm: {first}");
     let event = &first["data"][0];
     assert_eq!(event["event_name"], "process_exited");
@@ -155,10 +161,10 @@ fn a_webhook_gets_every_event_until_it_has_taken_it() {
     assert_eq!(event["target"], "127.0.0.1|0");
     assert_eq!(event["dimension"]["process_index"], format!("{}:{}", proc.namespace, proc.name));
     let mut taken: Vec<Value> = Vec::new();
-    let second = deliveries.recv_timeout(PATIENCE).expect("another try");
+    let (_, second) = deliveries.recv_timeout(PATIENCE).expect("another try");
     assert_eq!(second["data"][0], *event, "the same event, with the same id");
     while taken.len() < 2 {
-        let delivery = deliveries.recv_timeout(PATIENCE).expect("and another");
+        let (_, delivery) = deliveries.recv_timeout(PATIENCE).expect("and another");
         taken.extend(delivery["data"].as_array().expect("events").clone());
     }
     let names: Vec<&Value> = taken.iter().map(|event| &event["event_name"]).collect();
@@ -167,6 +173,9 @@ fn a_webhook_gets_every_event_until_it_has_taken_it() {
         let rows = up.client.data("/api/v1/webhooks");
         (rows[0]["waiting"] == 0 && rows[0]["trouble"] == "").then_some(rows)
     });
+    assert_eq!(list[0]["url"], shown);
+    let audit = up.cli(&["audit"]).stdout;
+    assert!(audit.contains(&shown) && !audit.contains("s3cret") && !audit.contains("k3y"), "{audit}");
     let removed = up.cli(&["webhook", "remove", &list[0]["id"].to_string()]);
     assert!(removed.stderr.contains("there are no webhooks"), "{removed:?}");
     up.client.post("/api/v1/webhooks/99/remove", json!({})).assert_refused(1000811, &["webhook 99"]);

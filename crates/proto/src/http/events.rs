@@ -39,6 +39,7 @@ pub struct EventRow {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WebhookRow {
     pub id: u64,
+    /// As [`without_secrets`] shows it.
     pub url: String,
     /// Seconds since 1970, UTC.
     pub created_at: i64,
@@ -46,6 +47,45 @@ pub struct WebhookRow {
     pub waiting: u64,
     /// Why the last try failed; empty if it did not.
     pub trouble: String,
+}
+
+/// A url as it may be shown to others than those whom it is for: with `***` in place of a password, of a name that stands alone,
+/// which is how tokens are given, and of what the query calls a key.
+pub fn without_secrets(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let authority = match authority.rsplit_once('@') {
+        Some((account, host)) => match account.split_once(':') {
+            Some((name, _)) => format!("{name}:{HIDDEN}@{host}"),
+            None => format!("{HIDDEN}@{host}"),
+        },
+        None => authority.to_owned(),
+    };
+    let (rest, fragment) = rest.split_at(rest.find('#').unwrap_or(rest.len()));
+    let rest = match rest.split_once('?') {
+        Some((path, query)) => {
+            let shown: Vec<String> = query.split('&').map(without_secret).collect();
+            format!("{path}?{}", shown.join("&"))
+        }
+        None => rest.to_owned(),
+    };
+    let scheme = if url.contains("://") { format!("{scheme}://") } else { String::new() };
+    format!("{scheme}{authority}{rest}{fragment}")
+}
+
+const HIDDEN: &str = "***";
+/// What the names of secrets contain.
+const SECRETS: [&str; 6] = ["key", "token", "secret", "pass", "sign", "auth"];
+
+fn without_secret(parameter: &str) -> String {
+    match parameter.split_once('=') {
+        Some((name, value)) if !value.is_empty() => {
+            let lower = name.to_ascii_lowercase();
+            let is_secret = SECRETS.iter().any(|word| lower.contains(word));
+            if is_secret { format!("{name}={HIDDEN}") } else { parameter.to_owned() }
+        }
+        Some(_) | None => parameter.to_owned(),
+    }
 }
 
 /// An event for whoever reads GSE's events.
@@ -107,6 +147,26 @@ fn event_name(kind: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_is_shown_without_its_secrets() {
+        let rows = [
+            ("http://alarms.example.com/procfleet", "http://alarms.example.com/procfleet"),
+            ("https://ops:s3cret@alarms.example.com/a?b=c#d", "https://ops:***@alarms.example.com/a?b=c#d"),
+            ("https://ops:a:b@c@[::1]:8080", "https://ops:***@[::1]:8080"),
+            ("https://ops:@alarms.example.com/", "https://ops:***@alarms.example.com/"),
+            ("https://t0ken@alarms.example.com/", "https://***@alarms.example.com/"),
+            ("https://alarms.example.com/a@b:c", "https://alarms.example.com/a@b:c"),
+            ("https://alarms.example.com?mail=a@b", "https://alarms.example.com?mail=a@b"),
+            (
+                "https://alarms.example.com/send?key=1-2&to=all&Access_Token=x=y&sign=#key=3",
+                "https://alarms.example.com/send?key=***&to=all&Access_Token=***&sign=#key=3",
+            ),
+        ];
+        for (url, shown) in rows {
+            assert_eq!(without_secrets(url), shown);
+        }
+    }
 
     /// The example that a reader of GSE's events gives (reference, 4.5), and what we add to it.
     #[test]

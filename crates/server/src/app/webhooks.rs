@@ -7,7 +7,7 @@ use super::events::Bell;
 use super::{App, AppError, Caller, audit};
 use crate::store::{EventFilter, EventRecord, Page, Store, Webhook};
 use procfleet_core::access::Scope;
-use procfleet_proto::http::events::{Told, WebhookRow, data_id, delivery};
+use procfleet_proto::http::events::{Told, WebhookRow, data_id, delivery, without_secrets};
 use procfleet_proto::http::fault::Faults;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,14 +45,14 @@ pub async fn add(app: &App, caller: &Caller, url: String) -> Result<WebhookRow, 
     if !faults.is_empty() {
         return Err(faults.into());
     }
-    let record = audit::entry(app, caller, "webhook_create", &url, String::new());
+    let record = audit::entry(app, caller, "webhook_create", &without_secrets(&url), String::new());
     match app.store.add_webhook(url.clone(), app.clock.wall(), record).await? {
         Some(webhook) => {
             app.bell.ring();
             Ok(row(app, webhook, 0))
         }
         None => {
-            faults.add("url", format!("there is a webhook for {url} already"));
+            faults.add("url", format!("there is a webhook for {} already", without_secrets(&url)));
             Err(faults.into())
         }
     }
@@ -85,7 +85,7 @@ fn row(app: &App, webhook: Webhook, newest: u64) -> WebhookRow {
         created_at: webhook.created_at / 1000,
         waiting: newest.saturating_sub(webhook.delivered),
         trouble: app.troubles.get(webhook.id),
-        url: webhook.url,
+        url: without_secrets(&webhook.url),
     }
 }
 
@@ -244,7 +244,7 @@ fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
             Ok(_) => up_to = group.last().map_or(up_to, |last| last.number),
             // What was taken before the failure is not sent again.
             Err(_) if up_to > 0 => return Ok(Delivered { up_to }),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.to_string().replace(url, &without_secrets(url))),
         }
     }
     Ok(Delivered { up_to })

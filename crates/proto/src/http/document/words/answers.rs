@@ -307,7 +307,11 @@ pub(super) const TEXTS: &[Text] = &[
     ("EventRow.message", "The same in words.", "事件说明。"),
     ("EventRow.details", "What the event says beside its message.", "事件的其他内容。"),
     ("WebhookRow.id", "The webhook's number.", "推送编号。"),
-    ("WebhookRow.url", "Where events are sent to.", "推送地址。"),
+    (
+        "WebhookRow.url",
+        "Where events are sent to. Passwords and keys in it are shown as ***.",
+        "推送地址，其中的密码和密钥显示为 ***。",
+    ),
     ("WebhookRow.waiting", "How many events its receiver has yet to take.", "接收方尚未接收的事件数。"),
     (
         "WebhookRow.trouble",
