@@ -6,6 +6,7 @@
 use super::events::Bell;
 use super::{App, AppError, Caller, audit};
 use crate::store::{EventFilter, EventRecord, Page, Store, Webhook};
+use axum::http::Uri;
 use procfleet_core::access::Scope;
 use procfleet_proto::http::events::{Told, WebhookRow, data_id, delivery, without_secrets};
 use procfleet_proto::http::fault::Faults;
@@ -32,8 +33,7 @@ pub struct Troubles(Arc<Mutex<HashMap<u64, String>>>);
 
 pub async fn add(app: &App, caller: &Caller, url: String) -> Result<WebhookRow, AppError> {
     let mut faults = Faults::default();
-    if !(url.starts_with("http://") || url.starts_with("https://")) || url.parse::<axum::http::Uri>().is_err()
-    {
+    if !is_of_a_receiver(&url) {
         faults.add("url", "must be an http or https url");
     }
     if url.len() > LONGEST_URL {
@@ -56,6 +56,16 @@ pub async fn add(app: &App, caller: &Caller, url: String) -> Result<WebhookRow, 
             Err(faults.into())
         }
     }
+}
+
+/// An http or https url of somebody who can be reached: with a host, and with a port that there is, if it names one.
+fn is_of_a_receiver(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };
+    let host = authority.host();
+    // A number that is too large for a port is no port to `Uri`, though it stands there.
+    let port_is_left_out = authority.as_str().ends_with(host);
+    !host.is_empty() && (port_is_left_out || authority.port_u16().is_some_and(|port| port > 0))
 }
 
 pub async fn remove(app: &App, caller: &Caller, id: u64) -> Result<(), AppError> {
@@ -241,9 +251,13 @@ fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
         });
         let number = group.first().map_or(0, |first| data_id(first.event.report_id));
         match agent.post(url).send_json(delivery(number, told)) {
-            Ok(_) => up_to = group.last().map_or(up_to, |last| last.number),
+            Ok(answer) if answer.status().is_success() => {
+                up_to = group.last().map_or(up_to, |last| last.number);
+            }
             // What was taken before the failure is not sent again.
-            Err(_) if up_to > 0 => return Ok(Delivered { up_to }),
+            Ok(_) | Err(_) if up_to > 0 => return Ok(Delivered { up_to }),
+            // Somewhere else is not where the events were to go: whoever sends them away has not taken them.
+            Ok(answer) => return Err(format!("http status: {}", answer.status().as_u16())),
             Err(error) => return Err(error.to_string().replace(url, &without_secrets(url))),
         }
     }
