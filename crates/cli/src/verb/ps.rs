@@ -61,12 +61,12 @@ fn cells(row: &ProcRow, now: i64) -> [String; 8] {
         Some(_) => age(row.started_at, now),
         None => String::new(),
     };
-    let (doubt, note) = if row.fresh {
-        ("", row.note.clone())
-    } else {
-        let away = format!("agent away, last heard {} ago", age(row.reported_at, now));
-        ("?", if row.note.is_empty() { away } else { format!("{away}; {}", row.note) })
+    let (doubt, away) = match row.fresh {
+        true => ("", String::new()),
+        false => ("?", format!("agent away, last heard {} ago", age(row.reported_at, now))),
     };
+    let health = if row.health.starts_with("unhealthy") { row.health.as_str() } else { "" };
+    let notes: Vec<&str> = [&away, &row.note, health].into_iter().filter(|note| !note.is_empty()).collect();
     [
         format!("{}:{}", row.bk_cloud_id, row.ip),
         row.namespace.clone(),
@@ -75,6 +75,6 @@ fn cells(row: &ProcRow, now: i64) -> [String; 8] {
         yes_no(row.hosted),
         row.pid.map(|pid| pid.to_string()).unwrap_or_default(),
         since,
-        note,
+        notes.join("; "),
     ]
 }

@@ -9,14 +9,26 @@ use procfleet_core::code::Code;
 use procfleet_proto::http::native::OpRow;
 use serde_json::Value;
 
-pub(super) const HEADER: [&str; 10] =
-    ["HOST", "NAMESPACE", "NAME", "STATE", "HOSTED", "PID", "CPU%", "MEM%", "MEMORY", "UP"];
+pub(super) const HEADER: [&str; 12] = [
+    "HOST",
+    "NAMESPACE",
+    "NAME",
+    "STATE",
+    "HOSTED",
+    "PID",
+    "CPU%",
+    "MEM%",
+    "MEMORY",
+    "UP",
+    "VERSION",
+    "HEALTH",
+];
 
-pub(super) fn rows(ops: &[OpRow]) -> Vec<[String; 10]> {
+pub(super) fn rows(ops: &[OpRow]) -> Vec<[String; 12]> {
     ops.iter().flat_map(op_rows).collect()
 }
 
-fn op_rows(op: &OpRow) -> Vec<[String; 10]> {
+fn op_rows(op: &OpRow) -> Vec<[String; 12]> {
     if is_open(op) {
         return vec![row(op, "no answer yet", &Value::Null)];
     }
@@ -41,7 +53,7 @@ fn op_rows(op: &OpRow) -> Vec<[String; 10]> {
         .collect()
 }
 
-fn row(op: &OpRow, state: &str, instance: &Value) -> [String; 10] {
+fn row(op: &OpRow, state: &str, instance: &Value) -> [String; 12] {
     // A stopped process has zeros for all of these, which would look like measurements.
     let alive = instance["pid"].as_i64().is_some_and(|pid| pid > 0);
     let measured = |key: &str| if alive { &instance[key] } else { &Value::Null };
@@ -56,6 +68,8 @@ fn row(op: &OpRow, state: &str, instance: &Value) -> [String; 10] {
         measured("phyMemUsage").as_f64().map(|mem| format!("{mem:.1}")).unwrap_or_default(),
         measured("usePhyMem").as_f64().map(memory).unwrap_or_default(),
         measured("elapsedTime").as_i64().map(span).unwrap_or_default(),
+        instance["version"].as_str().unwrap_or_default().to_owned(),
+        measured("health").as_str().unwrap_or_default().to_owned(),
     ]
 }
 
@@ -76,7 +90,7 @@ fn memory(kib: f64) -> String {
 mod tests {
     use super::*;
 
-    fn check(error_code: u32, content: &str, wanted: &[[&str; 7]]) {
+    fn check(error_code: u32, content: &str, wanted: &[[&str; 9]]) {
         let op = OpRow {
             op_id: "20261115000000-1-0".to_owned(),
             key: String::new(),
@@ -101,18 +115,18 @@ mod tests {
         check(
             0,
             r#"{"process":[{"procname":"nginx","instance":[{"pid":42,"isAuto":true,"cpuUsage":1.25,
-               "phyMemUsage":0.13,"usePhyMem":10412,"elapsedTime":61}]}]}"#,
-            &[["running", "yes", "42", "1.2", "0.1", "10.2 MiB", "61s"]],
+               "phyMemUsage":0.13,"usePhyMem":10412,"elapsedTime":61,"version":"1.2","health":"healthy"}]}]}"#,
+            &[["running", "yes", "42", "1.2", "0.1", "10.2 MiB", "61s", "1.2", "healthy"]],
         );
         check(
             0,
             r#"{"process":[{"instance":[{"pid":-1,"isAuto":false,"cpuUsage":0.0,"elapsedTime":0}]}]}"#,
-            &[["stopped", "no", "", "", "", "", ""]],
+            &[["stopped", "no", "", "", "", "", "", "", ""]],
         );
-        check(0, r#"{"process":[{"instance":[{}]}]}"#, &[["unknown", "", "", "", "", "", ""]]);
-        check(0, r#"{"process":[]}"#, &[["unknown", "", "", "", "", "", ""]]);
-        check(0, "not json", &[["unknown", "", "", "", "", "", ""]]);
-        check(117, "", &[["unknown (117)", "", "", "", "", "", ""]]);
-        check(115, "", &[["no answer yet", "", "", "", "", "", ""]]);
+        check(0, r#"{"process":[{"instance":[{}]}]}"#, &[["unknown", "", "", "", "", "", "", "", ""]]);
+        check(0, r#"{"process":[]}"#, &[["unknown", "", "", "", "", "", "", "", ""]]);
+        check(0, "not json", &[["unknown", "", "", "", "", "", "", "", ""]]);
+        check(117, "", &[["unknown (117)", "", "", "", "", "", "", "", ""]]);
+        check(115, "", &[["no answer yet", "", "", "", "", "", "", "", ""]]);
     }
 }

@@ -185,6 +185,7 @@ fn status_is_a_table() {
     for (index, pid) in [(0, 42), (1, -1)] {
         let content = json!({"ip": "10.0.0.1", "process": [{"procname": "nginx", "instance": [{
             "pid": pid, "isAuto": true, "cpuUsage": 1.5, "phyMemUsage": 0.13, "usePhyMem": 2048, "elapsedTime": 30,
+            "version": "1.2", "health": "unhealthy: no answer",
         }]}]});
         done["ops"][index]["content"] = json!(content.to_string());
     }
@@ -193,10 +194,10 @@ fn status_is_a_table() {
     assert_eq!(ran.exit, Exit::Failed);
     assert_eq!(
         ran.out,
-        "HOST        NAMESPACE  NAME   STATE          HOSTED  PID  CPU%  MEM%  MEMORY   UP\n\
-         0:10.0.0.0  web        nginx  running        yes     42   1.5   0.1   2.0 MiB  30s\n\
-         0:10.0.0.1  web        nginx  stopped        yes     -    -     -     -        -\n\
-         0:10.0.0.2  web        nginx  unknown (117)  -       -    -     -     -        -\n"
+        "HOST        NAMESPACE  NAME   STATE          HOSTED  PID  CPU%  MEM%  MEMORY   UP   VERSION  HEALTH\n\
+         0:10.0.0.0  web        nginx  running        yes     42   1.5   0.1   2.0 MiB  30s  1.2      unhealthy: no answer\n\
+         0:10.0.0.1  web        nginx  stopped        yes     -    -     -     -        -    1.2      -\n\
+         0:10.0.0.2  web        nginx  unknown (117)  -       -    -     -     -        -    -        -\n"
     );
     assert_eq!(ran.err, format!("task {TASK}\n0:10.0.0.2 web:nginx query: failed (117): no agent\n"));
 }

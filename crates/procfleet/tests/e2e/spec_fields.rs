@@ -60,7 +60,11 @@ fn version_and_health_show_in_every_status() {
             let seen = proc.op(Op::Query);
             seen.instance()["version"] == version && seen.instance()["health"] == health
         });
-        wait_until(SOON, "the server knows the version too", || info(&proc)["version"] == version);
+        wait_until(SOON, "the server knows them too", || {
+            let rows = up.client.data(&format!("/api/v1/procs?name={}", proc.name));
+            let row = &rows[0];
+            info(&proc)["version"] == version && row["version"] == version && row["health"] == health
+        });
     };
     seen("1.2.19", "healthy");
     proc.op(Op::Reload).assert_success();

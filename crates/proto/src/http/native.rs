@@ -133,6 +133,12 @@ pub struct ProcRow {
     pub pid: Option<u32>,
     /// Why it is not as it should be; else empty.
     pub note: String,
+    /// What `version_cmd` said last; empty where there is none.
+    #[serde(default)]
+    pub version: String,
+    /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
+    #[serde(default)]
+    pub health: String,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub started_at: i64,
     pub reported_at: i64,

@@ -48,6 +48,8 @@ pub async fn list(
             hosted: report.hosted,
             pid: report.pid,
             note: report.note,
+            version: report.version,
+            health: report.health,
             started_at: report.started_at,
             reported_at: report.reported_at,
         });

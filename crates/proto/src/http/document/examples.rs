@@ -137,7 +137,7 @@ pub(super) fn data(api: &str) -> Option<Value> {
         }
         "procs" => json!([{"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1", "namespace": "gse",
             "name": "proc-test", "labels": {}, "state": "running", "hosted": true, "pid": 4437, "note": "",
-            "started_at": 1794787200, "reported_at": 1794787205, "fresh": true}]),
+            "version": "1.2.19", "health": "healthy", "started_at": 1794787200, "reported_at": 1794787205, "fresh": true}]),
         "tasks" => json!([task()]),
         "task_cancel" => task(),
         "task_retry" => json!({"task_id": TASK}),

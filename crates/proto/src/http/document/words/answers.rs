@@ -375,6 +375,16 @@ pub(super) const TEXTS: &[Text] = &[
     ("ProcRow.pid", "The process id; null when it is not running.", "进程 ID；未运行为 null。"),
     ("ProcRow.note", "Why it is not as it should be; else empty.", "异常原因，正常时为空。"),
     (
+        "ProcRow.version",
+        "What version_cmd printed last; empty without one.",
+        "version_cmd 最近的输出；没有则为空。",
+    ),
+    (
+        "ProcRow.health",
+        "healthy, unhealthy: REASON, or empty where nobody knows.",
+        "healthy 健康；unhealthy: 原因；未知为空。",
+    ),
+    (
         "ProcRow.started_at",
         "When it was last started: seconds since 1970, UTC; 0 if never.",
         "最近启动时间（UTC 秒），从未启动为 0。",
