@@ -326,7 +326,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
                 Mark::AnotherProcs => false,
                 Mark::Missing if whom.is_probe(stat) => false,
                 Mark::Missing => {
-                    folder.as_ref().is_some_and(|folder| Program::of(stat).runs_from(folder))
+                    folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder))
                         && user::may_signal(&whom.identity.user, stat.id.pid)
                 }
             }

@@ -159,6 +159,15 @@ impl Program {
             || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
     }
 
+    /// Whether it was started from the folder, with nothing but its name to say so. An interpreter that merely works there may
+    /// be the shell of whoever looks around: it must run something of the folder.
+    pub(super) fn belongs_to(&self, folder: &Folder) -> bool {
+        match self.is_interpreter() {
+            true => self.paths().iter().any(|path| folder.holds(path)),
+            false => self.runs_from(folder),
+        }
+    }
+
     /// Whether this is `/bin/sh -c COMMAND`, or what else `spawn` makes of a command, and not yet something else.
     pub(super) fn is_wrapper_of(&self, command: &str) -> bool {
         let Some((text, before)) = self.argv.split_last() else { return false };

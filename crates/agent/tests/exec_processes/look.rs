@@ -214,6 +214,21 @@ async fn a_process_of_a_lost_agent_is_known_by_its_program_and_never_by_its_mark
     stranger.assert_unharmed();
 }
 
+/// Whoever looks around in a folder has a shell there, and is not what the folder is for.
+#[tokio::test]
+async fn an_operators_shell_in_the_folder_is_a_stranger() {
+    let mut proc = Proc::new("looked-at");
+    proc.spec.identity.proc_name = "sh".to_owned();
+    let mut shell = Stranger::shell(proc.folder.path(), &[]);
+    assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
+    assert!(matches!(cause(proc.recovered(None)), Cause::NoSuchName { .. }));
+    proc.hands.sweep(Signal::Kill);
+    shell.assert_unharmed();
+    proc.write("service", "read nothing");
+    let by_hand = Stranger::shell(proc.folder.path(), &["service"]);
+    assert_eq!(running(proc.settled()).pid, by_hand.pid(), "its script is in the folder");
+}
+
 #[tokio::test]
 async fn one_that_was_started_by_hand_is_ours_by_its_program() {
     let mut proc = Proc::with_pid_file("by-hand");

@@ -221,6 +221,14 @@ impl Stranger {
         Stranger(command.spawn().expect("a stranger"))
     }
 
+    /// A shell that waits for somebody to type something.
+    pub(crate) fn shell(folder: &Path, arguments: &[&str]) -> Stranger {
+        let mut command = Command::new("/bin/sh");
+        command.args(arguments).current_dir(folder).env_clear();
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Stranger(command.spawn().expect("a stranger"))
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
