@@ -70,6 +70,25 @@ fn a_store_that_cannot_be_used_is_left_alone_and_its_server_says_what_can_be_don
     comes_up(&data);
 }
 
+/// SQLite would read its log up to the bit that flipped, and forget what was accepted after it.
+#[test]
+fn a_store_whose_log_was_altered_is_not_believed() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let data = folder.path().join("data");
+    comes_up(&data).end(Signal::KILL, PATIENCE);
+    let log = data.join("server.db-wal");
+    let sound = fs::read(&log).expect("it was killed, so its log is there");
+    let mut altered = sound.clone();
+    altered[sound.len() / 2] ^= 4;
+    fs::write(&log, &altered).expect("our own file");
+    let done = server(&data).finish(PATIENCE);
+    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert!(done.stderr.contains("its write-ahead log was altered at byte "), "{done:?}");
+    assert_eq!(fs::read(&log).expect("it is there"), altered, "it is left as it is");
+    fs::write(&log, &sound).expect("our own file");
+    comes_up(&data);
+}
+
 #[test]
 fn a_store_that_is_gone_is_not_silently_replaced() {
     let (_folder, data) = data();

@@ -2,8 +2,11 @@
 //! its apps and what it was asked to do.
 
 use super::StoreError;
+use procfleet_core::wal::{self, Damage};
 use rusqlite::{Connection, ErrorCode};
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// The certificate of the server's own CA, beside the store. It is made after the store, so where it is, there was one.
@@ -15,7 +18,12 @@ pub(super) fn look_at_file(path: &Path) -> Result<(), StoreError> {
         Ok(data) if data.is_dir() => Err(damaged(path, "it is a folder")),
         Ok(data) if !data.is_file() => Err(damaged(path, "it is not a regular file")),
         Ok(data) if data.len() == 0 => new_only(path, "empty"),
-        Ok(_) => Ok(()),
+        Ok(_) => match log_damage(path) {
+            // SQLite would end its log there without a word, and forget what was accepted after it.
+            Ok(Some(damage)) => Err(damaged(path, damage.to_string())),
+            // One that is not there, or cannot be read, is SQLite's to judge.
+            Ok(None) | Err(_) => Ok(()),
+        },
         Err(error) if error.kind() == io::ErrorKind::NotFound => new_only(path, "gone"),
         Err(source) => Err(StoreError::File { doing: "looking at", path: path.to_owned(), source }),
     }
@@ -27,6 +35,11 @@ pub(super) fn look_inside(connection: &Connection, path: &Path) -> Result<(), St
     let written: i64 =
         connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(failed)?;
     if written == 0 { new_only(path, "empty") } else { Ok(()) }
+}
+
+fn log_damage(path: &Path) -> io::Result<Option<Damage>> {
+    let log = File::open(beside(path, "-wal"))?;
+    wal::damage(log.metadata()?.len(), |at, bytes| log.read_exact_at(bytes, at))
 }
 
 fn new_only(path: &Path, how: &'static str) -> Result<(), StoreError> {
