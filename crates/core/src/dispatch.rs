@@ -84,7 +84,7 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
         (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => {
             let verb = op.kind.verb();
             let message = format!(
-                "{target} was not given the operation in time (it was too busy, or the server was); {verb} was not begun"
+                "{target} was not given the operation in time (it was away or too busy, or the server was); {verb} was not begun"
             );
             Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind))
         }

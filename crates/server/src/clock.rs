@@ -82,6 +82,12 @@ impl Clock {
 }
 
 impl Reading {
+    pub fn earlier_by(self, time: Duration) -> Reading {
+        let millis = WallMs::try_from(time.as_millis()).unwrap_or(WallMs::MAX);
+        let mark = self.mark.map(|mark| Mark { moment: mark.moment - time, ..mark });
+        Reading { wall: self.wall.saturating_sub(millis), mark }
+    }
+
     pub fn is_before(self, other: Reading) -> bool {
         match (self.mark, other.mark) {
             (Some(one), Some(other)) => one < other,

@@ -3,7 +3,7 @@
 //! A call that comes with a key of its caller's makes one task, however often it comes.
 
 use super::{App, AppError, Caller, access};
-use crate::clock::WallMs;
+use crate::clock::{Reading, WallMs};
 use crate::keeper::Note;
 use crate::secret;
 use crate::store::{
@@ -117,8 +117,10 @@ async fn accept_once(
     key: SubmissionKey,
 ) -> Result<TaskId, AppError> {
     let since = match key.kind {
-        KeyKind::Idempotency => WallMs::MIN,
-        KeyKind::RequestId => task.created_at - millis(REQUEST_ID_WINDOW),
+        KeyKind::Idempotency => Reading { wall: WallMs::MIN, mark: None },
+        KeyKind::RequestId => {
+            Reading { wall: task.created_at, mark: task.mark }.earlier_by(REQUEST_ID_WINDOW)
+        }
     };
     let submission = Submission { key, request_hash, since };
     let ended = ended(&task);

@@ -6,6 +6,7 @@
 use super::columns::{integer, natural};
 use super::tasks::{insert, requests_json};
 use super::{Fault, NewTask, Store, StoreError};
+use crate::clock::Reading;
 use procfleet_core::TaskId;
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -30,7 +31,7 @@ pub struct Submission {
     /// Equal for requests that ask for the same.
     pub request_hash: [u8; 32],
     /// What was submitted before this time is another matter.
-    pub since: i64,
+    pub since: Reading,
 }
 
 /// What became of a submission. Keys are the app's own: another app's are never met.
@@ -62,24 +63,26 @@ impl Store {
 
 fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, Fault> {
     let Submission { key: SubmissionKey { kind, text }, request_hash, since } = submission;
+    // Within one boot by the clock that nobody can set: a caller that sends a request again knows nothing of the wall clock here.
     // Under an idempotency key there is one row at most. Under a request id there may be many, so that the hash must be
     // part of the search.
     let sql = match kind {
         KeyKind::Idempotency => {
             "SELECT number, stamp, request_hash = ?4 FROM submissions JOIN tasks ON number = task \
-             WHERE submissions.app = ?1 AND kind = ?2 AND key = ?3 AND submissions.created_at >= ?5"
+             WHERE submissions.app = ?1 AND kind = ?2 AND key = ?3 \
+             AND iif(boot = ?6, boot_ms >= ?7, submissions.created_at >= ?5)"
         }
         KeyKind::RequestId => {
             "SELECT number, stamp, TRUE FROM submissions JOIN tasks ON number = task \
              WHERE submissions.app = ?1 AND kind = ?2 AND key = ?3 AND request_hash = ?4 \
-             AND submissions.created_at >= ?5"
+             AND iif(boot = ?6, boot_ms >= ?7, submissions.created_at >= ?5)"
         }
     };
+    let (boot, moment) = (since.mark.map(|mark| mark.boot.0), since.mark.map(|mark| integer(mark.moment.0)));
+    let values = params![app, column(*kind), text, request_hash, since.wall, boot, moment];
     let found: Option<(i64, i64, bool)> = db
         .prepare_cached(sql)?
-        .query_row(params![app, column(*kind), text, request_hash, since], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-        })
+        .query_row(values, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
     Ok(found.map(|(number, stamp, same)| {
         let task = TaskId { stamp: natural(stamp), number: natural(number) };

@@ -99,7 +99,8 @@ async fn a_large_task_goes_at_once_and_its_ops_follow() {
 async fn a_key_goes_with_its_task() {
     let Fixture { folder: _folder, store } = fixture().await;
     let key = SubmissionKey { kind: KeyKind::Idempotency, text: "k".to_owned() };
-    let submission = Submission { key, request_hash: [1; 32], since: i64::MIN };
+    let since = crate::clock::Reading { wall: i64::MIN, mark: None };
+    let submission = Submission { key, request_hash: [1; 32], since };
     let submit = async || store.submit_task(new_task(&["a"]), submission.clone()).await.expect("no error");
     let Submitted::New(id) = submit().await else { panic!("it is the first") };
     assert_eq!(store.delete_tasks(2_000, LARGE).await.expect("deleted").tasks, 0, "it is open");

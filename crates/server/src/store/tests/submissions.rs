@@ -1,10 +1,12 @@
 //! The same request under the same key, sent again.
 
 use super::*;
+use crate::clock::{BootNumber, Mark, Reading};
+use procfleet_core::moment::Moment;
 
 fn under(kind: KeyKind, key: &str, request: u8, since: i64) -> Submission {
     let key = SubmissionKey { kind, text: key.to_owned() };
-    Submission { key, request_hash: [request; 32], since }
+    Submission { key, request_hash: [request; 32], since: Reading { wall: since, mark: None } }
 }
 
 fn own(key: &str, request: u8) -> Submission {
@@ -74,6 +76,25 @@ async fn a_request_id_stands_for_each_of_its_requests_for_a_while() {
     let later = made(send(1, 160_001).await);
     assert_eq!(send(1, 220_001).await, Submitted::Before(later));
     assert_ne!(made(send(1, 220_002).await), later);
+}
+
+/// Within one boot its time is told by the clock that nobody can set.
+#[tokio::test]
+async fn a_wall_clock_that_is_set_makes_no_request_id_older_or_newer() {
+    const HOUR: i64 = 3_600_000;
+    let Fixture { folder: _folder, store } = fixture().await;
+    let send = async |boot: i64, moment: u64, wall: i64| {
+        let mark = |moment: u64| Some(Mark { boot: BootNumber(boot), moment: Moment(moment) });
+        let task = NewTask { mark: mark(moment), ..by("app", wall) };
+        let since = Reading { wall: wall - 60_000, mark: mark(moment - 60_000) };
+        submit(&store, task, Submission { since, ..under(KeyKind::RequestId, "id", 1, 0) }).await
+    };
+    let first = made(send(1, 100_000, HOUR).await);
+    assert_eq!(send(1, 101_000, 2 * HOUR).await, Submitted::Before(first), "it was set ahead");
+    let second = made(send(1, 161_000, 0).await);
+    assert_ne!(second, first, "it was set back, and a minute is over");
+    assert_eq!(send(2, 70_000, 60_000).await, Submitted::Before(second), "another boot goes by wall time");
+    made(send(2, 70_000, 60_001).await);
 }
 
 #[tokio::test]
