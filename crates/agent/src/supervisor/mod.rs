@@ -305,8 +305,19 @@ impl Work {
             // Parts are known already, with what became of their siblings.
             self.around.open.begin(order.op);
         }
+        let now = self.around.host.now();
         for (key, order) in orders {
-            self.deliver(&key, order).await;
+            if now < order.start_by {
+                self.deliver(&key, order).await;
+                continue;
+            }
+            let message = format!(
+                "{} was not begun: the agent was started anew, and the server did not ask for it again before its deadline; \
+                 nothing was done",
+                order.kind.verb()
+            );
+            let outcome = Outcome::without_agent(Code::Timeout, message, order.kind);
+            self.end_unbegun(&key, order.op, outcome).await;
         }
     }
 
