@@ -1,0 +1,113 @@
+//! What is left behind, and what is swept away.
+
+use crate::common::{Does, Term, World, daemon, spec};
+use procfleet_core::process::Exit;
+use procfleet_core::spec::Detached;
+use procfleet_core::supervise::Signal;
+use procfleet_core::{Code, OpKind};
+use std::time::Duration;
+
+#[test]
+fn a_stop_leaves_nothing_behind() {
+    let kinds = [OpKind::Stop, OpKind::Kill, OpKind::Restart];
+    for (kind, leaves) in
+        kinds.iter().flat_map(|kind| [Term::Dies { after: 100 }, Term::Ignores].map(|leaves| (*kind, leaves)))
+    {
+        let mut world = World::new();
+        world.leaves = Some(leaves);
+        assert_eq!(world.order(OpKind::Start, &spec()).code, Code::Success);
+        assert_eq!(world.left(), 1);
+        world.leaves = world.leaves.filter(|_| kind != OpKind::Restart);
+        let first = world.left_pids();
+        let began = world.now;
+        assert_eq!(world.order(kind, &spec()).code, Code::Success, "{kind:?}");
+        assert!(first.iter().all(|pid| !world.left_pids().contains(pid)), "{kind:?} {leaves:?}");
+        let patient = kind == OpKind::Stop && leaves == Term::Ignores;
+        assert_eq!(world.now.since(began) > Duration::from_secs(2), patient || kind == OpKind::Restart);
+    }
+}
+
+#[test]
+fn what_is_detached_may_be_kept() {
+    for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
+        let mut spec = spec();
+        spec.policy.detached = Detached::Keep;
+        let mut world = World::new();
+        world.leaves = Some(Term::Ignores);
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+        let first = world.left_pids();
+        assert_eq!(world.order(kind, &spec).code, Code::Success);
+        assert!(first.iter().all(|pid| world.left_pids().contains(pid)), "{kind:?}");
+        assert_eq!(world.sweeps, [], "{kind:?}");
+    }
+    let mut spec = spec();
+    spec.policy.detached = Detached::Keep;
+    let mut world = World::new();
+    world.leaves = Some(Term::Ignores);
+    assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+    world.run_for(20_000);
+    world.die(Exit::Signal(9));
+    world.run_for(20_000);
+    assert_eq!((world.mains(), world.left()), (1, 2), "after a crash too");
+}
+
+/// Nobody sweeps where what is detached is kept, and so a start that was cut off could come up beside the next one.
+#[test]
+fn what_a_start_that_was_cut_off_brings_does_not_stay_beside_the_next() {
+    for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
+        let mut spec = spec();
+        spec.policy.detached = Detached::Keep;
+        let mut world = World::new();
+        world.leaves = Some(Term::Ignores);
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+        assert_eq!(world.order(OpKind::Stop, &spec).code, Code::Success);
+        let kept = world.left_pids();
+        world.leaves = None;
+        world.run_for(1_000);
+        // The command is still at work when the agent comes back; its daemon is there, and the pid file comes late.
+        world.set("start", Does::Exit { after: 10_000, code: 0 });
+        world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(500);
+        world.crash();
+        world.leave_behind();
+        world.set("start", daemon());
+        assert_eq!(world.order(kind, &spec).code, Code::Success, "{kind:?}");
+        assert_eq!(world.mains(), usize::from(kind == OpKind::Restart), "{kind:?}");
+        assert_eq!(world.left_pids(), kept, "{kind:?}");
+        // It was for that launch alone.
+        world.leaves = Some(Term::Ignores);
+        assert_eq!(world.order(OpKind::Restart, &spec).code, Code::Success);
+        world.run_for(60_000);
+        let kept = world.left_pids();
+        world.die(Exit::Signal(9));
+        world.run_for(20_000);
+        assert!(kept.iter().all(|pid| world.left_pids().contains(pid)), "{kind:?}");
+    }
+}
+
+#[test]
+fn what_a_crash_left_is_ended_before_the_restart() {
+    let mut world = World::new();
+    world.leaves = Some(Term::Ignores);
+    assert_eq!(world.order(OpKind::Start, &spec()).code, Code::Success);
+    world.run_for(20_000);
+    world.die(Exit::Signal(9));
+    world.run_for(20_000);
+    assert_eq!((world.mains(), world.left()), (1, 1), "only the new one's own");
+}
+
+#[test]
+fn a_stop_command_at_work_is_given_the_time_to_end_the_rest_itself() {
+    let mut spec = spec();
+    spec.control.stop_cmd = "stop".to_owned();
+    let mut world = World::new().script("stop", Does::EndMain { after: 1_000, code: 0 });
+    world.leaves = Some(Term::Dies { after: 100 });
+    assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+    let stop = world.send(OpKind::Stop, Some(spec));
+    world.run_for(500);
+    world.die(Exit::Code(0));
+    world.run_for(400);
+    assert_eq!(world.sweeps, []);
+    assert_eq!(world.outcome(stop).code, Code::Success);
+    assert_eq!(world.sweeps, [Signal::Term]);
+}

@@ -1,0 +1,13 @@
+//! The supervision machine against a simulated host: what each operation does in each state.
+
+mod again;
+#[path = "../common/mod.rs"]
+mod common;
+mod given;
+mod leftovers;
+mod queue;
+mod restart;
+mod start;
+mod stop;
+mod table;
+mod upkeep;

@@ -1,0 +1,132 @@
+//! Orders that wait, overtake one another, or are cancelled.
+
+use crate::common::{Does, Term, World, spec};
+use crate::given::{Given, Then, given, state};
+use procfleet_core::supervise::Signal;
+use procfleet_core::{Moment, OpKind};
+
+#[test]
+fn a_stop_or_kill_overtakes_what_would_launch() {
+    for kind in [OpKind::Stop, OpKind::Kill] {
+        for first in [OpKind::Start, OpKind::Host, OpKind::Restart] {
+            // before the look is answered, while the command runs, and during the check
+            for (delay, wait, code) in [(20, 10, 829), (0, 50, 0), (0, 1_000, 0)] {
+                let row = format!("{} overtakes {} after {wait} ms", kind.verb(), first.verb());
+                let mut world = World::new();
+                world.look_delay = delay;
+                let launch = world.send(first, Some(spec()));
+                world.run_for(wait);
+                let waits = world.send(OpKind::Reload, Some(spec()));
+                let end = world.order(kind, &spec());
+                assert_eq!(end.code.number(), code, "{row}: {}", end.message);
+                assert_eq!(world.code(launch), Some(826), "{row}");
+                assert_eq!(world.code(waits), Some(826), "{row}");
+                world.run_for(60_000);
+                assert_eq!((world.hosted(), state(&world), world.mains()), (false, Then::Down, 0), "{row}");
+                assert_eq!(world.starts.len(), usize::from(delay == 0), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_op_is_answered_once_and_what_it_began_goes_on() {
+    for (first, wait) in
+        [(OpKind::Start, 50), (OpKind::Start, 1_000), (OpKind::Host, 50), (OpKind::Restart, 50)]
+    {
+        let row = format!("{} cancelled after {wait} ms", first.verb());
+        let mut world = World::new();
+        let launch = world.send(first, Some(spec()));
+        world.run_for(wait);
+        let waits = world.send(OpKind::Reload, Some(spec()));
+        assert!(world.cancel(waits), "{row}");
+        assert_eq!((world.code(waits), world.code(launch)), (Some(826), None), "{row}");
+        assert!(world.cancel(launch), "{row}");
+        assert_eq!(world.code(launch), Some(826), "{row}");
+        assert!(!world.cancel(launch) && !world.cancel(waits), "{row}: answered once");
+        world.run_for(60_000);
+        assert_eq!((state(&world), world.mains(), world.starts.len()), (Then::Up, 1, 1), "{row}");
+        assert_eq!(world.hosted(), first != OpKind::Restart, "{row}");
+        assert_eq!(
+            (world.code(launch), world.code(waits)),
+            (Some(826), Some(826)),
+            "{row}: the first stands"
+        );
+        assert!(world.open_ops().is_empty(), "{row}");
+        // The machine is as good as before.
+        assert_eq!(world.order(OpKind::Stop, &spec()).code.number(), 0, "{row}");
+    }
+}
+
+#[test]
+fn a_stop_overtakes_a_restart_that_still_ends_the_process() {
+    let mut world = given(Given::UpHosted);
+    world.term = Term::Dies { after: 1_000 };
+    let restart = world.send(OpKind::Restart, Some(spec()));
+    world.run_for(500);
+    let stop = world.order(OpKind::Stop, &spec());
+    assert_eq!((stop.code.number(), world.code(restart)), (0, Some(826)));
+    world.run_for(60_000);
+    assert_eq!((world.hosted(), world.starts.len(), state(&world)), (false, 1, Then::Down));
+    assert_eq!(world.signals, [Signal::Term]);
+}
+
+#[test]
+fn a_kill_does_not_wait_for_a_stop_or_a_reload() {
+    for (command, first) in [("", OpKind::Stop), ("stop", OpKind::Stop), ("", OpKind::Reload)] {
+        let row = format!("{} by {command:?}", first.verb());
+        let mut world = given(Given::UpHosted);
+        world.term = Term::Ignores;
+        world.set("stop", Does::Hang);
+        world.set("reload", Does::Hang);
+        let mut spec = spec();
+        command.clone_into(&mut spec.control.stop_cmd);
+        let slow = world.send(first, Some(spec.clone()));
+        world.run_for(500);
+        let began = world.now;
+        let kill = world.order(OpKind::Kill, &spec);
+        assert_eq!((kill.code.number(), world.code(slow)), (0, Some(826)), "{row}");
+        assert_eq!(world.now, began, "{row}");
+        world.run_for(60_000);
+        assert_eq!((world.hosted(), state(&world)), (false, Then::Down), "{row}");
+    }
+}
+
+#[test]
+fn a_kill_that_overtook_a_stop_and_failed_leaves_hosting_as_it_was_before_both() {
+    let mut world = given(Given::UpHosted);
+    world.term = Term::Ignores;
+    let mut spec = spec();
+    spec.control.kill_cmd = "kill".to_owned();
+    world.send(OpKind::Stop, Some(spec.clone()));
+    world.run_for(500);
+    let kill = world.order(OpKind::Kill, &spec);
+    assert_eq!((kill.code.number(), world.hosted(), state(&world)), (836, true, Then::Up));
+}
+
+#[test]
+fn too_many_orders_and_orders_that_waited_too_long() {
+    let mut world = given(Given::Ending);
+    let ops: Vec<_> = (0..17).map(|_| world.send(OpKind::Unhost, None)).collect();
+    assert_eq!(world.code(ops[16]), Some(802));
+    assert_eq!(world.code(ops[15]), None);
+    world.run_for(10_000);
+    assert!(ops[..16].iter().all(|op| world.code(*op) == Some(0)));
+
+    let mut world = given(Given::Ending);
+    let soon = Moment(world.now.0 + 100);
+    let op = world.send_by(OpKind::Start, Some(spec()), soon);
+    let late = world.send_by(OpKind::Start, Some(spec()), world.now);
+    assert_eq!(world.code(late), Some(120));
+    assert!(
+        world.outcome(late).message.contains("the host was so busy"),
+        "no other operation had kept it waiting"
+    );
+    world.run_for(99);
+    assert_eq!(world.code(op), None);
+    world.run_for(1);
+    assert_eq!(world.code(op), Some(120));
+    assert!(world.outcome(op).message.contains("other operations on the process"));
+    world.run_for(10_000);
+    assert_eq!(state(&world), Then::Down);
+}

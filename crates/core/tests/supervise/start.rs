@@ -1,0 +1,136 @@
+//! How a start ends, and when.
+
+use crate::common::{Does, World, spec};
+use crate::given::{Then, state};
+use procfleet_core::OpKind;
+use procfleet_core::spec::{Kind, Spec};
+use std::time::Duration;
+
+/// A start of an unknown proc: code, how long it took, what the message says.
+pub(crate) fn check_start(does: Does, spec: &Spec, code: u32, millis: u64, says: &str) -> World {
+    let mut world = World::new().script("start", does.clone());
+    let began = world.now;
+    let outcome = world.order(OpKind::Start, spec);
+    assert_eq!(outcome.code.number(), code, "{does:?}: {}", outcome.message);
+    assert_eq!(world.now.since(began), Duration::from_millis(millis), "{does:?}: {}", outcome.message);
+    assert!(outcome.message.contains(says), "{does:?}: {}", outcome.message);
+    assert_eq!(world.hosted(), code == 0, "{does:?}");
+    world
+}
+
+#[test]
+fn how_a_start_ends_and_when() {
+    let spec = spec();
+    let mut nameless = spec.clone();
+    nameless.identity.pid_path.clear();
+    let mut patient = nameless.clone();
+    patient.policy.start_check = Duration::from_secs(30);
+    let mut unchecked = spec.clone();
+    unchecked.policy.start_check = Duration::ZERO;
+    let mut once = nameless.clone();
+    once.policy.kind = Kind::Once;
+    let forever = Does::Foreground { lives: None, code: 0 };
+    let daemon = |after, file, lives| Does::Daemon { after, file, lives };
+    let rows = [
+        (daemon(100, Some(0), None), &spec, 0, 2_100, "success"),
+        (daemon(100, Some(1_500), None), &spec, 0, 2_100, "success"),
+        (daemon(100, Some(0), None), &nameless, 0, 2_100, "success"),
+        (forever.clone(), &nameless, 0, 2_000, "success"),
+        // the window is longer than a command may take
+        (forever.clone(), &patient, 0, 30_000, "success"),
+        (daemon(100, Some(0), None), &unchecked, 0, 100, "success"),
+        // failed
+        (
+            Does::Exit { after: 10, code: 7 },
+            &spec,
+            65_535,
+            10,
+            "[its last words] (start_cmd exited with status 7)",
+        ),
+        (Does::NotStarted, &spec, 122, 0, "start_cmd could not be run: no such user"),
+        (Does::Foreground { lives: Some(70), code: 3 }, &nameless, 65_535, 70, "its last words"),
+        // took too long
+        (Does::Hang, &spec, 822, 20_000, "start_cmd did not end within 20 s"),
+        (forever, &spec, 822, 20_000, "its last words"),
+        (Does::Unkillable, &spec, 822, 22_000, "start_cmd did not end within 20 s"),
+        // not alive: at once when nothing can come, else at the end of the window
+        (Does::Exit { after: 10, code: 0 }, &spec, 836, 60, "pid file /run/it.pid does not exist"),
+        (Does::Foreground { lives: Some(70), code: 0 }, &nameless, 836, 120, "no process it runs from"),
+        (daemon(100, Some(0), Some(500)), &spec, 836, 600, "exited with status 3"),
+        (daemon(100, None, None), &spec, 836, 2_100, "does not exist; output: [its last words]"),
+        (daemon(100, Some(5_000), None), &spec, 836, 2_100, "pid file /run/it.pid does not exist"),
+    ];
+    for (does, spec, code, millis, says) in rows {
+        let world = check_start(does, spec, code, millis, says);
+        assert_eq!(world.starts.len(), 1);
+    }
+    // run once: no check, and it may take its time; nothing polls meanwhile (the world would notice)
+    let run = |after, code| Does::Exit { after, code };
+    for (does, code, millis) in [
+        (run(10, 0), 0, 10),
+        (run(15_000, 0), 0, 15_000),
+        (run(10, 1), 65_535, 10),
+        (Does::Hang, 822, 20_000),
+    ] {
+        let mut world = World::new().script("start", does.clone());
+        let began = world.now;
+        let outcome = world.order(OpKind::Start, &once);
+        assert_eq!(outcome.code.number(), code, "{does:?}");
+        assert_eq!(world.now.since(began), Duration::from_millis(millis), "{does:?}");
+        world.run_for(100_000);
+        assert_eq!((world.starts.len(), state(&world)), (1, Then::Down), "{does:?}");
+    }
+}
+
+/// Before `check_begin` nobody looks: what dies by then may come again.
+#[test]
+fn when_a_launch_is_first_looked_at() {
+    let daemon = |file, lives| Does::Daemon { after: 100, file, lives };
+    let rows = [
+        // (begin, check, command, comes again after, code, takes)
+        (0, 2, daemon(Some(0), None), None, 0, 2_100),
+        (1, 2, daemon(Some(0), None), None, 0, 2_100),
+        // the check lasts until the later of the two
+        (4, 2, daemon(Some(0), None), None, 0, 4_100),
+        (4, 2, daemon(Some(3_000), None), None, 0, 4_100),
+        (4, 2, daemon(Some(0), Some(500)), Some(2_000), 0, 4_100),
+        (1, 3, daemon(Some(0), Some(500)), Some(800), 0, 3_100),
+        // it did not come again: certain at the first looks, or at the end
+        (1, 3, daemon(Some(0), Some(500)), None, 836, 1_150),
+        (4, 2, daemon(Some(0), Some(500)), None, 836, 4_100),
+        (4, 2, daemon(None, None), None, 836, 4_100),
+        // after the beginning a death counts at once
+        (1, 4, daemon(Some(0), Some(2_000)), None, 836, 2_100),
+        // a command that fails has failed
+        (4, 2, Does::Exit { after: 10, code: 1 }, None, 65_535, 10),
+    ];
+    for (begin, check, does, again, code, millis) in rows {
+        let row = format!("{does:?} with {begin} s and {check} s");
+        let mut spec = spec();
+        spec.policy.check_begin = Duration::from_secs(begin);
+        spec.policy.start_check = Duration::from_secs(check);
+        let mut world = World::new().script("start", does);
+        let began = world.now;
+        let op = world.send(OpKind::Start, Some(spec));
+        if let Some(after) = again {
+            world.run_for(after);
+            world.come_again();
+        }
+        let outcome = world.outcome(op);
+        assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
+        assert_eq!(world.now.since(began), Duration::from_millis(millis), "{row}: {}", outcome.message);
+    }
+    // The command itself is the process.
+    let mut foreground = spec();
+    foreground.identity.pid_path.clear();
+    foreground.policy.check_begin = Duration::from_secs(4);
+    check_start(Does::Foreground { lives: None, code: 0 }, &foreground, 0, 4_000, "success");
+    // A stop does not wait for it.
+    let mut world = World::new();
+    let mut patient = spec();
+    patient.policy.check_begin = Duration::from_secs(10);
+    let start = world.send(OpKind::Start, Some(patient.clone()));
+    world.run_for(1_000);
+    let stop = world.order(OpKind::Stop, &patient);
+    assert_eq!((stop.code.number(), world.code(start), world.mains()), (0, Some(826), 0));
+}

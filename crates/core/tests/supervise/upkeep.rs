@@ -1,0 +1,181 @@
+//! Keeping it alive.
+
+use crate::common::{Does, World, daemon, spec};
+use crate::given::{Given, Then, given, seconds, state};
+use crate::start::check_start;
+use procfleet_core::OpKind;
+use procfleet_core::process::{Exit, Found, Process};
+use procfleet_core::supervise::{Event, Input};
+
+#[test]
+fn when_a_hosted_process_is_started_again() {
+    // It dies in its check each time: started again after start_interval, then after twice that and a little more, and so on,
+    // start_retries times, and no more.
+    let mut world = given(Given::UpHosted);
+    world.set("start", Does::Daemon { after: 100, file: Some(0), lives: Some(500) });
+    world.run_for(1_000);
+    world.die(Exit::Signal(9));
+    world.run_for(5_000);
+    let note = world.note();
+    assert_eq!(note, "starts in 2 s: restart 1 of 2; pid 102 was ended by signal 9");
+    world.run_for(120_000);
+    assert_eq!(seconds(&world), [0, 10, 32]);
+    assert_eq!(state(&world), Then::GaveUp);
+    assert!(matches!(world.events.last(), Some(Event::GaveUp { .. })));
+    assert!(world.note().starts_with("gave up after 2 restarts"), "{}", world.note());
+
+    // A long life is followed at once, however often.
+    let mut world = given(Given::UpHosted);
+    for _ in 0..5 {
+        world.run_for(20_000);
+        let began = world.now;
+        world.die(Exit::Signal(9));
+        world.run_for(3_000);
+        assert_eq!(world.starts.last().map(|(at, _)| *at), Some(began));
+    }
+    assert_eq!(state(&world), Then::Up);
+    assert!(world.events.contains(&Event::RestartSucceeded { pid: world.main_pid().expect("it is up") }));
+
+    // A launch that takes long to fail is no long life.
+    let mut world = given(Given::UpHosted);
+    world.set("start", Does::Hang);
+    world.run_for(20_000);
+    world.die(Exit::Signal(9));
+    world.run_for(300_000);
+    assert_eq!((state(&world), world.starts.len()), (Then::GaveUp, 3));
+}
+
+/// What an upkeep writes may be lost by a crash. Whoever comes back finds the same by looking.
+#[test]
+fn a_restart_that_was_not_written_down_is_found_out_and_not_repeated() {
+    for pid_file in [true, false] {
+        for (lives, runs) in [(true, true), (false, true), (true, false)] {
+            let mut spec = spec();
+            if !pid_file {
+                spec.identity.pid_path.clear();
+            }
+            let foreground = Does::Foreground { lives: None, code: 0 };
+            let mut world = World::new().script("start", if pid_file { daemon() } else { foreground });
+            world.order(OpKind::Start, &spec);
+            world.run_for(20_000);
+            let before = world.main_pid().expect("it is up");
+            world.lagging = true;
+            world.die(Exit::Signal(9));
+            world.run_for(1);
+            assert_eq!(world.starts.len(), 2, "it is started again at once, whatever the disk does");
+            assert!(!world.events.contains(&Event::Exited { pid: before, exit: Exit::Signal(9) }), "not yet");
+            world.run_for(if runs { 10_000 } else { 0 });
+            if !lives {
+                world.kill_behind_the_agents_back();
+            }
+            world.crash();
+            world.lagging = false;
+            let row = format!("pid file {pid_file}, lives {lives}, runs {runs}");
+            world.run_for(60_000);
+            assert_eq!((state(&world), world.mains()), (Then::Up, 1), "{row}");
+            assert_eq!(world.starts.len(), if lives { 2 } else { 3 }, "{row}");
+            let told = world
+                .events
+                .iter()
+                .filter(|event| matches!(event, Event::Exited { pid, .. } if *pid == before));
+            assert_eq!(told.count(), 1, "{row}: its death is told once");
+        }
+    }
+    // What was written in time is not told again.
+    let mut world = given(Given::UpHosted);
+    world.run_for(20_000);
+    world.lagging = true;
+    world.die(Exit::Signal(9));
+    world.run_for(10_000);
+    world.order(OpKind::Stop, &spec());
+    world.crash();
+    assert_eq!((state(&world), world.hosted()), (Then::Down, false));
+    let told = |kind: &str| world.events.iter().filter(|event| event.kind() == kind).count();
+    assert_eq!((told("exited"), told("restart_succeeded")), (1, 1), "{:?}", world.events);
+}
+
+#[test]
+fn a_stable_run_clears_the_count() {
+    let mut world = given(Given::UpHosted);
+    for _ in 0..4 {
+        world.die(Exit::Code(1));
+        world.run_for(30_000);
+        world.die(Exit::Code(1));
+        world.run_for(2_500);
+        assert_eq!(state(&world), Then::Up);
+    }
+    assert!(!world.events.iter().any(|event| matches!(event, Event::GaveUp { .. })));
+}
+
+#[test]
+fn what_is_not_hosted_is_left_alone() {
+    let mut world = given(Given::UpUnhosted);
+    world.die(Exit::Signal(9));
+    world.run_for(60_000);
+    assert_eq!((world.starts.len(), state(&world)), (1, Then::Down));
+}
+
+#[test]
+fn a_process_that_replaced_itself_is_followed() {
+    // By its pid file.
+    let mut world = given(Given::UpHosted);
+    world.set("reload", Does::Replace { after: 50, file: Some(0), code: 0 });
+    let old = world.main_pid();
+    world.order(OpKind::Reload, &spec());
+    world.run_for(60_000);
+    assert_ne!(world.main_pid(), old);
+    assert_eq!((world.starts.len(), state(&world)), (1, Then::Up));
+    // A start command that is slower than its check is taken for the process, until it leaves the real one behind.
+    let mut nameless = spec();
+    nameless.identity.pid_path.clear();
+    let slow = Does::Daemon { after: 15_000, file: None, lives: None };
+    let mut world = check_start(slow, &nameless, 0, 2_000, "success");
+    world.run_for(60_000);
+    assert_eq!((world.starts.len(), state(&world), world.hosted()), (1, Then::Up, true));
+}
+
+/// As nginx does it: the new process writes the pid file while the old one goes on, and the old one's end is no death.
+#[test]
+fn a_process_that_hands_over_is_followed_and_its_end_is_no_death() {
+    let mut world = given(Given::UpHosted);
+    let old = world.machine.process().expect("it runs");
+    world.come_again();
+    let new = Process { pid: old.pid + 1, found: Found::PidFile, ..old };
+    let took_over = Event::TookOver { pid: new.pid, from: Some(old.pid) };
+    world.feed(Input::Succeeded { old: new, process: old });
+    assert_eq!(world.machine.process(), Some(old), "an answer about another");
+    world.feed(Input::Succeeded { old, process: new });
+    assert_eq!(world.machine.process(), Some(new));
+    assert!(world.events.contains(&took_over), "{:?}", world.events);
+    world.feed(Input::Exited { process: old, exit: Exit::Code(0) });
+    assert_eq!((world.machine.process(), world.starts.len()), (Some(new), 1));
+    assert!(!world.events.iter().any(|event| matches!(event, Event::Exited { .. })));
+}
+
+#[test]
+fn an_order_that_finds_nothing_to_do_does_not_disturb_a_retry() {
+    let mut world = given(Given::UpHosted);
+    world.die(Exit::Code(1));
+    world.run_for(1);
+    for _ in 0..5 {
+        assert_eq!(world.order(OpKind::Reload, &spec()).code.number(), 829);
+    }
+    world.run_for(30_000);
+    assert_eq!((seconds(&world), state(&world)), (vec![0, 10], Then::Up));
+}
+
+#[test]
+fn what_was_not_recognised_is_swept_away_before_the_next_start() {
+    let never = Does::Daemon { after: 100, file: None, lives: None };
+    let mut world = check_start(never, &spec(), 836, 2_100, "does not exist");
+    assert_eq!(world.mains(), 1);
+    world.set("start", daemon());
+    assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 0);
+    assert_eq!((world.mains(), world.max_mains), (1, 1));
+
+    // A kill ends it as well, although there is no process to be found.
+    let never = Does::Daemon { after: 100, file: None, lives: None };
+    let mut world = check_start(never, &spec(), 836, 2_100, "does not exist");
+    assert_eq!(world.order(OpKind::Kill, &spec()).code.number(), 829);
+    assert_eq!(world.mains(), 0);
+}
