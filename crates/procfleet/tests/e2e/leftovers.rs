@@ -78,6 +78,35 @@ fn nor_do_they_without_cgroups() {
     check(&up);
 }
 
+/// A worker bears its master's name. While the dead master waits to be started again, whoever looks must not take the worker
+/// for it: there would be nobody who starts a master.
+#[test]
+fn a_worker_does_not_take_the_place_of_its_dead_master() {
+    let up = crate::up();
+    let proc = up
+        .proc("master")
+        .starts("./web 1001 & echo $! > worker; exec ./web 1000")
+        .policy("start_interval", 5)
+        .policy("start_retries", 1);
+    let mut master = proc.start();
+    let worker = || proc.read("worker").trim().parse::<u32>().expect("a pid");
+    for state in ["stopped", "gave_up"] {
+        let orphan = worker();
+        kill(master, Signal::KILL);
+        proc.row_when(SOON, state);
+        wait_until(SOON, "the worker has nobody to work for", || !is_running(orphan));
+        assert_eq!(proc.op(Op::Query).pid(), None, "{state}");
+        if state == "stopped" {
+            master = proc.row_when(SOON, "running")["pid"]
+                .as_u64()
+                .and_then(|pid| pid.try_into().ok())
+                .expect("a pid");
+            assert_ne!(master, worker());
+        }
+    }
+    proc.start();
+}
+
 /// It forks as quickly as it can, up to so many; the agent answers meanwhile, and one kill ends all of it.
 #[test]
 fn a_fork_bomb_does_not_stop_the_agent() {

@@ -36,10 +36,23 @@ impl Machine {
         }
         match (process.found, exit) {
             // The command itself was the process: there is nobody else to look for.
-            (Found::Foreground, exit) if exit != Exit::Code(0) => self.revive(now, &last, out),
+            (Found::Foreground, exit) if exit != Exit::Code(0) => {
+                let state = self.revive(now, &last, out);
+                self.end_orphans(&state, out);
+                state
+            }
             // It may have been replaced by itself: a new process under the same pid file; or it was a slow start
             // command that left the real one behind and ended well.
             (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(now, last, out),
+        }
+    }
+
+    /// Until it is started again its orphans have nobody to work for. One that bears its name, as workers do, would be taken
+    /// for it by whoever looks meanwhile, and nobody would start it again.
+    fn end_orphans(&mut self, state: &State, out: &mut Step) {
+        let waits = matches!(state, State::Down(Rest::Retry { .. } | Rest::GaveUp { .. }));
+        if let Some(spec) = self.spec.clone().filter(|_| waits) {
+            self.tidy(&spec, out);
         }
     }
 
