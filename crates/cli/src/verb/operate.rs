@@ -31,8 +31,8 @@ pub struct Operate {
     /// (10.0.*), agent ids, labels (role=web*). Give it again for more places, or for labels that all must be there
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
-    /// Only show the hosts that --select means
-    #[arg(long, requires = "select")]
+    /// Only show the hosts that --select, --host or --agent means, and send them nothing
+    #[arg(long)]
     pub dry_run: bool,
     /// A request body or a spec as JSON (- reads stdin); flags win over it
     #[arg(short = 'f', long = "file", value_name = "FILE")]
@@ -118,11 +118,12 @@ struct Accepted {
 impl Operate {
     pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         // What can be wrong with the command line is found before the server is asked anything.
+        let terms = self.terms()?;
         let file = self.file.as_deref().map(|path| request::read_file(path, around.input)).transpose()?;
         let mut body = request::body(self, kind, file)?;
         let client = self.connection.client()?;
-        if !self.select.is_empty() {
-            return self.run_selected(kind, &client, body, around);
+        if !terms.is_empty() {
+            return self.run_selected(kind, &client, body, terms, around);
         }
         if !request::has_target(&body) {
             let (key, value) = only_agent(&client)?;
@@ -137,17 +138,31 @@ impl Operate {
         self.follow(kind, &client, &answer, &task_id, around)
     }
 
+    /// What the server is to select hosts by. A dry run goes this way whatever its targets: it is the one that sends nothing.
+    fn terms(&self) -> Result<Vec<String>, Error> {
+        if !self.dry_run || !self.select.is_empty() {
+            return Ok(self.select.clone());
+        }
+        let hosts = self.hosts.iter().map(Host::to_string);
+        let terms: Vec<String> = hosts.chain(self.agents.iter().map(AgentId::to_string)).collect();
+        match terms.is_empty() {
+            true => Err(Error::Usage("--dry-run needs --select, --host or --agent to say where".to_owned())),
+            false => Ok(terms),
+        }
+    }
+
     fn run_selected(
         &self,
         kind: OpKind,
         client: &Client,
         mut body: serde_json::Map<String, Value>,
+        terms: Vec<String>,
         around: &mut Surroundings<'_>,
     ) -> Result<Exit, Error> {
         // A file may name targets of its own; the command line wins.
         body.shift_remove("hosts");
         body.shift_remove("agent_id_list");
-        body.insert("select".to_owned(), json!(self.select));
+        body.insert("select".to_owned(), json!(terms));
         body.insert("dry_run".to_owned(), json!(self.dry_run));
         let answer = client.post_once("/api/v1/operate", &body, self.idempotency_key.as_deref())?;
         let Operated { task_id, count, hosts } = answer.read()?;

@@ -179,6 +179,24 @@ fn a_file_that_cannot_be_used_is_told_before_the_server_is_asked() {
     assert_eq!(server.lines().len(), 0);
 }
 
+/// Whoever names the hosts wants them left alone all the same.
+#[test]
+fn a_dry_run_sends_nothing_whatever_its_targets() {
+    let meant = ok(json!({"task_id": "", "count": 1, "hosts": ["0:10.0.0.1"]}));
+    let server = Server::start([("POST /api/v1/operate", vec![meant])]);
+    for (target, term) in
+        [("--select role=web", "role=web"), ("--host 0:10.0.0.1", "0:10.0.0.1"), ("--agent a1", "a1")]
+    {
+        let ran = run(&server, &format!("stop nginx {target} --dry-run"));
+        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "0:10.0.0.1\n"), "{target}");
+        let sent = server.seen().pop().expect("a request").body;
+        assert_eq!((&sent["select"], &sent["dry_run"]), (&json!([term]), &json!(true)), "{target}");
+    }
+    let asked = server.lines().len();
+    let ran = run(&server, "stop nginx --dry-run");
+    assert_eq!((ran.exit, server.lines().len()), (Exit::Usage, asked));
+}
+
 #[test]
 fn status_is_a_table() {
     let mut done = view("query", &[(0, "success"), (0, "success"), (117, "no agent")]);
