@@ -50,7 +50,7 @@ pub(super) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Scan>) -> Si
     let found = match by_pid_file(whom) {
         Some(answer) => answer,
         // A command first: with others of its name below it, it is the one that is meant.
-        None => by_own(whom).map_or_else(|| by_name(whom, &glimpse()), Ok),
+        None => by_own(whom).map_or_else(|| by_name(whom, &glimpse(), &[]), Ok),
     };
     match found {
         Ok(process) => Sighting::Running(process),
@@ -121,6 +121,12 @@ pub(super) fn recovered(
     let scan = glimpse();
     let mut marked = scan.marked(whom.mark);
     marked.retain(|stat| is_still_there(stat));
+    // Where the command itself was the process and is gone, what it has started is no process: workers bear its name, too.
+    let orphans = match last {
+        Some(Process { found: Found::Foreground, .. }) => orphans(&marked),
+        Some(_) | None => Vec::new(),
+    };
+    marked.retain(|stat| !orphans.contains(&stat.id));
     let named =
         marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
     // A command that was to end or reload the process may still be at work; and what a dead process has left may lead a
@@ -130,10 +136,17 @@ pub(super) fn recovered(
     if let Some(id) = topmost(named).or(leader) {
         return running(id, Found::Name);
     }
-    match by_file.unwrap_or_else(|| by_name(whom, &scan)) {
+    match by_file.unwrap_or_else(|| by_name(whom, &scan, &orphans)) {
         Ok(process) => Sighting::Running(process),
         Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
     }
+}
+
+/// Those whose command has ended.
+fn orphans(marked: &[&Stat]) -> Vec<Id> {
+    let is_there = |command: u32| marked.iter().any(|stat| stat.id.pid == command);
+    let is_orphan = |stat: &&&Stat| procfs::command_of(stat.id.pid).is_some_and(|command| !is_there(command));
+    marked.iter().filter(is_orphan).map(|stat| stat.id).collect()
 }
 
 /// The command of a run, as long as it runs.
@@ -310,8 +323,8 @@ fn doubt(file: &fs::Metadata, user: &str, pid: u32) -> Option<String> {
     (!known).then(|| format!("it belongs to account {:?}", user::name_of(writer)))
 }
 
-/// A process of the spec's name that was started from its folder, or by us.
-fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
+/// A process of the spec's name that was started from its folder, or by us, and is none of these.
+fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause> {
     let Identity { proc_name, setup_path, .. } = whom.identity;
     if proc_name.is_empty() || setup_path.is_empty() {
         return Err(Cause::NoIdentity);
@@ -320,6 +333,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan) -> Result<Process, Cause> {
     let mut named = scan.named(proc_name);
     named.retain(|stat| {
         !scan.is_anothers(stat, whom.mark)
+            && !orphans.contains(&stat.id)
             && is_still_there(stat)
             && match Mark::of(stat.id.pid, whom.mark) {
                 Mark::Ours => true,

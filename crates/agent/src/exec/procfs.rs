@@ -312,6 +312,11 @@ pub(super) fn is_command(pid: u32) -> bool {
     variable(pid, COMMAND).is_none_or(|command| command == pid.to_string().as_bytes())
 }
 
+/// The command of ours that has started the process, or that it is.
+pub(super) fn command_of(pid: u32) -> Option<u32> {
+    str::from_utf8(&variable(pid, COMMAND)?).ok()?.parse().ok()
+}
+
 fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
     let environ = Path::new("/proc").join(pid.to_string()).join("environ");
     let mut text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;

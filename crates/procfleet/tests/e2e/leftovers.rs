@@ -104,7 +104,18 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
             assert_ne!(master, worker());
         }
     }
-    proc.start();
+    // Nor does it when nobody saw the master die.
+    let master = proc.start();
+    let orphan = worker();
+    // The agent first, and the master before there is another agent.
+    kill(up.agent_pid(), Signal::KILL);
+    kill(master, Signal::KILL);
+    up.wait_for_agent();
+    wait_until(SOON, "there is another master", || {
+        proc.row()
+            .is_some_and(|row| row["state"] == "running" && row["pid"] != master && row["pid"] != orphan)
+    });
+    assert!(!is_running(orphan));
 }
 
 /// It forks as quickly as it can, up to so many; the agent answers meanwhile, and one kill ends all of it.

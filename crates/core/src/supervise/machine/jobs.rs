@@ -230,6 +230,7 @@ impl Machine {
                     return self.schedule(now, Since::Away, out);
                 }
                 let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
+                let command_died = matches!(saved, Some((_, Some(Process { found: Found::Foreground, .. }))));
                 let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
                 let fate = match saved {
                     Some((rest @ Rest::GaveUp { .. }, _)) => Fate::Rests(State::Down(rest)),
@@ -246,12 +247,16 @@ impl Machine {
                     }
                 };
                 // Whatever is due now may be due for many.
-                match fate {
+                let state = match fate {
                     Fate::Starts { why } => self.queue_up(why, out),
                     Fate::StartsAt { at, why } if now >= at => self.queue_up(why, out),
                     Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
                     Fate::Rests(state) => state,
+                };
+                if command_died {
+                    self.end_orphans(&state, out);
                 }
+                state
             }
         }
     }

@@ -49,7 +49,7 @@ impl Machine {
 
     /// Until it is started again its orphans have nobody to work for. One that bears its name, as workers do, would be taken
     /// for it by whoever looks meanwhile, and nobody would start it again.
-    fn end_orphans(&mut self, state: &State, out: &mut Step) {
+    pub(super) fn end_orphans(&mut self, state: &State, out: &mut Step) {
         let waits = matches!(state, State::Down(Rest::Retry { .. } | Rest::GaveUp { .. }));
         if let Some(spec) = self.spec.clone().filter(|_| waits) {
             self.tidy(&spec, out);
