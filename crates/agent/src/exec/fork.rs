@@ -7,6 +7,10 @@
 //! child gets a copy of the memory instead, as after a fork. So it does where `clone3` is refused (an old kernel, a seccomp filter)
 //! and `clone` is used: there it enters the cgroup itself before it becomes the program.
 //!
+//! It shares the table of open files, too, until it has taken a copy of the first few: the agent has one open for each process that it looks
+//! after, and copying them all, only to close them, takes longer the more there are. What the child is to write to is therefore put in
+//! a low place before.
+//!
 //! Other threads go on beside the child, or are gone in its copy, and nobody opens their locks for it: it makes system calls only,
 //! takes no lock and allocates nothing. All that it needs was made before.
 
@@ -15,7 +19,7 @@
 use super::procfs::COMMAND;
 use super::user::Account;
 use nix::libc;
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid};
@@ -61,6 +65,8 @@ struct Room {
     report: &'static Report,
     /// Its stack begins here and grows downwards.
     stack_end: usize,
+    /// The place of what it is to write to among the open files. It is never given back.
+    output: RawFd,
 }
 
 /// A page that parent and child share, also where the child has memory of its own.
@@ -104,14 +110,30 @@ fn is_spared() -> bool {
     })
 }
 
+impl Room {
+    fn of(room: &mut Option<Room>, nothing: BorrowedFd<'_>) -> io::Result<Room> {
+        match *room {
+            Some(room) => Ok(room),
+            None => Ok(*room.insert(Room {
+                report: Report::share()?,
+                stack_end: map_stack()?,
+                output: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
+            })),
+        }
+    }
+}
+
+/// To be called before there are many open files, for a low place among them. `nothing` is what commands read from.
+pub(super) fn make_room(nothing: BorrowedFd<'_>) -> io::Result<()> {
+    Room::of(&mut ROOM.lock().unwrap_or_else(PoisonError::into_inner), nothing).map(drop)
+}
+
 /// The programs are running, or the error says why none of them is.
 pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     let child = Child::of(recipe);
     let mut room = ROOM.lock().unwrap_or_else(PoisonError::into_inner);
-    let room = match *room {
-        Some(room) => room,
-        None => *room.insert(Room { report: Report::share()?, stack_end: map_stack()? }),
-    };
+    let room = Room::of(&mut room, recipe.input)?;
+    copy_to(recipe.output, room.output)?;
     room.report.errno.store(0, Ordering::Relaxed);
     // One that becomes another account marks the memory as nobody's to look into: its own account must not see the agent's
     // in the moment in which they share it. Afterwards all is as it was.
@@ -120,6 +142,8 @@ pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     let made = clone(&child, room);
     restore_signals(&blocked);
     dumpable.into_iter().for_each(set_dumpable);
+    // The agent itself does not hold the file any longer than it must.
+    let _ = copy_to(recipe.input, room.output);
     let (pid, pidfd) = made?;
     match room.report.errno.load(Ordering::Acquire) {
         0 => Ok((pid, pidfd)),
@@ -153,6 +177,13 @@ fn map_stack() -> io::Result<usize> {
     // SAFETY: this part of it was made above, and nobody knows of it yet.
     let opened = unsafe { libc::mprotect(below.byte_add(GUARD), STACK, libc::PROT_READ | libc::PROT_WRITE) };
     if opened != 0 { Err(io::Error::last_os_error()) } else { Ok(below as usize + GUARD + STACK) }
+}
+
+/// Makes this place among the open files mean the same as that one, for this program alone.
+fn copy_to(from: BorrowedFd<'_>, to: RawFd) -> Result<(), Errno> {
+    // SAFETY: plain numbers. The place is the room's, and only its holder uses it.
+    let done = unsafe { libc::dup3(from.as_raw_fd(), to, libc::O_CLOEXEC) };
+    if done < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 /// Whether others may look into the agent's memory, as the kernel puts it.
@@ -226,7 +257,7 @@ fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
         libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0)
     };
     if pid == 0 {
-        child.become_it(Entered::No, room.report);
+        child.become_it(Entered::No, room);
     }
     let failed = || Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::AGAIN);
     made(pid, pidfd).ok_or_else(failed)
@@ -235,7 +266,7 @@ fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
 fn clone3(child: &Child<'_>, group: Option<BorrowedFd<'_>>, room: Room) -> Result<(u32, OwnedFd), Errno> {
     let mut pidfd: libc::c_int = -1;
     let mut args = CloneArgs {
-        flags: u64::from(FLAGS.unsigned_abs()),
+        flags: u64::from((FLAGS | libc::CLONE_FILES).unsigned_abs()),
         pidfd: (&raw mut pidfd) as u64,
         exit_signal: u64::from(libc::SIGCHLD.unsigned_abs()),
         ..CloneArgs::default()
@@ -263,7 +294,7 @@ struct Begin<'a> {
 #[cfg(target_arch = "x86_64")]
 fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
     extern "C" fn begins(begin: &Begin<'_>) -> ! {
-        begin.child.become_it(begin.entered, begin.room.report)
+        begin.child.become_it(begin.entered, begin.room)
     }
     args.flags |= u64::from(libc::CLONE_VM.unsigned_abs());
     args.stack = (begin.room.stack_end - STACK) as u64;
@@ -303,7 +334,7 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
     // CLONE_VM the child has memory of its own, stack included, so both go on from here as after a fork.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const *args, size_of::<CloneArgs>()) };
     match pid {
-        0 => begin.child.become_it(begin.entered, begin.room.report),
+        0 => begin.child.become_it(begin.entered, begin.room),
         -1 => -libc::c_long::from(last_errno().raw_os_error()),
         pid => pid,
     }
@@ -362,10 +393,10 @@ impl<'a> Child<'a> {
         }
     }
 
-    fn become_it(&self, entered: Entered, report: &Report) -> ! {
+    fn become_it(&self, entered: Entered, room: Room) -> ! {
         self.say_which_it_is();
-        let error = self.prepare(entered).err().unwrap_or_else(|| self.execute());
-        report.errno.store(error.raw_os_error(), Ordering::Release);
+        let error = self.prepare(entered, room.output).err().unwrap_or_else(|| self.execute());
+        room.report.errno.store(error.raw_os_error(), Ordering::Release);
         // SAFETY: it ends this process, the child, without running anything of the agent's.
         unsafe { libc::_exit(127) }
     }
@@ -381,19 +412,21 @@ impl<'a> Child<'a> {
         }
     }
 
-    fn prepare(&self, entered: Entered) -> Result<(), Errno> {
+    fn prepare(&self, entered: Entered, output: RawFd) -> Result<(), Errno> {
         let recipe = self.recipe;
         reset_signals();
         if let (Some(group), Entered::No) = (recipe.group, entered) {
             // Where that is refused, it runs outside, and is found by its descent and its mark.
             let _ = enter(group);
         }
+        let input = recipe.input.as_raw_fd();
+        share_no_files(input.max(output))?;
         rustix::process::setsid()?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         // Three that are above the three, so that none is written over before it has been copied.
-        for (from, to) in [(recipe.input, 0), (recipe.output, 1), (recipe.output, 2)] {
+        for (from, to) in [(input, 0), (output, 1), (output, 2)] {
             // SAFETY: plain numbers; what is closed by it is the child's own.
-            if unsafe { libc::dup2(from.as_raw_fd(), to) } < 0 {
+            if unsafe { libc::dup2(from, to) } < 0 {
                 return Err(last_errno());
             }
         }
@@ -446,6 +479,19 @@ fn reset_signals() {
 fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
     let procs = rustix::fs::openat(group, c"cgroup.procs", rustix::fs::OFlags::WRONLY, Mode::empty())?;
     rustix::io::write(&procs, b"0").map(drop)
+}
+
+/// From here on the child has a table of open files of its own, which ends with this one.
+fn share_no_files(last: RawFd) -> Result<(), Errno> {
+    let above = last.unsigned_abs() + 1;
+    // SAFETY: plain numbers; what is closed is closed in a table that is the child's own by then.
+    let taken = unsafe { libc::syscall(libc::SYS_close_range, above, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    // A kernel that does not know the call, before 5.9, copies them all.
+    // SAFETY: a plain number, and it touches no memory.
+    if taken != 0 && unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
 }
 
 /// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked from the

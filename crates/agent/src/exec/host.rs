@@ -8,7 +8,7 @@ use super::pidfd;
 use super::procfs;
 use super::rotate::Rotation;
 use super::sink::Sinks;
-use super::spawn::NotStarted;
+use super::spawn::{self, NotStarted};
 use super::tree::Scan;
 use procfleet_core::allow::Allow;
 use procfleet_core::{BootId, Code, Moment, ProcKey, Spec};
@@ -77,6 +77,10 @@ impl Host {
         let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let instance = instance(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        if let Err(error) = spawn::make_room() {
+            // The first process to be made tries again, and says what is wrong.
+            tracing::debug!(%error, "nothing is ready yet to make processes");
+        }
         children::adopt_orphans();
         oom::listen();
         let groups = Groups::open(containment, &output_folder, &instance)?;

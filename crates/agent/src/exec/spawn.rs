@@ -182,6 +182,11 @@ fn c_string(text: impl Into<Vec<u8>>) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
+/// Takes what making processes needs; to be called before there are many open files.
+pub(super) fn make_room() -> io::Result<()> {
+    fork::make_room(nothing()?)
+}
+
 /// What a command reads from, and what one without a file writes to.
 fn nothing() -> io::Result<BorrowedFd<'static>> {
     static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
