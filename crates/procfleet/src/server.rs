@@ -9,6 +9,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// How often what a burst needed goes back to the kernel.
+const MEMORY: Duration = Duration::from_secs(60);
+
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
@@ -66,6 +69,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut server = Server::start(args.into()).await?;
+        tokio::spawn(tend_memory());
         println!("procfleet server is ready: http://{} (agents: https://{})", server.api, server.link);
         tokio::select! {
             // A part that fails ends the program, so that whoever supervises it can act.
@@ -75,4 +79,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
         server.stop().await;
         Ok(())
     })
+}
+
+/// What a storm of results needed goes back to the kernel; the allocator would keep it.
+pub(crate) async fn tend_memory() {
+    let mut now_and_then = tokio::time::interval(MEMORY);
+    loop {
+        now_and_then.tick().await;
+        let _ = tokio::task::spawn_blocking(procfleet_agent::exec::give_memory_back).await;
+    }
 }

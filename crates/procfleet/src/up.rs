@@ -61,6 +61,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 async fn up(args: Args, given: files::Given) -> Result<()> {
     let data = args.server.data.clone();
     let mut server = Server::start(args.server.into()).await?;
+    tokio::spawn(crate::server::tend_memory());
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
     let kept = (args.containment, args.output);
