@@ -166,14 +166,16 @@ impl Operate {
         body.insert("dry_run".to_owned(), json!(self.dry_run));
         let answer = client.post_once("/api/v1/operate", &body, self.idempotency_key.as_deref())?;
         let Operated { task_id, count, hosts } = answer.read()?;
+        let meant =
+            if count == 1 { "1 host is meant".to_owned() } else { format!("{count} hosts are meant") };
         if !self.dry_run {
-            around.note(&format!("{count} hosts are meant"));
+            around.note(&meant);
             return self.follow(kind, client, &answer, &task_id, around);
         }
         match self.output.format() {
             Format::Json => around.json(&answer.data)?,
             Format::Text => {
-                around.note(&format!("{count} hosts are meant; nothing was sent"));
+                around.note(&format!("{meant}; nothing was sent"));
                 hosts.iter().try_for_each(|host| around.say(&plain(host)))?;
             }
         }

@@ -159,9 +159,8 @@ pub(super) fn interrupted(kind: OpKind, pid: Option<u32>) -> String {
 }
 
 pub(super) fn gave_up(restarts: u32, last: &str) -> String {
-    format!(
-        "gave up after {restarts} restarts in a row without a stable run; the last one: {last}; start or host begins anew"
-    )
+    let times = if restarts == 1 { "1 restart".to_owned() } else { format!("{restarts} restarts in a row") };
+    format!("gave up after {times} without a stable run; the last one: {last}; start or host begins anew")
 }
 
 pub(super) fn no_way_back(last: &str) -> String {
