@@ -36,6 +36,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECS", hide = true, conflicts_with = "agent_cert_days",
           value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) agent_cert_secs: Option<u64>,
+    /// Make a new CA in place of one that was lost; every host has to join again then
+    #[arg(long)]
+    pub(crate) new_ca: bool,
     /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
     #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
     pub(crate) login_url: Option<LoginUrl>,
@@ -55,6 +58,7 @@ impl From<Args> for Config {
             agent_certificate: Duration::from_secs(
                 args.agent_cert_secs.unwrap_or(args.agent_cert_days * 86_400),
             ),
+            new_ca: args.new_ca,
             login_url: args.login_url,
         }
     }

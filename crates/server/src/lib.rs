@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
-use crate::pki::{Ca, PkiError};
+use crate::pki::{Beginning, Ca, PkiError};
 use crate::sessions::{Link, LinkError, Presences};
 use crate::store::{Store, StoreError};
 use std::io;
@@ -98,7 +98,8 @@ impl ServerError {
             ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
                 error.needs_somebody()
             }
-            ServerError::Setup(SetupError::Mismatch(_)) => true,
+            ServerError::Setup(SetupError::Mismatch(_))
+            | ServerError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. }) => true,
             ServerError::Setup(SetupError::File(_))
             | ServerError::Folder { .. }
             | ServerError::Listen { .. }
@@ -133,7 +134,11 @@ impl Server {
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(path).await?;
         let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
-        let ca = Arc::new(Ca::open(&config.data, config.agent_certificate)?);
+        let beginning = match config.new_ca {
+            true => Beginning::Again,
+            false => Beginning::AfterHosts(store.agents_that_may_come().await?),
+        };
+        let ca = Arc::new(Ca::open(&config.data, config.agent_certificate, beginning)?);
         store.name_first_ca(ca.pin()).await?;
         let presences = Presences::new(metrics.clone());
         let (api_listener, api) = listen(config.listen).await?;

@@ -1,4 +1,4 @@
-//! A server whose store is damaged or gone says so and ends; one whose first start was cut off comes up all the same.
+//! A server whose store or CA is damaged or gone says so and ends; one whose first start was cut off comes up all the same.
 
 use procfleet_testkit::{PATIENCE, Program, Signal, wait_until};
 use std::fs;
@@ -8,22 +8,31 @@ use tempfile::TempDir;
 /// What the exit code says: somebody has to look.
 const NEEDS_SOMEBODY: i32 = 78;
 
-fn server(data: &Path) -> Program {
-    let mut server = Program::new(env!("CARGO_BIN_EXE_procfleet"))
-        .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--data"])
+fn begun(verb: &[&str], data: &Path) -> Program {
+    let mut program = Program::new(env!("CARGO_BIN_EXE_procfleet"))
+        .args(verb)
+        .args(["--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--data"])
         .args([data]);
-    server.start();
-    server
+    program.start();
+    program
+}
+
+fn server(data: &Path) -> Program {
+    begun(&["server"], data)
+}
+
+#[track_caller]
+fn ready(mut program: Program) -> Program {
+    wait_until(PATIENCE, "it is ready", || {
+        assert!(program.is_running(), "it has ended: {}", program.stderr());
+        program.stdout().contains(" is ready")
+    });
+    program
 }
 
 #[track_caller]
 fn comes_up(data: &Path) -> Program {
-    let mut server = server(data);
-    wait_until(PATIENCE, "the server is ready", || {
-        assert!(server.is_running(), "it has ended: {}", server.stderr());
-        server.stdout().contains("procfleet server is ready")
-    });
-    server
+    ready(server(data))
 }
 
 /// The data folder of a server that has ended in order.
@@ -158,4 +167,31 @@ fn a_first_start_that_is_killed_at_any_moment_comes_up_the_next_time() {
         }
         comes_up(folder.path());
     }
+}
+
+/// With another CA no host that has joined could come back, and nothing would say why.
+#[test]
+fn a_ca_that_is_gone_is_not_silently_replaced() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let data = folder.path().join("data");
+    // Its own host joins.
+    ready(begun(&["up"], &data)).end(Signal::TERM, PATIENCE);
+    let certificate = data.join("ca.cert.der");
+    let kept = fs::read(&certificate).expect("it is there");
+    fs::remove_file(&certificate).expect("our own file");
+    let done = server(&data).finish(PATIENCE);
+    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    for words in ["ca.cert.der is gone", "hosts have joined (now 1)", "backup", "--new-ca", "join again"] {
+        assert!(done.stderr.contains(words), "no {words:?} in {}", done.stderr);
+    }
+    assert!(!certificate.exists());
+    // Both ways out.
+    fs::write(&certificate, &kept).expect("our own file");
+    comes_up(&data).end(Signal::TERM, PATIENCE);
+    fs::remove_file(&certificate).expect("our own file");
+    ready(begun(&["server", "--new-ca"], &data)).end(Signal::TERM, PATIENCE);
+    assert_ne!(fs::read(&certificate).expect("there is a new one"), kept);
+    let again = begun(&["server", "--new-ca"], &data).finish(PATIENCE);
+    assert_eq!(again.code, Some(NEEDS_SOMEBODY), "{again:?}");
+    assert!(again.stderr.contains("no CA was lost"), "{again:?}");
 }

@@ -33,6 +33,11 @@ impl Place {
     }
 }
 
+/// Where the certificate of the present one is.
+pub(super) fn certificate(folder: &Path) -> PathBuf {
+    Place::Present.files(folder).1
+}
+
 impl Authority {
     /// `None`: there is none.
     pub(super) fn read(folder: &Path, place: Place) -> Result<Option<Authority>, PkiError> {

@@ -45,12 +45,28 @@ pub enum PkiError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "{path} is gone, by which hosts have joined (now {hosts}). Put the last backup of it and of its key in their places. If there is \
+         none, start once with --new-ca: every host has to join again then"
+    )]
+    Lost { path: PathBuf, hosts: u64 },
+    #[error("--new-ca was given, and no CA was lost: {path} is there. Start without it")]
+    NotLost { path: PathBuf },
     #[error("making or reading a certificate of the built-in CA")]
     Certificate(#[from] rcgen::Error),
     #[error("preparing TLS for the agent link")]
     Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the certificate request cannot be used")]
     Request(#[source] rcgen::Error),
+}
+
+/// Where there is no CA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// So many hosts have joined by the one that there was. None: it is the first start.
+    AfterHosts(u64),
+    /// Somebody knows that it was lost.
+    Again,
 }
 
 /// The CA, and its successor while there is one.
@@ -88,12 +104,15 @@ impl std::fmt::Debug for Ca {
 }
 
 impl Ca {
-    /// Reads the CA from `folder`, or makes it there. Agents' certificates are good for so long.
-    pub fn open(folder: &Path, life: Duration) -> Result<Ca, PkiError> {
+    /// Reads the CA from `folder`, or makes it there, if that is its `beginning`. Agents' certificates are good for so long.
+    pub fn open(folder: &Path, life: Duration, beginning: Beginning) -> Result<Ca, PkiError> {
         authority::mend(folder)?;
-        let shown = match Authority::read(folder, Place::Present)? {
-            Some(authority) => authority,
-            None => Authority::make(folder, Place::Present)?,
+        let path = authority::certificate(folder);
+        let shown = match (Authority::read(folder, Place::Present)?, beginning) {
+            (Some(_), Beginning::Again) => return Err(PkiError::NotLost { path }),
+            (Some(authority), Beginning::AfterHosts(_)) => authority,
+            (None, Beginning::AfterHosts(hosts)) if hosts > 0 => return Err(PkiError::Lost { path, hosts }),
+            (None, Beginning::AfterHosts(_) | Beginning::Again) => Authority::make(folder, Place::Present)?,
         };
         let next = Authority::read(folder, Place::Next)?;
         let present = Present::new(Arc::new(shown), next.map(Arc::new))?;
@@ -312,7 +331,7 @@ mod tests {
     fn a_successor_signs_at_once_and_takes_the_place_of_the_old_one_when_that_is_retired() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let agent: AgentId = "a1".parse().expect("an id");
-        let ca = Ca::open(folder.path(), LIFE).expect("a CA");
+        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("a CA");
         let first = ca.pin();
         let signed = ca.sign_agent(&request(), &agent, 1_700_000_000_123).expect("signed");
         assert_eq!(
@@ -334,11 +353,11 @@ mod tests {
         );
         assert_eq!(ca.sign_agent(&request(), &agent, 0).expect("signed").ca, second);
 
-        let ca = Ca::open(folder.path(), LIFE).expect("the same");
+        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("the same");
         assert_eq!((ca.pin(), ca.next_pin()), (first, Some(second)), "a restart changes nothing");
         assert!(ca.retire().expect("retired"));
         assert_eq!((ca.pin(), ca.next_pin(), ca.certificates().len()), (second, None, 1));
-        let ca = Ca::open(folder.path(), LIFE).expect("the same");
+        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("the same");
         assert_eq!((ca.pin(), ca.next_pin()), (second, None));
     }
 
@@ -346,12 +365,12 @@ mod tests {
     #[test]
     fn a_succession_that_was_cut_off_is_finished() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let ca = Ca::open(folder.path(), LIFE).expect("a CA");
+        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("a CA");
         ca.rotate().expect("a successor");
         let second = ca.next_pin();
         std::fs::rename(folder.path().join("ca.next.key.pem"), folder.path().join("ca.key.pem"))
             .expect("our own folder");
-        let ca = Ca::open(folder.path(), LIFE).expect("mended");
+        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("mended");
         assert_eq!((Some(ca.pin()), ca.next_pin()), (second, None));
     }
 }

@@ -90,6 +90,15 @@ impl Store {
         .await
     }
 
+    /// How many agents may come back.
+    pub async fn agents_that_may_come(&self) -> Result<u64, StoreError> {
+        self.read("counting the agents", move |db| {
+            let sql = "SELECT count(*) FROM agents WHERE retired_at IS NULL AND revoked_at IS NULL";
+            Ok(natural(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))
+        })
+        .await
+    }
+
     /// How many agents that may come back would come with a certificate of this CA.
     pub async fn agents_of_ca(&self, ca: [u8; 32]) -> Result<u64, StoreError> {
         self.read("counting the agents of a CA", move |db| {
