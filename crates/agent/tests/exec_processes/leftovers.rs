@@ -200,7 +200,9 @@ async fn one_that_always_flees_is_caught() {
     proc.hands.sweep(Signal::Kill);
     until_nothing_is_left(&mut proc).await;
     let after = count();
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    // Another command takes ten steps meanwhile.
+    let run = proc.run("for step in 1 2 3 4 5 6 7 8 9 10; do sleep 0.005; done");
+    proc.end_of(run).await;
     assert_eq!(count(), after);
 }
 

@@ -112,6 +112,13 @@ fn a_task_is_tried_again_where_it_failed_and_nowhere_else() {
         .assert_refused(1_000_811, &["hosts: is not known here"]);
 }
 
+fn wait_until_away(up: &Up, ip: &str) {
+    wait_until(PATIENCE, "it is away", || {
+        let agents = up.client.data("/api/v1/agents?state=away");
+        agents.as_array().is_some_and(|rows| rows.iter().any(|row| row["ip"] == ip))
+    });
+}
+
 /// The op had ended here, as far as anybody could know. What its host says of it afterwards is not thrown away.
 #[test]
 fn a_report_that_comes_too_late_is_kept_and_marked() {
@@ -125,10 +132,7 @@ fn a_report_that_comes_too_late_is_kept_and_marked() {
     let task = proc.submit(Op::Start);
     proc.wait_for_runs(1);
     joined.end(Signal::KILL);
-    wait_until(PATIENCE, "it is away", || {
-        let agents = up.client.data("/api/v1/agents?state=away");
-        agents.as_array().is_some_and(|rows| rows.iter().any(|row| row["ip"] == IP))
-    });
+    wait_until_away(&up, IP);
     let path = format!("/api/v1/tasks/{}", task.id);
     up.client.post(&format!("{path}/cancel"), json!({})).data();
     let outcome = task.outcome();
@@ -164,10 +168,7 @@ fn an_op_that_was_cancelled_while_its_agent_was_away_does_not_begin_when_it_is_b
     wait_until(PATIENCE, "it has taken all of them", || joined.stderr().matches("op taken").count() == 3);
     assert!(!under_way.has_ended() && !unwanted.has_ended() && !wanted.has_ended());
     joined.end(Signal::KILL);
-    wait_until(PATIENCE, "it is away", || {
-        let agents = up.client.data("/api/v1/agents?state=away");
-        agents.as_array().is_some_and(|rows| rows.iter().any(|row| row["ip"] == IP))
-    });
+    wait_until_away(&up, IP);
     let path = format!("/api/v1/tasks/{}", unwanted.id);
     up.client.post(&format!("{path}/cancel"), json!({})).data();
     assert_eq!(unwanted.outcome().code, 826);
