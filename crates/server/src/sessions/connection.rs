@@ -281,12 +281,7 @@ async fn talk(
     let (outbox, orders, cut) = Outbox::for_session();
     link.questions.connected(agent, epoch, reads_logs.then_some(&outbox));
     link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken, cancels }).await;
-    tokio::select! {
-        // The cut first: whatever the session waits for, it need not be waited for any more.
-        biased;
-        reason = cut.made() => End::Cut(reason),
-        end = converse(link, agent, epoch, renews, orders, socket) => end,
-    }
+    cut.during(converse(link, agent, epoch, renews, orders, socket)).await.unwrap_or_else(End::Cut)
 }
 
 async fn converse(

@@ -110,12 +110,18 @@ impl Orders {
 }
 
 impl Cut {
-    /// Returns only when it is cut: an outbox that is merely dropped lets the connection write what waits.
-    pub async fn made(self) -> CutReason {
-        match self.0.await {
-            Ok(reason) => reason,
-            Err(_) => std::future::pending().await,
-        }
+    /// Runs a session until it ends by itself or is cut. The reason of a cut wins.
+    ///
+    /// [`Outbox::cut`] sends the reason and then closes the queue. A session on another thread may see the closed queue
+    /// after it was polled for the reason, so the reason is looked for once more at the end.
+    pub async fn during<T>(mut self, session: impl Future<Output = T>) -> Result<T, CutReason> {
+        let ended = tokio::select! {
+            // The cut first: whatever the session waits for, it need not be waited for any more.
+            biased;
+            Ok(reason) = &mut self.0 => return Err(reason),
+            ended = session => ended,
+        };
+        self.0.try_recv().map_or(Ok(ended), Err)
     }
 }
 
@@ -145,5 +151,32 @@ impl Presences {
         if self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(agent) {
             self.metrics.agents.dec();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_proto::link::Drain;
+
+    /// The cut comes after the session was polled for it, and before the session looks at its queue.
+    #[tokio::test]
+    async fn a_session_that_sees_its_queue_closed_first_still_ends_with_the_reason_of_the_cut() {
+        let (outbox, mut orders, cut) = Outbox::for_session();
+        let session = async {
+            outbox.cut(CutReason::NotItsOwn);
+            orders.recv().await
+        };
+        assert_eq!(cut.during(session).await, Err(CutReason::NotItsOwn));
+    }
+
+    #[tokio::test]
+    async fn a_session_whose_outbox_is_merely_dropped_writes_what_waits() {
+        let (outbox, mut orders, cut) = Outbox::for_session();
+        let waiting = Body::Drain(Drain { after_ms: 1, spread_ms: 2 });
+        outbox.try_send(waiting.clone()).expect("there is room");
+        drop(outbox);
+        let session = async { (orders.recv().await, orders.recv().await) };
+        assert_eq!(cut.during(session).await, Ok((Some(waiting), None)));
     }
 }
