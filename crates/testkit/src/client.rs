@@ -187,7 +187,7 @@ impl Client {
     /// The results of a task when all of its ops have ended.
     #[track_caller]
     pub fn results(&self, task: &str) -> Vec<(String, Outcome)> {
-        let results = wait_for(PATIENCE * 3, &format!("task {task} ends"), || {
+        let results = wait_for(PATIENCE, &format!("task {task} ends"), || {
             let now = self.results_now(task);
             now.values().all(|result| result["error_code"] != 115).then_some(now)
         });

@@ -38,4 +38,4 @@ pub use program::{Finished, Program, Stdin};
 pub use rustix::process::Signal;
 pub use schema::{operation, schema_faults};
 pub use up::Up;
-pub use wait::{PATIENCE, ask_again, wait_for, wait_until};
+pub use wait::{PATIENCE, ask_again, let_pass, wait_for, wait_until};

@@ -102,13 +102,13 @@ impl Up {
         self.begin();
     }
 
-    /// Tells it to end, and says with which code and how soon it did.
+    /// Tells it to end, and says with which code it did.
     #[track_caller]
-    pub fn end(&mut self, signal: Signal) -> (Option<i32>, Duration) {
+    pub fn end(&mut self, signal: Signal) -> Option<i32> {
         let agent = self.agent_pid();
-        let (status, took) = self.program.end(signal, PATIENCE);
+        let (status, _) = self.program.end(signal, PATIENCE);
         wait_until(PATIENCE, "the agent has ended too", || !process::is_running(agent));
-        (status.code(), took)
+        status.code()
     }
 
     /// `kill -9` of server and agent at the same moment.

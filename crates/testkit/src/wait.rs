@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Long enough for a loaded machine; nobody waits that long unless something is wrong.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Deadline for everything that a test waits for. A test passes as soon as the condition holds, so this is only how
+/// long a failure takes. It must be enough on a machine whose cores are all busy with something else.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 const EVERY: Duration = Duration::from_millis(10);
 
 /// Asks until there is an answer, and panics with `what` was waited for when there is none in time.
@@ -32,6 +33,11 @@ pub fn ask_again<T>(every: Duration, deadline: Duration, mut ask: impl FnMut() -
 #[track_caller]
 pub fn wait_until(deadline: Duration, what: &str, mut ask: impl FnMut() -> bool) {
     wait_for(deadline, what, || ask().then_some(()));
+}
+
+/// Lets time pass in which something must not happen, or after which something counts as long.
+pub fn let_pass(time: Duration) {
+    pause_for(time);
 }
 
 pub(crate) fn pause() {

@@ -10,7 +10,7 @@ use procfleet_core::{Exit, Sighting};
 use std::sync::Arc;
 use std::time::Duration;
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 
 fn prober(proc: &Proc) -> Prober {
     Prober::new(proc.host.clone(), proc.key.clone())

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Long enough for a loaded machine; nobody waits for it unless something is wrong.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// All tests share one process and its children. Whoever reaps those that nobody looks after takes this for himself; whoever
 /// waits for a child that ends soon, with others.

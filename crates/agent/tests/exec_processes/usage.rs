@@ -13,7 +13,7 @@ async fn sampled_until(
     meter: &mut Meter,
     fits: impl Fn(Option<Usage>) -> bool,
 ) -> Option<Usage> {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         let usage = Scene::look(&proc.host).await.usage(&proc.host, process, meter);
         if fits(usage) {

@@ -4,8 +4,8 @@
 use crate::events::events_of;
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, start_time,
-    wait_for, wait_until,
+    Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, let_pass, programs,
+    start_time, wait_for, wait_until,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -265,8 +265,7 @@ fn a_broken_journal_is_said_and_nothing_begins_anew() {
     assert_eq!(repaired.code, Some(0), "{repaired:?}");
     assert!(repaired.stdout.contains("procs saved: none"), "{repaired:?}");
     // What is sent within the second of the repair may have been sent before it.
-    let began = Instant::now();
-    wait_until(PATIENCE, "that second is over", || began.elapsed() > Duration::from_millis(1_100));
+    let_pass(Duration::from_millis(1_100));
     let mut agent = start(None);
     agent.wait_until_connected(&up, IP);
     // Hosted anew, each is found where it is, and not started a second time.

@@ -3,6 +3,7 @@
 use crate::up;
 use procfleet_testkit::{Op, Outcome, Up, programs};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const PREFIXES: [&str; 4] = [
     "/api/c/compapi/v2/gse",
@@ -174,7 +175,7 @@ fn zero_seconds_are_the_default() {
         .policy("op_timeout", 0);
     let (outcome, took) = proc.timed(Op::Start);
     outcome.assert_success();
-    assert!(took.as_millis() >= 5_000 && took.as_millis() < 8_000, "{took:?}");
+    assert!(took >= Duration::from_secs(5), "{took:?}");
 }
 
 #[test]

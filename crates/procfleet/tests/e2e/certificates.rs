@@ -5,7 +5,6 @@ use procfleet_testkit::{Joined, Op, PATIENCE, Proc, Signal, Up, is_running, prog
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 const IP: &str = "127.0.0.2";
 
@@ -110,7 +109,7 @@ fn a_revoked_agent_is_cut_off_at_once_and_only_a_token_brings_its_host_back() {
         (&rows[0]["bk_agent_id"], &rows[0]["revoked_why"]),
         (&json!(id), &json!("its disk was stolen"))
     );
-    wait_until(Duration::from_secs(2), "it is cut off", || agent(&up, IP)["connected"] == false);
+    wait_until(PATIENCE, "it is cut off", || agent(&up, IP)["connected"] == false);
     joined.wait_until_log_says(&format!("agent {id} was revoked (its disk was stolen)"));
     assert!(is_running(pid), "its processes are not ours to end");
     under_way.outcome().assert(805, &format!(

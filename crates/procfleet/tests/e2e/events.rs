@@ -1,12 +1,14 @@
 //! Events: what happens to processes without an op, from the host to whoever listens, once each.
 
 use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Proc, Signal, Up, kill, programs, wait_for, wait_until};
+use procfleet_testkit::{
+    Joined, Op, PATIENCE, Proc, Signal, Up, kill, let_pass, programs, wait_for, wait_until,
+};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const IP: &str = "127.0.0.2";
 
@@ -23,8 +25,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 #[track_caller]
 fn kill_and_replace(proc: &Proc) -> u32 {
     let pid = proc.program_pid().expect("it runs");
-    let began = Instant::now();
-    wait_until(PATIENCE, "it has lived for a while", || began.elapsed() > Duration::from_millis(1_200));
+    let_pass(Duration::from_millis(1_200));
     kill(pid, Signal::KILL);
     wait_for(PATIENCE, "there is a replacement", || proc.program_pid().filter(|other| *other != pid));
     pid
@@ -87,7 +88,7 @@ fn events_wait_on_the_host_while_the_server_is_away() {
     up.again_with_the_same_link();
     let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
     agent.wait_until_connected(&up, IP);
-    wait_until(Duration::from_secs(90), "the events have come, once each", || {
+    wait_until(PATIENCE, "the events have come, once each", || {
         kinds(&events_of(&up, &proc)) == ["started", "exited", "restart_succeeded"]
     });
     Proc { client: up.client.clone(), ..proc }.op(Op::Kill).assert_success();

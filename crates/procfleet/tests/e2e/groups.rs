@@ -1,7 +1,7 @@
 //! Process groups: set on the hosts while the caller waits, kept there, and heeded.
 
 use crate::events::events_of;
-use crate::limits::{SAMPLED, memory_share};
+use crate::limits::memory_share;
 use crate::up;
 use procfleet_testkit::{Answer, Client, Op, PATIENCE, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
@@ -146,7 +146,7 @@ fn a_namespace_that_uses_too_much_loses_its_largest_process() {
     up.kill_agent();
     up.wait_for_agent();
     let (first, modest) = (heavy.start(), light.start());
-    let event = wait_for(SAMPLED, "the heavy one is found to be too much", || {
+    let event = wait_for(PATIENCE, "the heavy one is found to be too much", || {
         events_of(&up, &heavy).into_iter().find(|event| event["kind"] == "group_over_limit")
     });
     // Else it would be ended again when it has come back.

@@ -2,13 +2,12 @@
 
 use crate::up;
 use procfleet_testkit::{
-    Op, Outcome, PATIENCE, Proc, Signal, is_running, kill, programs, start_time, wait_for, wait_until,
+    Op, Outcome, PATIENCE, Proc, Signal, is_running, kill, let_pass, programs, start_time, wait_for,
+    wait_until,
 };
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// Goes into the background and writes its pid where it is told to. Each run leaves the number of its instance.
 const DAEMON: &str = "echo $PROCFLEET_INSTANCE >> runs; \
@@ -74,20 +73,17 @@ fn check_all_operations(proc: Proc) {
 
     // Each is looked after for itself.
     let second = proc.clone().without_spec();
-    let began = std::time::Instant::now();
-    wait_until(SOON, "they have lived for more than a second", || {
-        began.elapsed() > Duration::from_millis(1_200)
-    });
+    let_pass(Duration::from_millis(1_200));
     kill(first[1], Signal::KILL);
-    wait_until(SOON, "the second is replaced", || runs(&proc) == "1223");
-    let replaced = wait_for(SOON, "all three run", || {
+    wait_until(PATIENCE, "the second is replaced", || runs(&proc) == "1223");
+    let replaced = wait_for(PATIENCE, "all three run", || {
         Some(pids(&second)).filter(|pids| pids.iter().all(Option::is_some) && pids[1] != Some(first[1]))
     });
     assert_eq!((replaced[0], replaced[2]), (Some(first[0]), Some(first[2])), "the others are left alone");
 
     // A caller that relies on the stored spec reaches all of them.
     second.op(Op::Reload).assert_success();
-    wait_until(SOON, "all have been reloaded", || proc.read("reloads").lines().count() == 3);
+    wait_until(PATIENCE, "all have been reloaded", || proc.read("reloads").lines().count() == 3);
     second.op(Op::Restart).assert_success().assert_hosted(true);
     assert_eq!(runs(&proc), "1122233");
     let restarted = running(&second);
@@ -108,7 +104,7 @@ fn check_all_operations(proc: Proc) {
     assert!(again.iter().all(|pid| !is_running(*pid)));
     assert_eq!(pids(&second), [None, None, None]);
     second.op(Op::Stop).assert(829, "no need to stop");
-    wait_until(SOON, "nothing of it is left", || proc.pids().is_empty());
+    wait_until(PATIENCE, "nothing of it is left", || proc.pids().is_empty());
 }
 
 #[test]
@@ -138,7 +134,7 @@ fn one_that_fails_is_named_and_the_others_run() {
         rows.as_array().expect("a list").iter().filter_map(|r| r["name"].as_str()).collect();
     assert!(names.contains(&"partly") && names.contains(&"partly#3"), "{names:?}");
     proc.op(Op::Stop).assert_success();
-    wait_until(SOON, "nothing of it is left", || proc.pids().is_empty());
+    wait_until(PATIENCE, "nothing of it is left", || proc.pids().is_empty());
 }
 
 /// To ask for fewer ends nothing; the surplus goes on until it is stopped.
@@ -157,7 +153,7 @@ fn a_smaller_number_ends_nothing_and_a_restart_reaches_all() {
     assert!((0..3).all(|place| second[place] != first[place]), "{first:?} {second:?}");
     assert_eq!(runs(&two), "112233");
     two.op(Op::Stop).assert_success();
-    wait_until(SOON, "all are stopped", || two.pids().is_empty());
+    wait_until(PATIENCE, "all are stopped", || two.pids().is_empty());
     let path = "/api/c/compapi/v2/gse/unregister_proc_info/";
     let mut body = two.request.clone();
     body["hosts"][0]["bk_supplier_id"] = json!(0);
@@ -209,7 +205,7 @@ fn the_agent_dies_in_the_middle_of_a_start() {
     assert_eq!(proc.client.outcome(&task.id).code, 805, "an outcome stands");
     proc.op(Op::Start).assert(828, "no need to start");
     proc.op(Op::Stop).assert_success();
-    wait_until(SOON, "nothing of it is left", || proc.pids().is_empty());
+    wait_until(PATIENCE, "nothing of it is left", || proc.pids().is_empty());
 }
 
 /// Some parts have ended when the agent dies, others wait: the op ends once, with all of them.
@@ -224,7 +220,7 @@ fn the_agent_dies_when_some_instances_have_been_answered() {
     let task = proc.clone().control("reload_cmd", slow).submit(Op::Reload);
     let stamp = task.id.strip_prefix("GSETASK:").expect("a task id").replace(':', "-");
     let answered = format!("op done op={stamp}-{} ", 1 << 20);
-    wait_until(SOON, "the first is answered and the second is not", || {
+    wait_until(PATIENCE, "the first is answered and the second is not", || {
         up.stderr().contains(&answered) && proc.folder.join("begun").exists()
     });
     let born: Vec<_> = before.iter().map(|pid| start_time(*pid)).collect();

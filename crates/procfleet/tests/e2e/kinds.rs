@@ -2,13 +2,11 @@
 
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Op, Proc, Signal, Stranger, account, dead_pid, is_running, kill, programs, wait_until,
+    Op, PATIENCE, Proc, Signal, Stranger, account, dead_pid, is_running, kill, let_pass, programs, wait_until,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// All eight operations on a process that does as it is told.
 #[track_caller]
@@ -122,7 +120,7 @@ fn a_script_that_launches_a_child_and_waits_for_it() {
 /// A stop or kill ends all of it, also the shell that waited for the process.
 #[track_caller]
 fn assert_nothing_left(proc: &Proc) {
-    wait_until(SOON, "nothing of the proc is left", || proc.pids().is_empty());
+    wait_until(PATIENCE, "nothing of the proc is left", || proc.pids().is_empty());
 }
 
 #[test]
@@ -165,13 +163,12 @@ fn a_process_that_exits_at_once_with_0() {
     let up = up();
     for proc in [up.proc("gone").with_pid_file(), up.proc("gone-without-pid-file")] {
         let proc =
-            proc.starts(&programs::exits(0)).policy("start_check_secs", 30).control("reload_cmd", "true");
-        let (started, took) = proc.timed(Op::Start);
+            proc.starts(&programs::exits(0)).policy("start_check_secs", 600).control("reload_cmd", "true");
+        let started = proc.op(Op::Start);
         started
             .assert(836, "start process (web) failed, for post-check status not alive")
             .assert_hosted(false);
         started.assert_says("said on stdout").assert_says("said on stderr");
-        assert!(took < SOON, "{took:?}");
         assert_eq!((proc.pid(), proc.runs()), (None, 1));
         proc.op(Op::Restart).assert(836, "restart process (web) failed").assert_says("said on stdout");
         proc.op(Op::Reload).assert(829, "no need to reload");
@@ -187,14 +184,13 @@ fn a_process_that_exits_at_once_with_3() {
     let up = up();
     for proc in [up.proc("failed").with_pid_file(), up.proc("failed-without-pid-file")] {
         let proc =
-            proc.starts(&programs::exits(3)).policy("start_check_secs", 30).control("reload_cmd", "true");
-        let (started, took) = proc.timed(Op::Start);
+            proc.starts(&programs::exits(3)).policy("start_check_secs", 600).control("reload_cmd", "true");
+        let started = proc.op(Op::Start);
         started.assert(65535, "Script exit code non-zero").assert_hosted(false);
         started
             .assert_says("said on stdout")
             .assert_says("said on stderr")
             .assert_says("exited with status 3");
-        assert!(took < SOON, "{took:?}");
         assert_eq!((proc.pid(), proc.runs()), (None, 1));
         proc.op(Op::Restart).assert(65535, "Script exit code non-zero").assert_says("said on stderr");
         proc.op(Op::Reload).assert(829, "no need to reload");
@@ -207,7 +203,7 @@ fn a_process_that_exits_at_once_with_3() {
 #[test]
 fn a_daemon_that_dies_in_its_check_window() {
     let up = up();
-    let proc = up.proc("short").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 30);
+    let proc = up.proc("short").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 600);
     let task = proc.submit(Op::Start);
     let pid = proc.pid_in_file();
     kill(pid, Signal::KILL);
@@ -261,13 +257,12 @@ fn a_pid_file_that_names_a_dead_pid() {
 #[test]
 fn a_start_that_leaves_a_dead_pid_in_its_pid_file() {
     let up = up();
-    let proc = up.proc("stale").with_pid_file().starts(&programs::exits(0)).policy("start_check_secs", 30);
+    let proc = up.proc("stale").with_pid_file().starts(&programs::exits(0)).policy("start_check_secs", 600);
     let dead = dead_pid();
     fs::write(proc.folder.join(programs::PID_FILE), format!("{dead}\n")).expect("our own folder");
-    let (started, took) = proc.timed(Op::Start);
+    let started = proc.op(Op::Start);
     started.assert(836, "start process (web) failed").assert_hosted(false);
     started.assert_says(&format!("names pid {dead}, which is not running")).assert_says("said on stdout");
-    assert!(took < SOON, "{took:?}");
 }
 
 /// Never signalled, never called running.
@@ -325,12 +320,11 @@ fn a_command_that_runs_too_long_is_ended_with_all_it_started() {
     let up = up();
     let proc = up.proc("slow").with_pid_file().policy("op_timeout", 1);
     let proc = proc.starts("echo run >> runs; echo waiting for godot; sleep 900 & sleep 900");
-    let (started, took) = proc.timed(Op::Start);
+    let started = proc.op(Op::Start);
     started
         .assert(822, "start_cmd did not end within 1 s")
         .assert_says("waiting for godot")
         .assert_hosted(false);
-    assert!(took < SOON, "{took:?}");
     assert_nothing_left(&proc);
 }
 
@@ -381,7 +375,7 @@ fn a_process_that_runs_once() {
     let proc = up.proc("once").policy("auto_type", 2);
     proc.clone().starts(&programs::exits(0)).op(Op::Start).assert_success();
     proc.clone().starts(&programs::exits(3)).op(Op::Start).assert(65535, "Script exit code non-zero");
-    wait_until(SOON, "it is not started again", || {
+    wait_until(PATIENCE, "it is not started again", || {
         proc.runs() == 2 && proc.row().is_some_and(|row| row["state"] == "stopped")
     });
 }
@@ -442,8 +436,8 @@ fn a_stop_ends_the_waiting_for_a_restart() {
             "stopped" => proc.op(Op::Stop).assert(829, "").assert_hosted(false),
             _ => proc.op(Op::Unhost).assert_success().assert_hosted(false),
         };
-        let began = std::time::Instant::now();
-        wait_until(SOON, "a restart would have been due", || began.elapsed() > Duration::from_millis(2_500));
+        // A restart would have been due by then.
+        let_pass(Duration::from_millis(2_500));
         assert_eq!(proc.runs(), 1, "{}", proc.name);
     });
 }

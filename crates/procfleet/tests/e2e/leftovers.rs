@@ -1,11 +1,8 @@
 //! After a stop, a kill and a crash nothing is left of what a process has started, with cgroups and without.
 
-use procfleet_testkit::{Need, Op, Proc, Signal, Up, is_running, kill, need, wait_for, wait_until};
+use procfleet_testkit::{Need, Op, PATIENCE, Proc, Signal, Up, is_running, kill, need, wait_for, wait_until};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(10);
 
 /// Each gets away from the process in another way, and writes its pid into a file.
 const SCATTER: &str = "#!/bin/sh
@@ -20,7 +17,7 @@ exec ./web 1000
 /// Who got away from the present process.
 fn escaped(proc: &Proc, count: usize) -> Vec<u32> {
     let path = proc.folder.join("escaped");
-    let pids = wait_for(SOON, "all have got away", || {
+    let pids = wait_for(PATIENCE, "all have got away", || {
         let text = fs::read_to_string(&path).ok()?;
         let pids: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
         (pids.len() == count).then_some(pids)
@@ -50,7 +47,7 @@ fn check(up: &Up) {
     let others = escaped(&proc, count);
     kill(main, Signal::KILL);
     let next = escaped(&proc, count);
-    wait_until(SOON, "what the dead one left is gone", || !others.iter().any(|pid| is_running(*pid)));
+    wait_until(PATIENCE, "what the dead one left is gone", || !others.iter().any(|pid| is_running(*pid)));
     assert!(next.iter().all(|pid| is_running(*pid)), "and what the new one has started is not");
     // An agent that was killed ends what its last life has started.
     up.kill_agent();
@@ -66,7 +63,7 @@ fn a_stop_a_kill_and_a_restart_leave_nothing() {
     let Some(place) = need(Need::Cgroups, place(&up).ok_or("the agent makes none")) else { return };
     check(&up);
     // Empty folders are removed now and then.
-    wait_until(2 * SOON, "no group is left", || {
+    wait_until(2 * PATIENCE, "no group is left", || {
         fs::read_dir(Path::new(&place)).into_iter().flatten().flatten().all(|entry| !entry.path().is_dir())
     });
 }
@@ -93,11 +90,11 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
     for state in ["stopped", "gave_up"] {
         let orphan = worker();
         kill(master, Signal::KILL);
-        proc.row_when(SOON, state);
-        wait_until(SOON, "the worker has nobody to work for", || !is_running(orphan));
+        proc.row_when(PATIENCE, state);
+        wait_until(PATIENCE, "the worker has nobody to work for", || !is_running(orphan));
         assert_eq!(proc.op(Op::Query).pid(), None, "{state}");
         if state == "stopped" {
-            master = proc.row_when(SOON, "running")["pid"]
+            master = proc.row_when(PATIENCE, "running")["pid"]
                 .as_u64()
                 .and_then(|pid| pid.try_into().ok())
                 .expect("a pid");
@@ -111,7 +108,7 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
     kill(up.agent_pid(), Signal::KILL);
     kill(master, Signal::KILL);
     up.wait_for_agent();
-    wait_until(SOON, "there is another master", || {
+    wait_until(PATIENCE, "there is another master", || {
         proc.row()
             .is_some_and(|row| row["state"] == "running" && row["pid"] != master && row["pid"] != orphan)
     });
@@ -133,7 +130,7 @@ while :; do setsid sleep 0.1; done
     other.start();
     other.op(Op::Stop).assert_success();
     bomb.op(Op::Kill).assert_success().assert_hosted(false);
-    wait_until(SOON, "nothing of it is left", || bomb.pids().is_empty());
+    wait_until(PATIENCE, "nothing of it is left", || bomb.pids().is_empty());
 }
 
 /// `detached: keep`: what has left the process stays, whatever happens to the process and the agent.
@@ -188,11 +185,11 @@ sleep 1
     let made = procfleet_testkit::Program::new("mkfifo").args([&gate]).run();
     assert_eq!(made.code, Some(0), "{made:?}");
     let start = proc.submit(Op::Start);
-    wait_until(SOON, "it has begun", || proc.read("begun").lines().count() == 1);
+    wait_until(PATIENCE, "it has begun", || proc.read("begun").lines().count() == 1);
     let restart = proc.submit(Op::Restart);
     up.kill_agent();
     assert_eq!(start.outcome().code, 805);
-    wait_until(SOON, "the next has begun", || proc.read("begun").lines().count() == 2);
+    wait_until(PATIENCE, "the next has begun", || proc.read("begun").lines().count() == 2);
     // Whoever waits there goes on now.
     let open = std::thread::spawn(move || fs::write(gate, "go\ngo\ngo\n"));
     assert_eq!(restart.outcome().code, 0);

@@ -2,12 +2,9 @@
 
 use crate::events::events_of;
 use crate::{at_once, up};
-use procfleet_testkit::{Op, PATIENCE, Proc, is_running, wait_for, wait_until};
+use procfleet_testkit::{Op, PATIENCE, Proc, is_running, let_pass, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::time::Duration;
-
-/// Three samples, five seconds apart, and the machine may be loaded.
-pub(crate) const SAMPLED: Duration = Duration::from_secs(40);
 
 fn limited(mut proc: Proc, field: &str, limit: impl Into<Value>) -> Proc {
     proc.request["spec"]["resource"] = json!({ field: limit.into() });
@@ -25,7 +22,7 @@ pub(crate) fn memory_share(mebibytes: f64) -> f64 {
 /// The one event that tells of it.
 #[track_caller]
 fn told(up: &procfleet_testkit::Up, proc: &Proc) -> String {
-    let event = wait_for(SAMPLED, &format!("{} is found over its limit", proc.name), || {
+    let event = wait_for(PATIENCE, &format!("{} is found over its limit", proc.name), || {
         events_of(up, proc).into_iter().find(|event| event["kind"] == "over_limit")
     });
     event["message"].as_str().expect("a message").to_owned()
@@ -51,8 +48,7 @@ fn a_process_that_uses_too_much_is_ended_and_comes_back_if_it_is_hosted() {
         let is_modest = proc.name == "modest";
         if is_modest {
             // As long as the others take.
-            let began = std::time::Instant::now();
-            wait_until(SAMPLED, "three samples were taken", || began.elapsed() > Duration::from_secs(18));
+            let_pass(Duration::from_secs(18));
             // All that there is to tell is its start.
             assert_eq!((proc.pid(), proc.runs(), events_of(&up, proc).len()), (Some(first), 1, 1));
             return;
@@ -98,7 +94,7 @@ fn the_list_shows_what_the_whole_tree_uses() {
         .starts("(head -c 125829120 /dev/zero; exec ./web 1000) | tail -n 1");
     proc.start();
     let enough = memory_share(100.0);
-    wait_until(SAMPLED, "its child's memory is counted", || {
+    wait_until(PATIENCE, "its child's memory is counted", || {
         let status = up.client.post("/api/c/compapi/v2/gse/get_proc_status_v2/", proc.body(Op::Query)).data();
         status["proc_infos"][0]["mem_usage"].as_f64().is_some_and(|used| used > enough - 0.1)
     });

@@ -1,9 +1,9 @@
 //! The operations, as a caller of GSE's API sees them.
 
 use crate::{at_once, up};
-use procfleet_testkit::{Op, PATIENCE, Signal, is_running, kill, programs, wait_for, wait_until};
+use procfleet_testkit::{Op, PATIENCE, Signal, is_running, kill, let_pass, programs, wait_for};
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The way of the README: the request of seed 000, by the old gateway's path.
 #[test]
@@ -96,14 +96,13 @@ fn the_spec_is_replaced_by_hosting_and_not_by_a_refused_start() {
 #[test]
 fn a_query_is_answered_while_a_start_is_checked() {
     let up = up();
-    let proc = up.proc("asked").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 30);
+    let proc = up.proc("asked").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 600);
     let start = proc.submit(Op::Start);
     let pid = proc.pid_in_file();
-    let (seen, took) = wait_for(PATIENCE, "the query sees it", || {
-        Some(proc.timed(Op::Query)).filter(|(seen, _)| seen.pid() == Some(pid))
+    let seen = wait_for(PATIENCE, "the query sees it", || {
+        Some(proc.op(Op::Query)).filter(|seen| seen.pid() == Some(pid))
     });
     seen.assert_success().assert_hosted(false);
-    assert!(took < Duration::from_secs(15), "it did not wait for the check: {took:?}");
     assert!(!start.has_ended());
     assert_eq!(proc.row().expect("it has a row")["state"], "changing");
     proc.op(Op::Kill).assert_success();
@@ -145,12 +144,11 @@ fn commands_that_hang_are_ended() {
     let proc = proc.policy("op_timeout", 1).policy("stop_check_secs", 1);
     let proc =
         proc.control("reload_cmd", "echo reloading; exec sleep 900").control("stop_cmd", "exec sleep 901");
-    let (reloaded, took) = proc.timed(Op::Reload);
-    reloaded.assert(822, "reload_cmd did not end within 1 s").assert_says("reloading").assert_hosted(true);
-    assert!(took < Duration::from_secs(60), "it did not wait for the command: {took:?}");
-    let (stopped, took) = proc.timed(Op::Stop);
-    stopped.assert(836, "stop process (web) failed").assert_says("stop_cmd").assert_hosted(true);
-    assert!(took < Duration::from_secs(60), "it did not wait for the command: {took:?}");
+    proc.op(Op::Reload)
+        .assert(822, "reload_cmd did not end within 1 s")
+        .assert_says("reloading")
+        .assert_hosted(true);
+    proc.op(Op::Stop).assert(836, "stop process (web) failed").assert_says("stop_cmd").assert_hosted(true);
     assert_eq!(
         (proc.pid(), proc.pids()),
         (Some(pid), vec![pid]),
@@ -168,8 +166,7 @@ fn a_foreground_process_outlives_op_timeout() {
     });
     at_once(procs, |proc| {
         let pid = proc.start();
-        let began = Instant::now();
-        wait_until(PATIENCE, "op_timeout is over", || began.elapsed() > Duration::from_millis(1_500));
+        let_pass(Duration::from_millis(1_500));
         assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "{}", proc.name);
     });
 }

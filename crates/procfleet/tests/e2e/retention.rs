@@ -96,6 +96,6 @@ fn how_long_is_a_setting() {
     let client = Client::new(&url, &up.client.app_code, &up.client.app_secret);
     wait_until(PATIENCE, "the old task is forgotten", || is_unknown(&client, &task));
     // It ends in good order, whatever it is doing.
-    let (status, took) = server.end(Signal::TERM, PATIENCE);
-    assert!(status.success() && took < std::time::Duration::from_secs(5), "{status} {took:?}");
+    let (status, _) = server.end(Signal::TERM, PATIENCE);
+    assert!(status.success(), "{status}");
 }

