@@ -213,6 +213,11 @@ impl ProcGroups {
         self.runs.is_empty()
     }
 
+    /// The proc's name among its groups.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Where new ones are made, there are groups.
     pub(super) fn are_made(&self) -> bool {
         self.home.is_some()
@@ -250,6 +255,38 @@ impl ProcGroups {
             self.runs.retain(|run| run != group);
         }
     }
+}
+
+/// The agent and the proc whose cgroup a process is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub(super) instance: String,
+    /// The proc as its folder is called.
+    pub(super) proc: String,
+}
+
+impl Holder {
+    /// The proc for people: `namespace:name`.
+    pub(super) fn shown(&self) -> String {
+        self.proc.replacen('+', ":", 1)
+    }
+}
+
+/// Whose cgroup a process is in, if it is one that an agent made for a run.
+pub(super) fn held_by(pid: u32) -> Option<Holder> {
+    holder(own_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?)
+}
+
+/// The innermost one: an agent may itself be in the group of another agent's proc.
+fn holder(group: &str) -> Option<Holder> {
+    let parts: Vec<&str> = group.split('/').collect();
+    parts.windows(3).rev().find_map(|three| match three {
+        [agent, proc, run] if run.starts_with("run-") => {
+            let instance = agent.strip_prefix(PREFIX)?;
+            Some(Holder { instance: instance.to_owned(), proc: (*proc).to_owned() })
+        }
+        _ => None,
+    })
 }
 
 /// Everything that runs in a group and below it.
@@ -477,5 +514,23 @@ mod tests {
         assert_eq!(outside("/a.service/procfleet-7/web+x/run-1-1", "procfleet-7"), "/a.service");
         assert_eq!(outside("/procfleet-8/web+x/run-1-1", "procfleet-7"), "/procfleet-8/web+x/run-1-1");
         assert_eq!(outside("/", "procfleet-7"), "/");
+    }
+
+    #[test]
+    fn a_process_is_held_by_the_innermost_run() {
+        let rows = [
+            ("/a.service/procfleet-7/web+x/run-1-1", Some(("7", "web:x"))),
+            ("/procfleet-7/web+x/run-1-1/own/group", Some(("7", "web:x"))),
+            ("/procfleet-7/web+x/run-1-1/procfleet-8/api+y/run-2-1", Some(("8", "api:y"))),
+            ("/procfleet-7/web+x/run-1-1/procfleet-8", Some(("7", "web:x"))),
+            ("/procfleet-7/web+x", None),
+            ("/other-7/web+x/run-1-1", None),
+            ("/", None),
+        ];
+        for (group, expected) in rows {
+            let found = holder(group).map(|holder| (holder.instance.clone(), holder.shown()));
+            let expected = expected.map(|(instance, proc)| (instance.to_owned(), proc.to_owned()));
+            assert_eq!(found, expected, "{group}");
+        }
     }
 }

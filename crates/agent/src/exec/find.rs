@@ -4,7 +4,8 @@
 //! written yet, or where the agent has just started.
 
 use super::Run;
-use super::identify::{self, Folder, Mark, Program};
+use super::identify::{self, Folder, Program};
+use super::origin::{self, Origin};
 use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
@@ -30,6 +31,8 @@ const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whom<'a> {
     pub(super) mark: &'a str,
+    /// The name of the proc's cgroups.
+    pub(super) group: &'a str,
     pub(super) identity: &'a Identity,
     /// The sessions of this proc's runs that may still have members.
     pub(super) sessions: &'a [Id],
@@ -217,18 +220,18 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         }
         let program = Program::of(&stat);
         let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
-        let (ours, only_described) = match Mark::of(pid, whom.mark) {
-            Mark::Ours => (true, false),
-            Mark::AnotherProcs => (false, false),
-            Mark::Missing if whom.is_probe(&stat) => (false, false),
-            Mark::Missing if whom.sessions.iter().any(led) => (true, false),
-            Mark::Missing => {
+        let origin = origin::of(pid, whom.mark, whom.group);
+        let (ours, only_described) = match &origin {
+            Origin::Ours => (true, false),
+            Origin::AnotherProcs(_) => (false, false),
+            Origin::Unknown if whom.is_probe(&stat) => (false, false),
+            Origin::Unknown if whom.sessions.iter().any(led) => (true, false),
+            Origin::Unknown => {
                 let described = identify::is_described(&program, whom.identity)
                     && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom));
                 (described, described)
             }
         };
-        let owner = procfs::mark(pid).and_then(|mark| identify::owner(&mark, whom.mark));
         // The process may have ended, and its number may be another's, while it was being looked at.
         if Stat::read(pid).is_none_or(|again| again.id != stat.id)
             || held.is_some_and(|held| pidfd::is_gone(&held))
@@ -236,15 +239,15 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
             return Err(dead());
         }
         let (path, user) = (path.clone(), whom.identity.user.clone());
-        match (ours && !tree::is_protected(pid), owner, doubt) {
+        match (ours && !tree::is_protected(pid), origin, doubt) {
             // Anybody can describe a process: that makes nobody's process another account's.
             (true, _, _) if only_described && !user::may_signal(&user, pid) => {
                 Err(Cause::AnotherAccounts { path, pid, user })
             }
             (true, _, Some(reason)) if only_described => Err(Cause::Untrusted { path, pid, reason }),
             (true, _, _) => Ok(process(stat.id, Found::PidFile)),
-            (false, Some(proc), _) => Err(Cause::AnotherProcs { path, pid, proc }),
-            (false, None, _) => Err(Cause::Stranger { path, pid, program: program.label() }),
+            (false, Origin::AnotherProcs(Some(proc)), _) => Err(Cause::AnotherProcs { path, pid, proc }),
+            (false, _, _) => Err(Cause::Stranger { path, pid, program: program.label() }),
         }
     })
 }
@@ -335,11 +338,11 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
         !scan.is_anothers(stat, whom.mark)
             && !orphans.contains(&stat.id)
             && is_still_there(stat)
-            && match Mark::of(stat.id.pid, whom.mark) {
-                Mark::Ours => true,
-                Mark::AnotherProcs => false,
-                Mark::Missing if whom.is_probe(stat) => false,
-                Mark::Missing => {
+            && match origin::of(stat.id.pid, whom.mark, whom.group) {
+                Origin::Ours => true,
+                Origin::AnotherProcs(_) => false,
+                Origin::Unknown if whom.is_probe(stat) => false,
+                Origin::Unknown => {
                     folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder))
                         && user::may_signal(&whom.identity.user, stat.id.pid)
                 }

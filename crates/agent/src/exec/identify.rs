@@ -1,9 +1,9 @@
 //! Is this process ours?
 //!
-//! The mark in its environment decides where there is one. Without it (somebody started it by hand, or it wrote over
-//! its environment as nginx does) it is ours if a run of ours holds it in its session, or if its program is the one
-//! that the spec names. A pid file may be years old and its number may be anybody's by now, so in doubt it is a
-//! stranger: a stranger taken for ours would be signalled.
+//! The mark in its environment decides where there is one, and then the cgroup (`origin`). Without either (somebody started
+//! it by hand) it is ours if a run of ours holds it in its session, or if its program is the one that the spec names. A pid
+//! file may be years old and its number may be anybody's by now, so in doubt it is a stranger: a stranger taken for ours would
+//! be signalled. The whole rule is the table in docs/agent/identity.md.
 
 use super::procfs::{self, Stat};
 use super::spawn;
@@ -101,6 +101,13 @@ impl Folder {
         path == self.given || path == self.real
     }
 
+    /// Whether a program or script of this name is in it, or in its `bin`.
+    fn has_program(&self, name: &str) -> bool {
+        let name = name.rsplit('/').next().unwrap_or_default();
+        let names = [""].iter().chain(&EXTENSIONS).map(|extension| format!("{name}{extension}"));
+        names.into_iter().any(|name| ["", "bin"].iter().any(|sub| self.real.join(sub).join(&name).is_file()))
+    }
+
     /// Whether lying in it makes a program ours.
     fn is_telling(&self) -> bool {
         [&self.given, &self.real].iter().all(|folder| {
@@ -127,6 +134,8 @@ impl Program {
 
     /// Whether this is the program that the spec names. A shell that merely mentions the name in its command is not.
     pub(super) fn is_named(&self, proc_name: &str) -> bool {
+        // Some callers write the path of the program.
+        let proc_name = proc_name.rsplit('/').next().unwrap_or_default();
         if proc_name.is_empty() {
             return false;
         }
@@ -149,8 +158,13 @@ impl Program {
     }
 
     /// Whether its file is in the folder, and the folder is one that says whose the program is.
-    pub(super) fn lies_in(&self, folder: &Folder) -> bool {
+    fn lies_in(&self, folder: &Folder) -> bool {
         folder.is_telling() && self.paths().iter().any(|path| folder.holds(path))
+    }
+
+    /// Whether an interpreter runs a script of the folder, and the folder is one that says whose the script is.
+    fn runs_script_of(&self, folder: &Folder) -> bool {
+        folder.is_telling() && self.files(self.scripts()).iter().any(|path| folder.holds(path))
     }
 
     /// Whether it was started from the folder: its file is there, or it works there.
@@ -190,10 +204,17 @@ impl Program {
 
     /// Every file that may be the program: its executable, what it was called as, and an interpreter's script.
     fn paths(&self) -> Vec<PathBuf> {
-        let mut paths: Vec<PathBuf> = self.exe.iter().cloned().collect();
         let called = self.argv.first().map(|first| login_name(first)).filter(|first| first.contains('/'));
+        let mut paths = self.files(called.into_iter().chain(self.scripts()));
+        paths.extend(self.exe.clone());
+        paths
+    }
+
+    /// Arguments as absolute paths.
+    fn files<'a>(&self, arguments: impl Iterator<Item = &'a str>) -> Vec<PathBuf> {
+        let mut paths = Vec::new();
         let mut cwd = None;
-        for path in called.into_iter().chain(self.scripts()) {
+        for path in arguments {
             if path.starts_with('/') {
                 paths.push(PathBuf::from(path));
             } else if let Some(cwd) = cwd.get_or_insert_with(|| procfs::cwd(self.pid)) {
@@ -232,10 +253,20 @@ impl Program {
     }
 }
 
-/// Whether a live process that bears no mark is what the spec describes.
+/// Whether a live process of unknown origin is what the spec describes.
+///
+/// Many programs may live in one `setup_path`, so with a `proc_name` the folder alone is not enough. The exception is a script:
+/// what an interpreter runs goes by many names. If the folder has a program of the spec's name, that one is meant, and
+/// another script is its sibling.
 pub(super) fn is_described(program: &Program, identity: &Identity) -> bool {
-    program.is_named(&identity.proc_name)
-        || Folder::of(&identity.setup_path).is_some_and(|folder| program.lies_in(&folder))
+    let folder = Folder::of(&identity.setup_path);
+    match identity.proc_name.as_str() {
+        "" => folder.is_some_and(|folder| program.lies_in(&folder)),
+        name => {
+            program.is_named(name)
+                || folder.is_some_and(|folder| program.runs_script_of(&folder) && !folder.has_program(name))
+        }
+    }
 }
 
 /// A login shell's name begins with a dash.
@@ -281,6 +312,12 @@ mod tests {
             ("order-service-a", "", &[], "order-service-a2", true),
             ("bash", "/usr/bin/bash", &["-bash"], "bash", true),
             ("x", "", &[], "", false),
+            // A title, a name that was changed by prctl, and a spec that writes the whole path.
+            ("nginx", "/opt/nginx/sbin/nginx", &["nginx: worker process"], "nginx", true),
+            ("worker-7", "/opt/shop/shopd", &["worker-7"], "shopd", true),
+            ("shopd", "/opt/shop/shopd", &["./shopd"], "/opt/shop/shopd", true),
+            ("shopd", "/opt/shop/shopd", &["./shopd"], "/opt/shop/", false),
+            ("processbeat", "/plugins/bin/processbeat", &["./processbeat"], "basereport", false),
         ];
         for (comm, exe, argv, name, expected) in rows {
             assert_eq!(program(comm, exe, argv).is_named(name), *expected, "{argv:?} as {name:?}");
@@ -304,6 +341,52 @@ mod tests {
             let identity = Identity { setup_path: (*setup_path).to_owned(), ..Identity::default() };
             assert_eq!(is_described(&program("x", exe, argv), &identity), *expected, "{exe} in {setup_path}");
         }
+    }
+
+    /// Siblings live in one folder. The name tells them apart, and a script under another name counts only where nothing in
+    /// the folder bears the name.
+    #[test]
+    fn with_a_proc_name_the_folder_counts_only_for_scripts() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let bin = folder.path().join("plugins");
+        std::fs::create_dir(&bin).expect("our folder");
+        let path = |file: &str| bin.join(file).to_str().expect("a plain path").to_owned();
+        let native = program("processbeat", &path("processbeat"), &["./processbeat"]);
+        let python = program("python3", "/usr/bin/python3.11", &["python3", &path("app.py")]);
+        let java = program("java", "/jvm/bin/java", &["java", "-jar", &path("app.jar")]);
+        let linked = program("web", "/usr/bin/sleep", &[&path("web"), "1000"]);
+        let elsewhere = program("python3", "/usr/bin/python3.11", &["python3", "/srv/app.py"]);
+        let check = |program: &Program, name: &str, expected: bool| {
+            let identity = Identity {
+                proc_name: name.to_owned(),
+                setup_path: bin.to_str().expect("a plain path").to_owned(),
+                ..Identity::default()
+            };
+            assert_eq!(is_described(program, &identity), expected, "{program:?} as {name:?}");
+        };
+        for (program, name, expected) in [
+            (&native, "processbeat", true),
+            (&native, "basereport", false),
+            (&native, "", true),
+            (&linked, "web", true),
+            (&linked, "basereport", false),
+            (&python, "app", true),
+            (&python, "basereport", true),
+            (&java, "basereport", true),
+            (&elsewhere, "basereport", false),
+            (&elsewhere, "", false),
+        ] {
+            check(program, name, expected);
+        }
+        for file in ["basereport", "basereport.py", "bin/basereport.sh"] {
+            std::fs::create_dir_all(bin.join("bin")).expect("our folder");
+            std::fs::write(bin.join(file), "").expect("our folder");
+            check(&python, "basereport", false);
+            check(&java, "basereport", false);
+            check(&python, "app", true);
+            std::fs::remove_file(bin.join(file)).expect("our file");
+        }
+        check(&python, "basereport", true);
     }
 
     #[test]

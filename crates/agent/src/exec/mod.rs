@@ -15,7 +15,7 @@
 //! - One that the kernel killed because there was no memory left is told apart from others that died of signal 9 (`oom`).
 //! - What only asks about a proc (`probe`) bears another mark and belongs to nobody.
 //! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is decided in
-//!   `identify`; where it is looked for, in `find`.
+//!   `origin` and `identify`; where it is looked for, in `find`.
 //!
 //! Dropping a `Hands` stops its waiting and ends no process: the agent's end is not its processes' end.
 
@@ -31,6 +31,7 @@ mod inspect;
 mod log;
 mod memory;
 mod oom;
+mod origin;
 mod output;
 mod pidfd;
 mod probe;
@@ -229,7 +230,8 @@ impl Hands {
         let own: Vec<Id> = sessions.iter().copied().chain(self.watched()).collect();
         let probes = self.host.probes();
         let identity = &spec.identity;
-        let whom = Whom { mark: &self.mark, identity, sessions: &sessions, own: &own, probes: &probes };
+        let (mark, group) = (&*self.mark, self.groups.name());
+        let whom = Whom { mark, group, identity, sessions: &sessions, own: &own, probes: &probes };
         let glimpse = || self.host.glimpse(Moment(self.stirred.load(Ordering::Relaxed)));
         let sighting = match scope {
             Scope::Settled => find::settled(whom, glimpse),

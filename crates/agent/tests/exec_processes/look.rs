@@ -235,8 +235,10 @@ async fn one_that_was_started_by_hand_is_ours_by_its_program() {
     let by_hand = Stranger::start(proc.path("web"), std::path::Path::new("/"));
     proc.write("web.pid", by_hand.pid().to_string());
     assert_eq!(running(proc.settled()).pid, by_hand.pid());
-    proc.spec.identity.proc_name = "other".to_owned();
+    proc.spec.identity.proc_name.clear();
     assert_eq!(running(proc.settled()).pid, by_hand.pid(), "its file is in the folder");
+    proc.spec.identity.proc_name = "other".to_owned();
+    assert!(matches!(cause(proc.settled()), Cause::Stranger { .. }), "it is a sibling");
     proc.spec.identity.pid_path.clear();
     assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
     proc.spec.identity.proc_name = "web".to_owned();

@@ -4,6 +4,7 @@ mod identity;
 mod leftovers;
 mod log;
 mod look;
+mod ours;
 mod probe;
 mod run;
 mod signal;

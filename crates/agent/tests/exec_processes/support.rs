@@ -89,6 +89,11 @@ impl Proc {
         install(self.path(&draft), &self.path(file));
     }
 
+    /// A program in the proc's folder that sleeps.
+    pub(crate) fn program(&self, file: &str) {
+        install("/bin/sleep", &self.path(file));
+    }
+
     pub(crate) fn fifo(&self, file: &str) -> PathBuf {
         let path = self.path(file);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0)
@@ -217,8 +222,24 @@ impl Stranger {
     ) -> Stranger {
         let mut command = Command::new(program.as_ref());
         command.arg("1000").current_dir(folder).env_clear().envs(environment.iter().copied());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Stranger::spawn(&mut command)
+    }
+
+    pub(crate) fn spawn(command: &mut Command) -> Stranger {
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Stranger(command.spawn().expect("a stranger"))
+    }
+
+    /// A process with this very pid. `None`: another process was quicker. An error: the kernel does not let us choose.
+    pub(crate) fn with_pid(pid: u32, command: &mut Command) -> std::io::Result<Option<Stranger>> {
+        for _ in 0..500 {
+            fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())?;
+            let stranger = Stranger::spawn(command);
+            if stranger.pid() == pid {
+                return Ok(Some(stranger));
+            }
+        }
+        Ok(None)
     }
 
     /// A shell that waits for somebody to type something.
@@ -251,7 +272,7 @@ impl Drop for Stranger {
 
 /// Copies a program in a process of its own. Written by us, it would be open in whatever another test forks at that
 /// moment, and a file that is open for writing cannot be executed.
-fn install(program: impl AsRef<Path>, to: &Path) {
+pub(crate) fn install(program: impl AsRef<Path>, to: &Path) {
     let _alone = REAPING.read();
     let install = Command::new("install").args(["-m", "755"]).arg(program.as_ref()).arg(to).status();
     assert!(install.expect("install runs").success());

@@ -103,6 +103,41 @@ fn a_stranger_is_untouched_whatever_is_ordered_and_however_the_agent_ends() {
     assert_eq!(down.read("reloads"), "");
 }
 
+/// BlueKing's plugins all live in one folder. A stale pid file names a sibling that was started by hand.
+#[test]
+fn a_sibling_in_the_same_setup_path_is_a_stranger() {
+    let up = up();
+    let folder = up.folder("plugins");
+    for name in ["basereport", "processbeat"] {
+        std::os::unix::fs::symlink("/bin/sleep", folder.join(name)).expect("our own folder");
+    }
+    let pid_file = folder.join("basereport.pid");
+    let proc = Proc::new(up.client.clone(), &up.namespace, "basereport", folder.clone())
+        .identity("proc_name", "basereport")
+        .identity("pid_path", pid_file.to_str().expect("a plain path"))
+        .control("reload_cmd", "echo r >> reloads")
+        .starts("echo $$ > basereport.pid; exec ./basereport 1000");
+    let mut sibling = Program::new(folder.join("processbeat")).args(["1000"]).current_dir(&folder);
+    sibling.start();
+    proc.op(Op::Host).assert_success();
+    proc.op(Op::Stop).assert_success();
+    fs::write(&pid_file, format!("{}\n", sibling.pid())).expect("our own folder");
+    let says = format!("names pid {}, which is another program", sibling.pid());
+    check_left_alone(&proc, &says);
+    up.kill_agent();
+    up.wait_for_agent();
+    check_left_alone(&proc, &says);
+    let ours = proc.start();
+    assert_ne!(ours, sibling.pid());
+    fs::write(&pid_file, format!("{}\n", sibling.pid())).expect("our own folder");
+    proc.op(Op::Restart).assert_success();
+    fs::write(&pid_file, format!("{}\n", sibling.pid())).expect("our own folder");
+    proc.op(Op::Kill).assert_success();
+    assert!(sibling.is_running(), "the sibling was ended");
+    assert_eq!(proc.read("reloads"), "");
+    assert!(proc.pids().is_empty());
+}
+
 /// A process of ours dies while the agent is away, and somebody else gets its very number.
 #[test]
 fn a_recycled_pid_is_a_stranger() {

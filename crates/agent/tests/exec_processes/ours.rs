@@ -1,0 +1,265 @@
+//! The rule by which a process is ours, row by row: the table of docs/agent/identity.md. Each row is played with a pid file that
+//! is true, one whose process is gone, and one whose number was given to the row's process after ours had died.
+
+use crate::support::*;
+use procfleet_agent::exec::{Containment, Hands, Host, inbox};
+use procfleet_core::process::Cause;
+use procfleet_core::supervise::{RunId, Signal};
+use procfleet_core::{ProcKey, Sighting};
+use procfleet_testkit::{Need, has, need};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Ours,
+    Stranger,
+    AnotherProcs,
+    AnotherAccounts,
+}
+
+/// What the process runs.
+#[derive(Clone, Copy)]
+enum Runs {
+    /// This program of the proc's folder.
+    Program(&'static str),
+    /// A program of this name in another folder.
+    Elsewhere(&'static str),
+    /// `/bin/sh` with this script of the proc's folder.
+    Script(&'static str),
+    /// `/bin/sh` that waits for input.
+    Shell,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WorksIn {
+    Folder,
+    Root,
+}
+
+#[derive(Clone, Copy)]
+enum Marked {
+    No,
+    Ours,
+    AnotherProc,
+    /// This proc, by an agent that is no more.
+    LostAgent,
+}
+
+struct Row {
+    what: &'static str,
+    proc_name: &'static str,
+    runs: Runs,
+    works_in: WorksIn,
+    marked: Marked,
+    /// The accounts of the process and of the spec. `None`: both are the agent's.
+    accounts: Option<(&'static str, &'static str)>,
+    verdict: Verdict,
+}
+
+const fn row(what: &'static str, proc_name: &'static str, runs: Runs, verdict: Verdict) -> Row {
+    Row { what, proc_name, runs, works_in: WorksIn::Root, marked: Marked::No, accounts: None, verdict }
+}
+
+fn table() -> Vec<Row> {
+    use Verdict::{AnotherAccounts, AnotherProcs, Ours, Stranger};
+    let works_in = |row| Row { works_in: WorksIn::Folder, ..row };
+    let marked = |marked, row| Row { marked, ..row };
+    let of = |process, spec, row| Row { accounts: Some((process, spec)), ..row };
+    vec![
+        row("the program of the folder", "web", Runs::Program("web"), Ours),
+        row("the program, named by its path", "/srv/bin/web", Runs::Program("web"), Ours),
+        row("a sibling", "web", Runs::Program("beat"), Stranger),
+        works_in(row("a sibling that works in the folder", "web", Runs::Program("beat"), Stranger)),
+        row("any program of the folder, without a proc_name", "", Runs::Program("beat"), Ours),
+        row("a namesake from elsewhere", "web", Runs::Elsewhere("web"), Stranger),
+        works_in(row("a namesake that works in the folder", "web", Runs::Elsewhere("web"), Ours)),
+        works_in(row("another program that works in the folder", "web", Runs::Elsewhere("beat"), Stranger)),
+        works_in(row("the same without a proc_name", "", Runs::Elsewhere("beat"), Stranger)),
+        row("a script of the name", "web", Runs::Script("web.sh"), Ours),
+        row("a sibling's script", "web", Runs::Script("beat.sh"), Stranger),
+        row("a script, and no program of the name", "shop", Runs::Script("beat.sh"), Ours),
+        row("a script, without a proc_name", "", Runs::Script("beat.sh"), Ours),
+        works_in(row("somebody's shell in the folder", "web", Runs::Shell, Stranger)),
+        works_in(row("the same without a proc_name", "", Runs::Shell, Stranger)),
+        marked(Marked::Ours, row("whatever bears our mark", "web", Runs::Elsewhere("beat"), Ours)),
+        marked(Marked::AnotherProc, row("another proc's mark", "web", Runs::Program("web"), AnotherProcs)),
+        marked(Marked::LostAgent, row("a lost agent's mark", "web", Runs::Program("web"), Ours)),
+        marked(
+            Marked::LostAgent,
+            row("a lost agent's, on a sibling", "web", Runs::Program("beat"), Stranger),
+        ),
+        of("nobody", "nobody", row("the spec's account", "web", Runs::Program("web"), Ours)),
+        of("nobody", "root", row("one that root may signal", "web", Runs::Program("web"), Ours)),
+        of("root", "nobody", row("root's process", "web", Runs::Program("web"), AnotherAccounts)),
+        of("root", "nobody", row("root's script", "shop", Runs::Script("beat.sh"), AnotherAccounts)),
+        of("daemon", "nobody", row("another's process", "web", Runs::Program("web"), AnotherAccounts)),
+        of("daemon", "nobody", row("another's sibling", "web", Runs::Program("beat"), Stranger)),
+        marked(
+            Marked::Ours,
+            of("daemon", "nobody", row("our mark, whatever the account", "web", Runs::Program("beat"), Ours)),
+        ),
+    ]
+}
+
+#[expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
+fn command(row: &Row, proc: &Proc, elsewhere: &Path) -> Command {
+    let mut command = match row.runs {
+        Runs::Program(name) => Command::new(proc.path(name)),
+        Runs::Elsewhere(name) => Command::new(elsewhere.join(name)),
+        Runs::Script(_) | Runs::Shell => Command::new("/bin/sh"),
+    };
+    match row.runs {
+        Runs::Program(_) | Runs::Elsewhere(_) => command.arg("1000"),
+        Runs::Script(name) => command.arg(proc.path(name)),
+        Runs::Shell => &mut command,
+    };
+    command.env_clear();
+    let mark = proc.host.mark(&proc.key);
+    let key = mark.split_once('/').expect("an instance and a key").1;
+    match row.marked {
+        Marked::No => {}
+        Marked::Ours => _ = command.env("PROCFLEET_PROC", &mark),
+        Marked::AnotherProc => _ = command.env("PROCFLEET_PROC", "an-agent/somebody:else"),
+        Marked::LostAgent => _ = command.env("PROCFLEET_PROC", format!("a-lost-agent/{key}")),
+    }
+    if let Some((account, _)) = row.accounts {
+        let user = nix::unistd::User::from_name(account).expect("accounts").expect("it is there");
+        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    command.current_dir(if row.works_in == WorksIn::Folder { proc.folder.path() } else { Path::new("/") });
+    command
+}
+
+fn seen(what: &str, sighting: &Sighting, pid: u32) -> Verdict {
+    match sighting {
+        Sighting::Running(process) => {
+            assert_eq!(process.pid, pid, "{what}");
+            Verdict::Ours
+        }
+        Sighting::Absent(absence) => match &absence.cause {
+            Cause::Stranger { pid: named, .. } if *named == pid => Verdict::Stranger,
+            Cause::AnotherProcs { pid: named, .. } if *named == pid => Verdict::AnotherProcs,
+            Cause::AnotherAccounts { pid: named, .. } if *named == pid => Verdict::AnotherAccounts,
+            other => panic!("{what}: {other}"),
+        },
+    }
+}
+
+#[tokio::test]
+async fn a_process_is_ours_by_this_table() {
+    let elsewhere = tempfile::tempdir().expect("a temp dir");
+    fs::set_permissions(elsewhere.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("our folder");
+    for (number, row) in table().iter().enumerate() {
+        if row.accounts.is_some() && !has(Need::Root, me() == "root") {
+            continue;
+        }
+        let mut proc = Proc::with_pid_file(&format!("table-{number}"));
+        proc.program("beat");
+        proc.program("web");
+        for name in ["web", "beat"] {
+            if !elsewhere.path().join(name).exists() {
+                install("/bin/sleep", &elsewhere.path().join(name));
+            }
+        }
+        for script in ["web.sh", "beat.sh"] {
+            proc.script(script, "read nothing\n");
+        }
+        proc.spec.identity.proc_name = row.proc_name.to_owned();
+        let mut command = command(row, &proc, elsewhere.path());
+
+        // The file is true.
+        let process = Stranger::spawn(&mut command);
+        let pid = process.pid();
+        proc.write("web.pid", pid.to_string());
+        if let Some((_, account)) = row.accounts {
+            proc.spec.identity.user = account.to_owned();
+        }
+        let what = format!("{}, in a file that is true", row.what);
+        assert_eq!(seen(&what, &proc.settled(), pid), row.verdict, "{what}");
+        assert_eq!(seen(&what, &proc.recovered(None), pid), row.verdict, "{what}");
+
+        // The file is stale.
+        drop(process);
+        let stale = Cause::DeadPid { path: proc.spec.identity.pid_path.clone(), pid };
+        assert_eq!(cause(proc.settled()), stale, "{}", row.what);
+        assert_eq!(cause(proc.recovered(None)), stale, "{}", row.what);
+
+        recycle(row, &mut proc, &mut command).await;
+    }
+}
+
+/// The file names a process of ours that has died, and the row's process got its number.
+async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
+    let account = std::mem::replace(&mut proc.spec.identity.user, me());
+    for _ in 0..5 {
+        let run = proc.run("exec ./web 1000");
+        let ours = running(proc.hands.look(procfleet_core::supervise::Scope::Run(run), &proc.spec));
+        proc.write("web.pid", ours.pid.to_string());
+        kill(ours.pid);
+        proc.end_of(run).await;
+        until("its number is free", || (!Path::new(&format!("/proc/{}", ours.pid)).exists()).then_some(()))
+            .await;
+        let Some(stranger) = need(Need::ChosenPids, Stranger::with_pid(ours.pid, command)) else { return };
+        let Some(mut stranger) = stranger else { continue };
+        proc.spec.identity.user = account;
+        proc.forget();
+        let what = format!("{}, with a recycled pid", row.what);
+        assert_eq!(seen(&what, &proc.settled(), ours.pid), row.verdict, "{what}");
+        let sighting = proc.recovered(Some(ours));
+        assert_eq!(seen(&what, &sighting, ours.pid), row.verdict, "{what}");
+        if let Sighting::Running(process) = sighting {
+            assert!(!process.is(&ours), "{what}: it is taken for the dead one");
+        }
+        // A signal for the dead one reaches nobody.
+        proc.hands.signal(ours, Signal::Kill, procfleet_core::spec::Detached::Keep);
+        stranger.assert_unharmed();
+        return;
+    }
+    panic!("{}: other processes always took the pid first", row.what);
+}
+
+/// A process that has thrown its mark away is in the cgroup of the run that started it.
+#[tokio::test]
+async fn a_process_without_a_mark_belongs_to_the_proc_whose_cgroup_holds_it() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let host = Host::open(folder.path().join("output"), Containment::Cgroup);
+    if need(Need::Cgroups, host.map_err(|error| error.to_string())).is_none() {
+        return;
+    }
+    let mut proc = Proc::with_pid_file("table-cgroup");
+    proc.program("beat");
+    let daemon =
+        "env -i /usr/bin/setsid /bin/sh -c 'echo $$ > pid.new; mv pid.new web.pid; exec ./beat 1000' &";
+    proc.run(daemon);
+    let ours = proc.pid_in("web.pid").await;
+    until_called(ours, "beat").await;
+    proc.forget();
+    assert_eq!(running(proc.settled()).pid, ours, "it has another name, and is in our cgroup");
+    assert_eq!(running(proc.recovered(None)).pid, ours);
+    kill(ours);
+    until_gone(ours).await;
+
+    // A sibling that the same agent started, with the very name and in the very folder.
+    fs::remove_file(proc.path("web.pid")).expect("it was written");
+    let key = ProcKey { namespace: proc.key.namespace.clone(), name: "table-sibling".to_owned() };
+    let (send, _inputs) = inbox(4);
+    let mut sibling = Hands::new(proc.host.clone(), key, send);
+    sibling.run(RunId(1), &daemon.replace("beat", "web"), &proc.spec);
+    let theirs = proc.pid_in("web.pid").await;
+    until_called(theirs, "web").await;
+    for sighting in [proc.settled(), proc.recovered(None)] {
+        let expected = "exec-test:table-sibling";
+        assert!(
+            matches!(&sighting, Sighting::Absent(absence) if matches!(&absence.cause,
+                Cause::AnotherProcs { pid, proc, .. } if *pid == theirs && proc == expected)),
+            "{sighting:?}"
+        );
+    }
+    assert!(matches!(cause(proc.settled_without_file()), Cause::NoSuchName { .. }));
+    kill(theirs);
+    until_gone(theirs).await;
+}
