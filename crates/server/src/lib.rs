@@ -11,6 +11,7 @@ pub mod http;
 pub mod keeper;
 pub mod login_service;
 pub mod metrics;
+pub mod peer;
 pub mod pki;
 mod secret;
 pub mod sessions;
@@ -18,6 +19,7 @@ pub mod store;
 
 use crate::app::App;
 use crate::app::ca::Succession;
+use crate::app::refusals::Refusals;
 use crate::app::retention::Retention;
 use crate::app::setup::{self, SetupError};
 use crate::app::webhooks::Delivery;
@@ -87,6 +89,7 @@ pub struct Server {
     retention: JoinHandle<()>,
     webhooks: JoinHandle<()>,
     succession: JoinHandle<()>,
+    refusals: JoinHandle<()>,
     /// Held until the end.
     _link_threads: LinkThreads,
 }
@@ -153,6 +156,7 @@ impl Server {
 
         let (keeper, keeper_task) =
             Keeper::start(store.clone(), clock, presences.clone(), metrics.clone()).await?;
+        let refusals = Refusals::new(store.clone(), clock);
         let app = App {
             store,
             keeper,
@@ -164,6 +168,7 @@ impl Server {
             bell: Default::default(),
             troubles: Default::default(),
             questions: Default::default(),
+            refusals,
             login_service: config.login_url.map(LoginService::new),
         };
         let (stop, stopped) = watch::channel(false);
@@ -198,6 +203,7 @@ impl Server {
         let succession =
             Succession { store: app.store.clone(), ca: app.ca.clone(), clock, stop: stopped.clone() };
         let succession = tokio::spawn(succession.run());
+        let refusals = tokio::spawn(app.refusals.clone().run(stopped.clone()));
         let http = tokio::spawn(http::port::serve(api_listener, http::router(app.clone()), stopped));
         info!(%api, %link, "server is up");
         Ok(Server {
@@ -211,6 +217,7 @@ impl Server {
             retention,
             webhooks,
             succession,
+            refusals,
             _link_threads: link_threads,
         })
     }
@@ -235,7 +242,8 @@ impl Server {
                 self.keeper,
                 self.retention,
                 self.webhooks,
-                self.succession
+                self.succession,
+                self.refusals
             );
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {

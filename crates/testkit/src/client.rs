@@ -148,9 +148,22 @@ impl Client {
     /// A call whose every byte is the test's own. The body is sent in parts until the server answers or it is all sent.
     #[track_caller]
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Raw {
-        let address = self.url.strip_prefix("http://").expect("an http url");
-        let mut stream = TcpStream::connect(address).expect("the server listens");
+        let stream = TcpStream::connect(self.address()).expect("the server listens");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket of ours");
+        self.send_by(stream, method, path, headers, body)
+    }
+
+    /// As [`Client::send`], by a connection of the test's own.
+    #[track_caller]
+    pub fn send_by(
+        &self,
+        mut stream: TcpStream,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Raw {
+        let address = self.address();
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
@@ -164,6 +177,11 @@ impl Client {
         let (head, text) = answer.split_once("\r\n\r\n").expect("the server answers in HTTP");
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
         Raw { status, text: text.to_owned() }
+    }
+
+    /// The server's address and port.
+    pub fn address(&self) -> &str {
+        self.url.strip_prefix("http://").expect("an http url")
     }
 
     pub fn authorization(&self) -> String {

@@ -5,7 +5,7 @@
 //! panic with the product's own log.
 //!
 //! - [`Up`]: `procfleet up` in a folder of its own, which ends with all that it started, however the test ends;
-//! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended;
+//! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended; [`connect_from`]: from another address;
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
 //! - [`Disk`]: a small disk that can be filled; [`need`]: what not every machine allows;
@@ -15,6 +15,7 @@
 //! - [`wait_for`]: the one way to wait.
 
 mod client;
+mod connect;
 mod disk;
 pub mod fuzz;
 mod joined;
@@ -29,6 +30,7 @@ mod up;
 mod wait;
 
 pub use client::{Answer, Client, Outcome, Raw};
+pub use connect::connect_from;
 pub use disk::Disk;
 pub use joined::Joined;
 pub use machine::{Need, has, need};

@@ -51,6 +51,9 @@ fn cells(row: AuditRow) -> [String; 8] {
         row.action,
         row.subject,
         row.code.to_string(),
-        row.detail,
+        match row.times {
+            1 => row.detail,
+            times => format!("{} ({times} times, last {})", row.detail, moment(row.last_at)),
+        },
     ]
 }

@@ -39,6 +39,7 @@ mod selectors;
 mod spec_fields;
 mod stranger;
 mod task_state;
+mod unauthenticated;
 mod upgrade;
 mod users;
 

@@ -28,16 +28,16 @@ pub enum BadLogin {
 }
 
 impl Login {
-    /// The header wins where it is present; otherwise the fields stand beside the request's own.
-    pub fn read(header: Option<&[u8]>, body: &Value) -> Result<Login, BadLogin> {
-        let Some(header) = header else { return Login::from_fields(body) };
+    /// What the `X-Bkapi-Authorization` header says.
+    pub fn from_header(header: &[u8]) -> Result<Login, BadLogin> {
         match serde_json::from_slice(header) {
             Ok(fields @ Value::Object(_)) => Login::from_fields(&fields),
             Ok(_) | Err(_) => Err(BadLogin::Header),
         }
     }
 
-    fn from_fields(fields: &Value) -> Result<Login, BadLogin> {
+    /// The fields beside a request's own.
+    pub fn from_fields(fields: &Value) -> Result<Login, BadLogin> {
         let text = |name: &'static str| match fields.get(name) {
             None | Some(Value::Null) => Ok(String::new()),
             Some(Value::String(text)) => Ok(text.clone()),

@@ -231,6 +231,15 @@ pub struct AuditRow {
     pub subject: String,
     pub code: u32,
     pub detail: String,
+    /// How often the same was refused within an hour.
+    #[serde(default = "once")]
+    pub times: u64,
+    #[serde(default)]
+    pub last_at: i64,
+}
+
+fn once() -> u64 {
+    1
 }
 
 /// `POST /api/v1/apps`: a new caller of the API.

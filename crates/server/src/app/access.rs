@@ -1,16 +1,14 @@
 //! Whether a caller may do what it asks for, and the record of what it was denied.
 
+use super::refusals::Source;
 use super::{App, AppError, Caller, audit};
 use procfleet_core::access::{self, Denial, Rights, Scope};
 use procfleet_core::code::Code;
 use procfleet_core::id::BusinessId;
 use procfleet_core::task::Request;
-use tracing::warn;
 
 /// More than this and the list no longer helps anybody.
 const SHOWN: usize = 50;
-/// How much of a reason the audit keeps.
-const RECORDED: usize = 1_000;
 
 /// The businesses that the requests are about, and the namespaces, operations and accounts of all of them; their hosts are
 /// looked at one by one.
@@ -50,12 +48,9 @@ pub(super) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
 
 /// A request that was denied changed nothing, but somebody tried.
 pub async fn record_denied(app: &App, caller: &Caller, api: &'static str, reason: &str) {
-    warn!(app = %caller.app, from = %caller.from, api, reason, "a request was denied");
-    let mut entry = audit::entry(app, caller, api, "", reason.chars().take(RECORDED).collect());
+    let mut entry = audit::entry(app, caller, api, "", reason.to_owned());
     entry.code = Code::AppDenied.external();
-    if let Err(error) = app.store.audit(entry).await {
-        warn!(error = &error as &dyn std::error::Error, "an audit record could not be written");
-    }
+    app.refusals.record(Source::App(caller.app.clone()), entry).await;
 }
 
 fn refuse(caller: &Caller, denials: &[Denial]) -> Result<(), AppError> {

@@ -1,20 +1,23 @@
 //! Who did what, as far as it is recorded.
 
 use super::{App, AppError, Caller};
-use crate::store::{AuditFilter, NewAudit};
+use crate::store::{AuditFilter, AuditRecord, NewAudit};
 use procfleet_proto::http::native::AuditRow;
 
 pub async fn list(app: &App, limit: u32, filter: AuditFilter) -> Result<Vec<AuditRow>, AppError> {
+    app.refusals.write().await;
     let records = app.store.audit_rows(limit, filter).await?;
-    let rows = records.into_iter().map(|record| record.entry).map(|record| AuditRow {
-        at: record.at / 1000,
-        bk_app_code: record.app,
-        bk_username: record.username,
-        from: record.origin,
-        action: record.action,
-        subject: record.subject,
-        code: record.code,
-        detail: record.detail,
+    let rows = records.into_iter().map(|AuditRecord { entry, times, last_at, .. }| AuditRow {
+        at: entry.at / 1000,
+        bk_app_code: entry.app,
+        bk_username: entry.username,
+        from: entry.origin,
+        action: entry.action,
+        subject: entry.subject,
+        code: entry.code,
+        detail: entry.detail,
+        times,
+        last_at: last_at / 1000,
     });
     Ok(rows.collect())
 }

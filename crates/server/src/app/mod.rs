@@ -12,6 +12,7 @@ pub mod logs;
 pub mod operate;
 pub mod process_groups;
 pub mod procs;
+pub mod refusals;
 pub mod registration;
 pub mod results;
 pub mod retention;
@@ -54,6 +55,7 @@ pub struct App {
     pub bell: events::Bell,
     pub troubles: webhooks::Troubles,
     pub questions: Questions,
+    pub refusals: refusals::Refusals,
     /// `None`: only our own users' tokens are known.
     pub login_service: Option<LoginService>,
 }

@@ -1,77 +1,137 @@
 //! A request's body: JSON whatever the Content-Type says, within bounds.
 
+use super::body_budget::{BodyBudget, Holder, Share};
 use super::error::CallError;
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// A call for 100,000 agents by id has about 7 MB.
 const LARGEST: usize = 32 * 1024 * 1024;
 /// So much of a body that is too large is still read and thrown away, so that its sender gets to read the answer.
 const DRAINED: usize = 256 * 1024 * 1024;
+/// The same for a body whose sender was refused by its header, and for how long.
+const DRAINED_UNREAD: usize = 1024 * 1024;
+const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// A body of which nothing has come for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
 /// And so is one that is not complete after so long: what trickles in must not keep room from others.
 const WHOLE: Duration = Duration::from_secs(120);
+/// A body before its login must come at this pace (bytes per second), beginning after so long.
+const STRANGERS_PACE: f64 = 4.0 * 1024.0;
+const STRANGERS_GRACE: Duration = Duration::from_secs(10);
 /// Larger bodies are parsed aside, so that they do not hold up other calls, and share the room that there is for them.
 const SMALL: usize = 64 * 1024;
-/// So many bytes of large bodies are held at once. Until its login is read, anybody may have sent one.
+/// So many bytes of large bodies are held at once: of callers that have logged in, and of those whose login is in the body.
 const ROOM: usize = 3 * LARGEST;
-const KIB: usize = 1024;
 
-/// The room that large bodies share.
+/// The room for large bodies. Callers that have logged in do not share it with those that have not.
 #[derive(Clone, Debug)]
-pub(super) struct Room(Arc<Semaphore>);
+pub(super) struct Rooms {
+    callers: BodyBudget,
+    strangers: BodyBudget,
+}
 
-/// A body's part of the room, held until its call is answered.
-pub(super) type Share = Option<OwnedSemaphorePermit>;
+/// A request's JSON and the room that it takes, if it is large.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) value: Value,
+    pub(super) share: Option<Share>,
+    bytes: usize,
+}
 
-impl Room {
-    pub(super) fn new() -> Room {
-        Room(Arc::new(Semaphore::new(ROOM / KIB)))
+impl Rooms {
+    pub(super) fn new() -> Rooms {
+        Rooms { callers: BodyBudget::new(ROOM), strangers: BodyBudget::new(ROOM) }
     }
 
-    /// Waits for room; meanwhile the sender waits too, for nobody reads what it sends.
-    async fn take(&self, bytes: usize) -> Result<Share, CallError> {
-        let kib = u32::try_from(bytes.div_ceil(KIB)).map_err(|_| CallError::Internal)?;
-        match timeout(STALLED, self.0.clone().acquire_many_owned(kib)).await {
-            Ok(Ok(share)) => Ok(Some(share)),
-            Ok(Err(_)) => Err(CallError::Internal),
-            Err(_) => Err(CallError::Crowded),
+    fn of(&self, holder: &Holder) -> &BodyBudget {
+        match holder {
+            Holder::App(_) => &self.callers,
+            Holder::Peer(_) => &self.strangers,
         }
+    }
+
+    /// Its login was right: the room for strangers is free again.
+    pub(super) async fn move_to(&self, app: &str, received: &mut Received) -> Result<(), CallError> {
+        if received.share.is_some() {
+            let share = self.callers.take(Holder::App(app.to_owned()), received.bytes).await?;
+            share.complete();
+            received.share = Some(share);
+        }
+        Ok(())
     }
 }
 
 /// The request as one JSON object: its body, or its query where there is no body.
-pub(super) async fn read(room: &Room, parts: &Parts, body: Body) -> Result<(Value, Share), CallError> {
-    let collected = timeout(WHOLE, collect(room, &parts.headers, body)).await;
+pub(super) async fn read(
+    rooms: &Rooms,
+    holder: Holder,
+    parts: &Parts,
+    body: Body,
+) -> Result<Received, CallError> {
+    let collected = timeout(WHOLE, collect(rooms, &holder, &parts.headers, body)).await;
     let (bytes, share) = collected.map_err(|_| broken())??;
-    if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok((from_query(parts.uri.query().unwrap_or_default()), share));
+    if let Some(share) = &share {
+        share.complete();
     }
-    let small = bytes.len() <= SMALL;
+    let size = bytes.len();
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        let value = from_query(parts.uri.query().unwrap_or_default());
+        return Ok(Received { value, share, bytes: size });
+    }
     let parse = move || serde_json::from_slice(&bytes).map_err(|error| CallError::Json(error.to_string()));
-    let value = match small {
+    let value = match size <= SMALL {
         true => parse(),
         false => tokio::task::spawn_blocking(parse).await.map_err(|_| CallError::Internal)?,
     };
-    Ok((value?, share))
+    Ok(Received { value: value?, share, bytes: size })
 }
 
-async fn collect(room: &Room, headers: &HeaderMap, body: Body) -> Result<(Vec<u8>, Share), CallError> {
+/// Reads a little of a body that nobody wants, so that its sender gets to read the answer.
+pub(super) async fn discard(body: Body) {
+    let mut stream = body.into_data_stream();
+    let mut size = 0;
+    let drain = async {
+        while let Some(Ok(part)) = stream.next().await {
+            size += part.len();
+            if size > DRAINED_UNREAD {
+                break;
+            }
+        }
+    };
+    let _ = timeout(DRAIN_TIME, drain).await;
+}
+
+async fn collect(
+    rooms: &Rooms,
+    holder: &Holder,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Vec<u8>, Option<Share>), CallError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<usize>().ok());
     let mut stream = body.into_data_stream();
     let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(SMALL));
-    let mut share = None;
+    let mut share: Option<Share> = None;
     let mut size = 0usize;
     let mut too_large = announced.is_some_and(|n| n > LARGEST);
-    while let Some(part) = timeout(STALLED, stream.next()).await.map_err(|_| broken())? {
+    // Without the time for which we did not read.
+    let mut began = Instant::now();
+    loop {
+        let late = deadline(holder, began, size);
+        let part = match &share {
+            None => timeout_at(late, stream.next()).await,
+            Some(share) => tokio::select! {
+                biased;
+                () = share.cut() => return Err(CallError::TooSlow),
+                part = timeout_at(late, stream.next()) => part,
+            },
+        };
+        let Some(part) = part.map_err(|_| broken())? else { break };
         let part = part.map_err(|_| broken())?;
         size += part.len();
         if size > LARGEST && !too_large {
@@ -79,18 +139,35 @@ async fn collect(room: &Room, headers: &HeaderMap, body: Body) -> Result<(Vec<u8
             (bytes, share) = (Vec::new(), None);
         }
         if size > SMALL && !too_large && share.is_none() {
+            let waiting = Instant::now();
             // One that does not say how long it is may become as large as any.
-            share = room.take(announced.unwrap_or(LARGEST)).await?;
+            share = Some(rooms.of(holder).take(holder.clone(), announced.unwrap_or(LARGEST)).await?);
             bytes.reserve_exact(announced.unwrap_or_default().saturating_sub(bytes.len()));
+            began += waiting.elapsed();
         }
         if size > DRAINED {
             break;
+        }
+        if let Some(share) = &share {
+            share.received(part.len());
         }
         if !too_large {
             bytes.extend_from_slice(&part);
         }
     }
     if too_large { Err(CallError::TooLarge { limit: LARGEST }) } else { Ok((bytes, share)) }
+}
+
+/// When the next part must have come.
+fn deadline(holder: &Holder, began: Instant, size: usize) -> Instant {
+    let stalled = Instant::now() + STALLED;
+    match holder {
+        Holder::App(_) => stalled,
+        Holder::Peer(_) => {
+            let pace = Duration::from_secs_f64(size as f64 / STRANGERS_PACE);
+            stalled.min(began + pace.max(STRANGERS_GRACE))
+        }
+    }
 }
 
 fn broken() -> CallError {
@@ -116,6 +193,33 @@ fn from_query(query: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn trickle(part: usize, every: Duration) -> Body {
+        let parts = futures_util::stream::unfold((), move |()| async move {
+            tokio::time::sleep(every).await;
+            Some((Ok::<_, std::convert::Infallible>(vec![b' '; part]), ()))
+        });
+        Body::from_stream(parts.take(10_000))
+    }
+
+    /// How long a body without an end that comes in such parts is read.
+    async fn read_for(holder: Holder, part: usize, every: Duration) -> Duration {
+        let began = Instant::now();
+        let parts = axum::http::Request::new(()).into_parts().0;
+        let read = read(&Rooms::new(), holder, &parts, trickle(part, every)).await;
+        assert!(matches!(read, Err(CallError::Json(_))), "{read:?}");
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_trickles_in_is_cut_off_and_sooner_before_a_login() {
+        let net = std::net::IpAddr::from([10, 0, 0, 1]).into();
+        let second = Duration::from_secs(1);
+        assert_eq!(read_for(Holder::Peer(net), 1, second).await, STRANGERS_GRACE);
+        assert_eq!(read_for(Holder::App("a".to_owned()), 1, second).await, WHOLE);
+        assert_eq!(read_for(Holder::App("a".to_owned()), 1, 60 * second).await, STALLED);
+        assert_eq!(read_for(Holder::Peer(net), 5 * 1024, second).await, WHOLE, "it keeps its pace");
+    }
 
     #[test]
     fn fuzzed_queries_are_objects_of_texts_and_json() {

@@ -1,11 +1,15 @@
 //! The frame around every call: request id, body, login, envelope, metrics.
 
-use super::body::{self, Room, Share};
+use super::body::{self, Received, Rooms};
+use super::body_budget::{Holder, Share};
+use super::connections::Connection;
 use super::error::CallError;
 use super::login;
+use super::throttle::LoginThrottle;
 use crate::app::{App, AppError, Caller, access};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use procfleet_core::code::Code;
@@ -16,6 +20,7 @@ use procfleet_proto::link::token::hex;
 use serde::Serialize;
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use tokio::time::Instant;
 use tracing::debug;
 
 /// Whose API is called: each has an envelope of its own, and its own numbers for some errors.
@@ -37,7 +42,20 @@ pub(super) struct Call {
     pub(super) headers: HeaderMap,
     /// Let go of when the call is answered.
     #[expect(dead_code, reason = "it is held, not read")]
-    share: Share,
+    share: Option<Share>,
+}
+
+/// What keeps callers from costing each other more than their share.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    rooms: Rooms,
+    throttle: LoginThrottle,
+}
+
+impl Limits {
+    pub(super) fn new() -> Limits {
+        Limits { rooms: Rooms::new(), throttle: LoginThrottle::default() }
+    }
 }
 
 /// What an accepted call is answered with, and what its caller should know beside it.
@@ -72,12 +90,16 @@ where
     let from = parts
         .extensions
         .get::<ConnectInfo<SocketAddr>>()
-        .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip());
+        .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical());
+    let limits = parts.extensions.get::<Limits>().cloned().unwrap_or_else(Limits::new);
+    let connection = parts.extensions.get::<Connection>().cloned();
     let metrics = app.metrics.clone();
     let answer = async {
-        let room = parts.extensions.get::<Room>().cloned().unwrap_or_else(Room::new);
-        let (body, share) = body::read(&room, &parts, body).await?;
-        let caller = login::check(&app, api, &parts.headers, &body, from).await?;
+        let (caller, Received { value: body, share, .. }) =
+            log_in(&app, api, &limits.rooms, &parts, body, from).await?;
+        if let Some(connection) = &connection {
+            connection.logged_in();
+        }
         let path = parts.uri.path().to_owned();
         let (asked, asking) = (app.clone(), caller.clone());
         let answer = act(Call { api, app, caller, body, path, headers: parts.headers, share }).await;
@@ -87,6 +109,12 @@ where
         answer
     };
     let answer = answer.await;
+    if let Err(CallError::AppDenied(_) | CallError::UserDenied(_)) = &answer {
+        if let Some(connection) = &connection {
+            connection.login_refused();
+        }
+        tokio::time::sleep(limits.throttle.refused(from.into(), Instant::now())).await;
+    }
     let code = answer.as_ref().map_or_else(|error| error.answer(family).1, |_| Code::Success.external());
     metrics.call(api, code);
     match answer {
@@ -107,6 +135,37 @@ where
         Err(error) => {
             debug!(api, %from, ?error, "a call was refused");
             refused(family, &error, request_id)
+        }
+    }
+}
+
+/// Reads who is calling, and the request. A login in the header is checked before anything of the body is read.
+async fn log_in(
+    app: &App,
+    api: &'static str,
+    rooms: &Rooms,
+    parts: &Parts,
+    body: Body,
+    from: IpAddr,
+) -> Result<(Caller, Received), CallError> {
+    let checked = match login::in_header(&parts.headers) {
+        Ok(None) => {
+            let mut received = body::read(rooms, Holder::Peer(from.into()), parts, body).await?;
+            let caller = login::check(app, api, login::in_fields(&received.value)?, from).await?;
+            rooms.move_to(&caller.app, &mut received).await?;
+            return Ok((caller, received));
+        }
+        Ok(Some(login)) => login::check(app, api, login, from).await,
+        Err(unreadable) => Err(unreadable),
+    };
+    match checked {
+        Ok(caller) => {
+            let received = body::read(rooms, Holder::App(caller.app.clone()), parts, body).await?;
+            Ok((caller, received))
+        }
+        Err(refused) => {
+            body::discard(body).await;
+            Err(refused)
         }
     }
 }

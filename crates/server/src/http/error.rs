@@ -20,7 +20,11 @@ pub(super) enum CallError {
     },
     /// There are too many large bodies at once.
     Crowded,
+    /// The body came so slowly that its room was given to another.
+    TooSlow,
     Faults(Faults),
+    /// There is no login, or it cannot be read.
+    NoLogin(String),
     /// The app or its secret is wrong.
     AppDenied(String),
     /// The user that the app names is wrong.
@@ -65,6 +69,12 @@ impl CallError {
                 "too many large requests came at once; nothing of this one was done, send it again"
                     .to_owned(),
             ),
+            CallError::TooSlow => (
+                StatusCode::OK,
+                Code::BeyondLimit,
+                "the body came too slowly while others waited; nothing of it was done, send it again"
+                    .to_owned(),
+            ),
             CallError::App(AppError::Faults(faults)) => {
                 (StatusCode::OK, Code::BadRequest, faults.to_string())
             }
@@ -73,7 +83,9 @@ impl CallError {
                 (StatusCode::OK, Code::UnknownOp, faults.to_string())
             }
             CallError::Faults(faults) => (StatusCode::OK, Code::BadRequest, faults.to_string()),
-            CallError::AppDenied(reason) => (StatusCode::OK, Code::AppDenied, reason.clone()),
+            CallError::NoLogin(reason) | CallError::AppDenied(reason) => {
+                (StatusCode::OK, Code::AppDenied, reason.clone())
+            }
             CallError::UserDenied(reason) => (StatusCode::OK, Code::UserDenied, reason.clone()),
             CallError::NoSuchApi(path) => {
                 (StatusCode::NOT_FOUND, Code::NoSuchApi, format!("no such API: {path}"))

@@ -1,9 +1,10 @@
-//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and an audit record. So
+//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and is counted in the audit. So
 //! does one that names a user and is not trusted to, or shows a token that opens nothing.
 //!
 //! A user's token (`bk_token`) says who the user is, so the app need not be trusted; a name beside it must be the same.
 
 use super::error::CallError;
+use crate::app::refusals::Source;
 use crate::app::setup::ADMIN;
 use crate::app::{App, Caller, users};
 use crate::secret;
@@ -16,21 +17,28 @@ use serde_json::Value;
 use std::net::IpAddr;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
-use tracing::warn;
+
+/// The login of the header, which can be checked before the body is read; it wins where it is present.
+pub(super) fn in_header(headers: &HeaderMap) -> Result<Option<Login>, CallError> {
+    let header = headers.get(HEADER).map(|value| Login::from_header(value.as_bytes()));
+    header.transpose().map_err(|bad| CallError::NoLogin(bad.to_string()))
+}
+
+/// The login among the request's own fields.
+pub(super) fn in_fields(fields: &Value) -> Result<Login, CallError> {
+    Login::from_fields(fields).map_err(|bad| CallError::NoLogin(bad.to_string()))
+}
 
 pub(super) async fn check(
     app: &App,
     api: &'static str,
-    headers: &HeaderMap,
-    body: &Value,
+    login: Login,
     from: IpAddr,
 ) -> Result<Caller, CallError> {
-    let header = headers.get(HEADER).map(|value| value.as_bytes());
-    let login = Login::read(header, body).map_err(|bad| CallError::AppDenied(bad.to_string()))?;
     if login.app_code.is_empty() || login.app_secret.is_empty() {
         let reason =
             "bk_app_code and bk_app_secret are required, in the body or in the X-Bkapi-Authorization header";
-        return Err(CallError::AppDenied(reason.to_owned()));
+        return Err(CallError::NoLogin(reason.to_owned()));
     }
     let record = app.store.app(&login.app_code).await.map_err(|error| CallError::App(error.into()))?;
     let given = secret::hash(login.app_secret.as_bytes());
@@ -86,18 +94,15 @@ async fn user(
 }
 
 async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr, code: Code, detail: &str) {
-    warn!(app = %login.app_code, %from, api, detail, "a login was refused");
     let record = NewAudit {
         at: app.clock.wall(),
-        app: login.app_code.chars().take(64).collect(),
-        username: login.username.chars().take(64).collect(),
+        app: login.app_code.clone(),
+        username: login.username.clone(),
         origin: from.to_string(),
         action: api.to_owned(),
         subject: String::new(),
         code: code.external(),
         detail: detail.to_owned(),
     };
-    if let Err(error) = app.store.audit(record).await {
-        warn!(error = &error as &dyn std::error::Error, "an audit record could not be written");
-    }
+    app.refusals.record(Source::Peer(from.into()), record).await;
 }

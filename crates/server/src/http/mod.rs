@@ -2,7 +2,9 @@
 
 mod admin;
 mod body;
+mod body_budget;
 mod call;
+mod connections;
 pub mod document;
 mod error;
 mod gse;
@@ -12,6 +14,7 @@ mod login;
 mod native;
 pub(crate) mod port;
 mod routes;
+mod throttle;
 
 use self::routes::Routes;
 use crate::app::App;
@@ -26,9 +29,9 @@ const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-
 
 /// Everything that the API's port serves.
 pub fn router(app: App) -> Router {
-    let room = axum::Extension(body::Room::new());
+    let limits = axum::Extension(call::Limits::new());
     let router = routes().router.method_not_allowed_fallback(call::wrong_method);
-    router.fallback(call::no_such_api).layer(room).with_state(app)
+    router.fallback(call::no_such_api).layer(limits).with_state(app)
 }
 
 fn routes() -> Routes {

@@ -1,18 +1,19 @@
-//! The API's port: so many connections at once and no more, and none for a peer that asks for nothing.
+//! The API's port: accepts connections, within a limit, and closes those that ask for nothing.
 //!
 //! The program's descriptors are shared with the agents' link and the store. Callers that hold connections without using
 //! them, by mistake or on purpose, must not take them all.
 
+use super::connections::{Admitted, ConnectionLimiter};
+use crate::peer::PeerNet;
 use axum::Router;
 use axum::extract::{ConnectInfo, Extension};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, getrlimit};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
@@ -20,30 +21,40 @@ use tracing::{debug, warn};
 const CONNECTIONS: u64 = 4_096;
 /// How long a connection may wait for a request, or for the rest of its head.
 const IDLE: Duration = Duration::from_secs(30);
+/// The most that is buffered of a request's head, before anybody knows whose it is.
+const HEAD: usize = 64 * 1024;
 
 /// Serves connections until told to stop; returns when the last one has ended.
 pub(crate) async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
-    let places = Arc::new(Semaphore::new(places()));
+    let limiter = ConnectionLimiter::new(most_connections());
     let mut connections = JoinSet::new();
     loop {
-        let place = places.clone().acquire_owned();
         let accepted = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => break,
-            accepted = async { (place.await, listener.accept().await) } => accepted,
+            accepted = listener.accept() => accepted,
             // Ended connections are let go of as they end.
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
         };
-        let (Ok(place), Ok((stream, from))) = accepted else {
+        let Ok((stream, from)) = accepted else {
             // Out of file descriptors, most likely: the next accept would fail at once, too.
             warn!("accepting a caller's connection failed");
             tokio::time::sleep(Duration::from_secs(1)).await;
             continue;
         };
+        // Only now, when somebody is there who needs it: another may have to give way.
+        let admitted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => break,
+            admitted = limiter.admit(PeerNet::from(from.ip())) => admitted,
+        };
         let (router, stop) = (router.clone(), stop.clone());
         connections.spawn(async move {
-            serve_connection(stream, from, router, stop).await;
-            drop(place);
+            tokio::select! {
+                biased;
+                () = admitted.evicted() => debug!(%from, "a caller that had not logged in gave way to another"),
+                () = serve_connection(stream, from, &admitted, router, stop) => {}
+            }
         });
     }
     drop(listener);
@@ -52,7 +63,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, mut stop: watch
 }
 
 /// At most half of the descriptors that this program may have.
-fn places() -> usize {
+fn most_connections() -> usize {
     let half = getrlimit(Resource::Nofile).current.map_or(CONNECTIONS, |most| most / 2);
     usize::try_from(half.clamp(16, CONNECTIONS)).unwrap_or(16)
 }
@@ -60,15 +71,18 @@ fn places() -> usize {
 async fn serve_connection(
     stream: TcpStream,
     from: SocketAddr,
+    admitted: &Admitted,
     router: Router,
     mut stop: watch::Receiver<bool>,
 ) {
     // Answers are written in one piece: waiting for more to send would only delay them.
     let _ = stream.set_nodelay(true);
-    let service = TowerToHyperService::new(router.layer(Extension(ConnectInfo(from))));
+    let router = router.layer(Extension(ConnectInfo(from))).layer(Extension(admitted.connection()));
+    let service = TowerToHyperService::new(router);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
+        .max_buf_size(HEAD)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let told_to_stop = async {

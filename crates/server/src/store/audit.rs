@@ -1,11 +1,11 @@
 //! The audit trail: who did what, or tried to.
 
-use super::columns::{natural, small};
+use super::columns::{integer, natural, small};
 use super::{Fault, Store, StoreError};
 use rusqlite::{Connection, params};
 
 /// Something that somebody did, or tried to do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NewAudit {
     pub at: i64,
     pub app: String,
@@ -23,6 +23,16 @@ pub struct NewAudit {
 pub struct AuditRecord {
     pub id: u64,
     pub entry: NewAudit,
+    pub times: u64,
+    pub last_at: i64,
+}
+
+/// How often the same was refused. `row`: where that is written already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuditCount {
+    pub row: Option<i64>,
+    pub times: u64,
+    pub last_at: i64,
 }
 
 /// `None` is any.
@@ -37,10 +47,33 @@ impl Store {
         self.write("writing the audit trail", move |db| insert_audit(db, &entry)).await
     }
 
+    /// Writes rows that count: new ones, and new counts of old ones. Says which rows they are, in the same order.
+    pub async fn count_audit(&self, rows: Vec<(NewAudit, AuditCount)>) -> Result<Vec<i64>, StoreError> {
+        self.write("counting in the audit trail", move |db| {
+            let sql = "UPDATE audit SET times = ?, last_at = ? WHERE id = ?";
+            let mut update = db.prepare_cached(sql)?;
+            let mut ids = Vec::with_capacity(rows.len());
+            for (entry, count) in &rows {
+                let id = match count.row {
+                    Some(id) => id,
+                    None => {
+                        insert_audit(db, entry)?;
+                        db.last_insert_rowid()
+                    }
+                };
+                update.execute(params![integer(count.times), count.last_at, id])?;
+                ids.push(id);
+            }
+            Ok(ids)
+        })
+        .await
+    }
+
     /// Newest first.
     pub async fn audit_rows(&self, limit: u32, filter: AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         self.read("reading the audit trail", move |db| {
-            let sql = "SELECT id, at, app, username, origin, action, subject, code, detail FROM audit \
+            let sql = "SELECT id, at, app, username, origin, action, subject, code, detail, \
+                       coalesce(times, 1), coalesce(last_at, at) FROM audit \
                        WHERE (?1 IS NULL OR app = ?1) AND (?2 IS NULL OR action = ?2) \
                        ORDER BY id DESC LIMIT ?3";
             let mut statement = db.prepare_cached(sql)?;
@@ -57,7 +90,8 @@ impl Store {
                     code: small("an error code", row.get(7)?)?,
                     detail: row.get(8)?,
                 };
-                records.push(AuditRecord { id: natural(row.get(0)?), entry });
+                let (times, last_at) = (natural(row.get(9)?), row.get(10)?);
+                records.push(AuditRecord { id: natural(row.get(0)?), entry, times, last_at });
             }
             Ok(records)
         })

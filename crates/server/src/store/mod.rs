@@ -43,7 +43,7 @@ mod tests;
 
 pub use agents::{AgentRecord, Found, Joined, JoiningAgent, Revoked};
 pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
-pub use audit::{AuditFilter, AuditRecord, NewAudit};
+pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
 pub use businesses::{Business, BusinessSet};
 pub use certificates::CertificateRecord;
 pub use events::{EventFilter, EventRecord, NewEvent, Page, Webhook};

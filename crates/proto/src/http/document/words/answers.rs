@@ -482,5 +482,11 @@ pub(super) const TEXTS: &[Text] = &[
         "对象：任务 ID、应用、令牌 ID 等。",
     ),
     ("AuditRow.code", "0, or why it was refused.", "返回码，0 为成功。"),
+    (
+        "AuditRow.times",
+        "How often it happened: repeats of a refused call within an hour are one record.",
+        "次数：一小时内重复的被拒调用合并为一条记录。",
+    ),
+    ("AuditRow.last_at", "When it happened last: seconds since 1970, UTC.", "最后一次的时间（UTC 秒）。"),
     ("AuditRow.detail", "More about it.", "详细信息。"),
 ];

@@ -1,0 +1,137 @@
+//! Peers that have not logged in: whatever they send, it costs others nothing, and nothing of it lasts.
+
+use crate::up;
+use procfleet_testkit::{Client, PATIENCE, Up, connect_from, wait_until};
+use serde_json::{Value, json};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
+const STATUS: &str = "/api/c/compapi/v2/gse/get_agent_status/";
+/// Another host, as far as the server can see.
+const ELSEWHERE: &str = "127.0.0.2";
+
+/// A query of 200 KB, most of which says nothing.
+fn large_query() -> Value {
+    json!({"hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "padding": "x".repeat(200_000)})
+}
+
+/// Nothing has come by it, and it is still open.
+fn is_silent(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("our own socket");
+    matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+fn audit(up: &Up, app: &str) -> Vec<Value> {
+    up.client.data(&format!("/api/v1/audit?limit=1000&app={app}")).as_array().expect("a list").clone()
+}
+
+/// One row for each kind of refusal, however often it comes, and a bounded number of kinds.
+#[test]
+fn wrong_logins_are_counted_and_a_right_one_gets_in_meanwhile() {
+    let up = up();
+    let wrong =
+        |code: &str| up.client.as_app(code, "wrong").get("/api/v1/tasks").assert_refused(1306403, &[]);
+    std::thread::scope(|scope| {
+        for _ in 0..60 {
+            scope.spawn(|| wrong("nobody"));
+        }
+    });
+    let rows = audit(&up, "nobody");
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert_eq!((&rows[0]["times"], &rows[0]["from"]), (&json!(60), &json!("127.0.0.1")), "{rows:?}");
+    assert!(rows[0]["last_at"].as_i64() >= rows[0]["at"].as_i64(), "{rows:?}");
+    let table = up.cli(&["audit", "--app", "nobody"]);
+    assert!(table.stdout.contains("wrong bk_app_code or bk_app_secret (60 times, last "), "{table:?}");
+
+    // Others at the same address go on trying, each time as somebody else, until the right login has got in.
+    let (tries, enough) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !enough.load(Ordering::Relaxed) {
+                    wrong(&format!("app{}", tries.fetch_add(1, Ordering::Relaxed)));
+                }
+            });
+        }
+        wait_until(PATIENCE, "they have begun", || tries.load(Ordering::Relaxed) > 20);
+        up.client.post_with_header(STATUS, &large_query()).data();
+        up.client.post(STATUS, large_query()).data();
+        enough.store(true, Ordering::Relaxed);
+    });
+    let all = up.client.data("/api/v1/audit?limit=1000");
+    let refused = all.as_array().expect("a list").iter().filter(|row| row["code"] == 1306403);
+    let (rows, times) = refused
+        .fold((0, 0), |(rows, times), row| (rows + 1, times + row["times"].as_u64().expect("a number")));
+    assert_eq!((rows, times), (17, 60 + tries.into_inner()), "{all}");
+}
+
+/// A login in the header is checked before anything of the body is read.
+#[test]
+fn a_wrong_login_in_the_header_is_refused_without_its_body() {
+    let up = up();
+    let stranger = up.client.as_app("nobody", "wrong");
+    let login = stranger.authorization();
+    let mut stream = connect_from(ELSEWHERE, up.client.address());
+    let head = format!(
+        "POST {OPERATE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Bkapi-Authorization: {login}\r\n\
+         Content-Length: 30000000\r\n\r\n{{"
+    );
+    stream.write_all(head.as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it is answered");
+    assert!(
+        answer.contains("1306403") && answer.contains("bk_app_code or bk_app_secret is wrong"),
+        "{answer}"
+    );
+    assert_eq!(audit(&up, "nobody")[0]["from"], ELSEWHERE);
+}
+
+/// Bodies that never end, from one address, and calls with both kinds of login from another and from the same.
+#[test]
+fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
+    let up = up();
+    let stall = |_| {
+        let mut stream = connect_from(ELSEWHERE, up.client.address());
+        let head = format!("POST {OPERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 33554432\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("it reads");
+        stream.write_all(&[b' '; 80 * 1024]).expect("it reads");
+        stream
+    };
+    let mut stalled: Vec<TcpStream> = (0..12).map(stall).collect();
+    assert_eq!(up.client.page("/readyz").status, 200);
+
+    up.client.post_with_header(STATUS, &large_query()).data();
+    up.client.post(STATUS, large_query()).data();
+    assert!(stalled.iter_mut().all(is_silent), "nobody else was cut for it");
+
+    let mut body = large_query();
+    body["bk_app_code"] = json!(up.client.app_code);
+    body["bk_app_secret"] = json!(up.client.app_secret);
+    let stream = connect_from(ELSEWHERE, up.client.address());
+    let same = up.client.send_by(stream, "POST", STATUS, &[], body.to_string().as_bytes());
+    same.answer().data();
+    assert!(stalled.iter_mut().any(is_silent), "it had to wait for one of them only");
+}
+
+/// One address takes all connections and uses none: its own give way.
+#[test]
+fn connections_that_ask_for_nothing_give_way() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let few_files = folder.path().join("procfleet");
+    let program = env!("CARGO_BIN_EXE_procfleet");
+    std::fs::write(&few_files, format!("#!/bin/sh\nulimit -n 200\nexec {program} \"$@\"\n")).expect("a file");
+    std::fs::set_permissions(&few_files, std::fs::Permissions::from_mode(0o755)).expect("our own file");
+    let up = Up::start(&few_files);
+    let mut silent: Vec<TcpStream> = (0..150).map(|_| connect_from(ELSEWHERE, up.client.address())).collect();
+    // Each of them by a connection of its own.
+    for _ in 0..5 {
+        let client = Client::new(&up.client.url, &up.client.app_code, &up.client.app_secret);
+        client.get("/api/v1/agents").data();
+    }
+    let left = silent.iter_mut().filter_map(|stream| is_silent(stream).then_some(())).count();
+    assert!(left > 50, "the others were not cut for it, {left} are left");
+    wait_until(PATIENCE, "the oldest gave way", || !is_silent(&mut silent[0]));
+}

@@ -1,0 +1,229 @@
+//! Bounds the memory for large request bodies: altogether, and for each of those who send them.
+//!
+//! A body takes its share before it is read and gives it back when its call is answered. Whoever finds no room waits, and so does the
+//! sender, for nobody reads what it sends. No holder gets more than two thirds, so that stalled bodies of one do
+//! not keep others out. While somebody waits, a body that comes slower than `SLOWEST` is cut for it.
+
+use super::error::CallError;
+use crate::peer::PeerNet;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
+
+/// How long somebody waits for room.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often whoever waits looks for a body that is too slow.
+const EVERY: Duration = Duration::from_millis(250);
+/// Each body has so long before its pace counts.
+const GRACE: Duration = Duration::from_secs(2);
+/// Bytes per second. Only while others wait for the room.
+const SLOWEST: f64 = 64.0 * 1024.0;
+
+/// On whose account a body is held: the app's, or, before a login is known, its address's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Holder {
+    App(String),
+    Peer(PeerNet),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct BodyBudget(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    most: usize,
+    held: Mutex<Held>,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    next: u64,
+    bytes: usize,
+    by_holder: HashMap<Holder, usize>,
+    by_number: HashMap<u64, Body>,
+}
+
+#[derive(Debug)]
+struct Body {
+    holder: Holder,
+    bytes: usize,
+    since: Instant,
+    received: usize,
+    progress: Progress,
+    cut: watch::Sender<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Reading,
+    /// Read whole, or cut.
+    Ended,
+}
+
+/// Room for one body, given back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    number: u64,
+    budget: Arc<Inner>,
+    cut: watch::Receiver<bool>,
+}
+
+impl BodyBudget {
+    pub(super) fn new(most: usize) -> BodyBudget {
+        BodyBudget(Arc::new(Inner { most, held: Mutex::default(), freed: Notify::new() }))
+    }
+
+    /// Waits for room.
+    pub(super) async fn take(&self, holder: Holder, bytes: usize) -> Result<Share, CallError> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let freed = self.0.freed.notified();
+            tokio::pin!(freed);
+            // From here on no release is missed.
+            freed.as_mut().enable();
+            if let Some(share) = self.take_now(&holder, bytes) {
+                return Ok(share);
+            }
+            let now = Instant::now();
+            if now >= give_up {
+                return Err(CallError::Crowded);
+            }
+            let _ = timeout_at(give_up.min(now + EVERY), freed).await;
+        }
+    }
+
+    /// Takes room, or cuts a body that is too slow, whose room will be free in a moment.
+    fn take_now(&self, holder: &Holder, bytes: usize) -> Option<Share> {
+        let mut held = self.0.lock();
+        let own = held.by_holder.get(holder).copied().unwrap_or_default();
+        let fits_own = own + bytes <= self.0.most / 3 * 2;
+        if fits_own && held.bytes + bytes <= self.0.most {
+            return Some(self.insert(&mut held, holder.clone(), bytes));
+        }
+        let now = Instant::now();
+        let slow = held.by_number.values_mut().filter(|body| body.progress == Progress::Reading);
+        let slow = slow.filter(|body| fits_own || body.holder == *holder);
+        let slow = slow.filter(|body| now.duration_since(body.since) >= GRACE && body.pace(now) < SLOWEST);
+        if let Some(body) = slow.min_by(|one, other| one.pace(now).total_cmp(&other.pace(now))) {
+            body.progress = Progress::Ended;
+            body.cut.send_replace(true);
+        }
+        None
+    }
+
+    fn insert(&self, held: &mut Held, holder: Holder, bytes: usize) -> Share {
+        let (cut, cut_seen) = watch::channel(false);
+        let number = held.next;
+        held.next += 1;
+        held.bytes += bytes;
+        *held.by_holder.entry(holder.clone()).or_default() += bytes;
+        let body =
+            Body { holder, bytes, since: Instant::now(), received: 0, progress: Progress::Reading, cut };
+        held.by_number.insert(number, body);
+        Share { number, budget: self.0.clone(), cut: cut_seen }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Body {
+    fn pace(&self, now: Instant) -> f64 {
+        self.received as f64 / now.duration_since(self.since).as_secs_f64()
+    }
+}
+
+impl Share {
+    pub(super) fn received(&self, bytes: usize) {
+        self.change(|body| body.received += bytes);
+    }
+
+    /// Nobody else can have its room any more until it is given back.
+    pub(super) fn complete(&self) {
+        self.change(|body| body.progress = Progress::Ended);
+    }
+
+    /// Returns when the room is wanted back, because the body comes too slowly.
+    pub(super) async fn cut(&self) {
+        let mut cut = self.cut.clone();
+        if cut.wait_for(|cut| *cut).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Body)) {
+        if let Some(body) = self.budget.lock().by_number.get_mut(&self.number) {
+            change(body);
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.budget.lock();
+        if let Some(body) = held.by_number.remove(&self.number) {
+            held.bytes -= body.bytes;
+            if let Some(own) = held.by_holder.get_mut(&body.holder) {
+                *own -= body.bytes;
+                if *own == 0 {
+                    held.by_holder.remove(&body.holder);
+                }
+            }
+        }
+        drop(held);
+        self.budget.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn app(code: &str) -> Holder {
+        Holder::App(code.to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_holder_does_not_keep_others_out() {
+        let budget = BodyBudget::new(9);
+        let first = budget.take(app("a"), 6).await.expect("room");
+        let began = Instant::now();
+        let other = budget.take(app("b"), 3).await.expect("its third is free");
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        drop((first, other));
+        assert!(budget.0.lock().by_holder.is_empty() && budget.0.lock().bytes == 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_body_is_cut_for_the_next_and_a_complete_one_is_not() {
+        let budget = BodyBudget::new(9);
+        let stalled = budget.take(app("a"), 6).await.expect("room");
+        let next = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.take(app("a"), 6).await }
+        });
+        stalled.cut().await;
+        drop(stalled);
+        let next = next.await.expect("no panic").expect("room");
+        next.complete();
+        let crowded = budget.take(app("a"), 6).await;
+        assert!(matches!(crowded, Err(CallError::Crowded)), "{crowded:?}");
+        assert!(!*next.cut.borrow());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_comes_fast_enough_keeps_its_room() {
+        let budget = BodyBudget::new(9);
+        let fast = budget.take(app("a"), 6).await.expect("room");
+        fast.received(64 * 1024 * 40);
+        let crowded = budget.take(app("a"), 6).await;
+        assert!(matches!(crowded, Err(CallError::Crowded)), "{crowded:?}");
+        assert!(!*fast.cut.borrow());
+    }
+}
