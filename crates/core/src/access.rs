@@ -96,6 +96,10 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
         if !grants.namespaces.matches(&request.proc.namespace) {
             denied.insert(Denial::Namespace(request.proc.namespace.clone()));
         }
+        if request.refused.is_some() {
+            // Nothing of it is carried out, and perhaps neither its operation nor its account could be read.
+            continue;
+        }
         if !grants.ops.allows(&request.kind) {
             denied.insert(Denial::Op(request.kind.verb()));
         }

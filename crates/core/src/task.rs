@@ -1,5 +1,6 @@
 //! One accepted API call and the targets it names.
 
+use crate::code::Code;
 use crate::id::{AgentId, Host, ProcKey};
 use crate::op::OpKind;
 use crate::spec::Spec;
@@ -13,6 +14,24 @@ pub struct Request {
     /// `None`: use what the agent has stored.
     pub spec: Option<Spec>,
     pub targets: Vec<Target>,
+    /// `Some`: nothing of it is carried out; its ops end at once with this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Refusal>,
+}
+
+/// Why one element of a batch is refused while the others are carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    pub code: Code,
+    pub reason: String,
+}
+
+impl Request {
+    /// Whether both ask for the same, wherever.
+    pub fn asks_the_same(&self, other: &Request) -> bool {
+        (&self.proc, self.kind, &self.spec, &self.refused)
+            == (&other.proc, other.kind, &other.spec, &other.refused)
+    }
 }
 
 /// A place to act, as the caller named it: the answer's key repeats that name.
@@ -23,6 +42,18 @@ pub enum Target {
     /// A host as the first generation of the API names it: with a supplier, which only the answer's key shows.
     SupplierHost(Host, u32),
     Agent(AgentId),
+    /// What can be neither a host nor an agent id, such as a host with an empty ip. It is kept so that the answer has the key
+    /// that its caller looks for.
+    Unusable(UnusableTarget),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct UnusableTarget {
+    /// As the caller would name it in a key: `cloud:ip`, or what it sent as an agent id.
+    pub name: String,
+    pub supplier: Option<u32>,
+    /// What is wrong with it. It is not part of what is stored.
+    pub reason: String,
 }
 
 impl Target {
@@ -37,6 +68,11 @@ impl Target {
             Target::Host(host) => format!("{}:0:{}:{proc}", host.cloud, host.ip),
             Target::SupplierHost(host, supplier) => format!("{}:{supplier}:{}:{proc}", host.cloud, host.ip),
             Target::Agent(agent) => format!("{agent}:{proc}"),
+            Target::Unusable(UnusableTarget { name, supplier, .. }) => {
+                let (supplier, no_cloud) = (supplier.unwrap_or_default(), ("", name.as_str()));
+                let (cloud, ip) = name.split_once(':').unwrap_or(no_cloud);
+                format!("{cloud}:{supplier}:{ip}:{proc}")
+            }
         }
     }
 
@@ -49,11 +85,20 @@ impl Target {
         }
     }
 
+    /// The supplier that it names; 0 where it names none.
+    pub fn supplier(&self) -> u32 {
+        match self {
+            Target::SupplierHost(_, supplier) => *supplier,
+            Target::Unusable(unusable) => unusable.supplier.unwrap_or_default(),
+            Target::Host(_) | Target::Agent(_) => 0,
+        }
+    }
+
     /// The host that it names, if it names one.
     pub fn host(&self) -> Option<Host> {
         match self {
             Target::Host(host) | Target::SupplierHost(host, _) => Some(*host),
-            Target::Agent(_) => None,
+            Target::Agent(_) | Target::Unusable(_) => None,
         }
     }
 }
@@ -63,6 +108,7 @@ impl std::fmt::Display for Target {
         match self {
             Target::Host(host) | Target::SupplierHost(host, _) => host.fmt(f),
             Target::Agent(agent) => agent.fmt(f),
+            Target::Unusable(unusable) => f.write_str(&unusable.name),
         }
     }
 }
@@ -99,6 +145,17 @@ mod tests {
                 "3:10.0.0.1:job:C:\\gse\\nginx",
                 "3:0:10.0.0.1:job:C:\\gse\\nginx",
                 "C:\\gse\\nginx:3:10.0.0.1",
+            ),
+            (
+                Target::Unusable(UnusableTarget {
+                    name: "3:".to_owned(),
+                    supplier: Some(2),
+                    reason: String::new(),
+                }),
+                &gse,
+                "3::web:nginx",
+                "3:2::web:nginx",
+                "web:nginx:3:",
             ),
         ] {
             let keys = (target.result_key(proc), target.first_generation_key(proc), target.job_key(proc));

@@ -27,7 +27,7 @@ fn request(text: &str) -> Request {
     });
     let kind = OpKind::ALL.into_iter().find(|kind| kind.verb() == words[0]).expect("a verb");
     let proc = ProcKey { namespace: namespace.to_owned(), name: name.to_owned() };
-    Request { proc, kind, spec, targets: Vec::new() }
+    Request { proc, kind, spec, targets: Vec::new(), refused: None }
 }
 
 #[track_caller]

@@ -503,20 +503,22 @@ fn all_faults_are_named_at_once() {
 }
 
 #[test]
-fn two_elements_never_ask_for_one_key() {
+fn two_elements_for_one_key_are_one_or_the_later_is_refused() {
     let mut body = by_commands();
     let again = body["process_infos"][0].clone();
     body["process_infos"].as_array_mut().expect("a list").push(again);
-    let said = faults(operate_process, &body);
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(
-        said[0].starts_with("process_infos[1]: asks for ") && said[0].contains("process_infos[0]"),
-        "{said:?}"
-    );
+    assert_eq!(operate_process(&body).map(|operation| operation.requests.len()), Ok(1));
+    body["process_infos"][1]["op_timeout"] = json!(77);
+    let requests = operate_process(&body).expect("accepted").requests;
+    let refused: Vec<bool> = requests.iter().map(|request| request.refused.is_some()).collect();
+    assert_eq!(refused, [false, true]);
     let said = faults(operate_process, &with(body.clone(), json!({"op_type": null}), json!({})));
-    assert_eq!((said.len(), &*said[0]), (2, "op_type: is required"), "{said:?}");
-    let nameless = with(body.clone(), json!({}), json!({"proc_name": null}));
-    assert_eq!(faults(operate_process, &nameless), ["process_infos[0].proc_name: is required"]);
+    assert_eq!(said, ["op_type: is required"]);
+    // One that cannot be read is refused for itself.
+    let nameless = with(body.clone(), json!({}), json!({"proc_name": null, "value_key": null}));
+    let operation = operate_process(&nameless).expect("accepted");
+    assert!(operation.warnings.to_string().contains("process_infos[0].proc_name: refused for itself"));
+    assert_eq!(operation.requests.len(), 1);
     // Two of one path are told apart by their keys.
     body["process_infos"][1]["value_key"] = json!("second");
     assert_eq!(operate_process(&body).map(|operation| operation.requests.len()), Ok(2));
@@ -538,7 +540,8 @@ fn results_and_agents_are_asked_for_within_a_scope() {
     let (asked, hosts) =
         get_agent_status(&json!({"bk_biz_id": 1, "ip_list": [{"bk_cloud_id": 2, "ip": "10.0.0.1"}]}))
             .expect("good");
-    assert_eq!((asked, hosts), (scope, vec!["2:10.0.0.1".parse().expect("a host")]));
+    let hosts: Vec<_> = hosts.into_iter().map(|named| named.host).collect();
+    assert_eq!((asked, hosts), (scope, vec!["2:10.0.0.1".parse().ok()]));
     let said = get_agent_status(&json!({"bk_biz_id": 1, "ip_list": []})).map_err(|faults| faults.to_string());
     assert_eq!(said, Err("ip_list: must not be empty".to_owned()));
 }

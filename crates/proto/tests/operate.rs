@@ -1,5 +1,6 @@
 //! Reading `operate_proc_v2` and `operate_proc_multi`: what is accepted, and every fault at once.
 
+use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{Detached, Instances, Kind, LimitSamples, OnUnhealthy, Schedule};
 use procfleet_core::task::{Request, Target};
@@ -309,11 +310,17 @@ fn one_key_means_one_op() {
     let multi =
         operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/meta/name", json!("other"))]}));
     assert_eq!(multi.expect("accepted").len(), 2);
+    // The same request twice is meant once.
+    let same = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed()]})).expect("accepted");
+    assert_eq!((same.len(), same[0].targets.len()), (1, 1));
+    // Of two different ones the later one is refused, and says why.
     let clash = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/op_type", json!(1))]}));
-    let text = clash.expect_err("the same key").to_string();
-    assert_eq!(
-        text,
-        "proc_operate_req[1]: asks for 1:10.0.0.1:gse:proc-test, which proc_operate_req[0] asks for already"
+    let clash = clash.expect("accepted");
+    let refused = clash[1].refused.as_ref().expect("the later one is refused");
+    assert_eq!((clash.len(), &clash[0].refused, refused.code), (2, &None, Code::BadRequest));
+    assert!(
+        refused.reason.contains("proc_operate_req[0] of the same call asks for 1:10.0.0.1:gse:proc-test too"),
+        "{refused:?}"
     );
     for empty in [json!({}), json!({"proc_operate_req": []}), json!({"proc_operate_req": 1}), json!([])] {
         operate_proc_multi(&empty).expect_err("nothing to do");

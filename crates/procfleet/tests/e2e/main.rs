@@ -8,6 +8,7 @@ mod access;
 mod agent_itself;
 mod api_shape;
 mod bad_input;
+mod batches;
 mod cancel;
 mod certificates;
 mod cli;

@@ -1,8 +1,8 @@
 //! Agents as GSE's APIs show them: `get_agent_status`, `get_agent_info`, `list_agent_state`, `list_agent_info`.
 
+use super::batch::{NamedHost, read_hosts, settle};
 use super::fault::Faults;
 use super::keyed::Keyed;
-use super::operate::read_hosts;
 use super::read::{Body, Reader};
 use crate::link::HostFacts;
 use procfleet_core::id::{AgentId, Host};
@@ -28,23 +28,26 @@ pub struct AgentView {
 }
 
 /// `hosts: [{ip, bk_cloud_id}]`
-pub fn by_hosts<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Host>, Faults> {
+pub fn by_hosts<'v>(body: impl Into<Body<'v>>) -> Result<Vec<NamedHost>, Faults> {
     let mut faults = Faults::default();
-    let hosts = Reader::root(body, &mut faults).map(|r| read_hosts(&r, &mut faults)).unwrap_or_default();
+    let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
+    reader.require_filled_list("hosts", &mut faults);
+    let hosts = read_hosts(reader.elements("hosts", &mut faults), &mut faults);
     if faults.is_empty() { Ok(hosts) } else { Err(faults) }
 }
 
-/// `agent_id_list: [..]`
+/// `agent_id_list: [..]`. What can be no id is no agent's.
 pub fn by_ids<'v>(body: impl Into<Body<'v>>) -> Result<Vec<AgentId>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    let mut ids = Vec::new();
-    for (path, text) in reader.required_texts("agent_id_list", &mut faults) {
-        match text.parse() {
-            Ok(id) => ids.push(id),
-            Err(reason) => faults.add(path, format!("{reason}")),
-        }
-    }
+    reader.require_filled_list("agent_id_list", &mut faults);
+    let ids = reader.each_text("agent_id_list", &mut faults).into_iter().map(|(path, text)| {
+        let mut own = Faults::default();
+        let id = text.and_then(|text| text.parse::<AgentId>().map_err(|reason| reason.to_string()));
+        let id = id.map_err(|reason| own.add(path, reason)).ok();
+        (id, own)
+    });
+    let ids = settle(ids.collect(), &mut faults);
     if faults.is_empty() { Ok(ids) } else { Err(faults) }
 }
 
@@ -103,32 +106,35 @@ pub struct AgentDetails {
     pub remark: String,
 }
 
-pub fn alive(hosts: &[Host], find: impl Fn(&Host) -> Option<AgentView>) -> Keyed<AgentAlive> {
-    let rows = hosts.iter().map(|host| {
-        let alive = find(host).is_some_and(|agent| agent.connected);
-        let (ip, bk_cloud_id) = (host.ip.to_string(), host.cloud.0);
-        (host.to_string(), AgentAlive { ip, bk_cloud_id, bk_agent_alive: u8::from(alive) })
-    });
-    rows.collect()
+/// As the caller named it; also for what no host can be.
+pub fn alive_row(named: &NamedHost, find: impl Fn(&Host) -> Option<AgentView>) -> AgentAlive {
+    let alive = named.host.as_ref().and_then(find).is_some_and(|agent| agent.connected);
+    AgentAlive { ip: named.ip.clone(), bk_cloud_id: named.cloud, bk_agent_alive: u8::from(alive) }
 }
 
-pub fn info(hosts: &[Host], find: impl Fn(&Host) -> Option<AgentView>) -> Keyed<AgentInfo> {
-    let rows = hosts.iter().map(|host| {
+pub fn alive(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> Keyed<AgentAlive> {
+    hosts.iter().map(|named| (named.name.clone(), alive_row(named, &find))).collect()
+}
+
+pub fn info(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> Keyed<AgentInfo> {
+    let rows = hosts.iter().map(|named| {
+        let agent = named.host.as_ref().and_then(&find);
         let row = AgentInfo {
-            ip: host.ip.to_string(),
-            version: find(host).map(|agent| agent.version).unwrap_or_default(),
-            bk_cloud_id: host.cloud.0,
+            ip: named.ip.clone(),
+            version: agent.map(|agent| agent.version).unwrap_or_default(),
+            bk_cloud_id: named.cloud,
             parent_ip: String::new(),
             parent_port: 0,
         };
-        (host.to_string(), row)
+        (named.name.clone(), row)
     });
     rows.collect()
 }
 
-pub fn state(agent: &AgentView) -> AgentState {
+/// `asked`: the id by which the caller asked for it. Callers look that up in the answer, also where it is `cloud:ip`.
+pub fn state(asked: &AgentId, agent: &AgentView) -> AgentState {
     AgentState {
-        bk_agent_id: agent.agent.to_string(),
+        bk_agent_id: asked.to_string(),
         bk_cloud_id: agent.host.cloud.0,
         version: agent.version.clone(),
         run_mode: RUN_MODE,
@@ -137,11 +143,11 @@ pub fn state(agent: &AgentView) -> AgentState {
     }
 }
 
-pub fn details(agent: &AgentView) -> AgentDetails {
+pub fn details(asked: &AgentId, agent: &AgentView) -> AgentDetails {
     let facts = agent.facts.clone().unwrap_or_default();
     let status = if agent.connected { "running" } else { "unknown" };
     AgentDetails {
-        state: state(agent),
+        state: state(asked, agent),
         bk_host_ip: agent.host.ip.to_string(),
         bk_os_type: facts.os,
         bk_cpu_architecture: facts.architecture,

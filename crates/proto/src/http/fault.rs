@@ -1,5 +1,7 @@
 //! Everything that is wrong with a request, each with its place; and what its sender should know though nothing is.
 
+use procfleet_core::code::Code;
+use procfleet_core::task::Refusal;
 use std::fmt;
 
 /// More than this and the list no longer helps anybody.
@@ -18,6 +20,8 @@ pub struct Fault {
 pub enum Reason {
     /// No operation has this number.
     UnknownOp(String),
+    /// It names no place that there could be.
+    NoPlace(String),
     Other(String),
 }
 
@@ -28,7 +32,7 @@ pub struct Faults {
     warnings: Warnings,
 }
 
-/// What was accepted and has no effect, each with its place.
+/// What was accepted and has no effect, or was refused for itself beside what was accepted, each with its place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warnings(Vec<(String, String)>);
 
@@ -39,6 +43,24 @@ impl Faults {
 
     pub fn add_unknown_op(&mut self, path: impl Into<String>, reason: impl Into<String>) {
         self.list.push(Fault { path: cut(path.into()), reason: Reason::UnknownOp(cut(reason.into())) });
+    }
+
+    pub fn add_no_place(&mut self, path: impl Into<String>, reason: impl Into<String>) {
+        self.list.push(Fault { path: cut(path.into()), reason: Reason::NoPlace(cut(reason.into())) });
+    }
+
+    /// These and the others, warnings too.
+    pub fn absorb(&mut self, others: Faults) {
+        self.list.extend(others.list);
+        self.warnings.0.extend(others.warnings.0);
+    }
+
+    /// The same, where the others are the matter of one element alone.
+    pub fn absorb_as_warnings(&mut self, others: &Faults) {
+        for fault in &others.list {
+            self.warn(fault.path.clone(), format!("refused for itself: {}", fault.reason));
+        }
+        self.warnings.0.extend(others.warnings.0.iter().cloned());
     }
 
     /// Nothing is wrong with it, but its sender may expect more than it does.
@@ -70,6 +92,17 @@ impl Faults {
         &self.list
     }
 
+    /// Why an element is refused for itself, in the code that callers know for it.
+    pub fn refusal(&self) -> Refusal {
+        let only = |meant: fn(&Reason) -> bool| self.list.iter().all(|fault| meant(&fault.reason));
+        let code = match () {
+            () if only(|reason| matches!(reason, Reason::UnknownOp(_))) => Code::UnknownOp,
+            () if only(|reason| matches!(reason, Reason::NoPlace(_))) => Code::NoAgent,
+            () => Code::BadRequest,
+        };
+        Refusal { code, reason: self.to_string() }
+    }
+
     /// Whether an unknown operation is all that is wrong: GSE has a code for that.
     pub fn only_unknown_op(&self) -> bool {
         self.list.iter().all(|fault| matches!(fault.reason, Reason::UnknownOp(_)))
@@ -85,13 +118,19 @@ impl fmt::Display for Faults {
             if !fault.path.is_empty() {
                 write!(f, "{}: ", fault.path)?;
             }
-            match &fault.reason {
-                Reason::UnknownOp(reason) | Reason::Other(reason) => f.write_str(reason)?,
-            }
+            fault.reason.fmt(f)?;
         }
         match self.list.len().saturating_sub(SHOWN) {
             0 => Ok(()),
             more => write!(f, "; and {more} more faults"),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::UnknownOp(reason) | Reason::NoPlace(reason) | Reason::Other(reason) => f.write_str(reason),
         }
     }
 }

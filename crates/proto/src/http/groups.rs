@@ -1,7 +1,8 @@
 //! `set_process_group_info` and `get_process_group_info`: what the processes of a namespace may use together on a host.
 
+use super::batch::{finish, read_targets};
 use super::fault::Faults;
-use super::operate::{LARGEST_SPEC, LONGEST_NAME, Suppliers, finish, read_targets};
+use super::operate::{LARGEST_SPEC, LONGEST_NAME, Suppliers};
 use super::read::{Body, Reader};
 use super::status::ProcMeta;
 use procfleet_core::id::{Host, ProcKey};
@@ -28,9 +29,10 @@ pub fn set_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Reque
             .object("spec", &mut faults)
             .map(|spec| read_groups(&spec, &mut faults))
             .unwrap_or_default();
-        Request { proc, kind: OpKind::Group, spec: Some(Spec { groups, ..Spec::default() }), targets }
+        Request { proc, kind: OpKind::Group, spec: Some(Spec { groups, ..Spec::default() }), targets, refused: None }
     });
-    finish(request.into_iter().collect(), faults, |_| String::new())
+    let requests = finish(request.into_iter().collect(), &mut faults, |_| String::new());
+    if faults.is_empty() { Ok(requests) } else { Err(faults) }
 }
 
 pub fn get_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<GroupQuery, Faults> {

@@ -5,6 +5,7 @@
 //! both names of a policy) are written down where the field is read.
 
 pub mod agents;
+pub mod batch;
 pub mod content;
 pub mod document;
 pub mod events;

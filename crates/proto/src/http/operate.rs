@@ -1,20 +1,20 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
+use super::batch::{Read, finish, read_targets, sort_out};
 use super::fault::{Faults, Warnings};
 use super::login;
 use super::read::{Body, Reader};
 use crate::cron::CronRule;
-use procfleet_core::id::{CloudId, Host, ProcKey};
+use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::select::Term;
 use procfleet_core::spec::{
     ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
     Schedule, Shell, Spec,
 };
-use procfleet_core::task::{Request, Target};
+use procfleet_core::task::Request;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::HashMap;
 use std::time::Duration;
 
 pub(super) const LONGEST_NAME: usize = 256;
@@ -70,7 +70,7 @@ fn operate(body: Body<'_>, suppliers: Suppliers) -> Result<Asked, Faults> {
         let kind = read_op_type(&reader, &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
-    asked(request.into_iter().collect(), faults, |_| String::new())
+    asked(request.into_iter().collect(), faults)
 }
 
 /// `register_proc_info`: makes a spec known. The first generation's document requires limits.
@@ -89,7 +89,7 @@ fn keep_info(body: Body<'_>, kind: OpKind, suppliers: Suppliers) -> Result<Asked
         reader.require("spec", &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
-    asked(request.into_iter().collect(), faults, |_| String::new())
+    asked(request.into_iter().collect(), faults)
 }
 
 /// `unregister_proc_info`: only a name and hosts.
@@ -98,24 +98,33 @@ pub fn unregister_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faul
     let request = Reader::root(body, &mut faults).map(|reader| {
         let (proc, _) = read_meta(&reader, &mut faults);
         let targets = read_targets(&reader, Suppliers::Required, &mut faults);
-        Request { proc, kind: OpKind::Unregister, spec: None, targets }
+        Request { proc, kind: OpKind::Unregister, spec: None, targets, refused: None }
     });
-    asked(request.into_iter().collect(), faults, |_| String::new())
+    asked(request.into_iter().collect(), faults)
 }
 
 /// `operate_proc_multi`: many such requests in one task.
 pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+    const LIST: &str = "proc_operate_req";
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    let elements = reader.required_objects("proc_operate_req", &mut faults);
-    let requests = elements
-        .iter()
-        .map(|element| {
-            let kind = read_op_type(element, &mut faults);
-            read_request(element, kind, Suppliers::None, &mut faults)
-        })
-        .collect();
-    asked(requests, faults, |place| format!("proc_operate_req[{place}]"))
+    reader.require_filled_list(LIST, &mut faults);
+    let elements = reader.elements(LIST, &mut faults).into_iter().map(read_element).collect();
+    let requests = sort_out(elements, &mut faults, |place| format!("{LIST}[{place}]"));
+    let warnings = faults.take_warnings();
+    if faults.is_empty() { Ok(Asked { requests, warnings }) } else { Err(faults) }
+}
+
+fn read_element(element: Result<Reader<'_>, Faults>) -> Read<Request> {
+    let reader = match element {
+        Ok(reader) => reader,
+        Err(own) => return (None, own),
+    };
+    let mut own = Faults::default();
+    let kind = read_op_type(&reader, &mut own);
+    let request = read_request(&reader, kind, Suppliers::None, &mut own);
+    let named = !request.proc.namespace.is_empty() && !request.proc.name.is_empty();
+    (named.then_some(request), own)
 }
 
 /// What is asked for where a selection says the hosts.
@@ -150,7 +159,7 @@ pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Fault
         }
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
         reader.only(&["meta", "op_type", "spec", "select", "dry_run"], &login::FIELDS, &mut faults);
-        Selected { request: Request { proc, kind, spec, targets: Vec::new() }, select, sending }
+        Selected { request: Request { proc, kind, spec, targets: Vec::new(), refused: None }, select, sending }
     });
     match made {
         Some(made) if faults.is_empty() => Ok(made),
@@ -158,51 +167,17 @@ pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Fault
     }
 }
 
-fn asked(
-    requests: Vec<Request>,
-    mut faults: Faults,
-    path: impl Fn(usize) -> String,
-) -> Result<Asked, Faults> {
+fn asked(requests: Vec<Request>, mut faults: Faults) -> Result<Asked, Faults> {
+    let requests = finish(requests, &mut faults, |_| String::new());
     let warnings = faults.take_warnings();
-    finish(requests, faults, path).map(|requests| Asked { requests, warnings })
-}
-
-/// What only shows when all elements are read: too many ops, or two for one key.
-pub(super) fn finish(
-    mut requests: Vec<Request>,
-    mut faults: Faults,
-    path: impl Fn(usize) -> String,
-) -> Result<Vec<Request>, Faults> {
-    let mut owners: HashMap<String, usize> = HashMap::new();
-    let mut total = 0;
-    for (place, request) in requests.iter_mut().enumerate() {
-        let mut clash = None;
-        request.targets.retain(|target| {
-            // A host that is named twice in one element is meant once; in two elements the answers would have the
-            // same key, and nobody could tell them apart.
-            let owner = *owners.entry(target.result_key(&request.proc)).or_insert(place);
-            let fresh = owner == place && owners.len() > total;
-            total = owners.len();
-            if owner != place {
-                clash.get_or_insert((owner, target.result_key(&request.proc)));
-            }
-            fresh
-        });
-        if let Some((owner, key)) = clash {
-            faults.add(path(place), format!("asks for {key}, which {} asks for already", path(owner)));
-        }
-    }
-    if total > MOST_OPS {
-        faults.add("", format!("asks for {total} operations, at most {MOST_OPS} are allowed in one call"));
-    }
-    if faults.is_empty() { Ok(requests) } else { Err(faults) }
+    if faults.is_empty() { Ok(Asked { requests, warnings }) } else { Err(faults) }
 }
 
 fn read_request(reader: &Reader<'_>, kind: OpKind, suppliers: Suppliers, faults: &mut Faults) -> Request {
     let (proc, labels) = read_meta(reader, faults);
     let targets = read_targets(reader, suppliers, faults);
     let spec = read_own_spec(reader, kind, labels, faults);
-    Request { proc, kind, spec, targets }
+    Request { proc, kind, spec, targets, refused: None }
 }
 
 /// Without a spec the agent uses the one it has stored; several callers rely on it.
@@ -256,59 +231,6 @@ pub(super) fn no_operation(number: i64) -> String {
     format!(
         "{number} is no operation; there are 0 start, 1 stop, 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"
     )
-}
-
-/// `agent_id_list`, which wins, or `hosts`.
-pub(super) fn read_targets(reader: &Reader<'_>, suppliers: Suppliers, faults: &mut Faults) -> Vec<Target> {
-    let agents = reader.texts("agent_id_list", faults);
-    if !agents.is_empty() {
-        return agents
-            .into_iter()
-            .filter_map(|(path, text)| match text.parse() {
-                Ok(agent) => Some(Target::Agent(agent)),
-                Err(reason) => {
-                    faults.add(path, format!("{reason}"));
-                    None
-                }
-            })
-            .collect();
-    }
-    reader.require_one(&["hosts", "agent_id_list"], faults);
-    let mut targets = Vec::new();
-    for host in reader.objects("hosts", faults) {
-        if suppliers == Suppliers::Required {
-            host.require("bk_supplier_id", faults);
-        }
-        let supplier = match suppliers {
-            Suppliers::None => None,
-            Suppliers::Optional | Suppliers::Required => {
-                host.integer("bk_supplier_id", 0..=i64::from(u32::MAX), faults)
-            }
-        };
-        let supplier = supplier.and_then(|id| u32::try_from(id).ok());
-        targets.extend(read_host(&host, faults).map(|host| match supplier {
-            Some(supplier) => Target::SupplierHost(host, supplier),
-            None => Target::Host(host),
-        }));
-    }
-    targets
-}
-
-/// `hosts: [{ip, bk_cloud_id}]`, which must name at least one.
-pub(super) fn read_hosts(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
-    let hosts = reader.required_objects("hosts", faults);
-    hosts.iter().filter_map(|host| read_host(host, faults)).collect()
-}
-
-pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
-    let ip = host.required_text("ip", 45, faults);
-    host.require("bk_cloud_id", faults);
-    let cloud = host.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
-    let parsed = ip.parse();
-    if parsed.is_err() && !ip.is_empty() {
-        faults.add(host.path("ip"), format!("{ip:?} is not an IP address"));
-    }
-    Some(Host { cloud: CloudId(u32::try_from(cloud?).ok()?), ip: parsed.ok()? })
 }
 
 fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {

@@ -198,6 +198,28 @@ impl<'v> Reader<'v> {
         self.objects(field, faults)
     }
 
+    /// The objects of a list, each for itself: an element that is none goes with its own fault. Absent is empty.
+    pub fn elements(&self, field: &str, faults: &mut Faults) -> Vec<Result<Reader<'v>, Faults>> {
+        if let Some(recorder) = self.recorder(field, Shape::Objects) {
+            return vec![Ok(self.inner(recorder, format!("{}[]", self.path(field))))];
+        }
+        let at = self.path(field);
+        let each = |(place, value): (usize, &'v Value)| {
+            let mut own = Faults::default();
+            Reader::at(value, format!("{at}[{place}]"), &mut own).ok_or(own)
+        };
+        self.list(field, faults).iter().enumerate().map(each).collect()
+    }
+
+    /// The field as it stands in a key: a text or a number as it was sent, anything else as nothing.
+    pub fn shown(&self, field: &str) -> String {
+        match self.get(field) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Number(number)) => number.to_string(),
+            Some(_) | None => String::new(),
+        }
+    }
+
     /// The objects of a list; absent is empty.
     pub fn objects(&self, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
         if let Some(recorder) = self.recorder(field, Shape::Objects) {
@@ -218,16 +240,24 @@ impl<'v> Reader<'v> {
         self.texts(field, faults)
     }
 
-    /// The texts of a list with their places; absent is empty.
-    pub fn texts(&self, field: &str, faults: &mut Faults) -> Vec<(String, &'v str)> {
+    /// The texts of a list with their places, each for itself: in place of what is none stands its fault. Absent is empty.
+    pub fn each_text(&self, field: &str, faults: &mut Faults) -> Vec<(String, Result<&'v str, String>)> {
         self.recorder(field, Shape::Texts);
         let at = self.path(field);
+        let each = |(place, value): (usize, &'v Value)| {
+            let text = value.as_str().ok_or_else(|| format!("must be a string, not {}", kind_of(value)));
+            (format!("{at}[{place}]"), text)
+        };
+        self.list(field, faults).iter().enumerate().map(each).collect()
+    }
+
+    /// The texts of a list with their places; absent is empty.
+    pub fn texts(&self, field: &str, faults: &mut Faults) -> Vec<(String, &'v str)> {
         let mut texts = Vec::new();
-        for (place, value) in self.list(field, faults).iter().enumerate() {
-            let path = format!("{at}[{place}]");
-            match value {
-                Value::String(text) => texts.push((path, text.as_str())),
-                other => faults.add(path, format!("must be a string, not {}", kind_of(other))),
+        for (path, text) in self.each_text(field, faults) {
+            match text {
+                Ok(text) => texts.push((path, text)),
+                Err(reason) => faults.add(path, reason),
             }
         }
         texts
@@ -255,7 +285,7 @@ impl<'v> Reader<'v> {
         numbers
     }
 
-    fn require_filled_list(&self, field: &str, faults: &mut Faults) {
+    pub fn require_filled_list(&self, field: &str, faults: &mut Faults) {
         self.record_need(field, Need::Filled);
         if self.is_bare(field) {
             faults.add(self.path(field), "is required and must not be empty");

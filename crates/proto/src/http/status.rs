@@ -1,7 +1,8 @@
 //! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: what the agents last said of their procs.
 
+use super::batch::read_targets;
 use super::fault::Faults;
-use super::operate::{Suppliers, read_meta, read_targets};
+use super::operate::{Suppliers, read_meta};
 use super::read::{Body, Reader};
 use crate::state::ProcReport;
 use procfleet_core::id::{AgentId, Host, ProcKey};
@@ -17,8 +18,6 @@ const LARGEST_PAGE: i64 = 1_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
     pub proc: ProcKey,
-    /// A proc must bear all of them.
-    pub labels: Vec<(String, String)>,
     pub targets: Vec<Target>,
 }
 
@@ -33,9 +32,10 @@ pub struct SyncQuery {
 pub fn get_proc_status<'v>(body: impl Into<Body<'v>>, suppliers: Suppliers) -> Result<StatusQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    let (proc, labels) = read_meta(&reader, &mut faults);
+    // Callers start a process without labels and ask for it with them: where it is named, they do not exclude it.
+    let (proc, _labels) = read_meta(&reader, &mut faults);
     let targets = read_targets(&reader, suppliers, &mut faults);
-    if faults.is_empty() { Ok(StatusQuery { proc, labels, targets }) } else { Err(faults) }
+    if faults.is_empty() { Ok(StatusQuery { proc, targets }) } else { Err(faults) }
 }
 
 pub fn sync_proc_status<'v>(body: impl Into<Body<'v>>) -> Result<SyncQuery, Faults> {
@@ -65,6 +65,7 @@ pub struct Place<'a> {
     pub host: Host,
     /// As the caller named it; 0 where it did not.
     pub supplier: u32,
+    /// The agent's id; where the caller named the agent, as it did so (it may have been by `cloud:ip`).
     pub agent: &'a AgentId,
 }
 

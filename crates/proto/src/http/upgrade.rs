@@ -4,31 +4,42 @@
 //! where it is its agent's id; the proc infos that were kept under the address must then be found under the id. The answer's
 //! `data` is `{"success": ["0:127.0.0.1"], "failed": []}`.
 
+use super::batch::{NamedHost, Read, settle};
 use super::fault::Faults;
-use super::operate::read_host;
 use super::read::{Body, Reader};
-use procfleet_core::id::{AgentId, Host};
+use procfleet_core::id::AgentId;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub fn upgrade_to_agent_id<'v>(body: impl Into<Body<'v>>) -> Result<Vec<(Host, AgentId)>, Faults> {
+/// A host and the id that the caller has for it; `None`: that can be no id.
+pub type Wanted = (NamedHost, Option<AgentId>);
+
+pub fn upgrade_to_agent_id<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Wanted>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    let elements = reader.required_objects("hosts", &mut faults);
-    let mut hosts: Vec<(Host, AgentId)> = Vec::with_capacity(elements.len());
-    for element in &elements {
-        let host = read_host(element, &mut faults);
-        let id = element.required_text("bk_agent_id", AgentId::MAX_LEN, &mut faults);
-        match id.parse::<AgentId>() {
-            Ok(agent) => hosts.extend(host.map(|host| (host, agent))),
-            // What is missing or too long was said already.
-            Err(reason) if !id.is_empty() && id.len() <= AgentId::MAX_LEN => {
-                faults.add(element.path("bk_agent_id"), reason.to_string());
-            }
-            Err(_) => {}
-        }
-    }
+    reader.require_filled_list("hosts", &mut faults);
+    let elements = reader.elements("hosts", &mut faults).into_iter().map(read_wanted).collect();
+    let hosts = settle(elements, &mut faults);
     if faults.is_empty() { Ok(hosts) } else { Err(faults) }
+}
+
+fn read_wanted(element: Result<Reader<'_>, Faults>) -> Read<Wanted> {
+    let element = match element {
+        Ok(element) => element,
+        Err(own) => return (None, own),
+    };
+    let mut own = Faults::default();
+    let host = NamedHost::read(&element, &mut own);
+    let id = element.required_text("bk_agent_id", AgentId::MAX_LEN, &mut own);
+    let agent = id.parse::<AgentId>();
+    // What is missing or too long was said already.
+    if let Err(reason) = &agent
+        && !id.is_empty()
+        && id.len() <= AgentId::MAX_LEN
+    {
+        own.add(element.path("bk_agent_id"), reason.to_string());
+    }
+    (Some((host, agent.ok())), own)
 }
 
 /// The hosts by whether they are addressed by the ids.
@@ -39,10 +50,10 @@ pub struct Upgraded {
 }
 
 /// The answer's data, from each host and whether it is addressed by the id.
-pub fn render(hosts: impl IntoIterator<Item = (Host, bool)>) -> Upgraded {
+pub fn render(hosts: impl IntoIterator<Item = (NamedHost, bool)>) -> Upgraded {
     let (mut success, mut failed) = (Vec::new(), Vec::new());
     for (host, so) in hosts {
-        if so { &mut success } else { &mut failed }.push(host.to_string());
+        if so { &mut success } else { &mut failed }.push(host.name);
     }
     Upgraded { success, failed }
 }

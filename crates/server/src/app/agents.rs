@@ -10,6 +10,7 @@ use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::select::{glob, means};
 use procfleet_core::task::Target;
 use procfleet_proto::http::agents::AgentView;
+use procfleet_proto::http::batch::NamedHost;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage::LabelChange;
 use procfleet_proto::http::native::AgentRow;
@@ -124,20 +125,26 @@ pub(super) async fn all_of(app: &App, named: &[AgentId]) -> Result<BTreeSet<Agen
 pub async fn at_hosts(
     app: &App,
     caller: &Caller,
-    hosts: &[Host],
+    hosts: &[NamedHost],
     within: &Scope<BusinessId>,
 ) -> Result<HashMap<Host, AgentView>, AppError> {
     access::permit(caller, &[], within)?;
+    let hosts: Vec<Host> = hosts.iter().filter_map(|named| named.host).collect();
     let targets: Vec<Target> = hosts.iter().copied().map(Target::Host).collect();
     let agents = found(app, &caller.rights.businesses_within(within), &targets).await?;
-    Ok(hosts.iter().zip(agents).filter_map(|(host, agent)| Some((*host, agent?))).collect())
+    Ok(hosts.into_iter().zip(agents).filter_map(|(host, agent)| Some((host, agent?))).collect())
 }
 
-/// Those of the ids that are known to the caller, in their order.
-pub async fn with_ids(app: &App, caller: &Caller, ids: Vec<AgentId>) -> Result<Vec<AgentView>, AppError> {
-    let targets: Vec<Target> = ids.into_iter().map(Target::Agent).collect();
-    let known: Vec<AgentView> =
-        found(app, caller.rights.businesses(), &targets).await?.into_iter().flatten().collect();
+/// Those of the ids that are known to the caller, in their order, each with the id by which it was asked for.
+pub async fn with_ids(
+    app: &App,
+    caller: &Caller,
+    ids: Vec<AgentId>,
+) -> Result<Vec<(AgentId, AgentView)>, AppError> {
+    let targets: Vec<Target> = ids.iter().cloned().map(Target::Agent).collect();
+    let agents = found(app, caller.rights.businesses(), &targets).await?;
+    let known: Vec<_> =
+        ids.into_iter().zip(agents).filter_map(|(id, agent)| Some((id, agent?))).collect();
     if known.is_empty() { Err(AppError::NoSuchAgents) } else { Ok(known) }
 }
 

@@ -13,9 +13,9 @@ use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::dispatch::QUEUE_ALLOWANCE;
 use procfleet_core::id::{BusinessId, TaskId};
-use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::op::Outcome;
 use procfleet_core::spec::Policy;
-use procfleet_core::task::{Request, Target};
+use procfleet_core::task::{Refusal, Request, Target};
 use procfleet_failpoint::{Point, hit};
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,12 +169,19 @@ async fn prepare(
         let deadline = start_by + millis(budget + SLACK);
         let head = u32::try_from(place).unwrap_or(u32::MAX);
         for target in request.targets {
-            let (agent, ended) = match found.next() {
-                Some(Found::Agent(agent)) => (Some(agent), None),
-                Some(Found::Outside) => (None, Some(Box::new(outside(&target, request.kind, within)))),
+            let (agent, ended) = match (found.next(), &request.refused, &target) {
+                (_, Some(Refusal { code, reason }), _) => (None, Some((*code, reason.clone()))),
+                (_, None, Target::Unusable(unusable)) => {
+                    let reason = format!("Can not find Agent by ip {target}: {}", unusable.reason);
+                    (None, Some((Code::NoAgent, reason)))
+                }
+                (Some(Found::Agent(agent)), None, _) => (Some(agent), None),
+                (Some(Found::Outside), None, _) => (None, Some((Code::NotAllowed, outside(&target, within)))),
                 // The keeper ends it: there is nobody to send it to.
-                Some(Found::Nowhere) | None => (None, None),
+                (Some(Found::Nowhere) | None, None, _) => (None, None),
             };
+            let ended = ended
+                .map(|(code, reason)| Box::new(Outcome::without_agent(code, reason, request.kind)));
             ops.push(NewOp { request: head, target, agent, start_by, deadline, ended });
         }
         heads.push(RequestHead { proc: request.proc, kind: request.kind, spec: request.spec.map(Arc::new) });
@@ -209,13 +216,13 @@ fn ended(task: &NewTask) -> Vec<Code> {
 }
 
 /// One host of another business is that host's outcome, not the call's.
-fn outside(target: &Target, kind: OpKind, within: &Scope<BusinessId>) -> Outcome {
+fn outside(target: &Target, within: &Scope<BusinessId>) -> String {
     let businesses = match within {
         Scope::All => "the businesses that the app may use",
         // All that it names were granted, or there would be no task.
         Scope::Only(_) => "the scope of the request",
     };
-    Outcome::without_agent(Code::NotAllowed, format!("{target} is outside {businesses}"), kind)
+    format!("{target} is outside {businesses}")
 }
 
 /// What people see in lists: `start web:nginx on 3 hosts`.

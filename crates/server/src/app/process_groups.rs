@@ -2,7 +2,6 @@
 //! `registration`; what is answered here is what the agents say that they have noted.
 
 use super::{App, AppError, Caller, access};
-use procfleet_core::task::Target;
 use procfleet_proto::http::groups::{GroupInfos, GroupQuery, group_info};
 
 /// In the order of the targets. On a host that has none, or that belongs to another business, there are none.
@@ -13,10 +12,7 @@ pub async fn of_targets(app: &App, caller: &Caller, query: GroupQuery) -> Result
     let mut infos = Vec::new();
     for (target, found) in query.targets.iter().zip(agents) {
         let (Some(agent), Some(host)) = (found.agent(), target.host()) else { continue };
-        let supplier = match target {
-            Target::SupplierHost(_, supplier) => *supplier,
-            Target::Host(_) | Target::Agent(_) => 0,
-        };
+        let supplier = target.supplier();
         for group in known.get(&agent).into_iter().flatten() {
             infos.push(group_info(&query.namespace, host, supplier, group));
         }

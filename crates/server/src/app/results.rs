@@ -3,12 +3,14 @@
 use super::{App, AppError, Caller, access};
 use crate::store::{OpRecord, RequestHead, TaskRecord};
 use procfleet_core::access::Scope;
+use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, BusinessId, TaskId};
 use procfleet_core::op::OpKind;
 use procfleet_core::task::Target;
 use procfleet_proto::http::job::{self, JobResults};
 use procfleet_proto::http::result::{About, OpResult, Results};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Which generation of GSE's API asks: each names its keys in its own way, whoever made the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,15 +29,14 @@ pub async fn by_key(
     let (task, ops) = find(app, caller, task_text).await?;
     let places = places(app, &task, &ops).await?;
     let rendered = tokio::task::spawn_blocking(move || {
-        let results = ops.iter().filter_map(|op| {
-            let head = task.requests.get(op.request as usize)?;
-            let key = match style {
-                KeyStyle::First => op.target.first_generation_key(&head.proc),
-                KeyStyle::Second => op.target.result_key(&head.proc),
-            };
+        let key = |op: &OpRecord, head: &RequestHead| match style {
+            KeyStyle::First => op.target.first_generation_key(&head.proc),
+            KeyStyle::Second => op.target.result_key(&head.proc),
+        };
+        let results = one_for_each_key(&task, &ops, key).into_iter().map(|(key, head, op)| {
             let place = op.agent.as_ref().and_then(|agent| places.get(agent));
             let about = About { target: place.unwrap_or(&op.target), ..about(head, op) };
-            Some((key, OpResult::new(about, op.outcome.as_ref())))
+            (key, OpResult::new(about, op.outcome.as_ref()))
         });
         results.collect()
     });
@@ -53,13 +54,46 @@ pub async fn by_job_key(
     access::permit(caller, &[], within)?;
     let (task, ops) = find(app, caller, task_text).await?;
     let rendered = tokio::task::spawn_blocking(move || {
-        job::results(ops.iter().filter_map(|op| {
-            let head = task.requests.get(op.request as usize)?;
-            let result = job::OpResult::new(about(head, op), op.outcome.as_ref());
-            Some((op.target.job_key(&head.proc), result))
-        }))
+        let key = |op: &OpRecord, head: &RequestHead| op.target.job_key(&head.proc);
+        let results = one_for_each_key(&task, &ops, key).into_iter();
+        job::results(
+            results.map(|(key, head, op)| (key, job::OpResult::new(about(head, op), op.outcome.as_ref()))),
+        )
     });
     rendered.await.map_err(|_| AppError::Ending)
+}
+
+/// In the order of the ops. Of two ops with one key, of which the API has refused the later one, the answer is that of the one
+/// that is open, else of the one that failed: success would be said of both.
+fn one_for_each_key<'a>(
+    task: &'a TaskRecord,
+    ops: &'a [OpRecord],
+    key: impl Fn(&OpRecord, &RequestHead) -> String,
+) -> Vec<(String, &'a RequestHead, &'a OpRecord)> {
+    let gravity = |op: &OpRecord| match op.outcome.as_ref().map(|outcome| outcome.code) {
+        Some(Code::Success) => 0,
+        Some(_) => 1,
+        None => 2,
+    };
+    let mut places: HashMap<String, usize> = HashMap::with_capacity(ops.len());
+    let mut rows: Vec<(String, &RequestHead, &OpRecord)> = Vec::with_capacity(ops.len());
+    for op in ops {
+        let Some(head) = task.requests.get(op.request as usize) else { continue };
+        let key = key(op, head);
+        match places.entry(key.clone()) {
+            Entry::Vacant(free) => {
+                free.insert(rows.len());
+                rows.push((key, head, op));
+            }
+            Entry::Occupied(taken) => {
+                let row = &mut rows[*taken.get()];
+                if gravity(op) > gravity(row.2) {
+                    (row.1, row.2) = (head, op);
+                }
+            }
+        }
+    }
+    rows
 }
 
 /// Another app's task is as unknown as one that nobody made.

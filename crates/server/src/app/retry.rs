@@ -21,7 +21,9 @@ pub async fn retry(
     let mut faults = Faults::default();
     let mut targets: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
     for op in &ops {
-        if op.outcome.as_ref().is_some_and(|outcome| outcome.code != Code::Success) {
+        // What the API refused was never understood whole, so that it cannot be tried again.
+        let settled = [Code::Success, Code::BadRequest, Code::UnknownOp];
+        if op.outcome.as_ref().is_some_and(|outcome| !settled.contains(&outcome.code)) {
             targets.entry(op.request).or_default().push(op.target.clone());
         }
     }
@@ -38,7 +40,7 @@ pub async fn retry(
     let requests = targets.into_iter().filter_map(|(place, targets)| {
         let head = task.requests.get(place as usize)?;
         let spec = head.spec.as_deref().cloned();
-        Some(Request { proc: head.proc.clone(), kind: head.kind, spec, targets })
+        Some(Request { proc: head.proc.clone(), kind: head.kind, spec, targets, refused: None })
     });
     operate::submit_retry(app, caller, requests.collect(), &Scope::All, task.id, key).await
 }

@@ -20,15 +20,15 @@ pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Resul
         there.into_iter().map(|(agent, host, record)| (agent, (host, record))).collect();
     let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
         let agent = agent.as_ref()?;
-        let supplier = match target {
-            Target::SupplierHost(_, supplier) => *supplier,
-            Target::Host(_) | Target::Agent(_) => 0,
-        };
+        let supplier = target.supplier();
         let (host, record) = found.get(agent)?;
         let report = read(app, agent, record)?;
-        let bears = |(name, value): &(String, String)| report.labels.get(name) == Some(value);
+        let agent = match target {
+            Target::Agent(asked) => asked,
+            Target::Host(_) | Target::SupplierHost(..) | Target::Unusable(_) => agent,
+        };
         let place = Place { proc: &record.proc, host: *host, supplier, agent };
-        query.labels.iter().all(bears).then(|| proc_info(place, &report))
+        Some(proc_info(place, &report))
     });
     Ok(ProcInfos { proc_infos: infos.collect() })
 }

@@ -7,17 +7,18 @@
 
 use super::{App, AppError, Caller};
 use crate::store::Found;
-use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
-use procfleet_proto::http::upgrade::{Upgraded, render};
+use procfleet_proto::http::upgrade::{Upgraded, Wanted, render};
 
-pub async fn to_agent_id(
-    app: &App,
-    caller: &Caller,
-    hosts: Vec<(Host, AgentId)>,
-) -> Result<Upgraded, AppError> {
-    let targets: Vec<Target> = hosts.iter().map(|(host, _)| Target::Host(*host)).collect();
+pub async fn to_agent_id(app: &App, caller: &Caller, hosts: Vec<Wanted>) -> Result<Upgraded, AppError> {
+    let targets = hosts.iter().filter_map(|(named, _)| named.host.map(Target::Host));
+    let targets: Vec<Target> = targets.collect();
     let found = app.store.resolve_within(&targets, caller.rights.businesses()).await?;
-    let so = hosts.into_iter().zip(found).map(|((host, id), found)| (host, found == Found::Agent(id)));
+    let mut found = found.into_iter();
+    let so = hosts.into_iter().map(|(named, id)| {
+        let agent = named.host.and_then(|_| found.next()).and_then(Found::agent);
+        let so = agent.is_some() && agent == id;
+        (named, so)
+    });
     Ok(render(so))
 }

@@ -123,7 +123,7 @@ where
             let write = move || {
                 let message = match family {
                     Family::Gse => format!("success{warnings}"),
-                    Family::Job => String::new(),
+                    Family::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
                 };
                 envelope(family, Code::Success.external(), message, Some(data), request_id)
             };

@@ -199,11 +199,11 @@ impl Api {
             }
             Api::ListAgentState => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Answer::AgentStates(known.iter().map(agents_shape::state).collect())
+                Answer::AgentStates(known.iter().map(|(id, agent)| agents_shape::state(id, agent)).collect())
             }
             Api::ListAgentInfo => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Answer::AgentDetails(known.iter().map(agents_shape::details).collect())
+                Answer::AgentDetails(known.iter().map(|(id, agent)| agents_shape::details(id, agent)).collect())
             }
         };
         Ok(data.into())

@@ -58,7 +58,7 @@ impl Api {
         }
     }
 
-    async fn act(self, call: Call) -> Result<Answer, CallError> {
+    async fn act(self, call: Call) -> Result<Reply<Answer>, CallError> {
         let Call { app, caller, body, headers, .. } = call;
         match self {
             Api::OperateProc | Api::OperateProcess | Api::ManageProc => {
@@ -71,18 +71,19 @@ impl Api {
                 let within = scope::businesses(&app, &caller, asked.scope).await?;
                 let task =
                     idempotency::submit(&app, &caller, self.name(), asked.requests, &within, key).await?;
-                Ok(Answer::Accepted(Accepted { bk_gse_taskid: task.to_string() }))
+                let data = Answer::Accepted(Accepted { bk_gse_taskid: task.to_string() });
+                Ok(Reply { data, warnings: asked.warnings })
             }
             Api::GetProcResult => {
                 let (named, task) = shape::get_proc_result(&body)?;
                 let within = scope::businesses(&app, &caller, named).await?;
-                Ok(Answer::Results(results::by_job_key(&app, &caller, &task, &within).await?))
+                Ok(Answer::Results(results::by_job_key(&app, &caller, &task, &within).await?).into())
             }
             Api::GetAgentStatus => {
                 let (named, hosts) = shape::get_agent_status(&body)?;
                 let within = scope::businesses(&app, &caller, named).await?;
                 let known = agents::at_hosts(&app, &caller, &hosts, &within).await?;
-                Ok(Answer::AgentsAlive(shape::alive(&hosts, |host| known.get(host).cloned())))
+                Ok(Answer::AgentsAlive(shape::alive(&hosts, |host| known.get(host).cloned())).into())
             }
         }
     }
@@ -102,7 +103,7 @@ pub(super) fn routes() -> Routes {
     for (prefix, api) in PREFIXES.iter().flat_map(|prefix| Api::ALL.map(|api| (prefix, api))) {
         for end in ["/", ""] {
             let path = format!("{prefix}/{}{end}", api.path());
-            let act = move |call| async move { api.act(call).await.map(Reply::from) };
+            let act = move |call| api.act(call);
             routes = routes.any(Family::Job, api.name(), &path, api.answer(), act);
         }
     }

@@ -294,6 +294,7 @@ impl<'db> Resolver<'db> {
             Target::Host(host) | Target::SupplierHost(host, _) => self.host(host),
             Target::Agent(id) if self.by_id.exists([id.as_str()])? => Ok(Some(id)),
             Target::Agent(id) => id.as_str().parse().map_or(Ok(None), |host| self.host(host)),
+            Target::Unusable(_) => Ok(None),
         }
     }
 

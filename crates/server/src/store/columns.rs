@@ -3,7 +3,7 @@
 use super::Fault;
 use crate::clock::{BootNumber, Mark};
 use procfleet_core::moment::Moment;
-use procfleet_core::task::Target;
+use procfleet_core::task::{Target, UnusableTarget};
 use procfleet_core::{AgentId, CloudId, Host};
 use rusqlite::Row;
 use serde::Serialize;
@@ -55,14 +55,20 @@ pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, Fault> {
     Ok(Host { cloud, ip: parsed::<IpAddr>("an ip", text(row, column + 1)?)? })
 }
 
-/// A target in four columns: cloud id, ip, supplier, agent.
+/// A target in four columns: cloud id, ip, supplier, name. The name is an agent's id, or what cannot be one.
 pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, Fault> {
-    match (agent_if_any(row, column + 3)?, row.get::<_, Option<i64>>(column + 2)?) {
-        (Some(named), _) => Ok(Target::Agent(named)),
+    let supplier = row.get::<_, Option<i64>>(column + 2)?;
+    let supplier = supplier.map(|supplier| small("a supplier id", supplier)).transpose()?;
+    match (optional_text(row, column + 3)?, supplier) {
+        (Some(name), supplier) => Ok(match (name.parse(), supplier) {
+            (Ok(agent), None) => Target::Agent(agent),
+            (Ok(_) | Err(_), supplier) => {
+                let (name, reason) = (name.to_owned(), String::new());
+                Target::Unusable(UnusableTarget { name, supplier, reason })
+            }
+        }),
         (None, None) => host(row, column).map(Target::Host),
-        (None, Some(supplier)) => {
-            Ok(Target::SupplierHost(host(row, column)?, small("a supplier id", supplier)?))
-        }
+        (None, Some(supplier)) => Ok(Target::SupplierHost(host(row, column)?, supplier)),
     }
 }
 

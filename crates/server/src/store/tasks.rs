@@ -214,6 +214,7 @@ fn insert_ops(db: &Connection, id: TaskId, task: &NewTask) -> Result<(), Fault> 
             Target::Host(_) => (None, None),
             Target::SupplierHost(_, supplier) => (Some(*supplier), None),
             Target::Agent(agent) => (None, Some(agent.as_str())),
+            Target::Unusable(unusable) => (unusable.supplier, Some(unusable.name.as_str())),
         };
         let agent = op.agent.as_ref().map(AgentId::as_str);
         let ended = op.ended.as_deref();

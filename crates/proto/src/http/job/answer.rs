@@ -1,6 +1,7 @@
 //! What JOB's APIs answer: the envelope, results, and which agents are there.
 
-use crate::http::agents::{AgentAlive, AgentView};
+use crate::http::agents::{AgentAlive, AgentView, alive_row};
+use crate::http::batch::NamedHost;
 use crate::http::content::{self, Rendered};
 use crate::http::keyed::Keyed;
 use crate::http::result::{About, OpResult as GseResult};
@@ -16,7 +17,7 @@ use serde::Serialize;
 pub struct Envelope<T> {
     pub result: bool,
     pub code: u32,
-    /// Empty on success.
+    /// Empty on success, unless something was refused for itself beside what was accepted.
     pub message: String,
     pub data: Option<T>,
     /// Always `null`: what was not allowed stands in the message.
@@ -95,13 +96,8 @@ pub fn results(results: impl IntoIterator<Item = (String, OpResult)>) -> JobResu
 }
 
 /// The `data` of `get_agent_status`, in the order of the hosts, also for unknown ones.
-pub fn alive(hosts: &[Host], find: impl Fn(&Host) -> Option<AgentView>) -> Vec<AgentAlive> {
-    let row = |host: &Host| AgentAlive {
-        ip: host.ip.to_string(),
-        bk_cloud_id: host.cloud.0,
-        bk_agent_alive: u8::from(find(host).is_some_and(|agent| agent.connected)),
-    };
-    hosts.iter().map(row).collect()
+pub fn alive(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> Vec<AgentAlive> {
+    hosts.iter().map(|named| alive_row(named, &find)).collect()
 }
 
 /// As GSE's, but a process is called by the name of its program, and has the one field more that JOB's document shows.

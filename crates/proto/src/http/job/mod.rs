@@ -12,13 +12,13 @@ mod script;
 pub use answer::{Accepted, Envelope, JobResults, OpResult, alive, results};
 pub use scope::{NamedScope, ScopeOf};
 
-use super::fault::Faults;
-use super::operate::{OP_TYPES, check_size, finish, no_operation, read_host};
+use super::batch::{NamedHost, Read, host_targets, read_hosts, sort_out};
+use super::fault::{Faults, Warnings};
+use super::operate::{OP_TYPES, check_size, no_operation};
 use super::read::{Body, Reader};
 use info::Info;
-use procfleet_core::id::Host;
 use procfleet_core::op::OpKind;
-use procfleet_core::task::{Request, Target};
+use procfleet_core::task::Request;
 
 /// What `manage_proc` can be asked for.
 pub const HOSTING: [i64; 2] = [1, 2];
@@ -28,6 +28,7 @@ pub const HOSTING: [i64; 2] = [1, 2];
 pub struct Operation {
     pub scope: NamedScope,
     pub requests: Vec<Request>,
+    pub warnings: Warnings,
 }
 
 /// `operate_proc`: the commands are scripts beside the program, by their names.
@@ -51,8 +52,8 @@ pub fn get_proc_result<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, Str
 }
 
 /// `get_agent_status`: the hosts in the order of the request.
-pub fn get_agent_status<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, Vec<Host>), Faults> {
-    read_scoped(body.into(), read_ip_list)
+pub fn get_agent_status<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, Vec<NamedHost>), Faults> {
+    read_scoped(body.into(), |reader, faults| read_hosts(present(reader, "ip_list", faults), faults))
 }
 
 fn operation(
@@ -60,30 +61,35 @@ fn operation(
     read_kind: impl Fn(&Reader<'_>, &mut Faults) -> Option<OpKind>,
     read_info: impl Fn(&Reader<'_>, Option<OpKind>, &mut Faults) -> Info,
 ) -> Result<Operation, Faults> {
-    let (scope, requests) = read_scoped(body, |reader, faults| {
+    const LIST: &str = "process_infos";
+    let (scope, (requests, warnings)) = read_scoped(body, |reader, faults| {
         let kind = read_kind(reader, faults);
-        let requests = present(reader, "process_infos", faults).into_iter().map(|element| {
-            let before = faults.list().len();
-            let Info { proc, spec } = read_info(&element, kind, faults);
-            check_size(&spec, element.place().to_owned(), faults);
-            let mut targets: Vec<Target> =
-                read_ip_list(&element, faults).into_iter().map(Target::Host).collect();
-            if faults.list().len() > before {
-                // Whether another asks for the same cannot be said of an element that does not say what it asks for.
-                targets.clear();
-            }
-            // Which operation it is does not matter where it is not known: that was a fault.
-            Request { proc, kind: kind.unwrap_or(OpKind::Query), spec: Some(spec), targets }
-        });
-        let requests = requests.collect();
-        finish(requests, std::mem::take(faults), |place| format!("process_infos[{place}]")).unwrap_or_else(
-            |all| {
-                *faults = all;
-                Vec::new()
-            },
-        )
+        let elements = present(reader, LIST, faults).into_iter();
+        let elements = elements.map(|element| read_element(element, kind, &read_info)).collect();
+        let requests = sort_out(elements, faults, |place| format!("{LIST}[{place}]"));
+        (requests, faults.take_warnings())
     })?;
-    Ok(Operation { scope, requests })
+    Ok(Operation { scope, requests, warnings })
+}
+
+fn read_element(
+    element: Result<Reader<'_>, Faults>,
+    kind: Option<OpKind>,
+    read_info: &impl Fn(&Reader<'_>, Option<OpKind>, &mut Faults) -> Info,
+) -> Read<Request> {
+    let element = match element {
+        Ok(element) => element,
+        Err(own) => return (None, own),
+    };
+    let mut own = Faults::default();
+    let Info { proc, spec } = read_info(&element, kind, &mut own);
+    check_size(&spec, element.place().to_owned(), &mut own);
+    let named = !spec.identity.proc_name.is_empty() || !spec.identity.index_key.is_empty();
+    let targets = host_targets(present(&element, "ip_list", &mut own), &mut own);
+    // Which operation it is does not matter where it is not known: that was a fault of the call.
+    let kind = kind.unwrap_or(OpKind::Query);
+    let request = Request { proc, kind, spec: Some(spec), targets, refused: None };
+    (named.then_some(request), own)
 }
 
 /// The scope of a call and what else it says, or all of its faults.
@@ -125,15 +131,11 @@ fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     }
 }
 
-fn read_ip_list(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Host> {
-    present(reader, "ip_list", faults).iter().filter_map(|host| read_host(host, faults)).collect()
-}
-
-/// The objects of a list that must have some.
-fn present<'v>(reader: &Reader<'v>, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
+/// The elements of a list that must have some.
+fn present<'v>(reader: &Reader<'v>, field: &str, faults: &mut Faults) -> Vec<Result<Reader<'v>, Faults>> {
     reader.require(field, faults);
     if reader.is_empty_list(field) {
         faults.add(reader.path(field), "must not be empty");
     }
-    reader.objects(field, faults)
+    reader.elements(field, faults)
 }

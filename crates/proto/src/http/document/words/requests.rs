@@ -23,8 +23,8 @@ pub(super) const TEXTS: &[Text] = &[
     // A process on hosts.
     (
         "proc_operate_req",
-        "The requests: each has the fields of operate_proc_v2, and all become one task. Two elements must not name the same process on the same host.",
-        "请求数组：每个元素的字段同 operate_proc_v2，合并为一个任务。两个元素不能指定同一主机上的同一进程。",
+        "The requests: each has the fields of operate_proc_v2, and all become one task. An element with a fault is refused for itself. The same request twice is one; another request for the same process on the same host is refused.",
+        "请求数组：每个元素的字段同 operate_proc_v2，合并为一个任务。有错误的元素只拒绝该元素本身。相同的请求重复出现时只执行一次；对同一主机上同一进程的另一不同请求会被拒绝。",
     ),
     ("meta", "Which process: its name, and labels.", "进程管理元数据。"),
     (
@@ -39,18 +39,18 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "meta.labels",
-        "Labels of the caller's choice. Values are texts; numbers and booleans are taken as their text. Status queries can ask for them.",
-        "进程标签，key 与 value 由用户自定义。value 为字符串，数字与布尔值按其文本保存。状态查询可按标签筛选。",
+        "Labels of the caller's choice. Values are texts; numbers and booleans are taken as their text. Status queries show them.",
+        "进程标签，key 与 value 由用户自定义。value 为字符串，数字与布尔值按其文本保存。状态查询会返回标签。",
     ),
     (
         "get_proc_status/meta.labels",
-        "Only processes that bear all of these labels are listed.",
-        "只列出带有全部这些标签的进程。",
+        "Accepted and not used: the process is found by its namespace and name, whatever its labels.",
+        "可以传入，但不参与筛选：进程由 namespace 与 name 确定，与标签无关。",
     ),
     (
         "get_proc_status_v2/meta.labels",
-        "Only processes that bear all of these labels are listed.",
-        "只列出带有全部这些标签的进程。",
+        "Accepted and not used: the process is found by its namespace and name, whatever its labels.",
+        "可以传入，但不参与筛选：进程由 namespace 与 name 确定，与标签无关。",
     ),
     (
         "unregister_proc_info/meta.labels",
@@ -59,8 +59,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "hosts",
-        "The hosts. Required unless agent_id_list is given, which wins. A host that is named twice is meant once.",
-        "主机对象数组。未提供 agent_id_list 时必填，两者都有时以 agent_id_list 为准。重复的主机只算一次。",
+        "The hosts. Required unless agent_id_list is given, which wins. A host that is named twice is meant once. One that cannot be read is refused for itself, beside others that can.",
+        "主机对象数组。未提供 agent_id_list 时必填，两者都有时以 agent_id_list 为准。重复的主机只算一次。无法识别的主机只拒绝其本身，不影响其他主机。",
     ),
     ("get_agent_status/hosts", "The hosts that are asked about.", "要查询的主机对象数组。"),
     ("get_agent_info/hosts", "The hosts that are asked about.", "要查询的主机对象数组。"),
