@@ -140,6 +140,36 @@ fn a_request_id_gets_the_same_task_for_the_same_request() {
     assert_eq!(one.runs(), 2);
 }
 
+/// A platform that serves one request may start a process, stop it and start it again, all under one request id.
+#[test]
+fn a_request_id_that_comes_again_after_another_operation_is_a_new_task() {
+    let up = up();
+    let proc = up.proc("again").starts(&programs::foreground());
+    let other = counted(&up, "other");
+    let id: &[(&str, &str)] = &[(REQUEST_ID, "5f1c7e")];
+    let send = |op: Op, proc: &Proc| up.client.post_with_headers(V2, id, &proc.body(op)).task();
+    let first = send(Op::Start, &proc);
+    up.client.outcome(&first).assert_success();
+    // Neither a query nor what concerns another process makes a repeat anything else.
+    up.client.outcome(&send(Op::Query, &proc)).assert_success();
+    up.client.outcome(&send(Op::Start, &other)).assert_success();
+    assert_eq!(send(Op::Start, &proc), first);
+
+    let stop = send(Op::Stop, &proc);
+    up.client.outcome(&stop).assert_success();
+    let second = send(Op::Start, &proc);
+    assert_ne!(second, first, "it was stopped in between");
+    up.client.outcome(&second).assert_success();
+    assert!(proc.pid().is_some(), "it runs again");
+    assert_eq!(send(Op::Start, &proc), second, "and this is a repeat again");
+    // Whoever asked for the other operation, and without an id.
+    proc.op(Op::Stop).assert_success();
+    let third = send(Op::Start, &proc);
+    assert!(third != first && third != second);
+    up.client.outcome(&third).assert_success();
+    proc.op(Op::Stop).assert_success();
+}
+
 /// Two platforms that count their calls from 1 do not meet.
 #[test]
 fn a_key_is_its_apps_own() {

@@ -2,13 +2,17 @@
 //!
 //! The writer is one thread, so of two calls that come at the same moment one finds the other's key; and since task and
 //! key are one commit, a crash leaves both or neither.
+//!
+//! A request id names a chain of calls, in which a process may be started, stopped and started again: the same request counts as a
+//! repeat only if nothing else was asked of its processes in between.
 
-use super::columns::{integer, natural};
+use super::columns::{from_json, integer, natural, text};
 use super::tasks::{insert, requests_json};
 use super::{Fault, NewTask, Store, StoreError};
 use crate::clock::Reading;
-use procfleet_core::TaskId;
+use procfleet_core::{OpKind, ProcKey, TaskId};
 use rusqlite::{Connection, OptionalExtension, params};
+use serde::Deserialize;
 
 /// What a caller's key says about its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +54,11 @@ impl Store {
         const DOING: &str = "creating a task under a key";
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
         self.write(DOING, move |db| {
-            if let Some(earlier) = earlier(db, &task.app, &submission)? {
-                return Ok(earlier);
+            match earlier(db, &task.app, &submission)? {
+                Some(Submitted::Before(first))
+                    if submission.key.kind == KeyKind::RequestId && is_overtaken(db, first)? => {}
+                Some(earlier) => return Ok(earlier),
+                None => {}
             }
             let id = insert(db, &task, &requests)?;
             remember(db, &task, &submission, id)?;
@@ -88,6 +95,40 @@ fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option
         let task = TaskId { stamp: natural(stamp), number: natural(number) };
         if same { Submitted::Before(task) } else { Submitted::OtherRequest(task) }
     }))
+}
+
+/// What of a request decides whether another is about the same.
+#[derive(Deserialize)]
+struct About {
+    proc: ProcKey,
+    kind: OpKind,
+}
+
+/// Whether a later task asked something else of a process of this one. A query changes nothing.
+fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, Fault> {
+    let sql = "SELECT number, requests_json FROM tasks WHERE number >= ? ORDER BY number";
+    let mut tasks = db.prepare_cached(sql)?;
+    let sql = "SELECT 1 FROM ops WHERE task = ?1 AND request = ?2 AND agent IN \
+               (SELECT agent FROM ops WHERE task = ?3 AND request = ?4 AND agent IS NOT NULL)";
+    let mut same_host = db.prepare_cached(sql)?;
+    let mut rows = tasks.query([integer(first.number)])?;
+    let mut own: Vec<About> = Vec::new();
+    while let Some(row) = rows.next()? {
+        let number: i64 = row.get(0)?;
+        let requests: Vec<About> = from_json("a task's requests", text(row, 1)?)?;
+        if natural(number) == first.number {
+            own = requests;
+            continue;
+        }
+        for (place, other) in (0_u32..).zip(&requests).filter(|(_, other)| other.kind != OpKind::Query) {
+            for (own_place, _) in (0_u32..).zip(&own).filter(|(_, own)| own.proc == other.proc) {
+                if same_host.exists(params![number, place, integer(first.number), own_place])? {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// A request id that is used again after its time stands for the newer task from now on.
