@@ -33,6 +33,8 @@ const TAKEN_NAMED: usize = 1_000;
 const STATES_BYTES: usize = 40 * 1024;
 /// And so does one of events. The next is sent when the server has stored them.
 const EVENTS_BYTES: usize = 40 * 1024;
+/// How long one write may take: a server that takes nothing for so long is silent.
+const WRITE: Duration = Duration::from_secs(20);
 /// How many questions about logs are answered at once. The server asks fewer.
 const QUESTIONS: usize = 16;
 
@@ -173,6 +175,9 @@ impl Session<'_> {
             false => Telling::Never,
         };
         loop {
+            if heard.elapsed() > patience {
+                return Err(End::Silent(heard.elapsed()));
+            }
             if events == Telling::Due {
                 events = self.send_events(&mut socket).await?;
             }
@@ -198,7 +203,7 @@ impl Session<'_> {
                         Some(Err(error)) => return Err(error.into()),
                         Some(Ok(Message::Binary(bytes))) => decode_server(&bytes)?,
                         // Pings are answered by the library when the socket is next written or read.
-                        Some(Ok(_)) => { socket.flush().await?; continue }
+                        Some(Ok(_)) => { in_time(socket.flush()).await?; continue }
                     };
                     match body {
                         Body::EventsStored(stored) => {
@@ -217,13 +222,12 @@ impl Session<'_> {
                 answer = questions.next() => send(&mut socket, agent_message::Body::LogRead(answer)).await?,
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
+                // Nothing else may ever wake it.
+                () = tokio::time::sleep_until((heard + patience).into()) => return Err(End::Silent(heard.elapsed())),
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
                     send(&mut socket, request).await?;
                 },
                 () = self.journal.event_news(), if events == Telling::Done => events = Telling::Due,
-            }
-            if heard.elapsed() > patience {
-                return Err(End::Silent(heard.elapsed()));
             }
         }
     }
@@ -364,7 +368,15 @@ async fn next(socket: &mut Socket) -> Result<Body, End> {
 }
 
 async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End> {
-    Ok(socket.send(Message::Binary(body.into_bytes().into())).await?)
+    in_time(socket.send(Message::Binary(body.into_bytes().into()))).await
+}
+
+/// A server that is stopped reads nothing, and a write to it would wait for as long as it is.
+async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(), End> {
+    match tokio::time::timeout(WRITE, write).await {
+        Ok(written) => Ok(written?),
+        Err(_) => Err(End::Silent(WRITE)),
+    }
 }
 
 /// In several messages if they are many. The first says that it begins the whole list.

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcReport {
+    /// One of the states that every version knows; `doing` says more while it is `changing`.
     pub state: ProcState,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doing: Option<Doing>,
     pub hosted: bool,
     pub pid: Option<u32>,
     #[serde(default)]
@@ -34,11 +37,36 @@ pub struct ProcReport {
     pub health: String,
 }
 
+/// What is under way with a proc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Doing {
+    Starting,
+    Stopping,
+    Restarting,
+    Reloading,
+    /// Something that only a newer agent knows.
+    #[serde(other)]
+    Other,
+}
+
 impl ProcReport {
+    /// The state in the most exact word.
+    pub fn state_now(&self) -> ProcState {
+        match (self.state, self.doing) {
+            (ProcState::Changing, Some(Doing::Starting)) => ProcState::Starting,
+            (ProcState::Changing, Some(Doing::Stopping)) => ProcState::Stopping,
+            (ProcState::Changing, Some(Doing::Restarting)) => ProcState::Restarting,
+            (ProcState::Changing, Some(Doing::Reloading)) => ProcState::Reloading,
+            (state, _) => state,
+        }
+    }
+
     /// A proc that is known by its name alone, and that nobody looks after for this reason.
     pub fn left_alone(note: String) -> ProcReport {
         ProcReport {
             state: ProcState::GaveUp,
+            doing: None,
             hosted: false,
             pid: None,
             note,

@@ -69,6 +69,7 @@ fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
 fn what_agents_say() {
     use agent_message::Body;
     let report = ProcReport {
+        doing: None,
         state: ProcState::Running,
         hosted: true,
         pid: Some(7),

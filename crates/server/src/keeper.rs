@@ -12,7 +12,7 @@ mod tests;
 
 use crate::clock::{Clock, Reading};
 use crate::metrics::Metrics;
-use crate::sessions::{CutReason, Outbox, Presences, Undelivered};
+use crate::sessions::{CutReason, LastHeard, Outbox, Presences, Undelivered};
 use crate::store::{Applied, Finished, OpenOpRow, Store, StoreError};
 use procfleet_core::dispatch::{
     self, CANCEL_GRACE, CancelStep, Cancelling, Decision, OpenOp, Presence, Progress, RESTART_GRACE, WINDOW,
@@ -77,6 +77,7 @@ pub enum Note {
         outbox: Outbox,
         /// What the agent has in its journal already.
         taken: Vec<OpId>,
+        heard: LastHeard,
         /// Whether it can be told that an op was cancelled.
         cancels: bool,
     },
@@ -312,8 +313,10 @@ impl Work {
                     self.dirty.insert(*op);
                 }
             }
-            Note::Connected { agent, epoch, outbox, taken, cancels } => {
-                self.connected(agent, epoch, outbox, taken, cancels);
+            Note::Connected { agent, epoch, outbox, taken, heard, cancels } => {
+                if self.connected(agent.clone(), epoch, outbox, taken, cancels) {
+                    self.presences.insert(agent, heard);
+                }
             }
             Note::Gone { agent, epoch } => {
                 if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
@@ -382,14 +385,23 @@ impl Work {
         }
     }
 
-    fn connected(&mut self, agent: AgentId, epoch: Epoch, outbox: Outbox, taken: Vec<OpId>, cancels: bool) {
+    /// False: the session is not wanted.
+    fn connected(
+        &mut self,
+        agent: AgentId,
+        epoch: Epoch,
+        outbox: Outbox,
+        taken: Vec<OpId>,
+        cancels: bool,
+    ) -> bool {
         if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
-            return outbox.cut(CutReason::Replaced);
+            outbox.cut(CutReason::Replaced);
+            return false;
         }
         // It was let in a moment before it was dismissed.
         if let Some(reason) = self.dismissed.get(&agent) {
             let _ = outbox.try_send(refusal(&agent, reason));
-            return;
+            return false;
         }
         let ended = taken.iter().filter(|op| !self.ops.contains_key(op)).map(OpId::to_string);
         let ended: Vec<String> = if cancels { ended.collect() } else { Vec::new() };
@@ -402,13 +414,13 @@ impl Work {
             older.outbox.cut(CutReason::Replaced);
         }
         self.back_by.remove(&agent);
-        self.presences.insert(agent.clone());
         for op in taken {
             if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(&agent)) {
                 entry.open.progress = Progress::Taken(epoch);
             }
         }
         self.reconsider(&agent);
+        true
     }
 
     fn dismiss(&mut self, agent: AgentId, reason: String) {

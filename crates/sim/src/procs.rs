@@ -128,6 +128,7 @@ impl Procs {
 
 fn state(key: &ProcKey, proc: Option<&Proc>, revision: u64, now: i64) -> ProcStateMessage {
     let report = proc.map(|proc| ProcReport {
+        doing: None,
         state: if proc.pid.is_some() { ProcState::Running } else { ProcState::Stopped },
         hosted: proc.hosted,
         pid: proc.pid,

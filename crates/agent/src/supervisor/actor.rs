@@ -17,11 +17,11 @@ use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Resource, Spec};
 use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{
-    Commit, Effect, Event, Hosting, Input, Machine, Scope, Step, Usage, View, Write,
+    Activity, Commit, Effect, Event, Hosting, Input, Machine, Scope, Step, Usage, View, Write,
 };
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::native::ProcState;
-use procfleet_proto::state::ProcReport;
+use procfleet_proto::state::{Doing, ProcReport};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -396,6 +396,13 @@ impl Actor {
                 (None, false, false) => ProcState::Stopped,
                 (None, false, true) => ProcState::GaveUp,
             },
+            doing: self.machine.activity().and_then(|activity| match activity {
+                Activity::Starting => Some(Doing::Starting),
+                Activity::Stopping => Some(Doing::Stopping),
+                Activity::Restarting => Some(Doing::Restarting),
+                Activity::Reloading => Some(Doing::Reloading),
+                Activity::Other => None,
+            }),
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
             note: joined(&self.machine.note(self.around.host.now()), &joined(&seen.note, self.hands.note())),

@@ -129,7 +129,7 @@ impl Agents {
                 let rows: Vec<AgentRow> = answer.read()?;
                 let now = around.now;
                 around.table(
-                    ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE", "LABELS"],
+                    ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE", "LAST HEARD", "LABELS"],
                     rows.iter().map(|row| cells(row, now)).collect(),
                     match self.filters().is_empty() {
                         true => "no agent has joined yet: procfleet token create makes a token for one",
@@ -159,7 +159,7 @@ impl Agents {
     }
 }
 
-fn cells(row: &AgentRow, now: i64) -> [String; 7] {
+fn cells(row: &AgentRow, now: i64) -> [String; 8] {
     [
         row.bk_agent_id.clone(),
         format!("{}:{}", row.bk_cloud_id, row.ip),
@@ -172,6 +172,7 @@ fn cells(row: &AgentRow, now: i64) -> [String; 7] {
             (_, _, why) => format!("revoked ({why})"),
         },
         age(row.since.max(row.revoked_at), now),
+        age(row.heard_at, now),
         row.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","),
     ]
 }

@@ -53,6 +53,10 @@ fn cells(row: &ProcRow, now: i64) -> [String; 8] {
     let state = match row.state {
         ProcState::Running => "running",
         ProcState::Stopped => "stopped",
+        ProcState::Starting => "starting",
+        ProcState::Stopping => "stopping",
+        ProcState::Restarting => "restarting",
+        ProcState::Reloading => "reloading",
         ProcState::Changing => "changing",
         ProcState::GaveUp => "gave up",
     };

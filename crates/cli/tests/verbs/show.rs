@@ -56,15 +56,15 @@ fn no_rows_are_no_lines() {
 fn agents() {
     let row = |id: &str, connected: bool| {
         json!({"bk_agent_id": id, "bk_cloud_id": 2, "ip": "10.0.0.1", "version": "0.1.0", "connected": connected,
-               "since": NOW - 7200, "enrolled_at": 1, "bk_biz_id": 7, "bk_biz_name": "shop"})
+               "since": NOW - 7200, "heard_at": NOW - 9, "enrolled_at": 1, "bk_biz_id": 7, "bk_biz_name": "shop"})
     };
     let server =
         Server::start([("GET /api/v1/agents", vec![ok(json!([row("a1", true), row("a2", false)]))])]);
     assert_eq!(
         run(&server, "agents").out,
-        "AGENT  HOST        BUSINESS  VERSION  STATE      SINCE  LABELS\n\
-         a1     2:10.0.0.1  7 shop    0.1.0    connected  2h     -\n\
-         a2     2:10.0.0.1  7 shop    0.1.0    away       2h     -\n"
+        "AGENT  HOST        BUSINESS  VERSION  STATE      SINCE  LAST HEARD  LABELS\n\
+         a1     2:10.0.0.1  7 shop    0.1.0    connected  2h     9s          -\n\
+         a2     2:10.0.0.1  7 shop    0.1.0    away       2h     9s          -\n"
     );
 }
 

@@ -1,7 +1,7 @@
 //! What a machine is in the middle of: a purpose, and a stage with its deadlines.
 
 use super::policy::Fall;
-use super::{Hosting, LookId, PlanId, Rest, RunId};
+use super::{Activity, Hosting, LookId, PlanId, Rest, RunId};
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
@@ -202,6 +202,28 @@ pub(super) enum Overdue {
 }
 
 impl Job {
+    pub(super) fn activity(&self) -> Activity {
+        match &self.purpose {
+            Purpose::Op { kind: OpKind::Start | OpKind::Host, .. } | Purpose::Turn => Activity::Starting,
+            Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath => Activity::Stopping,
+            Purpose::Op { kind: OpKind::Restart, .. } | Purpose::Upkeep { .. } | Purpose::Limit { .. } => {
+                Activity::Restarting
+            }
+            Purpose::Op { kind: OpKind::Reload, .. } => Activity::Reloading,
+            Purpose::Op {
+                kind:
+                    OpKind::Query
+                    | OpKind::Unhost
+                    | OpKind::Register
+                    | OpKind::Update
+                    | OpKind::Unregister
+                    | OpKind::Group,
+                ..
+            }
+            | Purpose::Recover { .. } => Activity::Other,
+        }
+    }
+
     /// Whether an order of this kind does not wait for the job's end. A stop or kill overtakes what would launch; a
     /// kill also overtakes a stop that waits for a stubborn process, and a reload.
     pub(super) fn yields_to(&self, order: OpKind) -> bool {

@@ -97,6 +97,18 @@ pub enum Hosting {
     Unhosted,
 }
 
+/// What is under way with a proc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    Starting,
+    Stopping,
+    /// By an order, or because it died or must be ended.
+    Restarting,
+    Reloading,
+    /// It is looked at or written down.
+    Other,
+}
+
 /// What a machine is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {

@@ -99,6 +99,18 @@ fn every_answer_is_in_the_envelope() {
     let refused = up.client.post("/api/v2/proc/operate_proc_v2", json!({}));
     let fields: Vec<&str> = refused.body.as_object().expect("an object").keys().map(String::as_str).collect();
     assert_eq!(fields, ["result", "code", "message", "data", "request_id"]);
+
+    // What is no call at all has a request id, too: the caller's own, or a new one.
+    for (method, path, status) in
+        [("POST", "/api/v9/nothing", 404), ("GET", "/", 404), ("DELETE", "/api/v1/agents", 405)]
+    {
+        let answer = up.client.send(method, path, &[], b"").answer();
+        assert_eq!(answer.status, status, "{method} {path}");
+        let made = answer.body["request_id"].as_str().expect("a text").to_owned();
+        assert!(!made.is_empty(), "{method} {path}: {}", answer.body);
+        let own = up.client.send(method, path, &[("X-Bkapi-Request-Id", "7c2f")], b"").answer();
+        assert_eq!(own.body["request_id"], "7c2f", "{method} {path}");
+    }
 }
 
 /// Every habit of real callers in one request: it is accepted and works.

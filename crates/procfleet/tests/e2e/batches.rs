@@ -149,12 +149,17 @@ fn an_odd_host_is_refused_for_itself() {
     // Whoever asks for many is answered for those that can be.
     let meta = &proc.request["meta"];
     wait_until(PATIENCE, "the process is known", || {
-        let status = up.client.post(&format!("{GSE}/get_proc_status_v2/"), json!({"meta": meta, "hosts": hosts}));
+        let status =
+            up.client.post(&format!("{GSE}/get_proc_status_v2/"), json!({"meta": meta, "hosts": hosts}));
         status.data()["proc_infos"].as_array().is_some_and(|infos| infos.len() == 1)
     });
     let alive = up.client.post(&format!("{GSE}/get_agent_status/"), json!({"hosts": hosts})).data();
-    let shown: Vec<(&str, &Value)> =
-        alive.as_object().expect("an object").iter().map(|(key, row)| (&**key, &row["bk_agent_alive"])).collect();
+    let shown: Vec<(&str, &Value)> = alive
+        .as_object()
+        .expect("an object")
+        .iter()
+        .map(|(key, row)| (&**key, &row["bk_agent_alive"]))
+        .collect();
     assert_eq!(alive["0:127.0.0.1"]["bk_agent_alive"], 1, "{shown:?}");
     assert_eq!(alive["3:"], json!({"ip": "", "bk_cloud_id": 3, "bk_agent_alive": 0}));
     assert_eq!(shown.len(), 4);
@@ -219,7 +224,8 @@ fn agents_and_processes_are_answered_by_the_id_that_was_asked_for() {
         assert_eq!(json!(ids), asked, "{api}");
     }
     // The labels of a query do not exclude what its name finds.
-    let meta = json!({"namespace": up.namespace, "name": "labelled", "labels": {"proc_name": "other", "more": "x"}});
+    let meta =
+        json!({"namespace": up.namespace, "name": "labelled", "labels": {"proc_name": "other", "more": "x"}});
     let body = json!({"meta": meta, "agent_id_list": asked});
     let infos = wait_for(PATIENCE, "the process is known", || {
         let answer = up.client.post(&format!("{GSE}/get_proc_status_v2/"), body.clone());

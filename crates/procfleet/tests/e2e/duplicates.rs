@@ -298,7 +298,9 @@ impl Member {
         let running = self.running();
         let pid = row["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
         if self.flavour == Flavour::Once {
-            return (row["state"] != "changing").then_some((hosted, None));
+            let settled =
+                ["running", "stopped", "gave_up"].contains(&row["state"].as_str().unwrap_or_default());
+            return settled.then_some((hosted, None));
         }
         // An agent that came back while the shell had not yet started the program knows the shell, which waits for it.
         let is_it = |program: &u32| pid == Some(*program) || (pid.is_some() && pid == parent(*program));

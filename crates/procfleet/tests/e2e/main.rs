@@ -37,6 +37,7 @@ mod periodic;
 mod policy;
 mod retention;
 mod selectors;
+mod silence;
 mod spec_fields;
 mod stranger;
 mod task_state;

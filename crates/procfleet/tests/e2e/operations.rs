@@ -104,7 +104,7 @@ fn a_query_is_answered_while_a_start_is_checked() {
     });
     seen.assert_success().assert_hosted(false);
     assert!(!start.has_ended());
-    assert_eq!(proc.row().expect("it has a row")["state"], "changing");
+    assert_eq!(proc.row().expect("it has a row")["state"], "starting");
     proc.op(Op::Kill).assert_success();
     start.outcome().assert(826, "start was cancelled");
 }
@@ -244,4 +244,39 @@ fn a_colon_does_not_move_between_namespace_and_name() {
     two.op(Op::Kill).assert_success();
     assert!(one.op(Op::Query).pid().is_some());
     one.op(Op::Kill).assert_success();
+}
+
+/// People read what is under way, and GSE's callers see the process as soon as it was seen.
+#[test]
+fn what_is_under_way_is_called_by_its_name() {
+    let up = up();
+    let proc = up
+        .proc("slow")
+        .with_pid_file()
+        .starts(&programs::daemon())
+        .control("stop_cmd", "sleep 3; kill $(cat web.pid)")
+        .control("reload_cmd", "sleep 3")
+        .control("restart_cmd", &format!("sleep 3; kill $(cat web.pid); sleep 1; {}", programs::daemon()))
+        .policy("start_check_secs", 8);
+    let start = proc.submit(Op::Start);
+    let pid = proc.pid_in_file();
+    proc.row_when(PATIENCE, "starting");
+    let query = json!({"meta": proc.request["meta"], "hosts": proc.request["hosts"]});
+    let info = wait_for(PATIENCE, "GSE's status shows the process", || {
+        let answer = up.client.post("/api/v2/proc/get_proc_status_v2", query.clone());
+        let info = answer.data()["proc_infos"][0].clone();
+        (info["pid"] == pid).then_some(info)
+    });
+    assert_eq!(info["status"], 1, "{info}");
+    // Unless the machine was so slow that the check is over, this was seen while it was made.
+    if !start.has_ended() {
+        assert_eq!(info["isauto"], false, "{info}");
+    }
+    start.outcome().assert_success();
+    for (op, state) in [(Op::Reload, "reloading"), (Op::Restart, "restarting"), (Op::Stop, "stopping")] {
+        let task = proc.submit(op);
+        proc.row_when(PATIENCE, state);
+        task.outcome().assert_success();
+    }
+    proc.row_when(PATIENCE, "stopped");
 }

@@ -21,8 +21,8 @@ pub struct AgentView {
     pub host: Host,
     pub version: String,
     pub connected: bool,
-    /// When it last connected or disconnected; seconds since 1970, UTC.
-    pub changed_at: i64,
+    /// When it was last heard, be it a heartbeat; seconds since 1970, UTC.
+    pub heard_at: i64,
     /// `None`: it has never connected.
     pub facts: Option<HostFacts>,
 }
@@ -139,7 +139,7 @@ pub fn state(asked: &AgentId, agent: &AgentView) -> AgentState {
         version: agent.version.clone(),
         run_mode: RUN_MODE,
         status_code: status_code(agent),
-        report_time: agent.changed_at,
+        report_time: agent.heard_at,
     }
 }
 
@@ -159,7 +159,7 @@ pub fn details(asked: &AgentId, agent: &AgentView) -> AgentDetails {
         cpu_num: facts.cpus,
         mem_size: facts.memory_mib,
         start_time: facts.started_at,
-        last_work_time: agent.changed_at,
+        last_work_time: agent.heard_at,
         status: status.to_owned(),
         last_status: status.to_owned(),
         last_status_code: status_code(agent),

@@ -27,9 +27,12 @@ impl NamedHost {
     pub(super) fn read(reader: &Reader<'_>, faults: &mut Faults) -> NamedHost {
         let host = read_host(reader, faults);
         match host {
-            Some(host) => {
-                NamedHost { ip: host.ip.to_string(), cloud: host.cloud.0, name: host.to_string(), host: Some(host) }
-            }
+            Some(host) => NamedHost {
+                ip: host.ip.to_string(),
+                cloud: host.cloud.0,
+                name: host.to_string(),
+                host: Some(host),
+            },
             None => {
                 let (ip, cloud) = (reader.shown("ip"), reader.shown("bk_cloud_id"));
                 let name = format!("{cloud}:{ip}");
@@ -189,7 +192,11 @@ pub(super) fn finish(
             faults.warn(path(place), reason.clone());
             let targets = clashes.into_iter().map(|(_, target)| target).collect();
             let refusal = Some(Refusal { code: Code::BadRequest, reason });
-            refused.push(Request { targets, refused: request.refused.clone().or(refusal), ..request.clone() });
+            refused.push(Request {
+                targets,
+                refused: request.refused.clone().or(refusal),
+                ..request.clone()
+            });
         }
         kept.push(request);
     }
@@ -222,7 +229,11 @@ pub(super) fn sort_out(
             }
         }
     }
-    let places: Vec<usize> =
-        requests.iter().enumerate().filter(|(_, request)| request.is_some()).map(|(place, _)| place).collect();
+    let places: Vec<usize> = requests
+        .iter()
+        .enumerate()
+        .filter(|(_, request)| request.is_some())
+        .map(|(place, _)| place)
+        .collect();
     finish(requests.into_iter().flatten().collect(), faults, |place| path(places[place]))
 }

@@ -130,7 +130,9 @@ impl fmt::Display for Faults {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::UnknownOp(reason) | Reason::NoPlace(reason) | Reason::Other(reason) => f.write_str(reason),
+            Reason::UnknownOp(reason) | Reason::NoPlace(reason) | Reason::Other(reason) => {
+                f.write_str(reason)
+            }
         }
     }
 }

@@ -29,7 +29,13 @@ pub fn set_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Reque
             .object("spec", &mut faults)
             .map(|spec| read_groups(&spec, &mut faults))
             .unwrap_or_default();
-        Request { proc, kind: OpKind::Group, spec: Some(Spec { groups, ..Spec::default() }), targets, refused: None }
+        Request {
+            proc,
+            kind: OpKind::Group,
+            spec: Some(Spec { groups, ..Spec::default() }),
+            targets,
+            refused: None,
+        }
     });
     let requests = finish(request.into_iter().collect(), &mut faults, |_| String::new());
     if faults.is_empty() { Ok(requests) } else { Err(faults) }

@@ -60,6 +60,9 @@ pub struct AgentRow {
     pub connected: bool,
     /// When it last connected or disconnected; seconds since 1970, UTC.
     pub since: i64,
+    /// When it was last heard, be it a heartbeat; seconds since 1970, UTC.
+    #[serde(default)]
+    pub heard_at: i64,
     pub enrolled_at: i64,
     /// The business that it belongs to.
     pub bk_biz_id: u32,
@@ -151,7 +154,12 @@ pub struct ProcRow {
 pub enum ProcState {
     Running,
     Stopped,
-    /// An operation or a restart is under way.
+    Starting,
+    Stopping,
+    /// By an operation, or by the agent itself.
+    Restarting,
+    Reloading,
+    /// Something else is under way.
     Changing,
     /// Hosted, and started too often in vain.
     GaveUp,

@@ -159,7 +159,11 @@ pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Fault
         }
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
         reader.only(&["meta", "op_type", "spec", "select", "dry_run"], &login::FIELDS, &mut faults);
-        Selected { request: Request { proc, kind, spec, targets: Vec::new(), refused: None }, select, sending }
+        Selected {
+            request: Request { proc, kind, spec, targets: Vec::new(), refused: None },
+            select,
+            sending,
+        }
     });
     match made {
         Some(made) if faults.is_empty() => Ok(made),

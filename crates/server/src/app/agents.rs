@@ -29,6 +29,7 @@ pub async fn list(app: &App, caller: &Caller, query: AgentsQuery) -> Result<Vec<
     });
     let rows = seen.take(query.limit.unwrap_or(usize::MAX)).map(|agent| AgentRow {
         connected: app.presences.contains(&agent.agent),
+        heard_at: last_heard(app, &agent) / 1000,
         bk_agent_id: agent.agent.to_string(),
         bk_cloud_id: agent.host.cloud.0,
         ip: agent.host.ip.to_string(),
@@ -43,6 +44,11 @@ pub async fn list(app: &App, caller: &Caller, query: AgentsQuery) -> Result<Vec<
         labels: agent.labels,
     });
     Ok(rows.collect())
+}
+
+/// While it is connected its session knows, and after that the store.
+fn last_heard(app: &App, agent: &AgentRecord) -> WallMs {
+    app.presences.last_heard(&agent.agent).unwrap_or(agent.heard_at)
 }
 
 fn passes(query: &AgentsQuery, agent: &AgentRecord, connected: bool, now: WallMs) -> bool {
@@ -143,8 +149,7 @@ pub async fn with_ids(
 ) -> Result<Vec<(AgentId, AgentView)>, AppError> {
     let targets: Vec<Target> = ids.iter().cloned().map(Target::Agent).collect();
     let agents = found(app, caller.rights.businesses(), &targets).await?;
-    let known: Vec<_> =
-        ids.into_iter().zip(agents).filter_map(|(id, agent)| Some((id, agent?))).collect();
+    let known: Vec<_> = ids.into_iter().zip(agents).filter_map(|(id, agent)| Some((id, agent?))).collect();
     if known.is_empty() { Err(AppError::NoSuchAgents) } else { Ok(known) }
 }
 
@@ -163,7 +168,7 @@ async fn found(
             host: record.host,
             version: record.version.clone(),
             connected: app.presences.contains(&record.agent),
-            changed_at: record.changed_at / 1000,
+            heard_at: last_heard(app, record) / 1000,
             facts: serde_json::from_str(&record.facts).unwrap_or_default(),
         })
     };

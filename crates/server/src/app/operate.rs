@@ -180,8 +180,8 @@ async fn prepare(
                 // The keeper ends it: there is nobody to send it to.
                 (Some(Found::Nowhere) | None, None, _) => (None, None),
             };
-            let ended = ended
-                .map(|(code, reason)| Box::new(Outcome::without_agent(code, reason, request.kind)));
+            let ended =
+                ended.map(|(code, reason)| Box::new(Outcome::without_agent(code, reason, request.kind)));
             ops.push(NewOp { request: head, target, agent, start_by, deadline, ended });
         }
         heads.push(RequestHead { proc: request.proc, kind: request.kind, spec: request.spec.map(Arc::new) });

@@ -18,11 +18,12 @@ pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Resul
     let there = app.store.proc_on(agents.iter().flatten().cloned().collect(), &query.proc).await?;
     let found: HashMap<AgentId, (Host, ProcRecord)> =
         there.into_iter().map(|(agent, host, record)| (agent, (host, record))).collect();
+    let heard = Heard::of(app, found.keys()).await?;
     let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
         let agent = agent.as_ref()?;
         let supplier = target.supplier();
         let (host, record) = found.get(agent)?;
-        let report = read(app, agent, record)?;
+        let report = heard.confirmed(agent, read(app, agent, record)?);
         let agent = match target {
             Target::Agent(asked) => asked,
             Target::Host(_) | Target::SupplierHost(..) | Target::Unusable(_) => agent,
@@ -39,11 +40,37 @@ pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Resul
     let start = u64::try_from(query.start).unwrap_or(u64::MAX);
     let limit = u32::try_from(query.limit).unwrap_or(u32::MAX);
     let page = app.store.proc_page(&query.namespace, caller.rights.businesses(), start, limit).await?;
+    let heard = Heard::of(app, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let infos = page.procs.iter().filter_map(|(agent, host, record)| {
         let place = Place { proc: &record.proc, host: *host, supplier: 0, agent };
-        Some(proc_info(place, &read(app, agent, record)?))
+        Some(proc_info(place, &heard.confirmed(agent, read(app, agent, record)?)))
     });
     Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
+}
+
+/// When agents were last heard.
+struct Heard(HashMap<AgentId, i64>);
+
+impl Heard {
+    async fn of<'a>(app: &App, agents: impl Iterator<Item = &'a AgentId>) -> Result<Heard, AppError> {
+        let (mut heard, mut away) = (HashMap::new(), Vec::new());
+        for agent in agents {
+            match app.presences.last_heard(agent) {
+                Some(at) => drop(heard.insert(agent.clone(), at)),
+                None => away.push(agent.clone()),
+            }
+        }
+        if !away.is_empty() {
+            heard.extend(app.store.last_heard(away).await?);
+        }
+        Ok(Heard(heard))
+    }
+
+    /// An agent says what has changed, so whenever it is heard all that it said before still holds.
+    fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
+        let heard_at = self.0.get(agent).map_or(0, |heard| heard / 1000);
+        ProcReport { reported_at: report.reported_at.max(heard_at), ..report }
+    }
 }
 
 /// What the agent said last; while it is away, with a word about that.

@@ -83,10 +83,7 @@ where
     F: Future<Output = Result<Reply<T>, CallError>>,
 {
     let (parts, body) = request.into_parts();
-    let request_id = match parts.headers.get("x-bkapi-request-id").and_then(|id| id.to_str().ok()) {
-        Some(id) if !id.is_empty() && id.len() <= 64 => id.to_owned(),
-        _ => hex(&crate::secret::random::<16>()),
-    };
+    let request_id = request_id(&parts.headers);
     let from = parts
         .extensions
         .get::<ConnectInfo<SocketAddr>>()
@@ -120,6 +117,7 @@ where
     match answer {
         Ok(Reply { data, warnings }) => {
             // A large answer takes a while to write as text, so it is written beside the calls that others wait for.
+            let unwritten = request_id.clone();
             let write = move || {
                 let message = match family {
                     Family::Gse => format!("success{warnings}"),
@@ -129,7 +127,7 @@ where
             };
             match tokio::task::spawn_blocking(write).await {
                 Ok(Ok(text)) => json(StatusCode::OK, text),
-                Ok(Err(_)) | Err(_) => refused(family, &CallError::Internal, String::new()),
+                Ok(Err(_)) | Err(_) => refused(family, &CallError::Internal, unwritten),
             }
         }
         Err(error) => {
@@ -170,9 +168,18 @@ async fn log_in(
     }
 }
 
+/// The caller's own, or a new one: people look for it in two logs.
+fn request_id(headers: &HeaderMap) -> String {
+    match headers.get("x-bkapi-request-id").and_then(|id| id.to_str().ok()) {
+        Some(id) if !id.is_empty() && id.len() <= 64 => id.to_owned(),
+        _ => hex(&crate::secret::random::<16>()),
+    }
+}
+
 pub(super) async fn no_such_api(State(app): State<App>, request: Request) -> Response {
     app.metrics.call("unknown", Code::NoSuchApi.external());
-    refused(Family::Gse, &CallError::NoSuchApi(request.uri().path().to_owned()), String::new())
+    let error = CallError::NoSuchApi(request.uri().path().to_owned());
+    refused(Family::Gse, &error, request_id(request.headers()))
 }
 
 pub(super) async fn wrong_method(State(app): State<App>, request: Request) -> Response {
@@ -181,7 +188,7 @@ pub(super) async fn wrong_method(State(app): State<App>, request: Request) -> Re
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
     };
-    refused(Family::Gse, &error, String::new())
+    refused(Family::Gse, &error, request_id(request.headers()))
 }
 
 fn refused(family: Family, error: &CallError, request_id: String) -> Response {

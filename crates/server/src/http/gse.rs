@@ -203,7 +203,9 @@ impl Api {
             }
             Api::ListAgentInfo => {
                 let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Answer::AgentDetails(known.iter().map(|(id, agent)| agents_shape::details(id, agent)).collect())
+                Answer::AgentDetails(
+                    known.iter().map(|(id, agent)| agents_shape::details(id, agent)).collect(),
+                )
             }
         };
         Ok(data.into())

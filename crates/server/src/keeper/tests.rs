@@ -111,8 +111,14 @@ impl Fixture {
         let wall = self.clock.wall();
         let epoch = self.store.agent_connected(&self.agent, "0.1.0", "null", wall).await.expect("connected");
         let (outbox, orders, _) = Outbox::for_session();
-        let note =
-            Note::Connected { agent: self.agent.clone(), epoch, outbox, taken: Vec::new(), cancels: true };
+        let note = Note::Connected {
+            agent: self.agent.clone(),
+            epoch,
+            outbox,
+            taken: Vec::new(),
+            heard: LastHeard::at(0),
+            cancels: true,
+        };
         assert!(keeper.tell(note).await);
         (epoch, orders)
     }
@@ -145,7 +151,7 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
         let ops = fixture.task(1, 90_000, -30_000, 60_000).await;
         if orderly {
             let gone = fixture.ago(80_000, 0);
-            fixture.store.agent_disconnected(&fixture.agent, epoch, gone).await.expect("off");
+            fixture.store.agent_disconnected(&fixture.agent, epoch, gone, gone.wall).await.expect("off");
         }
         let keeper = fixture.keeper().await;
         let (epoch, mut orders) = fixture.connect(&keeper).await;
@@ -169,7 +175,11 @@ async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
         let open = fixture.task_with(1, 90_000, -30_000, 60_000, ahead).await;
         let overdue = fixture.task_with(1, 90_000, -30_000, -1_000, ahead).await;
         // The clock was set after the op was sent and before the agent left: by wall time it left first, or an hour later.
-        fixture.store.agent_disconnected(&fixture.agent, epoch, fixture.ago(80_000, 0)).await.expect("off");
+        fixture
+            .store
+            .agent_disconnected(&fixture.agent, epoch, fixture.ago(80_000, 0), 0)
+            .await
+            .expect("off");
         let never_sent = fixture.task_with(1, 70_000, 30_000, 60_000, ahead).await;
         let keeper = fixture.keeper().await;
         fixture.wait_until_ended(&keeper, overdue[0].task).await;
@@ -275,7 +285,16 @@ async fn an_agent_that_comes_back_is_told_which_of_its_ops_have_ended() {
         fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
     let (outbox, mut orders, _cut) = Outbox::for_session();
     let agent = fixture.agent.clone();
-    keeper.tell(Note::Connected { agent, epoch, outbox, taken: vec![ops[1]], cancels: true }).await;
+    keeper
+        .tell(Note::Connected {
+            agent,
+            epoch,
+            outbox,
+            taken: vec![ops[1]],
+            heard: LastHeard::at(0),
+            cancels: true,
+        })
+        .await;
     let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
     assert_eq!(told, Some(Body::Cancel(Cancel { ops: vec![ops[1].to_string()] })));
 }
@@ -325,8 +344,14 @@ async fn an_agent_that_does_not_read_is_cut_and_comes_back_to_all_of_it() {
     let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("on");
     let (outbox, orders, cut) = Outbox::for_session();
     while outbox.try_send(Body::Ack(Ack::default())).is_ok() {}
-    let note =
-        Note::Connected { agent: fixture.agent.clone(), epoch, outbox, taken: Vec::new(), cancels: true };
+    let note = Note::Connected {
+        agent: fixture.agent.clone(),
+        epoch,
+        outbox,
+        taken: Vec::new(),
+        heard: LastHeard::at(0),
+        cancels: true,
+    };
     assert!(keeper.tell(note).await);
     let ops = fixture.task(2, 0, 30_000, 60_000).await;
     keeper.tell(Note::TaskCreated(ops[0].task)).await;
@@ -369,8 +394,14 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
     keeper.tell(Note::TaskCreated(ops[0].task)).await;
     let (outbox, _orders, cut) = Outbox::for_session();
     let liar: AgentId = "020000000001".parse().expect("an agent id");
-    let note =
-        Note::Connected { agent: liar.clone(), epoch: Epoch(1), outbox, taken: Vec::new(), cancels: true };
+    let note = Note::Connected {
+        agent: liar.clone(),
+        epoch: Epoch(1),
+        outbox,
+        taken: Vec::new(),
+        heard: LastHeard::at(0),
+        cancels: true,
+    };
     assert!(keeper.tell(note).await);
     let outcome = Outcome::without_agent(Code::Success, "it was done", OpKind::Query);
     keeper.report(&liar, Epoch(1), vec![(ops[0], Some(outcome))], 100).await;

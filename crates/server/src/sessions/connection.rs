@@ -4,8 +4,9 @@ use super::certificates::{self, Standing};
 use super::clones;
 use super::listener::Link;
 use super::places::Place;
-use super::{CutReason, Orders, Outbox};
+use super::{CutReason, LastHeard, Orders, Outbox};
 use crate::app::events;
+use crate::clock::WallMs;
 use crate::keeper::{Note, RETIRED, revoked};
 use crate::pki;
 use crate::secret;
@@ -21,14 +22,15 @@ use procfleet_proto::link::{
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
 const HELLO: Duration = Duration::from_secs(10);
-/// A peer that has been silent for two of these is gone.
-const HEARTBEAT: Duration = Duration::from_secs(30);
+/// How often an agent is pinged. One that has been silent for two of these at the next one is gone, so at most three after it was last
+/// heard: a host that hangs or is cut off shows as away within 35 s. An agent that hears nothing for three leaves, too.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long one write may take. Who reads more slowly is cut, and hears the rest in its next session.
 const WRITE: Duration = Duration::from_secs(20);
 
@@ -127,9 +129,10 @@ pub(super) async fn run(
         };
         let Some(epoch) = Box::pin(write_down(&link, &agent, &hello)).await else { return };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
-        let end = talk(&link, &agent, epoch, hello, renew_in, &mut socket).await;
+        let heard = LastHeard::at(link.clock.wall());
+        let end = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket).await;
         link.questions.gone(&agent, epoch);
-        Box::pin(leave(&link, &agent, epoch, end, socket)).await;
+        Box::pin(leave(&link, &agent, epoch, heard.get(), end, socket)).await;
     }
     .instrument(span)
     .await;
@@ -149,9 +152,9 @@ async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch
     }
 }
 
-async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, end: End, mut socket: WebSocket) {
+async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, heard: WallMs, end: End, mut socket: WebSocket) {
     link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
-    if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.reading()).await {
+    if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.reading(), heard).await {
         warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
     }
     info!(reason = %end, epoch = epoch.0, "agent disconnected");
@@ -263,6 +266,7 @@ async fn talk(
     epoch: Epoch,
     hello: Hello,
     renew_in: Duration,
+    heard: &LastHeard,
     socket: &mut WebSocket,
 ) -> End {
     let welcome = Welcome {
@@ -280,8 +284,10 @@ async fn talk(
     drop(hello);
     let (outbox, orders, cut) = Outbox::for_session();
     link.questions.connected(agent, epoch, reads_logs.then_some(&outbox));
-    link.keeper.tell(Note::Connected { agent: agent.clone(), epoch, outbox, taken, cancels }).await;
-    cut.during(converse(link, agent, epoch, renews, orders, socket)).await.unwrap_or_else(End::Cut)
+    let connected =
+        Note::Connected { agent: agent.clone(), epoch, outbox, taken, heard: heard.clone(), cancels };
+    link.keeper.tell(connected).await;
+    cut.during(converse(link, agent, epoch, renews, orders, heard, socket)).await.unwrap_or_else(End::Cut)
 }
 
 async fn converse(
@@ -290,13 +296,17 @@ async fn converse(
     epoch: Epoch,
     renews: bool,
     mut orders: Orders,
+    last_heard: &LastHeard,
     socket: &mut WebSocket,
 ) -> End {
     let mut cas = link.ca.changes();
-    let mut heard = Instant::now();
+    // Since when it has been listened to in vain. While something else is done, what it says waits.
+    let mut silent_since = Instant::now();
     // Each session has its own rhythm, so that ten thousand do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
     let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
+    // After a long store write, two beats at once would count the same silence twice.
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let done = tokio::select! {
             // Orders first: they are few, and a flood of reports must not keep a stop waiting.
@@ -306,8 +316,8 @@ async fn converse(
                 Some(order) => in_time(send_all(socket, order, &mut orders)).await,
             },
             _ = beat.tick() => {
-                if heard.elapsed() > HEARTBEAT * 2 {
-                    return End::Silent(heard.elapsed());
+                if silent_since.elapsed() > HEARTBEAT * 2 {
+                    return End::Silent(silent_since.elapsed());
                 }
                 in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
             }
@@ -315,7 +325,8 @@ async fn converse(
                 in_time(send(socket, certificates::ask_for_renewal(certificates::soon(link)))).await
             }
             message = socket.next() => {
-                heard = Instant::now();
+                silent_since = Instant::now();
+                last_heard.set(link.clock.wall());
                 let (body, size) = match message {
                     None | Some(Ok(Message::Close(_))) => return End::Closed,
                     Some(Err(error)) => return End::of_socket(error),
@@ -326,11 +337,14 @@ async fn converse(
                         Err(error) => return End::Protocol(error),
                     },
                 };
-                match Box::pin(heed(link, agent, epoch, body, size)).await {
+                let heeded = match Box::pin(heed(link, agent, epoch, body, size)).await {
                     Ok(None) => Ok(()),
                     Ok(Some(answer)) => in_time(send(socket, answer)).await,
                     Err(end) => Err(end),
-                }
+                };
+                // A slow store must not be taken for a silent agent.
+                silent_since = Instant::now();
+                heeded
             }
         };
         if let Err(end) = done {

@@ -16,10 +16,13 @@ pub use clones::Clones;
 pub use listener::{Link, LinkError};
 pub use questions::{Questions, Unanswered};
 
+use crate::clock::WallMs;
 use crate::metrics::Metrics;
 use procfleet_core::id::AgentId;
 use procfleet_proto::link::server_message::Body;
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::{mpsc, oneshot};
 
@@ -125,10 +128,29 @@ impl Cut {
     }
 }
 
+/// When an agent was last heard, be it a heartbeat. Its session writes it for every message, so it is kept in memory, and stored
+/// when the session ends.
+#[derive(Clone, Debug)]
+pub struct LastHeard(Arc<AtomicI64>);
+
+impl LastHeard {
+    pub fn at(now: WallMs) -> LastHeard {
+        LastHeard(Arc::new(AtomicI64::new(now)))
+    }
+
+    pub(crate) fn set(&self, now: WallMs) {
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> WallMs {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Which agents are connected to this server, now. The keeper writes it; everybody may read.
 #[derive(Clone, Debug)]
 pub struct Presences {
-    agents: Arc<RwLock<HashSet<AgentId>>>,
+    agents: Arc<RwLock<HashMap<AgentId, LastHeard>>>,
     metrics: Arc<Metrics>,
 }
 
@@ -138,17 +160,26 @@ impl Presences {
     }
 
     pub fn contains(&self, agent: &AgentId) -> bool {
-        self.agents.read().unwrap_or_else(PoisonError::into_inner).contains(agent)
+        self.agents.read().unwrap_or_else(PoisonError::into_inner).contains_key(agent)
     }
 
-    pub(crate) fn insert(&self, agent: AgentId) {
-        if self.agents.write().unwrap_or_else(PoisonError::into_inner).insert(agent) {
-            self.metrics.agents.inc();
+    /// When an agent that is connected was last heard.
+    pub fn last_heard(&self, agent: &AgentId) -> Option<WallMs> {
+        self.agents.read().unwrap_or_else(PoisonError::into_inner).get(agent).map(LastHeard::get)
+    }
+
+    pub(crate) fn insert(&self, agent: AgentId, heard: LastHeard) {
+        match self.agents.write().unwrap_or_else(PoisonError::into_inner).entry(agent) {
+            Entry::Occupied(mut known) => drop(known.insert(heard)),
+            Entry::Vacant(new) => {
+                new.insert(heard);
+                self.metrics.agents.inc();
+            }
         }
     }
 
     pub(crate) fn remove(&self, agent: &AgentId) {
-        if self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(agent) {
+        if self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(agent).is_some() {
             self.metrics.agents.dec();
         }
     }

@@ -6,13 +6,13 @@ use super::certificates::{self, CertificateRecord};
 use super::columns::{agent, from_json, host, integer, mark_if_any, natural, text, to_json};
 use super::tokens::{self, Belonging};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
-use crate::clock::{Mark, Reading};
+use crate::clock::{Mark, Reading, WallMs};
 use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, BusinessId, Epoch, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 /// Whom the audit names where an agent acts and no app asked.
@@ -32,6 +32,8 @@ pub struct AgentRecord {
     pub changed_at: i64,
     /// When it disconnected, by the clock that nobody can set.
     pub changed_mark: Option<Mark>,
+    /// When it was last heard, as far as its sessions have ended; else when it connected.
+    pub heard_at: i64,
     pub epoch: Epoch,
     /// What the host is: JSON of the caller's own.
     pub facts: String,
@@ -71,7 +73,7 @@ pub struct Joined {
 
 const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
                        changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels, \
-                       changed_boot, changed_boot_ms";
+                       changed_boot, changed_boot_ms, iif(heard_at = 0, changed_at, heard_at)";
 
 /// What a target is to somebody who may use some businesses only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,8 +210,8 @@ impl Store {
     ) -> Result<Epoch, StoreError> {
         let (agent, version, facts) = (agent.clone(), version.to_owned(), facts.to_owned());
         self.write("noting that an agent connected", move |db| {
-            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?, facts = ?, changed_at = ? \
-                       WHERE agent_id = ? AND retired_at IS NULL AND revoked_at IS NULL RETURNING epoch";
+            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?1, facts = ?2, changed_at = ?3, \
+                       heard_at = ?3 WHERE agent_id = ?4 AND retired_at IS NULL AND revoked_at IS NULL RETURNING epoch";
             let epoch = db
                 .prepare_cached(sql)?
                 .query_row(params![version, facts, at, agent.as_str()], |row| row.get(0))
@@ -220,19 +222,35 @@ impl Store {
         .await
     }
 
-    /// Does nothing when a later session has begun.
+    /// When each of these agents was last heard, as far as its sessions have ended.
+    pub async fn last_heard(&self, agents: Vec<AgentId>) -> Result<HashMap<AgentId, i64>, StoreError> {
+        self.read("reading when agents were heard", move |db| {
+            let sql = "SELECT iif(heard_at = 0, changed_at, heard_at) FROM agents WHERE agent_id = ?";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut heard = HashMap::with_capacity(agents.len());
+            for agent in agents {
+                let at = statement.query_row([agent.as_str()], |row| row.get(0)).optional()?;
+                heard.extend(at.map(|at| (agent, at)));
+            }
+            Ok(heard)
+        })
+        .await
+    }
+
+    /// `heard`: when it was last heard, which is before `at` if it fell silent. Does nothing when a later session has begun.
     pub async fn agent_disconnected(
         &self,
         agent: &AgentId,
         epoch: Epoch,
         at: Reading,
+        heard: WallMs,
     ) -> Result<(), StoreError> {
         let agent = agent.clone();
         self.write("noting that an agent disconnected", move |db| {
-            let sql = "UPDATE agents SET connected = 0, changed_at = ?, changed_boot = ?, changed_boot_ms = ? \
-                       WHERE agent_id = ? AND epoch = ? AND connected = 1";
+            let sql = "UPDATE agents SET connected = 0, changed_at = ?, changed_boot = ?, changed_boot_ms = ?, \
+                       heard_at = ? WHERE agent_id = ? AND epoch = ? AND connected = 1";
             let (boot, moment) = (at.mark.map(|mark| mark.boot.0), at.mark.map(|mark| integer(mark.moment.0)));
-            let values = params![at.wall, boot, moment, agent.as_str(), integer(epoch.0)];
+            let values = params![at.wall, boot, moment, heard, agent.as_str(), integer(epoch.0)];
             db.prepare_cached(sql)?.execute(values)?;
             Ok(())
         })
@@ -383,6 +401,7 @@ fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
         connected: row.get(7)?,
         changed_at: row.get(8)?,
         changed_mark: mark_if_any(row, 16)?,
+        heard_at: row.get(18)?,
         epoch: Epoch(natural(row.get(9)?)),
         facts: row.get(10)?,
         business: business(row.get(11)?)?,

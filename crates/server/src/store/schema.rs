@@ -18,6 +18,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0008_late_reports.sql"),
     include_str!("migrations/0009_boots.sql"),
     include_str!("migrations/0010_audit_counts.sql"),
+    include_str!("migrations/0011_last_heard.sql"),
 ];
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.

@@ -16,7 +16,9 @@ mod upkeep;
 use super::limits::Strain;
 use super::policy::Streak;
 use super::record::{Record, Rest};
-use super::{Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Signal, Step, Write, words};
+use super::{
+    Activity, Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Signal, Step, Write, words,
+};
 use crate::code::Code;
 use crate::id::{OpId, ProcKey};
 use crate::moment::Moment;
@@ -185,6 +187,14 @@ impl Machine {
     /// An operation or a restart is under way.
     pub fn is_busy(&self) -> bool {
         matches!(self.state, State::Busy(_))
+    }
+
+    /// What is under way, as people say it.
+    pub fn activity(&self) -> Option<Activity> {
+        match &self.state {
+            State::Down(_) | State::Up(_) => None,
+            State::Busy(job) => Some(job.activity()),
+        }
     }
 
     /// Nothing here is worth remembering: no spec, nothing under way.

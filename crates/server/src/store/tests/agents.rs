@@ -118,9 +118,9 @@ async fn every_session_has_an_epoch_of_its_own() {
     let store = Store::open(&path(&folder)).await.expect("it opens again");
     let second = store.agent_connected(&a, "0.2.0", "null", 1_700).await.expect("connected");
     assert!(second > first);
-    store.agent_disconnected(&a, first, at(1_800)).await.expect("ignored");
+    store.agent_disconnected(&a, first, at(1_800), 1_800).await.expect("ignored");
     assert_eq!(seen(&store).await, (true, 1_700, 2, "0.2.0".to_owned()));
-    store.agent_disconnected(&a, second, at(1_900)).await.expect("noted");
+    store.agent_disconnected(&a, second, at(1_900), 1_900).await.expect("noted");
     assert_eq!(seen(&store).await, (false, 1_900, 2, "0.2.0".to_owned()));
 }
 

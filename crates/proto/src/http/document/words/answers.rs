@@ -128,7 +128,11 @@ pub(super) const TEXTS: &[Text] = &[
     ("*.proc_infos", "The processes.", "进程列表。"),
     ("*.run_mode", "1: an agent. There are no proxies.", "运行模式，1 为 agent；没有 proxy。"),
     ("*.status_code", "2 running, -1 unknown: it is not connected.", "状态码：2 运行中，-1 未知（未连接）。"),
-    ("*.report_time", "When this was last heard of: seconds since 1970, UTC.", "上报时间（UTC 秒）。"),
+    (
+        "*.report_time",
+        "When the agent was last heard, be it a heartbeat: seconds since 1970, UTC.",
+        "最近一次收到 agent 消息（包括心跳）的时间（UTC 秒）。",
+    ),
     (
         "*.register_time",
         "When the process was registered: seconds since 1970, UTC; 0 if never.",
@@ -259,8 +263,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "AgentDetails.last_work_time",
-        "When it last connected or disconnected: seconds since 1970, UTC.",
-        "最近一次连接或断开的时间（UTC 秒）。",
+        "When the agent was last heard, be it a heartbeat: seconds since 1970, UTC.",
+        "最近一次收到该 agent 消息（包括心跳）的时间（UTC 秒）。",
     ),
     ("AgentDetails.status", "running or unknown.", "状态：running 或 unknown。"),
     ("AgentDetails.last_status", "The same as status.", "同 status。"),
@@ -320,6 +324,11 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     // procfleet's own.
     ("AgentRow.connected", "Whether it is connected now.", "当前是否连接。"),
+    (
+        "AgentRow.heard_at",
+        "When it was last heard, be it a heartbeat: seconds since 1970, UTC.",
+        "最近一次收到该 agent 消息（包括心跳）的时间（UTC 秒）。",
+    ),
     (
         "AgentRow.since",
         "When it last connected or disconnected: seconds since 1970, UTC.",

@@ -1,0 +1,103 @@
+//! Peers that fall silent without closing their connection: a host that hangs, a server that is stopped.
+
+use crate::up;
+use procfleet_testkit::{Joined, PATIENCE, Signal, Up, kill, wait_for, wait_until};
+use serde_json::{Value, json};
+
+const HOST: &str = "127.0.3.1";
+/// Silence is noticed after 30 s; the rest is for a busy machine.
+const NOTICED: std::time::Duration = PATIENCE.saturating_mul(4);
+
+/// A process that is stopped goes on when the test is over, so that it can end.
+struct Stopped(u32);
+
+impl Stopped {
+    fn stop(pid: u32) -> Stopped {
+        kill(pid, Signal::STOP);
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill(self.0, Signal::CONT);
+    }
+}
+
+fn joined(up: &Up) -> Joined {
+    let token = up.token(&["--uses", "1"]);
+    let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("second"), HOST, Some(&token));
+    agent.wait_until_connected(up, HOST);
+    agent
+}
+
+/// What GSE's callers see of the agent.
+#[track_caller]
+fn details(up: &Up) -> Value {
+    let asked = json!({"agent_id_list": [format!("0:{HOST}")]});
+    let details = up.client.post("/api/v2/cluster/list_agent_info", asked.clone()).data()[0].clone();
+    let state = up.client.post("/api/v2/cluster/list_agent_state", asked).data()[0].clone();
+    assert_eq!(details["status_code"], state["status_code"], "{details} {state}");
+    details
+}
+
+#[track_caller]
+fn row(up: &Up) -> Value {
+    let agents = up.client.data("/api/v1/agents");
+    agents
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|agent| agent["ip"] == HOST)
+        .expect("it has joined")
+        .clone()
+}
+
+fn number(row: &Value, field: &str) -> i64 {
+    row[field].as_i64().unwrap_or_else(|| panic!("{field} of {row}"))
+}
+
+#[test]
+fn an_agent_that_hangs_is_away_and_was_last_heard_before() {
+    let up = up();
+    let agent = joined(&up);
+    let connected = number(&row(&up), "since");
+    // It has nothing to say, and is heard all the same.
+    let heard = wait_for(NOTICED, "a heartbeat counts as heard", || {
+        let seen = details(&up);
+        (number(&seen, "report_time") > connected + 5).then_some(seen)
+    });
+    assert_eq!(heard["status_code"], 2);
+    assert_eq!(number(&row(&up), "since"), connected, "it has not connected again");
+
+    let stopped = Stopped::stop(agent.pid());
+    let at = now_secs();
+    wait_until(NOTICED, "it shows as away", || row(&up)["connected"] == false);
+    let away = details(&up);
+    assert_eq!(away["status_code"], -1, "{away}");
+    for field in ["report_time", "last_work_time"] {
+        let last = number(&away, field);
+        assert!(number(&heard, field) <= last && last <= at + 1, "{field}: stopped at {at}: {away}");
+    }
+    assert!(number(&row(&up), "since") > at, "it counts as away from when that was noticed");
+    assert!(up.cli(&["agents"]).stdout.contains("LAST HEARD"));
+    drop(stopped);
+    wait_until(NOTICED, "it is back", || row(&up)["connected"] == true);
+}
+
+#[test]
+fn an_agent_leaves_a_server_that_is_silent() {
+    let up = up();
+    let agent = joined(&up);
+    let stopped = Stopped::stop(up.pid());
+    wait_until(NOTICED, "the agent's log says so", || {
+        agent.stderr().contains("the server has been silent for")
+    });
+    drop(stopped);
+    wait_until(NOTICED, "it is back", || row(&up)["connected"] == true);
+}
+
+fn now_secs() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    i64::try_from(since.as_secs()).expect("not that late")
+}
