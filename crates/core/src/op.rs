@@ -88,6 +88,24 @@ impl OpKind {
         }
     }
 
+    /// Whether it is taken when a disk is full: it ends something, changes nothing that is stored, or makes room.
+    pub fn is_taken_on_a_full_disk(self) -> bool {
+        match self {
+            OpKind::Stop
+            | OpKind::Kill
+            | OpKind::Query
+            | OpKind::Unhost
+            | OpKind::Reload
+            | OpKind::Unregister => true,
+            OpKind::Start
+            | OpKind::Host
+            | OpKind::Restart
+            | OpKind::Register
+            | OpKind::Update
+            | OpKind::Group => false,
+        }
+    }
+
     /// How long the op may take on an idle proc, at most: its commands and checks one after the other.
     pub fn budget(self, policy: &Policy) -> Duration {
         let command = policy.op_timeout;

@@ -27,10 +27,10 @@ fn crates() -> Vec<String> {
 /// The rooms that a room's own code may know. Tests may know the testkit too.
 fn allowed(room: &str) -> &'static [&'static str] {
     match room {
-        "core" | "failpoint" => &[],
+        "core" | "failpoint" | "sqlite" => &[],
         "proto" => &["core"],
         "cli" => &["core", "proto"],
-        "server" | "agent" => &["core", "failpoint", "proto"],
+        "server" | "agent" => &["core", "failpoint", "proto", "sqlite"],
         "procfleet" => &["agent", "cli", "core", "failpoint", "proto", "server"],
         "testkit" => &["core", "proto"],
         // Simulated agents are agents in all but their processes; of the server they know as little.

@@ -1,6 +1,7 @@
 //! `procfleet up` in a folder of its own.
 
 use crate::client::Client;
+use crate::disk::Disk;
 use crate::proc::Proc;
 use crate::process::{self, kill};
 use crate::program::{Finished, Program, Stdin};
@@ -45,11 +46,25 @@ impl Up {
     /// The same with more flags, which it keeps when it is started again.
     #[track_caller]
     pub fn start_with(binary: impl AsRef<Path>, flags: &[&str]) -> Up {
+        Up::start_on(binary, flags, |_| {})
+    }
+
+    /// The same with its data folder on a disk of this size. `None`: the tests were told to do without.
+    #[track_caller]
+    pub fn start_on_disk(binary: impl AsRef<Path>, size: &str) -> Option<(Up, Disk)> {
+        let mut disk = None;
+        let up = Up::start_on(binary, &[], |data| disk = Disk::mount(data, size));
+        Some((up, disk?))
+    }
+
+    #[track_caller]
+    fn start_on(binary: impl AsRef<Path>, flags: &[&str], make_data: impl FnOnce(&Path)) -> Up {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let folder = tempfile::Builder::new().prefix("procfleet-").tempdir().expect("a temp dir");
         // Commands may run as another user.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+        make_data(&folder.path().join("data"));
         let binary = binary.as_ref().to_owned();
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let program = program(&binary, folder.path(), ANY_PORT, &flags);

@@ -27,6 +27,7 @@ use procfleet_core::parts;
 use procfleet_core::spec::{Instances, ProcessGroup};
 use procfleet_core::spread;
 use procfleet_core::supervise::{Record, Write};
+use procfleet_sqlite::Reserve;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,11 @@ pub enum JournalError {
         #[source]
         source: std::io::Error,
     },
+    #[error("opening the journal's files to reserve disk space")]
+    Reserve {
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the journal")]
     Sqlite(#[from] rusqlite::Error),
     #[error("a commit failed, and all that was in it is undone")]
@@ -80,6 +86,7 @@ const KEEP_SECS: i64 = 7 * 86_400;
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     thread: Thread,
+    reserve: Arc<Reserve>,
     /// There are new events.
     news: Arc<Notify>,
 }
@@ -137,7 +144,33 @@ pub(crate) enum Standing {
 impl Journal {
     pub(crate) async fn open(path: &Path, boot: &BootId) -> Result<(Journal, Past), JournalError> {
         let (connection, past) = open(path, boot).map_err(|failure| sound::name(failure, path))?;
-        Ok((Journal { thread: Thread::start(connection), news: Arc::default() }, past))
+        let reserve = Arc::new(Reserve::of(path).map_err(|source| JournalError::Reserve { source })?);
+        let thread = Thread::start(connection, reserve.clone());
+        let journal = Journal { thread, reserve, news: Arc::default() };
+        journal.fill_reserve();
+        Ok((journal, past))
+    }
+
+    /// Whether only essential changes should be written.
+    pub(crate) fn is_disk_full(&self) -> bool {
+        self.reserve.is_disk_full()
+    }
+
+    fn fill_reserve(&self) {
+        if let Err(failure) = self.reserve.fill() {
+            warn!(
+                error = &failure as &dyn std::error::Error,
+                "no disk space can be reserved for the journal; if the disk becomes full, stop and kill may fail"
+            );
+        }
+    }
+
+    /// Deletes all confirmed ops, so that new ones find room inside the file.
+    pub(crate) async fn make_room(&self) {
+        let made = self.thread.write(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
+        if let Err(failure) = made.await {
+            warn!(error = &failure as &dyn std::error::Error, "confirmed ops could not be deleted");
+        }
     }
 
     /// Gives back the memory that many writes have needed.
@@ -150,6 +183,7 @@ impl Journal {
     pub(crate) async fn prune(&self) {
         // Unwritten, it is done the next time.
         let _ = self.thread.write(prune).await;
+        self.fill_reserve();
     }
 
     /// Writes ops down as they arrive, in one transaction. On failure none of them is accepted.

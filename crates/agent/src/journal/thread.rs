@@ -2,6 +2,7 @@
 
 use super::JournalError;
 use procfleet_failpoint::{Point, fails};
+use procfleet_sqlite::Reserve;
 use rusqlite::{Connection, Transaction};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -30,11 +31,15 @@ impl std::fmt::Debug for Thread {
 }
 
 impl Thread {
-    pub(super) fn start(connection: Connection) -> Thread {
+    pub(super) fn start(connection: Connection, reserve: Arc<Reserve>) -> Thread {
         let (jobs, inbox) = mpsc::channel(BATCH);
         let handle = std::thread::Builder::new()
             .name("journal".to_owned())
-            .spawn(move || work(connection, inbox))
+            .spawn(move || {
+                work(connection, inbox);
+                // Only now: see `Reserve`.
+                drop(reserve);
+            })
             .expect("a thread can be started at the agent's start");
         Thread { jobs, handle: Arc::new(Mutex::new(Some(handle))) }
     }
@@ -147,9 +152,11 @@ mod tests {
     /// A full disk makes SQLite undo the whole transaction in the middle of it.
     #[tokio::test]
     async fn what_follows_the_end_of_a_transaction_is_not_written_by_itself() {
-        let connection = Connection::open_in_memory().expect("memory");
-        connection.execute_batch("CREATE TABLE t (n)").expect("a table");
-        let thread = Thread::start(connection);
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let path = folder.path().join("t.db");
+        let connection = Connection::open(&path).expect("a new file");
+        connection.execute_batch("PRAGMA journal_mode=WAL; CREATE TABLE t (n)").expect("a table");
+        let thread = Thread::start(connection, Arc::new(Reserve::of(&path).expect("both files")));
         let insert = |t: &Transaction<'_>| t.execute_batch("INSERT INTO t VALUES (1)");
         // The first holds the thread until the others wait, so that they share a transaction.
         let (go, gate) = std::sync::mpsc::channel::<()>();

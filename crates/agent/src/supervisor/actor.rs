@@ -1,6 +1,7 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
 use super::cancels::Cancels;
+use super::full_disk::FullDisk;
 use super::ledger::Ledger;
 use super::open::OpenOps;
 use super::probes::{Pace, Probes, Seen, Standing};
@@ -40,6 +41,7 @@ pub(super) struct Around {
     pub(super) sampler: Sampler,
     /// How often procs are asked after their health.
     pub(super) pace: Pace,
+    pub(super) full_disk: FullDisk,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
 }
@@ -226,7 +228,16 @@ impl Actor {
     async fn carry_out(&mut self, step: Step) {
         let Step { mut writes, effects, commit } = step;
         self.annotate(&mut writes);
+        let (unwritten, writes) = self.around.full_disk.answers_of_unjournalled(writes);
+        if !unwritten.is_empty() {
+            self.announce(unwritten);
+        }
         match commit {
+            // Nothing to wait for, not even for what may be written later.
+            Commit::First if writes.is_empty() => {
+                self.announce(writes);
+                effects.into_iter().for_each(|effect| self.act(effect));
+            }
             Commit::First => {
                 pass(&writes, Point::AgentBegunUnwritten, Point::AgentOutcomeUnwritten);
                 self.ledger.write(&writes, self.known()).await;
@@ -350,9 +361,14 @@ impl Actor {
     fn annotate(&self, writes: &mut [Write]) {
         for write in writes {
             if let Write::Done(_, Outcome { content: Content::Status(status), .. }) = write {
-                status.note = joined(&status.note, &joined(&self.probes.seen().note, self.hands.note()));
+                status.note = joined(&status.note, &self.beside());
             }
         }
+    }
+
+    /// What is wrong beside the process: its files and probes, its output, the disk.
+    fn beside(&self) -> String {
+        joined(&joined(&self.probes.seen().note, self.hands.note()), self.around.full_disk.note())
     }
 
     /// Tells the server's readers what the proc looks like, if that has changed.
@@ -405,7 +421,7 @@ impl Actor {
             }),
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
-            note: joined(&self.machine.note(self.around.host.now()), &joined(&seen.note, self.hands.note())),
+            note: joined(&self.machine.note(self.around.host.now()), &self.beside()),
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),

@@ -8,6 +8,7 @@
 mod actor;
 mod cancels;
 mod drift;
+mod full_disk;
 mod held;
 mod ledger;
 mod open;
@@ -23,6 +24,7 @@ use crate::outbox::Outbox;
 use crate::states::States;
 use actor::{Actor, Around};
 use cancels::Cancels;
+use full_disk::FullDisk;
 use held::Held;
 use open::OpenOps;
 use pools::Pools;
@@ -120,6 +122,7 @@ impl Supervisor {
             cancels: Cancels::default(),
             sampler,
             pace,
+            full_disk: FullDisk::default(),
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
         });
         let (actors, running, held) = (HashMap::new(), JoinSet::new(), Held::default());
@@ -256,6 +259,7 @@ impl Work {
 
     /// What all procs use at one moment. Each is told what concerns it; one that has no room for it hears the next.
     fn sampled(&mut self, round: Round) {
+        self.look_at_disk();
         for (key, input) in self.pools.sampled(&round) {
             info!(proc = %key, "its namespace uses too much, and it is its turn to be ended");
             // One that has no room for it is told with the next samples, if it is still so.
@@ -344,6 +348,10 @@ impl Work {
             .filter(|order| !self.around.outbox.repeat(order.op))
             .map(|o| (o.proc, Order { op: o.op, kind: o.kind, spec: o.spec, start_by: now + o.start_within }))
             .collect();
+        let orders = match self.look_at_disk() {
+            true => self.refuse_on_full_disk(orders).await,
+            false => orders,
+        };
         hit(Point::AgentOpUnwritten);
         let accepted = match self.around.journal.accept(orders.clone()).await {
             Ok(accepted) => accepted,
@@ -352,8 +360,15 @@ impl Work {
                     error = &failure as &dyn std::error::Error,
                     "ops could not be written down and were not taken"
                 );
-                for (_, order) in orders {
-                    self.refuse(order.op, order.kind);
+                for (key, order) in orders {
+                    match order.kind {
+                        OpKind::Query => {
+                            self.around.full_disk.answer_without_journal(order.op);
+                            self.around.open.begin(order.op);
+                            self.deliver(&key, order).await;
+                        }
+                        kind => self.refuse(order.op, kind),
+                    }
                 }
                 return;
             }
@@ -427,6 +442,40 @@ impl Work {
             let outcome = Outcome::without_agent(Code::Cancelled, message, order.kind);
             self.end_unbegun(&key, order.op, outcome).await;
         }
+    }
+
+    /// Says whether the disk is full. If that has changed, every proc shows it in its status.
+    fn look_at_disk(&self) -> bool {
+        let is_full = self.around.journal.is_disk_full();
+        if self.around.full_disk.set(is_full) {
+            match is_full {
+                true => error!(
+                    "the disk of the data folder is full; starts are refused until there is room, stop and kill are not"
+                ),
+                false => info!("the disk of the data folder has room again"),
+            }
+            for actor in self.actors.values() {
+                // Only a wake-up: the actor then publishes its state. One that has no room for it publishes soon anyway.
+                let _ = actor.try_send(Box::new(Input::Tick));
+            }
+        }
+        is_full
+    }
+
+    /// Returns the orders that are carried out on a full disk, and refuses the others. An op that came before is never
+    /// refused: something may have been done already.
+    async fn refuse_on_full_disk(&self, orders: Vec<(ProcKey, Order)>) -> Vec<(ProcKey, Order)> {
+        self.around.journal.make_room().await;
+        let mut taken = Vec::new();
+        for (key, order) in orders {
+            let is_new =
+                async || matches!(self.around.journal.standing(order.op).await, Ok(Standing::Unknown));
+            match !order.kind.is_taken_on_a_full_disk() && is_new().await {
+                true => self.refuse(order.op, order.kind),
+                false => taken.push((key, order)),
+            }
+        }
+        taken
     }
 
     /// An op that is not in the journal, and on which nobody has acted. Its caller need not wait for the deadline.

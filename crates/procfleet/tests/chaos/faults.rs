@@ -95,7 +95,7 @@ fn wait(time: Duration) {
 
 fn disk_full(name: &str, side: Side) -> Row {
     let folder = folder();
-    let Some(disk) = Disk::mount(&folder.path().join("disk"), "12m") else {
+    let Some(disk) = Disk::mount(&folder.path().join("disk"), "24m") else {
         return Row::left_out(name, "not played: only root may mount a disk");
     };
     let on_disk = disk.path().join("data");

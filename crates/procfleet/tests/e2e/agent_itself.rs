@@ -279,7 +279,7 @@ fn a_broken_journal_is_said_and_nothing_begins_anew() {
 #[test]
 fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
     let up = up();
-    let Some(disk) = Disk::mount(&up.folder("disk"), "8m") else { return };
+    let Some(disk) = Disk::mount(&up.folder("disk"), "16m") else { return };
     let data = disk.path().join("agent");
     let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
     let mut agent = start(Some(&up.token(&[])));
@@ -315,6 +315,44 @@ fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
     assert_eq!((stopped.pid(), stopped.runs()), (None, 1));
     stopped.start();
     agent.end(Signal::TERM);
+}
+
+/// What fills a disk is most often a process, and it must be possible to stop it.
+#[test]
+fn on_a_full_disk_processes_can_still_be_queried_stopped_and_killed() {
+    let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "32m") else { return };
+    let [queried, stopped, killed] =
+        ["queried", "stopped", "killed"].map(|name| up.proc(name).starts(&programs::foreground()));
+    let pids = [&queried, &stopped, &killed].map(Proc::start);
+
+    disk.fill();
+    let refused = up.client.post("/api/v2/proc/operate_proc_v2", up.proc("new").body(Op::Start));
+    let says = "the disk of the server's data folder is full: until there is room, only stop, kill";
+    refused.assert_refused(1000101, &[says, "and not start; nothing was changed"]);
+    // More often than the space that was free by chance would do for.
+    for _ in 0..100 {
+        assert_eq!(queried.op(Op::Query).assert_success().pid(), Some(pids[0]));
+    }
+    stopped.op(Op::Stop).assert_success().assert_hosted(false);
+    killed.op(Op::Kill).assert_success().assert_hosted(false);
+    assert_eq!(pids.map(is_running), [true, false, false]);
+    let says = "the disk of the agent's data folder is full";
+    wait_until(PATIENCE, "the status says so", || {
+        queried.row().is_some_and(|row| row["note"].as_str().is_some_and(|note| note.contains(says)))
+    });
+
+    // Also by an agent that was killed meanwhile.
+    let agent = up.kill_agent();
+    wait_until(PATIENCE, "there is another agent", || up.agent_pid() != agent);
+    assert_eq!(queried.op(Op::Query).assert_success().pid(), Some(pids[0]));
+    queried.op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(!is_running(pids[0]));
+
+    disk.free();
+    stopped.start();
+    wait_until(PATIENCE, "the status does not say so any more", || {
+        queried.row().is_some_and(|row| row["note"] == "")
+    });
 }
 
 /// The agent is away; this is its journal.

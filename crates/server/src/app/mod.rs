@@ -38,6 +38,7 @@ use crate::store::{Store, StoreError};
 use procfleet_core::access::Rights;
 use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
+use procfleet_core::op::OpKind;
 use procfleet_proto::http::fault::Faults;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -98,6 +99,8 @@ pub enum AppError {
     /// The host did not, or could not, say what it was asked.
     #[error("{reason}")]
     Unanswered { code: Code, reason: String },
+    #[error("the disk of the data folder is full, and {} is not taken", .0.verb())]
+    DiskFull(OpKind),
     #[error("the server is ending")]
     Ending,
 }

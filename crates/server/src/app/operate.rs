@@ -153,6 +153,11 @@ async fn prepare(
     within: &Scope<BusinessId>,
 ) -> Result<NewTask, AppError> {
     access::permit(caller, &requests, within)?;
+    if let Some(refused) = requests.iter().find(|request| !request.kind.is_taken_on_a_full_disk())
+        && app.store.is_disk_full()
+    {
+        return Err(AppError::DiskFull(refused.kind));
+    }
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = app.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
     let mut found = found.into_iter();

@@ -52,6 +52,7 @@ impl Retention {
                     "deleting what is old failed; it is tried again later"
                 );
             }
+            self.store.fill_reserve();
             next = Instant::now() + EVERY;
         }
     }

@@ -113,6 +113,15 @@ impl CallError {
                 let reason = "the store does not take or give data now; nothing was changed".to_owned();
                 (StatusCode::OK, Code::SystemError, reason)
             }
+            CallError::App(AppError::DiskFull(kind)) => {
+                error!(kind = kind.verb(), "the disk of the data folder is full, and a call was refused");
+                let reason = format!(
+                    "the disk of the server's data folder is full: until there is room, only stop, kill, reload, unhost, \
+                     unregister and query are taken, and not {}; nothing was changed",
+                    kind.verb()
+                );
+                (StatusCode::OK, Code::SystemError, reason)
+            }
             CallError::App(AppError::Pki(source)) => {
                 error!(error = source as &dyn std::error::Error, "a call failed at the CA");
                 let reason =

@@ -57,6 +57,7 @@ pub use tokens::{NewToken, TokenRefusal, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
 use procfleet_core::AgentId;
+use procfleet_sqlite::Reserve;
 use reader::Readers;
 use rusqlite::Connection;
 use std::io;
@@ -76,6 +77,7 @@ struct Inner {
     /// First, because fields are dropped in order and the last connection to close tidies the file up.
     readers: Readers,
     writer: Writer,
+    reserve: Arc<Reserve>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -157,13 +159,36 @@ impl Store {
         let open = move || {
             let opened = schema::open(&path)?;
             let readers = Readers::open(&path)?;
-            let writer = Writer::start(opened.connection, opened.lock)
-                .map_err(|source| StoreError::File { doing: "starting the writer of", path, source })?;
-            Ok(Store { inner: Arc::new(Inner { readers, writer }) })
+            let failed = |doing| {
+                let path = path.clone();
+                move |source| StoreError::File { doing, path, source }
+            };
+            let reserve =
+                Arc::new(Reserve::of(&path).map_err(failed("opening, to reserve disk space, the files of"))?);
+            let writer = Writer::start(opened.connection, reserve.clone(), opened.lock)
+                .map_err(failed("starting the writer of"))?;
+            let store = Store { inner: Arc::new(Inner { readers, writer, reserve }) };
+            store.fill_reserve();
+            Ok(store)
         };
         tokio::task::spawn_blocking(open)
             .await
             .unwrap_or(Err(StoreError::Panicked { doing: "opening the store" }))
+    }
+
+    /// Whether only essential changes should be written.
+    pub fn is_disk_full(&self) -> bool {
+        self.inner.reserve.is_disk_full()
+    }
+
+    /// Reserves disk space for changes on a full disk; to be called now and then.
+    pub fn fill_reserve(&self) {
+        if let Err(error) = self.inner.reserve.fill() {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "no disk space can be reserved for the store; if the disk becomes full, stop and kill may fail"
+            );
+        }
     }
 
     /// Stops taking jobs, carries out those that were taken, and leaves one tidy file. Other clones of the

@@ -11,6 +11,7 @@
 use super::schema::StoreLock;
 use super::{Fault, StoreError};
 use procfleet_failpoint::{Point, fails};
+use procfleet_sqlite::Reserve;
 use rusqlite::Connection;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -94,11 +95,15 @@ where
 }
 
 impl Writer {
-    pub(super) fn start(connection: Connection, lock: StoreLock) -> std::io::Result<Writer> {
+    pub(super) fn start(
+        connection: Connection,
+        reserve: Arc<Reserve>,
+        lock: StoreLock,
+    ) -> std::io::Result<Writer> {
         let (jobs, inbox) = mpsc::channel(WAITING);
         let thread = std::thread::Builder::new()
             .name("procfleet-store".to_owned())
-            .spawn(move || serve(connection, lock, inbox))?;
+            .spawn(move || serve(connection, reserve, lock, inbox))?;
         Ok(Writer { jobs, thread: Mutex::new(Some(thread)) })
     }
 
@@ -139,9 +144,10 @@ impl Drop for Writer {
     }
 }
 
-/// The thread. The lock is dropped after the connection: until then the file is ours.
+/// The thread. Reserve and lock are dropped after the connection: until then the file is ours.
 fn serve(
     connection: Connection,
+    reserve: Arc<Reserve>,
     lock: StoreLock,
     mut inbox: mpsc::Receiver<Message>,
 ) -> Result<(), StoreError> {
@@ -164,6 +170,7 @@ fn serve(
         tracing::warn!(error = error as &dyn std::error::Error, "store closed without a checkpoint");
     }
     drop(connection);
+    drop(reserve);
     drop(lock);
     tidied
 }
