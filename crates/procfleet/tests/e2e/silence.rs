@@ -1,7 +1,7 @@
 //! Peers that fall silent without closing their connection: a host that hangs, a server that is stopped.
 
 use crate::up;
-use procfleet_testkit::{Joined, PATIENCE, Signal, Up, kill, wait_for, wait_until};
+use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, kill, wait_for, wait_until};
 use serde_json::{Value, json};
 
 const HOST: &str = "127.0.3.1";
@@ -61,6 +61,11 @@ fn number(row: &Value, field: &str) -> i64 {
 fn an_agent_that_hangs_is_away_and_was_last_heard_before() {
     let up = up();
     let agent = joined(&up);
+    let proc = up.proc("quiet").on_host(HOST).policy("auto_type", 2).starts("true");
+    proc.op(Op::Start).assert_success();
+    let query = json!({"meta": proc.request["meta"], "hosts": proc.request["hosts"]});
+    let info =
+        || up.client.post("/api/v2/proc/get_proc_status_v2", query.clone()).data()["proc_infos"][0].clone();
     let connected = number(&row(&up), "since");
     // It has nothing to say, and is heard all the same.
     let heard = wait_for(NOTICED, "a heartbeat counts as heard", || {
@@ -68,6 +73,11 @@ fn an_agent_that_hangs_is_away_and_was_last_heard_before() {
         (number(&seen, "report_time") > connected + 5).then_some(seen)
     });
     assert_eq!(heard["status_code"], 2);
+    let told = info();
+    assert!(
+        number(&told, "report_time") >= number(&heard, "report_time"),
+        "nothing has changed since: {told}"
+    );
     assert_eq!(number(&row(&up), "since"), connected, "it has not connected again");
 
     let stopped = Stopped::stop(agent.pid());
@@ -79,6 +89,7 @@ fn an_agent_that_hangs_is_away_and_was_last_heard_before() {
         let last = number(&away, field);
         assert!(number(&heard, field) <= last && last <= at + 1, "{field}: stopped at {at}: {away}");
     }
+    assert!(number(&info(), "report_time") <= at + 1, "{}", info());
     assert!(number(&row(&up), "since") > at, "it counts as away from when that was noticed");
     assert!(up.cli(&["agents"]).stdout.contains("LAST HEARD"));
     drop(stopped);

@@ -144,6 +144,7 @@ pub struct ProcRow {
     pub health: String,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub started_at: i64,
+    /// When the agent was last heard.
     pub reported_at: i64,
     /// False: the agent is away, and the row is what it said last.
     pub fresh: bool,

@@ -9,6 +9,7 @@
 //!
 //! An agent stands in exactly one list: that of its gravest op. A host without an agent is named as the caller named it.
 
+use super::batch::settle;
 use super::fault::Faults;
 use super::native::Counts;
 use super::read::{Body, Reader};
@@ -29,11 +30,13 @@ pub fn get_task_state<'v>(body: impl Into<Body<'v>>) -> Result<StateQuery, Fault
     let mut faults = Faults::default();
     let query = Reader::root(body, &mut faults).map(|reader| StateQuery {
         task: reader.required_text("task_id", 128, &mut faults),
-        agents: reader
-            .texts("agent_id_list", &mut faults)
-            .iter()
-            .map(|(_, text)| (*text).to_owned())
-            .collect(),
+        agents: {
+            let read = reader.each_text("agent_id_list", &mut faults).into_iter().map(|(path, text)| {
+                let mut own = Faults::default();
+                (text.map(str::to_owned).map_err(|reason| own.add(path, reason)).ok(), own)
+            });
+            settle(read.collect(), &mut faults)
+        },
     });
     match query {
         Some(query) if faults.is_empty() => Ok(query),

@@ -1,6 +1,6 @@
 //! Procs, as their agents last described them.
 
-use super::status::read;
+use super::status::{Heard, read};
 use super::{App, AppError, Caller};
 use crate::store::{Found, ProcFilter};
 use procfleet_core::id::{AgentId, Host};
@@ -30,12 +30,17 @@ pub async fn list(
     let seen = agents.filter(|agent| caller.rights.businesses().allows(&agent.business));
     let hosts: HashMap<AgentId, Host> = seen.map(|agent| (agent.agent, agent.host)).collect();
     let mut rows = Vec::new();
-    for (agent, record) in app.store.procs(ProcFilter { namespace, name, agent }).await? {
+    let procs = app.store.procs(ProcFilter { namespace, name, agent }).await?;
+    let heard =
+        Heard::of(app, procs.iter().map(|(agent, _)| agent).filter(|agent| hosts.contains_key(agent)))
+            .await?;
+    for (agent, record) in procs {
         let Some(host) = hosts.get(&agent) else { continue };
         if !caller.rights.allows_namespace(&record.proc.namespace) {
             continue;
         }
         let Some(report) = read(app, &agent, &record) else { continue };
+        let report = heard.confirmed(&agent, report);
         rows.push(ProcRow {
             bk_cloud_id: host.cloud.0,
             ip: host.ip.to_string(),

@@ -6,7 +6,7 @@ use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::status::{Place, ProcInfoPage, ProcInfos, StatusQuery, SyncQuery, proc_info};
 use procfleet_proto::state::ProcReport;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use tracing::warn;
 
 /// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a host of another
@@ -49,27 +49,31 @@ pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Resul
 }
 
 /// When agents were last heard.
-struct Heard(HashMap<AgentId, i64>);
+pub(super) struct Heard(HashMap<AgentId, i64>);
 
 impl Heard {
-    async fn of<'a>(app: &App, agents: impl Iterator<Item = &'a AgentId>) -> Result<Heard, AppError> {
-        let (mut heard, mut away) = (HashMap::new(), Vec::new());
+    pub(super) async fn of<'a>(
+        app: &App,
+        agents: impl Iterator<Item = &'a AgentId>,
+    ) -> Result<Heard, AppError> {
+        let (mut heard, mut away) = (HashMap::new(), HashSet::new());
         for agent in agents {
             match app.presences.last_heard(agent) {
                 Some(at) => drop(heard.insert(agent.clone(), at)),
-                None => away.push(agent.clone()),
+                None => drop(away.insert(agent.clone())),
             }
         }
         if !away.is_empty() {
-            heard.extend(app.store.last_heard(away).await?);
+            heard.extend(app.store.last_heard(away.into_iter().collect()).await?);
         }
         Ok(Heard(heard))
     }
 
-    /// An agent says what has changed, so whenever it is heard all that it said before still holds.
-    fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
-        let heard_at = self.0.get(agent).map_or(0, |heard| heard / 1000);
-        ProcReport { reported_at: report.reported_at.max(heard_at), ..report }
+    /// An agent says what has changed, so whenever it is heard all that it said before still holds. The time is the server's own, for
+    /// callers compare it with now and the host's clock may be wrong.
+    pub(super) fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
+        let heard_at = self.0.get(agent).map(|heard| heard / 1000);
+        ProcReport { reported_at: heard_at.unwrap_or(report.reported_at), ..report }
     }
 }
 

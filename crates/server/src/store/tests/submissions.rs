@@ -66,7 +66,9 @@ async fn a_key_stands_for_one_request_of_one_app() {
 async fn a_request_id_stands_for_each_of_its_requests_for_a_while() {
     let Fixture { folder: _folder, store } = fixture().await;
     let send = async |request: u8, now: i64| {
-        submit(&store, by("app", now), under(KeyKind::RequestId, "id", request, now - 60_000)).await
+        let mut task = by("app", now);
+        task.requests[0].proc = proc(&request.to_string());
+        submit(&store, task, under(KeyKind::RequestId, "id", request, now - 60_000)).await
     };
     let first = made(send(1, 100_000).await);
     // Callers send one request id with all that one request of theirs leads to.
@@ -76,6 +78,33 @@ async fn a_request_id_stands_for_each_of_its_requests_for_a_while() {
     let later = made(send(1, 160_001).await);
     assert_eq!(send(1, 220_001).await, Submitted::Before(later));
     assert_ne!(made(send(1, 220_002).await), later);
+}
+
+/// The same request is a repeat as long as nothing else was asked of its process on its host.
+#[tokio::test]
+async fn a_request_id_is_new_after_another_operation_on_the_same_process() {
+    let Fixture { folder: _folder, store } = fixture().await;
+    let task = |kind: OpKind, name: &str, on: &str| {
+        let mut task = NewTask { app: "app".to_owned(), ..new_task(&[on]) };
+        (task.requests[0].kind, task.requests[0].proc) = (kind, proc(name));
+        task
+    };
+    let start =
+        async || submit(&store, task(OpKind::Start, "web", "a"), under(KeyKind::RequestId, "id", 1, 0)).await;
+    let first = made(start().await);
+    for (kind, name, on, new) in [
+        (OpKind::Query, "web", "a", false),
+        (OpKind::Stop, "other", "a", false),
+        (OpKind::Stop, "web", "b", false),
+        (OpKind::Stop, "web", "a", true),
+    ] {
+        store.create_task(task(kind, name, on)).await.expect("another app's, or without a key");
+        let said = start().await;
+        assert_eq!(matches!(said, Submitted::New(_)), new, "{kind:?} {name} on {on}: {said:?}");
+        if !new {
+            assert_eq!(said, Submitted::Before(first));
+        }
+    }
 }
 
 /// Within one boot its time is told by the clock that nobody can set.

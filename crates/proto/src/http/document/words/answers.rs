@@ -398,7 +398,11 @@ pub(super) const TEXTS: &[Text] = &[
         "When it was last started: seconds since 1970, UTC; 0 if never.",
         "最近启动时间（UTC 秒），从未启动为 0。",
     ),
-    ("ProcRow.reported_at", "When the agent said this: seconds since 1970, UTC.", "上报时间（UTC 秒）。"),
+    (
+        "ProcRow.reported_at",
+        "When the agent was last heard, be it a heartbeat: seconds since 1970, UTC.",
+        "最近一次收到 agent 消息（包括心跳）的时间（UTC 秒）。",
+    ),
     (
         "ProcRow.fresh",
         "False: the agent is away, and this is what it said last.",
