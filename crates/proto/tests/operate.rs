@@ -362,6 +362,29 @@ fn what_is_reserved_is_warned_of() {
 }
 
 #[test]
+fn a_typo_in_a_spec_is_warned_of_and_other_extra_fields_are_not() {
+    let mut body = seed();
+    body["nodeman_spec"] = json!({"strat_cmd": "x"});
+    body["spec"]["control"]["strat_cmd"] = json!("x");
+    body["spec"]["control"]["owner"] = json!("x");
+    body["spec"]["alive_monitor_policy"]["start_chek_secs"] = json!(5);
+    body["spec"]["op_timeout"] = json!(5);
+    let said = operate::operate_proc_v2(&body).expect("accepted").warnings.to_string();
+    assert_eq!(
+        said,
+        "; warning: spec.control.strat_cmd: unknown and not used; did you mean start_cmd?\
+         ; warning: spec.alive_monitor_policy.start_chek_secs: unknown and not used; did you mean start_check_secs?\
+         ; warning: spec.op_timeout: unknown and not used; did you mean spec.alive_monitor_policy.op_timeout?"
+    );
+    let multi = json!({"proc_operate_req": [seed_with("/spec/identity/usr", json!("x"))]});
+    let said = operate::operate_proc_multi(&multi).expect("accepted").warnings.to_string();
+    assert!(
+        said.contains("proc_operate_req[0].spec.identity.usr: unknown and not used; did you mean user?"),
+        "{said}"
+    );
+}
+
+#[test]
 fn our_own_words_of_the_policy() {
     let policy = |fields: Value| {
         let mut body = seed();

@@ -5,6 +5,7 @@
 use super::operate::{Operate, SpecFlags};
 use crate::Error;
 use procfleet_core::op::OpKind;
+use procfleet_proto::http::typos::{self, Unread};
 use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -32,19 +33,37 @@ pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Err
             "{shown} is neither a request nor a spec: it is not a JSON object"
         )));
     };
-    if ["spec", "meta", "hosts", "agent_id_list"].iter().any(|key| object.contains_key(*key)) {
+    let object = if ["spec", "meta", "hosts", "agent_id_list"].iter().any(|key| object.contains_key(*key)) {
         for part in ["spec", "meta"] {
             if object.get(part).is_some_and(|value| !value.is_object()) {
                 return Err(Error::Usage(format!("{part:?} in {shown} is not a JSON object")));
             }
         }
-        Ok(object)
+        object
     } else if object.contains_key("identity") {
-        Ok(Object::from_iter([("spec".to_owned(), Value::Object(object))]))
+        Object::from_iter([("spec".to_owned(), Value::Object(object))])
     } else {
-        Err(Error::Usage(format!(
+        return Err(Error::Usage(format!(
             "{shown} is neither a request (it has no \"spec\") nor a spec (it has no \"identity\")"
-        )))
+        )));
+    };
+    refuse_unread(&object, &shown)?;
+    Ok(object)
+}
+
+/// The API accepts fields that it does not know, for other callers send some. In a file that somebody wrote by hand they are mistakes.
+fn refuse_unread(object: &Object, shown: &str) -> Result<(), Error> {
+    let unread = typos::in_request(object).into_iter();
+    let unread = unread.filter(|unread| !LOGIN_FIELDS.contains(&unread.path.as_str()));
+    let said: Vec<String> = unread
+        .map(|Unread { path, meant }| match meant {
+            Some(meant) => format!("{path} is not known; did you mean {meant}?"),
+            None => format!("{path} is not known"),
+        })
+        .collect();
+    match said.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Usage(format!("{shown}: {}", said.join("; ")))),
     }
 }
 

@@ -176,6 +176,17 @@ fn a_file_that_cannot_be_used_is_told_before_the_server_is_asked() {
     let server = Server::start([]);
     let ran = run_with_input(&server.url(), "start nginx -f -", "{}");
     assert_eq!(ran.exit, Exit::Usage);
+    // Fields that nobody reads are mistakes in what a person wrote, and all of them are named.
+    let spec = json!({"identity": {"proc_nam": "nginx"}, "control": {"strat_cmd": "x", "owner": "me"}});
+    let ran = run_with_input(&server.url(), "start nginx -f -", &spec.to_string());
+    assert_eq!(ran.exit, Exit::Usage);
+    for words in [
+        "spec.identity.proc_nam is not known; did you mean proc_name?",
+        "spec.control.strat_cmd is not known; did you mean start_cmd?",
+        "spec.control.owner is not known",
+    ] {
+        assert!(ran.err.contains(words), "{words:?} is not in {:?}", ran.err);
+    }
     assert_eq!(server.lines().len(), 0);
 }
 

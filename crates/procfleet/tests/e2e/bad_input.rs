@@ -424,3 +424,48 @@ fn a_query_needs_no_more_than_a_name() {
     let pid = proc.start();
     assert_eq!(asked.pid(), Some(pid));
 }
+
+/// GSE's callers send fields that nobody reads here, so they are no fault; but whoever writes `strat_cmd` is told.
+#[test]
+fn a_typo_in_a_spec_is_named() {
+    let up = up();
+    let proc = up.proc("typo").policy("auto_type", 2).starts("true");
+    let mut body = proc.body(Op::Start);
+    body["spec"]["control"]["strat_cmd"] = json!("false");
+    body["spec"]["alive_monitor_policy"]["start_chek_secs"] = json!(7);
+    body["spec"]["control"]["contact"] = json!("somebody");
+    body["nodeman_spec"] = json!({});
+    let answer = up.client.post("/api/v2/proc/operate_proc_v2", body.clone());
+    let said = answer.body["message"].as_str().expect("a text").to_owned();
+    for words in [
+        "spec.control.strat_cmd: unknown and not used; did you mean start_cmd?",
+        "spec.alive_monitor_policy.start_chek_secs: unknown and not used; did you mean start_check_secs?",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in {said:?}");
+    }
+    assert!(!said.contains("contact") && !said.contains("nodeman"), "{said}");
+    up.client.outcome(&answer.task()).assert_success();
+    // Our own API says so, too.
+    let mut own = json!({"meta": body["meta"], "spec": body["spec"], "op_type": 0, "select": ["127.0.0.1"]});
+    own["dry_run"] = json!(true);
+    let own = up.client.post("/api/v1/operate", own);
+    let said = own.body["message"].as_str().expect("a text");
+    assert!(own.body["result"] == true && said.contains("did you mean start_cmd?"), "{}", own.body);
+
+    // What a person wrote into a file has no other fields: all of them are refused, and nothing is sent.
+    let file = up.folder("files").join("spec.json");
+    std::fs::write(&file, body.to_string()).expect("our own file");
+    let file = file.to_str().expect("text");
+    let before = up.client.data("/api/v1/tasks?limit=1000").as_array().map(Vec::len);
+    let refused = up.cli(&["start", "typo", "--namespace", &up.namespace, "--file", file]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    for words in [
+        "spec.control.strat_cmd is not known; did you mean start_cmd?",
+        "start_chek_secs is not known; did you mean start_check_secs?",
+        "spec.control.contact is not known",
+        "nodeman_spec is not known",
+    ] {
+        assert!(refused.stderr.contains(words), "{words:?} is not in {refused:?}");
+    }
+    assert_eq!(up.client.data("/api/v1/tasks?limit=1000").as_array().map(Vec::len), before);
+}

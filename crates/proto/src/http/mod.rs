@@ -25,5 +25,6 @@ pub mod record;
 pub mod result;
 pub mod status;
 pub mod task_state;
+pub mod typos;
 pub mod upgrade;
 pub mod users;

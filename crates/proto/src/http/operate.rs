@@ -4,6 +4,7 @@ use super::batch::{Read, finish, read_targets, sort_out};
 use super::fault::{Faults, Warnings};
 use super::login;
 use super::read::{Body, Reader};
+use super::typos::Unread;
 use crate::cron::CronRule;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
@@ -134,6 +135,7 @@ pub struct Selected {
     pub request: Request,
     pub select: Vec<Term>,
     pub sending: Sending,
+    pub warnings: Warnings,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,10 +165,12 @@ pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Fault
             request: Request { proc, kind, spec, targets: Vec::new(), refused: None },
             select,
             sending,
+            warnings: Warnings::default(),
         }
     });
+    let warnings = faults.take_warnings();
     match made {
-        Some(made) if faults.is_empty() => Ok(made),
+        Some(made) if faults.is_empty() => Ok(Selected { warnings, ..made }),
         _ => Err(faults),
     }
 }
@@ -192,6 +196,12 @@ fn read_own_spec(
     faults: &mut Faults,
 ) -> Option<Spec> {
     reader.optional_object("spec", faults).map(|spec| {
+        for Unread { path, meant } in spec.unread("spec") {
+            // GSE's callers send fields of their own. One that is close to a known name is most likely that one.
+            if let Some(meant) = meant {
+                faults.warn(path, format!("unknown and not used; did you mean {meant}?"));
+            }
+        }
         let mut spec = read_spec(&spec, kind, faults);
         spec.labels = labels.into_iter().collect();
         check_size(&spec, reader.path("spec"), faults);

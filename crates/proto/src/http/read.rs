@@ -7,6 +7,7 @@
 
 use super::fault::Faults;
 use super::record::{Need, Recorder, Shape};
+use super::typos::{self, Unread};
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -166,6 +167,14 @@ impl<'v> Reader<'v> {
                     faults.add(self.path(name), format!("is not known here; there are {}", known.join(", ")));
                 }
             }
+        }
+    }
+
+    /// The fields of this object, and below it, that nobody reads; it stands at `path` in a request of `operate_proc_v2`.
+    pub fn unread(&self, path: &str) -> Vec<Unread> {
+        match self.source {
+            Source::Sent(fields) => typos::inside(fields, path, &self.path),
+            Source::Recorded(_) => Vec::new(),
         }
     }
 

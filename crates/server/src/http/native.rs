@@ -1,6 +1,6 @@
 //! procfleet's own API, for the CLI and the console: what every app may ask, each within its grants.
 
-use super::call::Call;
+use super::call::{Call, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::Routes;
@@ -17,7 +17,7 @@ use procfleet_proto::http::query::{self, ProcsQuery};
 pub(super) fn routes() -> Routes {
     Routes::default()
         .get("agents", "/api/v1/agents", list_agents)
-        .post("operate", "/api/v1/operate", operate_selected)
+        .post_with_warnings("operate", "/api/v1/operate", operate_selected)
         .get("procs", "/api/v1/procs", list_procs)
         .get("tasks", "/api/v1/tasks", list_tasks)
         .get("task", "/api/v1/tasks/{task_id}", show_task)
@@ -33,10 +33,10 @@ async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
 }
 
 /// One process on the hosts that a selection means now; or only which those are.
-async fn operate_selected(call: Call) -> Result<Operated, CallError> {
+async fn operate_selected(call: Call) -> Result<Reply<Operated>, CallError> {
     let Call { api, app, caller, body, headers, .. } = call;
     let (asked, key) = Faults::of_both(operate::operate_selected(&body), idempotency::key(&headers))?;
-    let Selected { mut request, select: terms, sending } = asked;
+    let Selected { mut request, select: terms, sending, warnings } = asked;
     access::permit(&caller, std::slice::from_ref(&request), &Scope::All)?;
     let hosts = select::hosts(&app, &caller, &terms).await?;
     request.targets = hosts.iter().copied().map(Target::Host).collect();
@@ -47,7 +47,8 @@ async fn operate_selected(call: Call) -> Result<Operated, CallError> {
         }
     };
     let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-    Ok(Operated { task_id, count: hosts.len() as u64, hosts })
+    let data = Operated { task_id, count: hosts.len() as u64, hosts };
+    Ok(Reply { data, warnings })
 }
 
 async fn list_procs(call: Call) -> Result<Vec<ProcRow>, CallError> {

@@ -52,6 +52,20 @@ impl Routes {
         self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, plain(act))))
     }
 
+    /// As [`Routes::post`], with what the caller should know beside the answer.
+    pub(super) fn post_with_warnings<T, F>(
+        self,
+        api: &'static str,
+        path: &str,
+        act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+    ) -> Routes
+    where
+        T: Serialize + JsonSchema + Send + 'static,
+        F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
+    {
+        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, act)))
+    }
+
     /// Under whatever method a caller uses. The first path of an API is its main one.
     pub(super) fn any<T, F>(
         self,

@@ -1,0 +1,208 @@
+//! Fields that nobody reads, and which one was perhaps meant.
+//!
+//! Callers send more than is read here, so that an unknown field is no fault; but `strat_cmd` is one, and its sender should hear of
+//! it. Which names are known is asked of the reading code itself: it is given a recorder, as for the API's document.
+
+use super::operate;
+use super::read::Body;
+use super::record::{Record, Recorder, Shape};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+/// A field that is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// `spec.control.strat_cmd`
+    pub path: String,
+    /// What its sender may have meant: a name beside it, or the path of one elsewhere.
+    pub meant: Option<String>,
+}
+
+/// All fields of a request of `operate_proc_v2` that are not read.
+pub fn in_request(request: &Map<String, Value>) -> Vec<Unread> {
+    known().unread(request, "", "")
+}
+
+/// The same of the object at this path of such a request: `spec`. `shown`: its path in the request that was really sent.
+pub(super) fn inside(object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
+    known().unread(object, path, shown)
+}
+
+/// The names that are read, by the path of the object that they are in. A list has `[]` after its name.
+#[derive(Debug, Default)]
+struct Known {
+    names: BTreeMap<String, BTreeSet<String>>,
+    /// Objects and lists of objects.
+    inner: BTreeMap<String, String>,
+}
+
+fn known() -> &'static Known {
+    static KNOWN: OnceLock<Known> = OnceLock::new();
+    KNOWN.get_or_init(|| {
+        let mut known = Known::default();
+        // What is read depends on these. A register reads the same, and requires more of it.
+        for auto_type in 0..=2 {
+            for op_type in operate::OP_TYPES {
+                let recorder = Recorder::with(&[("op_type", op_type), ("auto_type", auto_type)]);
+                // What the code makes of a recorder is of no interest: there is nothing in it.
+                let _ = operate::operate_proc_v2(Body::from(&recorder));
+                known.add(&recorder.into_record());
+            }
+        }
+        known
+    })
+}
+
+impl Known {
+    fn add(&mut self, record: &Record) {
+        for (path, shape) in &record.fields {
+            self.name(path);
+            match shape {
+                Shape::Object => drop(self.inner.insert(path.clone(), path.clone())),
+                Shape::Objects => drop(self.inner.insert(path.clone(), format!("{path}[]"))),
+                _ => {}
+            }
+        }
+        for (path, other) in &record.aliases {
+            self.name(other);
+            let inner = self.inner.get(path).cloned();
+            self.inner.extend(inner.map(|inner| (other.clone(), inner)));
+        }
+    }
+
+    fn name(&mut self, path: &str) {
+        let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
+        self.names.entry(parent.to_owned()).or_default().insert(name.to_owned());
+    }
+
+    fn unread(&self, object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
+        let names = self.names.get(path);
+        let mut found = Vec::new();
+        for (name, value) in object {
+            let (at, shown) = (below(path, name), below(shown, name));
+            if names.is_none_or(|names| !names.contains(name)) {
+                found.push(Unread { path: shown, meant: self.meant(path, name) });
+                continue;
+            }
+            let Some(inner) = self.inner.get(&at) else { continue };
+            match value {
+                Value::Object(object) => found.extend(self.unread(object, inner, &shown)),
+                Value::Array(list) => {
+                    for (place, element) in list.iter().enumerate() {
+                        let Value::Object(element) = element else { continue };
+                        found.extend(self.unread(element, inner, &format!("{shown}[{place}]")));
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// The nearest name beside it; else the place where a field of this very name, or nearly, belongs.
+    fn meant(&self, path: &str, name: &str) -> Option<String> {
+        let nearest = |names: &mut dyn Iterator<Item = (String, &String)>| {
+            let near = names.filter_map(|(shown, known)| Some((distance_if_near(name, known)?, shown)));
+            near.min().map(|(_, shown)| shown)
+        };
+        let beside = self.names.get(path).into_iter().flatten();
+        let elsewhere = self.names.iter().filter(|(parent, _)| parent.as_str() != path);
+        let elsewhere =
+            elsewhere.flat_map(|(parent, names)| names.iter().map(move |name| (below(parent, name), name)));
+        nearest(&mut beside.map(|known| (known.clone(), known))).or_else(|| nearest(&mut { elsewhere }))
+    }
+}
+
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// The shorter a name, the less may differ: `id` is not `fd`.
+fn distance_if_near(name: &str, known: &str) -> Option<usize> {
+    let allowed = match known.chars().count() {
+        0..=3 => 0,
+        4..=7 => 1,
+        _ => 2,
+    };
+    // Far longer or shorter names need not be compared, and a hostile one is not.
+    if name.len().abs_diff(known.len()) > 4 * (allowed + 1) {
+        return None;
+    }
+    let (name, known) = (name.to_lowercase(), known.to_lowercase());
+    Some(distance(&name, &known)).filter(|distance| *distance <= allowed)
+}
+
+/// How many letters must be changed, added, left out or exchanged with their neighbours (optimal string alignment).
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut rows: [Vec<usize>; 3] = [Vec::new(), Vec::new(), (0..=other.len()).collect()];
+    for i in 1..=one.len() {
+        rows.rotate_left(1);
+        let mut row = vec![i];
+        for j in 1..=other.len() {
+            let changed = rows[1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
+            let mut least = changed.min(rows[1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
+                least = least.min(rows[0][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows[2] = row;
+    }
+    rows[2][other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn distances() {
+        for (one, other, expected) in [
+            ("start_cmd", "start_cmd", 0),
+            ("strat_cmd", "start_cmd", 1),
+            ("start_chek_secs", "start_check_secs", 1),
+            ("stat_cmd", "start_cmd", 1),
+            ("", "abc", 3),
+            ("ca", "abc", 3),
+        ] {
+            assert_eq!((distance(one, other), distance(other, one)), (expected, expected), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn unread_fields_are_named_with_what_was_meant() {
+        let request = json!({
+            "meta": {"namespace": "a", "name": "b", "labels": {"anything": 1}},
+            "hots": [],
+            "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_cloud": 1}],
+            "spec": {
+                "identity": {"proc_name": "x", "usr": "root", "owner": "me"},
+                "control": {"strat_cmd": "x", "start_cmd": "y"},
+                "monitor_policy": {"auto_type": 1, "start_chek_secs": 5, "crotab_rule": "", "timeout": null},
+                "configmap": [{"path": "/x", "md5": "", "mode": 7}],
+                "stop_cmd": "z",
+                "id": 1,
+            },
+        });
+        let Value::Object(request) = request else { panic!("an object") };
+        let found: Vec<(String, Option<String>)> =
+            in_request(&request).into_iter().map(|unread| (unread.path, unread.meant)).collect();
+        let expected = [
+            ("hots", Some("hosts")),
+            ("hosts[0].bk_cloud", None),
+            ("spec.identity.usr", Some("user")),
+            ("spec.identity.owner", None),
+            ("spec.control.strat_cmd", Some("start_cmd")),
+            ("spec.monitor_policy.start_chek_secs", Some("start_check_secs")),
+            ("spec.monitor_policy.timeout", None),
+            ("spec.configmap[0].mode", None),
+            ("spec.stop_cmd", Some("spec.control.stop_cmd")),
+            ("spec.id", None),
+        ];
+        let expected = expected.map(|(path, meant)| (path.to_owned(), meant.map(str::to_owned)));
+        assert_eq!(found, expected);
+    }
+}
