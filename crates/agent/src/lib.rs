@@ -25,6 +25,7 @@ mod logs;
 mod outbox;
 pub mod program;
 mod renewal;
+mod specs;
 mod states;
 mod supervisor;
 pub mod tls;

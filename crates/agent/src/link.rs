@@ -7,6 +7,7 @@ use crate::journal::Journal;
 use crate::logs;
 use crate::outbox::Outbox;
 use crate::renewal::Renewal;
+use crate::specs;
 use crate::states::{News, States};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
@@ -15,8 +16,8 @@ use procfleet_core::code::Code;
 use procfleet_core::id::Epoch;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
-    BadMessage, Events, Hello, LINK_PATH, LogRead, OpOrder, ReadLog, Reports, States as StatesMessage,
-    agent_message, decode_server, server_message::Body,
+    BadMessage, Events, Hello, LINK_PATH, LogRead, OpOrder, ReadLog, ReadSpec, Reports, SpecRead,
+    States as StatesMessage, agent_message, decode_server, server_message::Body,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ const STATES_BYTES: usize = 40 * 1024;
 const EVENTS_BYTES: usize = 40 * 1024;
 /// How long one write may take: a server that takes nothing for so long is silent.
 const WRITE: Duration = Duration::from_secs(20);
-/// How many questions about logs are answered at once. The server asks fewer.
+/// How many questions about logs and specs are answered at once. The server asks fewer.
 const QUESTIONS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -147,6 +148,7 @@ impl Session<'_> {
             renews: true,
             cancels: true,
             reads_logs: true,
+            changes_specs: true,
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
@@ -215,11 +217,14 @@ impl Session<'_> {
                                 send(&mut socket, kept).await?;
                             }
                         }
-                        Body::ReadLog(question) => questions.take(self.supervisor, question),
+                        Body::ReadLog(question) => questions.take_log(self.supervisor, question),
+                        Body::ReadSpec(question) => {
+                            questions.take_spec(self.supervisor, self.journal, question);
+                        }
                         body => self.heed(epoch, body).await?,
                     }
                 }
-                answer = questions.next() => send(&mut socket, agent_message::Body::LogRead(answer)).await?,
+                answer = questions.next() => send(&mut socket, answer).await?,
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
                 // Nothing else may ever wake it.
@@ -300,7 +305,8 @@ impl Session<'_> {
             | Body::Enrolled(_)
             | Body::EventsStored(_)
             | Body::Renewed(_)
-            | Body::ReadLog(_) => {
+            | Body::ReadLog(_)
+            | Body::ReadSpec(_) => {
                 debug!("a message that has no meaning here was ignored");
                 Ok(())
             }
@@ -308,29 +314,47 @@ impl Session<'_> {
     }
 }
 
-/// Questions about logs that are being answered. They end with the session: whoever asked is told by the server.
+/// Questions that are being answered. They end with the session: whoever asked is told by the server.
 #[derive(Default)]
 struct Questions {
-    answering: JoinSet<LogRead>,
+    answering: JoinSet<agent_message::Body>,
 }
 
 impl Questions {
-    fn take(&mut self, supervisor: &Supervisor, question: ReadLog) {
-        if self.answering.len() >= QUESTIONS {
-            let message = "too many ask for logs of this host at once; ask again".to_owned();
+    fn take_log(&mut self, supervisor: &Supervisor, question: ReadLog) {
+        if let Some(message) = self.busy() {
             let busy = LogRead { id: question.id, code: Code::Busy.number(), message, ..LogRead::default() };
-            self.answering.spawn(async move { busy });
+            self.answering.spawn(async move { agent_message::Body::LogRead(busy) });
         } else {
-            self.answering.spawn(logs::answer(supervisor.host(), question));
+            let host = supervisor.host();
+            self.answering
+                .spawn(async move { agent_message::Body::LogRead(logs::answer(host, question).await) });
         }
     }
 
+    fn take_spec(&mut self, supervisor: &Supervisor, journal: &Journal, question: ReadSpec) {
+        if let Some(message) = self.busy() {
+            let busy = SpecRead { id: question.id, code: Code::Busy.number(), message, spec: Vec::new() };
+            self.answering.spawn(async move { agent_message::Body::SpecRead(busy) });
+        } else {
+            let (host, journal) = (supervisor.host(), journal.clone());
+            self.answering.spawn(async move {
+                agent_message::Body::SpecRead(specs::answer(host, journal, question).await)
+            });
+        }
+    }
+
+    fn busy(&self) -> Option<String> {
+        let full = self.answering.len() >= QUESTIONS;
+        full.then(|| "too many ask this host for logs and specs at once; ask again".to_owned())
+    }
+
     /// The next one that is answered; never, if there is none.
-    async fn next(&mut self) -> LogRead {
+    async fn next(&mut self) -> agent_message::Body {
         loop {
             match self.answering.join_next().await {
                 Some(Ok(answer)) => return answer,
-                Some(Err(error)) => warn!(%error, "a question about a log broke off"),
+                Some(Err(error)) => warn!(%error, "answering a question broke off"),
                 None => std::future::pending().await,
             }
         }
@@ -433,6 +457,7 @@ mod tests {
             renews: true,
             cancels: true,
             reads_logs: true,
+            changes_specs: true,
         };
         assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
     }

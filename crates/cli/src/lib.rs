@@ -13,35 +13,84 @@ mod wait;
 
 pub use connection::{Connection, Secret};
 pub use error::Error;
-pub use output::{Output, Pace, Progress, Surroundings};
+pub use output::{Asks, Colors, Output, Pace, Progress, Surroundings, When};
 pub use verb::{
-    agents::Agents, app::App, audit::Audit, business::Business, ca::Ca, events::Events, logs::Logs,
-    operate::Operate, ps::Ps, task::Task, token::Token, user::User, webhook::Webhook,
+    agents::Agents,
+    app::App,
+    audit::Audit,
+    business::Business,
+    ca::Ca,
+    events::Events,
+    logs::Logs,
+    operate::{IsRunning, Operate, Plain},
+    ps::Ps,
+    show::Show,
+    task::Task,
+    token::Token,
+    user::User,
+    webhook::Webhook,
 };
 pub use wait::Waiting;
 
 use procfleet_core::op::OpKind;
+
+/// What the exit status of a verb that changes something says.
+const EXITS: &str = "\
+Outcomes go to standard output, progress and errors to standard error.
+
+Exit status:
+  0  every operation succeeded, or had nothing to do: start of a running process (828), stop or kill of a
+     stopped one (829); with --strict these fail
+  1  an operation failed or is still open, or the server refused the request
+  2  the command line cannot be carried out as it stands
+  5  the server cannot be reached, or does not let us in";
+
+/// What the exit status of a question about a process says.
+const STATUS_EXITS: &str = "\
+Exit status:
+  0  it is running on every host that is meant
+  3  it is stopped on one of them
+  4  it is not known there, or a host did not answer
+  1  the server refused the request
+  2  the command line cannot be carried out as it stands
+  5  the server cannot be reached, or does not let us in";
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Verb {
     /// Show the processes of the fleet
     Ps(Ps),
     /// Start a process and keep it running from then on
+    #[command(after_help = EXITS)]
     Start(Box<Operate>),
     /// Stop a process and leave it stopped
+    #[command(after_help = EXITS)]
     Stop(Box<Operate>),
     /// Restart a process
+    #[command(after_help = EXITS)]
     Restart(Box<Operate>),
     /// Let a process read its configuration again
+    #[command(after_help = EXITS)]
     Reload(Box<Operate>),
     /// End a process by force and leave it stopped
+    #[command(after_help = EXITS)]
     Kill(Box<Operate>),
     /// Keep a process running from now on (托管)
+    #[command(after_help = EXITS)]
     Host(Box<Operate>),
     /// Leave a process alone from now on; it goes on running
+    #[command(after_help = EXITS)]
     Unhost(Box<Operate>),
+    /// Forget a process on its hosts; it goes on running, and nobody looks after it
+    #[command(after_help = EXITS)]
+    Unregister(Box<Plain>),
     /// Ask the hosts how a process is doing at this moment
+    #[command(after_help = STATUS_EXITS)]
     Status(Box<Operate>),
+    /// Say whether a process is running, for scripts
+    #[command(after_help = STATUS_EXITS)]
+    IsRunning(Box<IsRunning>),
+    /// Show the stored spec of a process, as start --file takes it
+    Show(Box<Show>),
     /// Show what a process wrote
     Logs(Logs),
     /// Show what became of the tasks
@@ -73,6 +122,36 @@ pub enum Verb {
     Audit(Audit),
 }
 
+impl Verb {
+    /// How its results are to be shown.
+    fn output(&self) -> Option<Output> {
+        match self {
+            Verb::Ps(ps) => Some(ps.output),
+            Verb::Start(operate)
+            | Verb::Stop(operate)
+            | Verb::Restart(operate)
+            | Verb::Reload(operate)
+            | Verb::Kill(operate)
+            | Verb::Host(operate)
+            | Verb::Unhost(operate)
+            | Verb::Status(operate) => Some(operate.output),
+            Verb::Unregister(plain) => Some(plain.output),
+            Verb::IsRunning(_) => None,
+            Verb::Show(show) => Some(show.output),
+            Verb::Logs(logs) => Some(logs.output),
+            Verb::Task(task) => Some(task.output()),
+            Verb::Agents(agents) => Some(agents.output()),
+            Verb::Token(token) => Some(token.output()),
+            Verb::User(user) => Some(user.output()),
+            // They show neither times nor states.
+            Verb::App(_) | Verb::Business(_) | Verb::Ca(_) => None,
+            Verb::Events(events) => Some(events.output),
+            Verb::Webhook(webhook) => Some(webhook.output()),
+            Verb::Audit(audit) => Some(audit.output),
+        }
+    }
+}
+
 /// How a verb ended, as scripts see it.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +162,12 @@ pub enum Exit {
     Failed = 1,
     /// The command line cannot be carried out as it stands.
     Usage = 2,
+    /// (`status`, `is-running`) A process is stopped, as `systemctl status` says it.
+    Stopped = 3,
+    /// (`status`, `is-running`) Nobody knows of the process, or its host did not answer.
+    Unknown = 4,
     /// The server cannot be reached, or it does not let us in.
-    Unreachable = 3,
+    Unreachable = 5,
 }
 
 impl From<Exit> for std::process::ExitCode {
@@ -101,6 +184,9 @@ pub fn run(verb: Verb) -> Exit {
 
 /// Carries a verb out in the given surroundings; tests use it to see what is printed.
 pub fn run_in(verb: Verb, around: &mut Surroundings<'_>) -> Exit {
+    if let Some(output) = verb.output() {
+        around.appear(output);
+    }
     carry_out(verb, around).unwrap_or_else(|error| {
         around.note(&format!("error: {error}"));
         error.exit()
@@ -117,7 +203,10 @@ fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         Verb::Kill(operate) => operate.run(OpKind::Kill, around),
         Verb::Host(operate) => operate.run(OpKind::Host, around),
         Verb::Unhost(operate) => operate.run(OpKind::Unhost, around),
+        Verb::Unregister(plain) => plain.run(OpKind::Unregister, around),
         Verb::Status(operate) => operate.run(OpKind::Query, around),
+        Verb::IsRunning(asked) => asked.run(around),
+        Verb::Show(show) => show.run(around),
         Verb::Logs(logs) => logs.run(around),
         Verb::Task(task) => task.run(around),
         Verb::Agents(agents) => agents.run(around),

@@ -2,6 +2,8 @@
 
 use crate::error::Error;
 use comfy_table::{Table, presets};
+use jiff::tz::TimeZone;
+use std::convert::Infallible;
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::time::Duration;
@@ -15,9 +17,30 @@ pub struct Surroundings<'a> {
     /// Progress, hints and errors.
     pub err: &'a mut dyn Write,
     pub progress: Progress,
+    pub asks: Asks,
+    /// Whether whoever reads the results sees colours.
+    pub colors: Colors,
+    /// Times are shown in it, unless `--utc` is given.
+    pub zone: TimeZone,
     /// Seconds since 1970, UTC: what ages are counted to.
     pub now: i64,
     pub pace: Pace,
+}
+
+/// Whether somebody can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asks {
+    /// A person at a terminal.
+    Person,
+    /// A script: it goes on without being asked.
+    Nobody,
+}
+
+/// Whether standard output is a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colors {
+    Shown,
+    Plain,
 }
 
 /// How the ops of a waited-for task are told.
@@ -60,6 +83,27 @@ pub struct Output {
     /// Print the answer as one JSON document
     #[arg(long)]
     pub json: bool,
+    /// Show times in UTC instead of the local time zone
+    #[arg(long)]
+    pub utc: bool,
+    /// Whether states are coloured; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub color: When,
+    /// See https://no-color.org
+    #[arg(long, env = "NO_COLOR", hide = true, action = clap::ArgAction::Set, value_parser = not_empty, default_value = "")]
+    pub no_color: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum When {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+fn not_empty(text: &str) -> Result<bool, Infallible> {
+    Ok(!text.is_empty())
 }
 
 impl Output {
@@ -75,8 +119,11 @@ impl<'a> Surroundings<'a> {
         err: &'a mut dyn Write,
     ) -> Surroundings<'a> {
         let progress = if std::io::stderr().is_terminal() { Progress::Bar } else { Progress::Lines };
-        let now = jiff::Timestamp::now().as_second();
-        Surroundings { input, out, err, progress, now, pace: Pace::default() }
+        let at_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+        let asks = if at_terminal { Asks::Person } else { Asks::Nobody };
+        let colors = if std::io::stdout().is_terminal() { Colors::Shown } else { Colors::Plain };
+        let (zone, now) = (TimeZone::system(), jiff::Timestamp::now().as_second());
+        Surroundings { input, out, err, progress, asks, colors, zone, now, pace: Pace::default() }
     }
 
     /// A line of the result.
@@ -91,6 +138,33 @@ impl<'a> Surroundings<'a> {
     /// A line beside the result. If even stderr is closed there is nobody left to tell.
     pub(crate) fn note(&mut self, text: &str) {
         let _ = writeln!(self.err, "{text}");
+    }
+
+    /// A question to a person, whose answer is on the same line.
+    pub(crate) fn ask(&mut self, text: &str) -> Result<(), Error> {
+        write!(self.err, "{text}").and_then(|()| self.err.flush()).map_err(Error::Output)
+    }
+
+    /// A moment for people.
+    pub(crate) fn moment(&self, secs: i64) -> String {
+        match jiff::Timestamp::from_second(secs) {
+            Err(_) => secs.to_string(),
+            Ok(at) if self.zone == TimeZone::UTC => at.to_string(),
+            Ok(at) => at.to_zoned(self.zone.clone()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string(),
+        }
+    }
+
+    /// Follows the flags that say how results are shown.
+    pub(crate) fn appear(&mut self, output: Output) {
+        if output.utc {
+            self.zone = TimeZone::UTC;
+        }
+        self.colors = match output.color {
+            When::Always => Colors::Shown,
+            When::Never => Colors::Plain,
+            When::Auto if output.no_color => Colors::Plain,
+            When::Auto => self.colors,
+        };
     }
 
     pub(crate) fn json(&mut self, data: &serde_json::Value) -> Result<(), Error> {
@@ -109,7 +183,36 @@ impl<'a> Surroundings<'a> {
             self.note(if_empty);
             return Ok(());
         }
-        self.say(&table(header, rows))
+        let state = header.iter().position(|name| *name == STATE).filter(|_| self.colors == Colors::Shown);
+        let colored: Vec<Option<&str>> =
+            rows.iter().map(|row| state.and_then(|place| color_of(&row[place]))).collect();
+        let text = table(header, rows);
+        // Afterwards, by lines: escape sequences have a length, and would shift the columns.
+        let lines = text.lines().enumerate().map(|(number, line)| {
+            match number.checked_sub(1).and_then(|row| colored.get(row).copied().flatten()) {
+                Some(color) => format!("\u{1b}[{color}m{line}\u{1b}[0m"),
+                None => line.to_owned(),
+            }
+        });
+        self.say(&lines.collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// The column by which a row is coloured.
+const STATE: &str = "STATE";
+
+/// What is not as it should be stands out; what is, does not.
+fn color_of(state: &str) -> Option<&'static str> {
+    const RED: &str = "31";
+    const YELLOW: &str = "33";
+    const GREY: &str = "90";
+    let begins = |words: &[&str]| words.iter().any(|word| state.starts_with(word));
+    match state {
+        _ if begins(&["failed", "gave up", "unknown", "revoked"]) => Some(RED),
+        _ if state.ends_with('?') || begins(&["away", "no answer"]) => Some(YELLOW),
+        _ if begins(&["open", "changing", "starting", "stopping", "restarting", "reloading"]) => Some(YELLOW),
+        _ if begins(&["stopped"]) => Some(GREY),
+        _ => None,
     }
 }
 
@@ -162,11 +265,6 @@ pub(crate) fn span(secs: i64) -> String {
     }
 }
 
-/// A moment for people, in UTC because the hosts of a fleet share no other.
-pub(crate) fn moment(secs: i64) -> String {
-    jiff::Timestamp::from_second(secs).map_or_else(|_| secs.to_string(), |at| at.to_string())
-}
-
 pub(crate) fn yes_no(is: bool) -> String {
     if is { "yes" } else { "no" }.to_owned()
 }
@@ -203,11 +301,6 @@ mod tests {
         assert_eq!(text, "HOST         NOTE\n0:127.0.0.1  bad  [31mred\n1:10.0.0.1   -");
     }
 
-    #[test]
-    fn moments_are_utc() {
-        assert_eq!(moment(1_763_240_040), "2025-11-15T20:54:00Z");
-    }
-
     struct Closed;
     impl Write for Closed {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
@@ -218,17 +311,69 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_reader_that_left_is_no_error() {
+    fn output(line: &str) -> Output {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            output: Output,
+        }
+        <Command as clap::Parser>::parse_from(std::iter::once("x").chain(line.split_whitespace())).output
+    }
+
+    fn with<T>(out: &mut dyn Write, act: impl FnOnce(&mut Surroundings<'_>) -> T) -> T {
         let (mut input, mut err) = (std::io::empty(), std::io::sink());
-        let mut around = Surroundings {
+        act(&mut Surroundings {
             input: &mut input,
-            out: &mut Closed,
+            out,
             err: &mut err,
             progress: Progress::Lines,
+            asks: Asks::Nobody,
+            colors: Colors::Plain,
+            zone: TimeZone::fixed(jiff::tz::offset(8)),
             now: 0,
             pace: Pace::default(),
+        })
+    }
+
+    #[test]
+    fn a_reader_that_left_is_no_error() {
+        assert!(with(&mut Closed, |around| around.say("x")).is_ok());
+    }
+
+    #[test]
+    fn moments_are_local_or_utc() {
+        let moment = |line: &str| {
+            with(&mut std::io::sink(), |around| {
+                around.appear(output(line));
+                around.moment(1_763_240_040)
+            })
         };
-        assert!(around.say("x").is_ok());
+        assert_eq!(moment(""), "2025-11-16T04:54:00+08:00");
+        assert_eq!(moment("--utc"), "2025-11-15T20:54:00Z");
+    }
+
+    #[test]
+    fn colours_are_shown_where_somebody_sees_them() {
+        let table = |line: &str, colors: Colors| {
+            let mut out = Vec::new();
+            let rows = vec![["running".to_owned()], ["gave up".to_owned()]];
+            with(&mut out, |around| {
+                around.colors = colors;
+                around.appear(output(line));
+                around.table(["STATE"], rows, "").expect("written");
+            });
+            String::from_utf8(out).expect("text")
+        };
+        let (plain, colored) = ("STATE\nrunning\ngave up\n", "STATE\nrunning\n\u{1b}[31mgave up\u{1b}[0m\n");
+        for (line, colors, expected) in [
+            ("", Colors::Plain, plain),
+            ("", Colors::Shown, colored),
+            ("--no-color x", Colors::Shown, plain),
+            ("--color never", Colors::Shown, plain),
+            ("--color always", Colors::Plain, colored),
+            ("--color always --no-color x", Colors::Plain, colored),
+        ] {
+            assert_eq!(table(line, colors), expected, "{line} {colors:?}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 use crate::Exit;
 use crate::client::{Answer, Client, path_segment};
 use crate::error::Error;
-use crate::output::{Format, Output, Progress, Surroundings, plain, plain_lines};
+use crate::output::{Asks, Colors, Format, Output, Pace, Progress, Surroundings, plain, plain_lines};
 use indicatif::{ProgressBar, ProgressStyle};
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
@@ -28,6 +28,9 @@ pub struct Waiting {
     /// Wait no longer than this; the task goes on all the same
     #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
     pub timeout: u64,
+    /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped one (829)
+    #[arg(long)]
+    pub strict: bool,
 }
 
 impl Waiting {
@@ -48,7 +51,7 @@ impl Waiting {
             return Ok(None);
         }
         around.note(&format!("task {}", plain(task_id)));
-        wait(client, task_id, self.timeout, around).map(Some)
+        wait(client, task_id, self.timeout, output.format(), around).map(Some)
     }
 }
 
@@ -59,17 +62,26 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    pub(crate) fn exit(&self) -> Exit {
-        let all_well = self.view.task.counts.open == 0
-            && self.view.task.counts.failed == 0
-            && self.view.ops.iter().all(|op| op.error_code == Code::Success.number());
+    pub(crate) fn exit(&self, strict: bool) -> Exit {
+        let well = |op: &OpRow| match how(op) {
+            How::Ok => true,
+            How::AlreadySo(_) => !strict,
+            How::Open | How::Failed => false,
+        };
+        let all_well = self.view.task.counts.open == 0 && self.view.ops.iter().all(well);
         if all_well { Exit::Done } else { Exit::Failed }
     }
 
     /// `start web:nginx: 3 ok, 1 failed`.
     pub(crate) fn summary(&self) -> String {
-        let counts = self.view.task.counts;
-        let parts = [(counts.succeeded, "ok"), (counts.failed, "failed"), (counts.open, "open")];
+        let count = |wanted: How| self.view.ops.iter().filter(|op| how(op) == wanted).count();
+        let parts = [
+            (count(How::Ok), "ok"),
+            (count(How::AlreadySo(ALREADY_RUNNING)), ALREADY_RUNNING),
+            (count(How::AlreadySo(NOT_RUNNING)), NOT_RUNNING),
+            (count(How::Failed), "failed"),
+            (count(How::Open), "open"),
+        ];
         let told: Vec<String> = parts
             .into_iter()
             .filter(|(count, _)| *count > 0)
@@ -77,6 +89,30 @@ impl Watched {
             .collect();
         let told = if told.is_empty() { "nothing to do".to_owned() } else { told.join(", ") };
         format!("{}: {told}", plain(&self.view.task.summary))
+    }
+}
+
+/// How an op ended, as people and scripts see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Open,
+    Ok,
+    /// It was as it should be before, and nothing was done.
+    AlreadySo(&'static str),
+    Failed,
+}
+
+const ALREADY_RUNNING: &str = "already running";
+const NOT_RUNNING: &str = "not running";
+
+pub(crate) fn how(op: &OpRow) -> How {
+    let kind = OpKind::ALL.into_iter().find(|kind| kind.verb() == op.kind);
+    match (Code::from_number(op.error_code), kind) {
+        (Some(Code::Handling), _) => How::Open,
+        (Some(Code::Success), _) => How::Ok,
+        (Some(Code::AlreadyRunning), Some(OpKind::Start)) => How::AlreadySo(ALREADY_RUNNING),
+        (Some(Code::NotRunning), Some(OpKind::Stop | OpKind::Kill)) => How::AlreadySo(NOT_RUNNING),
+        (Some(_) | None, _) => How::Failed,
     }
 }
 
@@ -89,23 +125,47 @@ pub(crate) fn wait(
     client: &Client,
     task_id: &str,
     timeout: u64,
+    format: Format,
     around: &mut Surroundings<'_>,
 ) -> Result<Watched, Error> {
-    let seen = wait_for(client, task_id, Duration::from_secs(timeout), around)?;
+    let mut teller = Teller::new(around.progress, format);
+    let seen = wait_for(client, task_id, Duration::from_secs(timeout), &mut teller, around)?;
     if seen.view.task.counts.open > 0 {
         around.note(&format!("not finished after {timeout} s; {}", goes_on(task_id)));
     }
     Ok(seen)
 }
 
+/// The same, without a word.
+pub(crate) fn wait_silently(
+    client: &Client,
+    task_id: &str,
+    timeout: u64,
+    pace: Pace,
+) -> Result<Watched, Error> {
+    let (mut input, mut out, mut err) = (std::io::empty(), std::io::sink(), std::io::sink());
+    let mut nobody = Surroundings {
+        input: &mut input,
+        out: &mut out,
+        err: &mut err,
+        progress: Progress::Lines,
+        asks: Asks::Nobody,
+        colors: Colors::Plain,
+        zone: jiff::tz::TimeZone::UTC,
+        now: 0,
+        pace,
+    };
+    wait(client, task_id, timeout, Format::Text, &mut nobody)
+}
+
 fn wait_for(
     client: &Client,
     task_id: &str,
     timeout: Duration,
+    teller: &mut Teller,
     around: &mut Surroundings<'_>,
 ) -> Result<Watched, Error> {
     let began = Instant::now();
-    let mut teller = Teller::new(around.progress);
     let mut failed_tries = 0;
     loop {
         let asked = Instant::now();
@@ -115,7 +175,7 @@ fn wait_for(
             Ok(answer) => {
                 failed_tries = 0;
                 let seen = watched(answer)?;
-                teller.tell(&seen.view, around);
+                teller.tell(&seen.view, around)?;
                 if seen.view.task.counts.open == 0 || left.is_zero() {
                     teller.finish(&seen.view, around);
                     return Ok(seen);
@@ -160,15 +220,17 @@ pub(crate) fn is_open(op: &OpRow) -> bool {
     op.error_code == Code::Handling.number()
 }
 
-/// Remembers which ops were told of, so that each is told once.
+/// Remembers which ops were told of, so that each is told once. Outcomes are results and go to standard output, except
+/// where that holds one JSON document; progress goes to standard error.
 struct Teller {
     bar: Option<ProgressBar>,
+    format: Format,
     told: HashSet<String>,
     failures: usize,
 }
 
 impl Teller {
-    fn new(progress: Progress) -> Teller {
+    fn new(progress: Progress, format: Format) -> Teller {
         let bar = match progress {
             Progress::Bar => Some(
                 ProgressBar::new(0).with_style(
@@ -178,10 +240,10 @@ impl Teller {
             ),
             Progress::Lines => None,
         };
-        Teller { bar, told: HashSet::new(), failures: 0 }
+        Teller { bar, format, told: HashSet::new(), failures: 0 }
     }
 
-    fn tell(&mut self, view: &TaskView, around: &mut Surroundings<'_>) {
+    fn tell(&mut self, view: &TaskView, around: &mut Surroundings<'_>) -> Result<(), Error> {
         if let Some(bar) = &self.bar {
             let counts = view.task.counts;
             bar.set_message(plain(&view.task.summary));
@@ -192,17 +254,26 @@ impl Teller {
             if !self.told.insert(op.op_id.clone()) {
                 continue;
             }
-            let failed = op.error_code != Code::Success.number();
+            let query = op.kind == OpKind::Query.verb();
+            let failed = how(op) == How::Failed;
             self.failures += usize::from(failed);
             let shown = match self.bar {
                 Some(_) => failed && self.failures <= FAILURES_BESIDE_BAR,
                 // What a query that went well found is in the table that follows.
-                None => failed || op.kind != OpKind::Query.verb(),
+                None => failed || !query,
             };
-            if shown {
-                self.beside(&line(op), around);
+            match (shown, self.format) {
+                (false, _) => {}
+                // The table has the rows; why one of them is unknown is said beside it.
+                (true, Format::Text) if query => self.beside(&line(op), around),
+                (true, Format::Text) => match &self.bar {
+                    Some(bar) => bar.suspend(|| around.say(&line(op)))?,
+                    None => around.say(&line(op))?,
+                },
+                (true, Format::Json) => self.beside(&line(op), around),
             }
         }
+        Ok(())
     }
 
     fn beside(&self, text: &str, around: &mut Surroundings<'_>) {
@@ -230,11 +301,12 @@ impl Teller {
 /// `0:127.0.0.1 web:nginx start: ok`.
 fn line(op: &OpRow) -> String {
     let head = plain(&format!("{} {}:{} {}", op.target, op.namespace, op.name, op.kind));
-    if op.error_code == Code::Success.number() {
-        format!("{head}: ok")
-    } else {
-        format!("{head}: failed ({}): {}", op.error_code, plain_lines(&op.error_msg))
-    }
+    let word = match how(op) {
+        How::Ok => return format!("{head}: ok"),
+        How::AlreadySo(word) => word,
+        How::Open | How::Failed => "failed",
+    };
+    format!("{head}: {word} ({}): {}", op.error_code, plain_lines(&op.error_msg))
 }
 
 /// The server answers when something has changed; this only keeps a client from asking too often.

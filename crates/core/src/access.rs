@@ -9,6 +9,7 @@
 
 use crate::id::BusinessId;
 use crate::op::OpKind;
+use crate::spec::Spec;
 use crate::task::Request;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -106,8 +107,12 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
         if grants.accounts == Scope::All || !uses_an_account(request.kind) {
             continue;
         }
-        // A query may leave the account out even where it has a spec; which one it means is then up to the host, too.
-        match request.spec.as_ref().map(|spec| &spec.identity.user).filter(|user| !user.is_empty()) {
+        // A query may leave the account out even where it has a spec, and a change of other fields keeps the stored one:
+        // which account it is, only the host knows.
+        let says_account =
+            |spec: &&Spec| spec.change.is_empty() || spec.change.iter().any(|name| name == "user");
+        let spec = request.spec.as_ref().filter(says_account);
+        match spec.map(|spec| &spec.identity.user).filter(|user| !user.is_empty()) {
             Some(user) if grants.accounts.allows(user) => {}
             Some(user) => {
                 denied.insert(Denial::Account(user.clone()));

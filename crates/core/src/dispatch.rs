@@ -113,6 +113,16 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
     }
 }
 
+/// The outcome of an op that changes single fields of a stored spec, for an agent of a version that would replace all of it.
+pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
+    let message = format!(
+        "the agent of {target} is of a version that cannot change single fields of a spec; {} was not begun: upgrade \
+         the agent, or send the whole spec",
+        op.kind.verb()
+    );
+    Outcome::without_agent(Code::ArgsInvalid, message, op.kind)
+}
+
 /// How long an agent may take to say how far a cancelled op has come.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
 

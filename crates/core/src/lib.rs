@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod allow;
+pub mod change;
 pub mod clones;
 pub mod code;
 pub mod dispatch;

@@ -28,6 +28,9 @@ pub struct Spec {
     /// The process groups of a namespace. Only [`crate::op::OpKind::Group`] has them, and it has nothing else.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ProcessGroup>,
+    /// The only fields that count on a host that has a spec of the proc stored; empty: all of them. See [`crate::change`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub change: Vec<String>,
 }
 
 impl Spec {

@@ -116,7 +116,10 @@ fn understand(body: agent_message::Body) {
         agent_message::Body::Enroll(enroll) => {
             let _ = enroll.token.parse::<JoinToken>();
         }
-        agent_message::Body::Events(_) | agent_message::Body::LogRead(_) | agent_message::Body::Renew(_) => {}
+        agent_message::Body::Events(_)
+        | agent_message::Body::LogRead(_)
+        | agent_message::Body::SpecRead(_)
+        | agent_message::Body::Renew(_) => {}
     }
 }
 

@@ -11,8 +11,8 @@ use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
     Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
-    HostFacts, LogRead, Op, OpOrder, ProcStateMessage, ReadLog, Refused, Renew, Renewed, Report, Reports,
-    States, Welcome, agent_message, decode_agent, decode_server, server_message,
+    HostFacts, LogRead, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew, Renewed, Report,
+    Reports, SpecRead, States, Welcome, agent_message, decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -102,7 +102,16 @@ fn what_agents_say() {
                 renews: false,
                 cancels: false,
                 reads_logs: false,
+                changes_specs: false,
             }),
+        ),
+        (
+            "hello_specs",
+            Body::Hello(Hello { agent: "a1".to_owned(), changes_specs: true, ..Hello::default() }),
+        ),
+        (
+            "spec_read",
+            Body::SpecRead(SpecRead { id: 3, code: 0, message: "odd".to_owned(), spec: b"{}".to_vec() }),
         ),
         ("hello_logs", Body::Hello(Hello { agent: "a1".to_owned(), reads_logs: true, ..Hello::default() })),
         (
@@ -129,6 +138,7 @@ fn what_agents_say() {
                 renews: true,
                 cancels: true,
                 reads_logs: false,
+                changes_specs: false,
             }),
         ),
         ("renew", Body::Renew(Renew { csr: vec![1, 2], kept: Vec::new() })),
@@ -222,6 +232,15 @@ fn what_servers_say() {
                 heartbeat_ms: 30_000,
                 takes_events: true,
                 renew_in_ms: Some(0),
+            }),
+        ),
+        (
+            "read_spec",
+            Body::ReadSpec(ReadSpec {
+                id: 3,
+                namespace: "web".to_owned(),
+                name: "nginx".to_owned(),
+                accounts: vec!["www".to_owned()],
             }),
         ),
         (

@@ -78,8 +78,7 @@ pub enum Note {
         /// What the agent has in its journal already.
         taken: Vec<OpId>,
         heard: LastHeard,
-        /// Whether it can be told that an op was cancelled.
-        cancels: bool,
+        knows: Knows,
     },
     Gone {
         agent: AgentId,
@@ -99,6 +98,15 @@ pub enum Note {
         room: Option<OwnedSemaphorePermit>,
     },
     Stop(oneshot::Sender<()>),
+}
+
+/// What not every version of the agent knows.
+#[derive(Clone, Copy, Debug)]
+pub struct Knows {
+    /// It can be told that an op was cancelled.
+    pub cancels: bool,
+    /// It changes single fields of a stored spec.
+    pub changes: bool,
 }
 
 /// How the rest of the server speaks to the keeper.
@@ -217,6 +225,8 @@ struct Entry {
     open: OpenOp,
     proc: ProcKey,
     spec: Option<Arc<[u8]>>,
+    /// It changes single fields of a stored spec.
+    changes: bool,
     target: String,
     agent: Option<AgentId>,
     /// `Some`: nobody waits for it any more.
@@ -227,7 +237,7 @@ struct Entry {
 struct Session {
     epoch: Epoch,
     outbox: Outbox,
-    cancels: bool,
+    knows: Knows,
     /// Sent and not confirmed.
     unconfirmed: usize,
     /// To be sent when there is room again.
@@ -313,8 +323,8 @@ impl Work {
                     self.dirty.insert(*op);
                 }
             }
-            Note::Connected { agent, epoch, outbox, taken, heard, cancels } => {
-                if self.connected(agent.clone(), epoch, outbox, taken, cancels) {
+            Note::Connected { agent, epoch, outbox, taken, heard, knows } => {
+                if self.connected(agent.clone(), epoch, outbox, taken, knows) {
                     self.presences.insert(agent, heard);
                 }
             }
@@ -379,8 +389,10 @@ impl Work {
             };
             let target = row.target.to_string();
             let cancelling = row.cancelled.then_some(Cancelling::Due);
+            let changes = row.spec.as_ref().is_some_and(|spec| !spec.change.is_empty());
             let (proc, agent) = (row.proc, row.agent);
-            self.ops.insert(row.op, Entry { open, proc, spec, target, agent, cancelling, wake: None });
+            self.ops
+                .insert(row.op, Entry { open, proc, spec, changes, target, agent, cancelling, wake: None });
             self.dirty.insert(row.op);
         }
     }
@@ -392,7 +404,7 @@ impl Work {
         epoch: Epoch,
         outbox: Outbox,
         taken: Vec<OpId>,
-        cancels: bool,
+        knows: Knows,
     ) -> bool {
         if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
             outbox.cut(CutReason::Replaced);
@@ -404,12 +416,12 @@ impl Work {
             return false;
         }
         let ended = taken.iter().filter(|op| !self.ops.contains_key(op)).map(OpId::to_string);
-        let ended: Vec<String> = if cancels { ended.collect() } else { Vec::new() };
+        let ended: Vec<String> = if knows.cancels { ended.collect() } else { Vec::new() };
         if !ended.is_empty() {
             // They ended here while it was away. What it has not begun, it must not begin now.
             let _ = outbox.try_send(Body::Cancel(Cancel { ops: ended }));
         }
-        let session = Session { epoch, outbox, cancels, unconfirmed: 0, backlog: VecDeque::new() };
+        let session = Session { epoch, outbox, knows, unconfirmed: 0, backlog: VecDeque::new() };
         if let Some(older) = self.sessions.insert(agent.clone(), session) {
             older.outbox.cut(CutReason::Replaced);
         }
@@ -543,7 +555,7 @@ impl Work {
         let Some(entry) = self.ops.get_mut(&op) else { return };
         let session = entry.agent.as_ref().and_then(|agent| self.sessions.get(agent));
         let cancelling = match session {
-            Some(session) if !session.cancels => Cancelling::Deaf,
+            Some(session) if !session.knows.cancels => Cancelling::Deaf,
             _ => cancelling,
         };
         let wake = match dispatch::cancel(now, &entry.open, presence, cancelling, &entry.target) {
@@ -577,6 +589,11 @@ impl Work {
         if session.unconfirmed >= WINDOW {
             session.backlog.push_back(op);
             return self.wake(op, until);
+        }
+        if entry.changes && !session.knows.changes {
+            let outcome = dispatch::cannot_change(&entry.open, &entry.target);
+            self.finished.push(Finished { op, agent: None, outcome, at: self.clock.wall() });
+            return self.wake(op, now + RETRY);
         }
         let within = entry.open.start_by.since(now);
         let order = Op::new(op, session.epoch, &entry.proc, entry.open.kind, within, entry.spec.as_deref());

@@ -9,11 +9,12 @@ use futures_util::{FutureExt, SinkExt, StreamExt};
 use procfleet_agent::config::ServerAddress;
 use procfleet_agent::identity::Identity;
 use procfleet_agent::tls::{self, ConnectError, Socket};
+use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::OpKind;
 use procfleet_proto::link::{
-    BadMessage, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, States, agent_message,
-    decode_server, server_message::Body,
+    BadMessage, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, SpecRead, States,
+    agent_message, decode_server, server_message::Body,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -207,6 +208,8 @@ impl Agent {
             cancels: false,
             // Nothing that it runs writes anything.
             reads_logs: false,
+            // It has no specs, so there is nothing that a change of one could lose.
+            changes_specs: true,
         };
         send(socket, agent_message::Body::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| End::Closed)?;
@@ -251,6 +254,12 @@ impl Agent {
                 Err(End::Drained(Duration::from_millis(drain.after_ms) + spread))
             }
             Body::Refused(refused) => Err(End::Refused(refused.reason)),
+            Body::ReadSpec(question) => {
+                let message = "a simulated agent stores no specs".to_owned();
+                let (id, code) = (question.id, Code::NoSpec.number());
+                let answer = SpecRead { id, code, message, spec: Vec::new() };
+                send(socket, agent_message::Body::SpecRead(answer)).await
+            }
             // A simulated agent has no events, and what a newer server may say beside these is nothing to it.
             _ => Ok(()),
         }

@@ -1,7 +1,9 @@
 //! Which procs an order is for: the one that it names, or several instances of it.
 //!
-//! It is read in the transaction that writes the order down, so that an order finds the instances of those before it.
+//! It is read in the transaction that writes the order down, so that an order finds the instances of those before it. An
+//! order that changes only some fields of the stored spec gets its whole spec here, too.
 
+use procfleet_core::change::UnknownFields;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order};
 use procfleet_core::parts::{self, Known};
@@ -9,6 +11,27 @@ use procfleet_core::spec::{Instances, Spec};
 use procfleet_core::supervise::Record;
 use rusqlite::{OptionalExtension, Transaction, params};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The order with the spec that it means on this host.
+pub(super) fn with_whole_spec(
+    t: &Transaction<'_>,
+    key: &ProcKey,
+    mut order: Order,
+) -> rusqlite::Result<Result<Order, UnknownFields>> {
+    if order.spec.as_ref().is_none_or(|spec| spec.change.is_empty()) {
+        return Ok(Ok(order));
+    }
+    let mut stored = newest_spec(t, key)?;
+    // The pid file of a further instance has a name of its own, which `of_instance` gives it again.
+    if let (Some(spec), (_, number @ 2..)) = (&mut stored, key.whole())
+        && let Some(path) = spec.identity.pid_path.strip_suffix(&format!(".{number}"))
+    {
+        spec.identity.pid_path = path.to_owned();
+    }
+    let spec = order.spec.take().map(|spec| spec.changing(stored.as_ref())).transpose();
+    Ok(spec.map(|spec| Order { spec, ..order }))
+}
 
 /// The order itself, or its parts. A part has an id of its own, and the spec of its instance.
 pub(super) fn divide(
@@ -87,8 +110,13 @@ fn instances(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<BTreeSet<u3
     Ok(instances)
 }
 
-/// How many the newest spec asks for: that of an order that is to be carried out, else the stored one.
+/// How many the newest spec asks for.
 fn wanted(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Instances>> {
+    Ok(newest_spec(t, key)?.map(|spec| spec.instances))
+}
+
+/// The spec of an order that is to be carried out, else the stored one.
+fn newest_spec(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
     let mut statement = t.prepare_cached(
         "SELECT request FROM ops
          WHERE confirmed = 0 AND state < 2 AND namespace = ?1 AND name = ?2 ORDER BY rowid DESC",
@@ -100,14 +128,18 @@ fn wanted(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Instanc
         };
         let order: Option<Order> = serde_json::from_str(&request?).ok();
         let spec = order.filter(|order| launches(order.kind)).and_then(|order| order.spec);
-        if let Some(Spec { instances, .. }) = spec {
-            return Ok(Some(instances));
+        if spec.is_some() {
+            return Ok(spec);
         }
     }
+    stored_spec(t, key)
+}
+
+pub(super) fn stored_spec(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
     let record: Option<String> = t
         .prepare_cached("SELECT record FROM procs WHERE namespace = ?1 AND name = ?2")?
         .query_row(params![key.namespace, key.name], |row| row.get(0))
         .optional()?;
     let record = record.and_then(|text| serde_json::from_str::<Record>(&text).ok());
-    Ok(record.map(|record| record.spec.instances))
+    Ok(record.map(|record| Arc::unwrap_or_clone(record.spec)))
 }

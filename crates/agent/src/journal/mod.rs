@@ -24,7 +24,7 @@ use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::parts;
-use procfleet_core::spec::{Instances, ProcessGroup};
+use procfleet_core::spec::{Instances, ProcessGroup, Spec};
 use procfleet_core::spread;
 use procfleet_core::supervise::{Record, Write};
 use procfleet_sqlite::Reserve;
@@ -194,6 +194,11 @@ impl Journal {
         self.thread.write(move |t| orders.iter().map(|(key, order)| accept(t, key, order)).collect()).await
     }
 
+    /// The spec that is stored for a proc.
+    pub(crate) async fn spec(&self, key: ProcKey) -> Result<Option<Spec>, JournalError> {
+        self.thread.write(move |t| divide::stored_spec(t, &key)).await
+    }
+
     /// What has become of an op, whole or in parts.
     pub(crate) async fn standing(&self, op: OpId) -> Result<Standing, JournalError> {
         self.thread
@@ -348,7 +353,14 @@ fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result
         );
         return Ok(Acceptance::Done(Outcome::without_agent(Code::Interrupted, message, order.kind)));
     }
-    let parts = divide::divide(t, key, order)?;
+    let order = match divide::with_whole_spec(t, key, order.clone())? {
+        Ok(order) => order,
+        Err(unknown) => {
+            let message = format!("{} was not begun: {unknown}; upgrade the agent", order.kind.verb());
+            return Ok(Acceptance::Done(Outcome::without_agent(Code::ArgsInvalid, message, order.kind)));
+        }
+    };
+    let parts = divide::divide(t, key, &order)?;
     let mut statement = t.prepare_cached(
         "INSERT INTO ops (op, namespace, name, kind, state, request, accepted_at) VALUES (?1,?2,?3,?4,0,?5,?6)",
     )?;

@@ -379,7 +379,9 @@ impl Work {
                 Acceptance::New(parts) => {
                     // All of them before the first can end.
                     parts.iter().for_each(|(_, part)| self.around.open.begin(part.op));
-                    let refusal = self.around.host.allow().refusal(order.kind, order.spec.as_ref());
+                    // As it was journalled: an order that changes some fields has its whole spec there.
+                    let spec = parts.first().and_then(|(_, part)| part.spec.as_ref());
+                    let refusal = self.around.host.allow().refusal(order.kind, spec);
                     if let Some(reason) = refusal {
                         warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "an op was refused");
                         for (key, part) in parts {

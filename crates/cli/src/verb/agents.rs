@@ -101,6 +101,15 @@ pub struct Revoke {
 }
 
 impl Agents {
+    pub(crate) fn output(&self) -> Output {
+        match &self.change {
+            None => self.output,
+            Some(Change::Assign(assign)) => assign.output,
+            Some(Change::Label(label)) => label.output,
+            Some(Change::Revoke(revoke)) => revoke.output,
+        }
+    }
+
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let (answer, output) = match &self.change {
             None => (self.connection.client()?.get("/api/v1/agents", &self.filters())?, self.output),

@@ -1,6 +1,6 @@
 //! `procfleet audit`: who did what, and from where.
 
-use crate::output::{Format, Output, moment};
+use crate::output::{Format, Output};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_proto::http::native::AuditRow;
 
@@ -31,9 +31,10 @@ impl Audit {
             Format::Json => around.json(&answer.data)?,
             Format::Text => {
                 let rows: Vec<AuditRow> = answer.read()?;
+                let rows = rows.into_iter().map(|row| cells(row, around)).collect();
                 around.table(
                     ["AT", "USER", "APP", "FROM", "ACTION", "SUBJECT", "CODE", "DETAIL"],
-                    rows.into_iter().map(cells).collect(),
+                    rows,
                     "nothing has been done yet",
                 )?;
             }
@@ -42,9 +43,9 @@ impl Audit {
     }
 }
 
-fn cells(row: AuditRow) -> [String; 8] {
+fn cells(row: AuditRow, around: &Surroundings<'_>) -> [String; 8] {
     [
-        moment(row.at),
+        around.moment(row.at),
         row.bk_username,
         row.bk_app_code,
         row.from,
@@ -53,7 +54,7 @@ fn cells(row: AuditRow) -> [String; 8] {
         row.code.to_string(),
         match row.times {
             1 => row.detail,
-            times => format!("{} ({times} times, last {})", row.detail, moment(row.last_at)),
+            times => format!("{} ({times} times, last {})", row.detail, around.moment(row.last_at)),
         },
     ]
 }

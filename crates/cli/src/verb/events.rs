@@ -1,7 +1,9 @@
 //! `procfleet events`: what happened to the processes without anybody asking for it.
 
-use crate::output::{Format, Output, Pace, moment, plain, plain_lines};
+use super::targets::host;
+use crate::output::{Format, Output, Pace, plain, plain_lines};
 use crate::{Connection, Error, Exit, Surroundings};
+use procfleet_core::id::Host;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use std::time::Duration;
 
@@ -22,9 +24,9 @@ pub struct Events {
     /// Only those of processes of this name
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Only those of this host, such as 0:10.0.0.5
-    #[arg(long, value_name = "CLOUD_ID:IP")]
-    pub host: Option<String>,
+    /// Only those of this host, as CLOUD:IP, or IP for cloud area 0
+    #[arg(long, value_name = "HOST", value_parser = host)]
+    pub host: Option<Host>,
     /// Only those of this kind, such as exited or gave_up
     #[arg(long, value_name = "KIND")]
     pub kind: Option<String>,
@@ -38,8 +40,9 @@ impl Events {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let client = self.connection.client()?;
         let mut filters = Vec::new();
+        let host = self.host.map(|host| host.to_string());
         for (field, value) in
-            [("namespace", &self.namespace), ("name", &self.name), ("host", &self.host), ("kind", &self.kind)]
+            [("namespace", &self.namespace), ("name", &self.name), ("host", &host), ("kind", &self.kind)]
         {
             filters.extend(value.iter().map(|value| (field, value.clone())));
         }
@@ -90,7 +93,8 @@ impl Events {
                     let what = plain_lines(message);
                     let proc = plain(&format!("{namespace}:{name}"));
                     let kind = plain(kind);
-                    around.say(&format!("{} {bk_cloud_id}:{ip} {proc} {kind}: {what}", moment(at / 1000)))?;
+                    let at = around.moment(at / 1000);
+                    around.say(&format!("{at} {bk_cloud_id}:{ip} {proc} {kind}: {what}"))?;
                 }
             }
         }

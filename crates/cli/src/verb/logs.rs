@@ -3,6 +3,7 @@
 //! Without `--follow` it ends where the log ended when it was first asked for, however fast the process writes. With it, each
 //! instance is followed by a thread of its own, and this one prints what they bring, so that lines never mix.
 
+use super::targets::host;
 use crate::client::Client;
 use crate::output::{Format, Output, Pace};
 use crate::{Connection, Error, Exit, Surroundings};
@@ -31,8 +32,9 @@ pub struct Logs {
     /// The group of processes it belongs to
     #[arg(long, value_name = "NS", default_value = "default")]
     pub namespace: String,
-    /// A host to read it from; give it again for more. With no target: every host that has the process
-    #[arg(long = "host", value_name = "CLOUD:IP", conflicts_with = "agents")]
+    /// A host to read it from, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target: every host that
+    /// has the process
+    #[arg(long = "host", value_name = "HOST", value_parser = host, conflicts_with = "agents")]
     pub hosts: Vec<Host>,
     /// An agent to read it from, by its id; give it again for more
     #[arg(long = "agent", value_name = "ID")]

@@ -1,5 +1,6 @@
 //! `procfleet ps`: the processes as the server knows them. It causes no work on any host; `status` does.
 
+use super::targets::host;
 use crate::output::{Format, Output, age, yes_no};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::Host;
@@ -13,8 +14,8 @@ pub struct Ps {
     /// Only the processes of this name
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Only the processes of this host
-    #[arg(long, value_name = "CLOUD:IP")]
+    /// Only the processes of this host, as CLOUD:IP, or IP for cloud area 0
+    #[arg(long, value_name = "HOST", value_parser = host)]
     pub host: Option<Host>,
     #[command(flatten)]
     pub output: Output,

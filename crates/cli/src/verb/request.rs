@@ -1,21 +1,19 @@
-//! The body of `operate_proc_v2`, from flags and a file.
+//! The body of `POST /api/v1/operate`, from flags and a file.
 //!
 //! What only the server or the host can judge is left to them: they say all faults of a request at once.
 
-use super::operate::{Operate, SpecFlags};
+use super::operate::Operate;
 use crate::Error;
 use procfleet_core::op::OpKind;
 use procfleet_proto::http::typos::{self, Unread};
 use serde_json::{Map, Value, json};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// `auto_type` of a process that runs until somebody stops it, the only kind that flags can describe.
-const RESIDENT: u32 = 1;
 /// The login is the connection's. One that a file holds would be a second truth, and need not travel.
 const LOGIN_FIELDS: [&str; 4] = ["bk_app_code", "bk_app_secret", "bk_token", "bk_username"];
 
-type Object = Map<String, Value>;
+pub(super) type Object = Map<String, Value>;
 
 /// Reads a request body or a bare spec; a bare one is put where it belongs in a body.
 pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Error> {
@@ -73,150 +71,33 @@ pub(super) fn body(operate: &Operate, kind: OpKind, file: Option<Object>) -> Res
     for field in LOGIN_FIELDS {
         body.shift_remove(field);
     }
-    let meta = child(&mut body, "meta");
-    match &operate.namespace {
-        Some(namespace) => set(meta, "namespace", json!(namespace)),
-        None => _ = meta.entry("namespace").or_insert_with(|| json!("default")),
-    }
-    set(meta, "name", json!(operate.name));
-    let labels = child(meta, "labels");
+    operate.targets.write(&mut body)?;
+    let labels = child(child(&mut body, "meta"), "labels");
     for (key, value) in &operate.labels {
         set(labels, key, json!(value));
     }
     set(&mut body, "op_type", json!(kind.number()));
-    if !operate.hosts.is_empty() || !operate.agents.is_empty() {
-        body.shift_remove("hosts");
-        body.shift_remove("agent_id_list");
-    }
-    if !operate.hosts.is_empty() {
-        let hosts = operate.hosts.iter().map(|host| json!({"ip": host.ip, "bk_cloud_id": host.cloud}));
-        set(&mut body, "hosts", hosts.collect());
-    }
-    if !operate.agents.is_empty() {
-        set(&mut body, "agent_id_list", json!(operate.agents));
-    }
-    if operate.spec.any() {
-        write_spec(&operate.spec, &operate.name, &mut body)?;
+    // A file's spec is a whole one and replaces what hosts have stored.
+    let whole = body.get("spec").is_some_and(Value::is_object);
+    let labelled = !operate.labels.is_empty();
+    let change = operate.spec.write(operate.targets.first_name(), labelled, &mut body)?;
+    if !whole && !change.is_empty() {
+        set(&mut body, "change", json!(change));
     }
     Ok(body)
 }
 
-pub(super) fn has_target(body: &Object) -> bool {
-    ["hosts", "agent_id_list"]
-        .iter()
-        .any(|key| body.get(*key).and_then(Value::as_array).is_some_and(|list| !list.is_empty()))
-}
-
-impl SpecFlags {
-    fn commands(&self) -> [(&'static str, Option<&String>); 5] {
-        [
-            ("start_cmd", self.start_cmd.as_ref()),
-            ("stop_cmd", self.stop_cmd.as_ref()),
-            ("restart_cmd", self.restart_cmd.as_ref()),
-            ("reload_cmd", self.reload_cmd.as_ref()),
-            ("kill_cmd", self.kill_cmd.as_ref()),
-        ]
-    }
-
-    fn numbers(&self) -> [(&'static str, Option<u64>); 6] {
-        [
-            ("start_check_secs", self.start_check_secs),
-            ("stop_check_secs", self.stop_check_secs),
-            ("op_timeout", self.op_timeout),
-            ("start_retries", self.start_retries),
-            ("start_interval", self.start_interval),
-            ("limit_samples", self.limit_samples),
-        ]
-    }
-
-    fn words(&self) -> [(&'static str, Option<&String>); 2] {
-        [("on_unhealthy", self.on_unhealthy.as_ref()), ("detached", self.detached.as_ref())]
-    }
-
-    fn any(&self) -> bool {
-        self.commands().iter().any(|(_, command)| command.is_some())
-            || self.numbers().iter().any(|(_, number)| number.is_some())
-            || self.words().iter().any(|(_, word)| word.is_some())
-            || self.pid_file.is_some()
-            || self.setup_path.is_some()
-            || self.user.is_some()
-            || self.proc_name.is_some()
-    }
-}
-
-/// A flag that was given always counts; the default of one that was not fills only what the file left out.
-fn write_spec(flags: &SpecFlags, name: &str, body: &mut Object) -> Result<(), Error> {
-    let spec = child(body, "spec");
-    let identity = child(spec, "identity");
-    let proc_name = flags.proc_name.as_deref();
-    flag_or_default(identity, "proc_name", proc_name.map(Value::from), || Ok(json!(name)))?;
-    let setup_path = flags.setup_path.as_deref().map(|path| absolute(path).map(Value::from)).transpose()?;
-    flag_or_default(identity, "setup_path", setup_path, || absolute(Path::new(".")).map(Value::from))?;
-    let setup_path = PathBuf::from(identity["setup_path"].as_str().unwrap_or_default());
-    let pid_path =
-        flags.pid_file.as_deref().map(|path| text(&setup_path.join(path)).map(Value::from)).transpose()?;
-    flag_or_default(identity, "pid_path", pid_path, || Ok(json!("")))?;
-    flag_or_default(identity, "user", flags.user.as_deref().map(Value::from), || Ok(json!("root")))?;
-    let control = child(spec, "control");
-    for (key, command) in flags.commands() {
-        if let Some(command) = command {
-            set(control, key, json!(command));
-        }
-    }
-    let policy = child(spec, "alive_monitor_policy");
-    flag_or_default(policy, "auto_type", None, || Ok(json!(RESIDENT)))?;
-    for (key, number) in flags.numbers() {
-        if let Some(number) = number {
-            set(policy, key, json!(number));
-        }
-    }
-    for (key, word) in flags.words() {
-        if let Some(word) = word {
-            set(policy, key, json!(word));
-        }
-    }
-    Ok(())
-}
-
-fn flag_or_default(
-    object: &mut Object,
-    key: &str,
-    flag: Option<Value>,
-    default: impl FnOnce() -> Result<Value, Error>,
-) -> Result<(), Error> {
-    match flag {
-        Some(value) => set(object, key, value),
-        None if object.contains_key(key) => {}
-        None => set(object, key, default()?),
-    }
-    Ok(())
-}
-
-fn set(object: &mut Object, key: &str, value: Value) {
+pub(super) fn set(object: &mut Object, key: &str, value: Value) {
     object.insert(key.to_owned(), value);
 }
 
 /// The object below a key. What is there and is none (`"labels": null`) is replaced.
-fn child<'a>(object: &'a mut Object, key: &str) -> &'a mut Object {
+pub(super) fn child<'a>(object: &'a mut Object, key: &str) -> &'a mut Object {
     let value = object.entry(key).or_insert_with(|| json!({}));
     if !value.is_object() {
         *value = json!({});
     }
     value.as_object_mut().expect("it was just made one")
-}
-
-fn absolute(path: &Path) -> Result<String, Error> {
-    let path = std::path::absolute(path).map_err(|fault| {
-        Error::Usage(format!("cannot make {} absolute: {fault}; give --setup-path in full", path.display()))
-    })?;
-    text(&path)
-}
-
-fn text(path: &Path) -> Result<String, Error> {
-    let text = path
-        .to_str()
-        .ok_or_else(|| Error::Usage(format!("{} cannot be sent: its name is not Unicode", path.display())))?;
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -248,59 +129,55 @@ mod tests {
     #[test]
     fn without_spec_flags_no_spec_is_sent() {
         check(
-            "nginx --host 0:127.0.0.1 --label a=b=c --label d=",
+            "nginx --host 127.0.0.1",
             None,
             json!({
-                "meta": {"namespace": "default", "name": "nginx", "labels": {"a": "b=c", "d": ""}},
-                "op_type": 0,
+                "meta": {"namespace": "default", "name": "nginx", "labels": {}},
                 "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}],
+                "op_type": 0,
             }),
         );
     }
 
+    /// Hosts that know the process change one field; to the others it is a whole spec.
     #[test]
-    fn one_spec_flag_makes_a_whole_spec() {
+    fn one_spec_flag_changes_one_field() {
         let here = std::env::current_dir().expect("a current folder");
         check(
             "nginx --namespace web --agent a1 --agent a2 --stop-cmd ./stop",
             None,
             json!({
                 "meta": {"namespace": "web", "name": "nginx", "labels": {}},
-                "op_type": 0,
                 "agent_id_list": ["a1", "a2"],
+                "op_type": 0,
                 "spec": {
-                    "identity": {"proc_name": "nginx", "setup_path": here, "pid_path": "", "user": "root"},
                     "control": {"stop_cmd": "./stop"},
+                    "identity": {"proc_name": "nginx", "setup_path": here, "pid_path": "", "user": "root"},
                     "alive_monitor_policy": {"auto_type": 1},
                 },
+                "change": ["stop_cmd"],
             }),
         );
     }
 
     #[test]
-    fn every_spec_flag_has_its_place() {
+    fn spec_flags_have_their_places() {
         check(
-            "web --cmd a --stop-cmd b --restart-cmd c --reload-cmd d --kill-cmd e --pid-file run/web.pid \
-             --setup-path /srv/web --user www --proc-name java --start-check-secs 1 --stop-check-secs 2 \
-             --op-timeout 3 --start-retries 4 --start-interval 5 --limit-samples 6 --on-unhealthy restart --detached keep",
+            "web --cmd a --pid-file run/web.pid --setup-path /srv/web --user www --every 60 --cpu-limit 50 --instances 2",
             None,
             json!({
                 "meta": {"namespace": "default", "name": "web", "labels": {}},
                 "op_type": 0,
                 "spec": {
                     "identity": {
-                        "proc_name": "java", "setup_path": "/srv/web", "pid_path": "/srv/web/run/web.pid",
-                        "user": "www",
+                        "proc_name": "web", "setup_path": "/srv/web", "pid_path": "/srv/web/run/web.pid", "user": "www",
                     },
-                    "control": {
-                        "start_cmd": "a", "stop_cmd": "b", "restart_cmd": "c", "reload_cmd": "d", "kill_cmd": "e",
-                    },
-                    "alive_monitor_policy": {
-                        "auto_type": 1, "start_check_secs": 1, "stop_check_secs": 2, "op_timeout": 3,
-                        "start_retries": 4, "start_interval": 5, "limit_samples": 6,
-                        "on_unhealthy": "restart", "detached": "keep",
-                    },
+                    "control": {"start_cmd": "a"},
+                    "resource": {"cpu": 50.0},
+                    "alive_monitor_policy": {"auto_type": 0, "cycle_time": 60},
+                    "instance_num": 2,
                 },
+                "change": ["setup_path", "pid_path", "user", "start_cmd", "cpu", "auto_type", "instance_num"],
             }),
         );
     }
@@ -310,6 +187,17 @@ mod tests {
         let body = body(&operate("web --setup-path deep/er"), OpKind::Start, None).expect("a good line");
         let here = std::env::current_dir().expect("a current folder");
         assert_eq!(body["spec"]["identity"]["setup_path"], json!(here.join("deep/er")));
+    }
+
+    #[test]
+    fn several_names_and_all_of_a_namespace() {
+        let names = |line: &str| {
+            let body = body(&operate(line), OpKind::Restart, None).expect("a good line");
+            (body["meta"].clone(), body.get("names").cloned())
+        };
+        let meta = |name: &str| json!({"namespace": "web", "name": name, "labels": {}});
+        assert_eq!(names("web* api --namespace web"), (meta("web*"), Some(json!(["api"]))));
+        assert_eq!(names("--all --namespace web"), (meta("*"), None));
     }
 
     #[test]
@@ -342,7 +230,7 @@ mod tests {
             },
         });
         check(
-            "new --host 1:10.0.0.1 --label b=3 --cmd fresh --pid-file x.pid",
+            "new --host 1:10.0.0.1 --label b=3 --cmd fresh --pid-file /opt/p/x.pid",
             Some(whole),
             json!({
                 "meta": {"namespace": "gse", "name": "new", "labels": {"a": "1", "b": "3"}},
@@ -361,12 +249,24 @@ mod tests {
     }
 
     #[test]
+    fn a_label_alone_is_a_change_of_the_spec() {
+        let body = body(&operate("web --label a=b=c --label d="), OpKind::Host, None).expect("a good line");
+        assert_eq!(body["meta"]["labels"], json!({"a": "b=c", "d": ""}));
+        assert_eq!(body["change"], json!(["labels"]));
+    }
+
+    #[test]
     fn a_request_file_may_name_the_target() {
-        let with = |target: Value| has_target(target.as_object().expect("an object"));
-        assert!(with(json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 1}]})));
-        assert!(with(json!({"agent_id_list": ["a"]})));
-        assert!(!with(json!({"hosts": []})));
-        assert!(!with(json!({})));
+        let target = |target: Value| {
+            let body =
+                body(&operate("web"), OpKind::Start, Some(file(&target.to_string()).expect("a request")));
+            let body = body.expect("a good line");
+            ["hosts", "agent_id_list"].map(|way| body.get(way).cloned())
+        };
+        let hosts = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1}]);
+        assert_eq!(target(json!({"hosts": hosts})), [Some(hosts.clone()), None]);
+        assert_eq!(target(json!({"hosts": hosts, "agent_id_list": ["a"]})), [None, Some(json!(["a"]))]);
+        assert_eq!(target(json!({"hosts": [], "agent_id_list": []})), [None, None]);
     }
 
     #[test]
@@ -390,6 +290,8 @@ mod tests {
         let line = ["start", "nginx", "--host", "0:127.0.0.1", "--agent", "a"];
         assert!(Command::try_parse_from(line).is_err());
         assert!(Command::try_parse_from(["start", "nginx", "--label", "=x"]).is_err());
-        assert!(Command::try_parse_from(["start", "nginx", "--host", "127.0.0.1"]).is_err());
+        assert!(Command::try_parse_from(["start", "nginx", "--host", "localhost"]).is_err());
+        assert!(Command::try_parse_from(["start", "--all"]).is_err(), "--all needs --namespace");
+        assert!(Command::try_parse_from(["start"]).is_err());
     }
 }

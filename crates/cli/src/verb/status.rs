@@ -3,6 +3,7 @@
 //! The content is GSE's JSON text. It is read leniently, field by field: one that is missing or odd costs its cell
 //! and not the row.
 
+use crate::Exit;
 use crate::output::{span, yes_no};
 use crate::wait::is_open;
 use procfleet_core::code::Code;
@@ -24,8 +25,24 @@ pub(super) const HEADER: [&str; 12] = [
     "HEALTH",
 ];
 
+/// The place of the state in a row, and its words.
+const STATE: usize = 3;
+const RUNNING: &str = "running";
+const STOPPED: &str = "stopped";
+
 pub(super) fn rows(ops: &[OpRow]) -> Vec<[String; 12]> {
     ops.iter().flat_map(op_rows).collect()
+}
+
+/// As scripts see it: all running, some stopped, some unknown.
+pub(super) fn exit(ops: &[OpRow]) -> Exit {
+    let rows = rows(ops);
+    let any = |word: &str| rows.iter().any(|row| row[STATE] == word);
+    match rows.iter().all(|row| row[STATE] == RUNNING || row[STATE] == STOPPED) && !rows.is_empty() {
+        false => Exit::Unknown,
+        true if any(STOPPED) => Exit::Stopped,
+        true => Exit::Done,
+    }
 }
 
 fn op_rows(op: &OpRow) -> Vec<[String; 12]> {
@@ -44,8 +61,8 @@ fn op_rows(op: &OpRow) -> Vec<[String; 12]> {
         .into_iter()
         .map(|instance| {
             let state = match instance["pid"].as_i64() {
-                Some(pid) if pid > 0 => "running",
-                Some(_) => "stopped",
+                Some(pid) if pid > 0 => RUNNING,
+                Some(_) => STOPPED,
                 None => "unknown",
             };
             row(op, state, instance)
@@ -90,8 +107,8 @@ fn memory(kib: f64) -> String {
 mod tests {
     use super::*;
 
-    fn check(error_code: u32, content: &str, wanted: &[[&str; 9]]) {
-        let op = OpRow {
+    fn op(error_code: u32, content: &str) -> OpRow {
+        OpRow {
             op_id: "20261115000000-1-0".to_owned(),
             key: String::new(),
             kind: "query".to_owned(),
@@ -104,8 +121,11 @@ mod tests {
             late_at: 0,
             late_code: 0,
             late_msg: String::new(),
-        };
-        let rows = rows(&[op]);
+        }
+    }
+
+    fn check(error_code: u32, content: &str, wanted: &[[&str; 9]]) {
+        let rows = rows(&[op(error_code, content)]);
         let shown: Vec<&[String]> = rows.iter().map(|row| &row[3..]).collect();
         assert_eq!(shown, wanted.iter().map(|row| row.as_slice()).collect::<Vec<_>>(), "{content}");
     }
@@ -128,5 +148,23 @@ mod tests {
         check(0, "not json", &[["unknown", "", "", "", "", "", "", "", ""]]);
         check(117, "", &[["unknown (117)", "", "", "", "", "", "", "", ""]]);
         check(115, "", &[["no answer yet", "", "", "", "", "", "", "", ""]]);
+    }
+
+    #[test]
+    fn exits() {
+        let running = op(0, r#"{"process":[{"instance":[{"pid":42}]}]}"#);
+        let stopped = op(0, r#"{"process":[{"instance":[{"pid":-1}]}]}"#);
+        let (unknown, open) = (op(801, ""), op(115, ""));
+        for (ops, expected) in [
+            (&[&running][..], Exit::Done),
+            (&[&running, &running], Exit::Done),
+            (&[&running, &stopped], Exit::Stopped),
+            (&[&stopped, &unknown], Exit::Unknown),
+            (&[&running, &open], Exit::Unknown),
+            (&[], Exit::Unknown),
+        ] {
+            let ops: Vec<OpRow> = ops.iter().map(|op| (*op).clone()).collect();
+            assert_eq!(exit(&ops), expected);
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! `procfleet task`: what became of the calls that were accepted.
 
 use crate::client::path_segment;
-use crate::output::{Format, Output, age, moment, plain};
-use crate::wait::{self, Waiting, Watched, is_open};
+use crate::output::{Format, Output, age, plain};
+use crate::wait::{self, How, Waiting, Watched, how};
 use crate::{Connection, Error, Exit, Surroundings};
-use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
 use serde::Deserialize;
@@ -48,6 +47,9 @@ pub struct Watch {
     /// Wait no longer than this
     #[arg(long, value_name = "SECS", default_value_t = 600)]
     pub timeout: u64,
+    /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped one (829)
+    #[arg(long)]
+    pub strict: bool,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -82,6 +84,15 @@ pub struct List {
 }
 
 impl Task {
+    pub(crate) fn output(&self) -> Output {
+        match self {
+            Task::Show(show) | Task::Cancel(show) => show.output,
+            Task::Watch(watch) => watch.output,
+            Task::Retry(retry) => retry.output,
+            Task::List(list) => list.output,
+        }
+    }
+
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         match self {
             Task::Show(show) => show.run(around),
@@ -134,7 +145,7 @@ impl Retry {
         let answer = client.post_once(&path, &json!({}), self.idempotency_key.as_deref())?;
         let Accepted { task_id } = answer.read()?;
         match self.waiting.follow(&client, &answer, &task_id, &self.output, around)? {
-            Some(seen) => conclude(&seen, &self.output, around),
+            Some(seen) => conclude(&seen, self.waiting.strict, &self.output, around),
             None => Ok(Exit::Done),
         }
     }
@@ -143,18 +154,24 @@ impl Retry {
 impl Watch {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let task_id = self.task.to_string();
-        let seen = wait::wait(&self.connection.client()?, &task_id, self.timeout, around)?;
-        conclude(&seen, &self.output, around)
+        let client = self.connection.client()?;
+        let seen = wait::wait(&client, &task_id, self.timeout, self.output.format(), around)?;
+        conclude(&seen, self.strict, &self.output, around)
     }
 }
 
 /// How a task ended that was waited for.
-fn conclude(seen: &Watched, output: &Output, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+fn conclude(
+    seen: &Watched,
+    strict: bool,
+    output: &Output,
+    around: &mut Surroundings<'_>,
+) -> Result<Exit, Error> {
     match output.format() {
         Format::Json => around.json(&seen.data)?,
         Format::Text => around.say(&seen.summary())?,
     }
-    Ok(seen.exit())
+    Ok(seen.exit(strict))
 }
 
 impl List {
@@ -180,25 +197,29 @@ fn describe(seen: &Watched, around: &mut Surroundings<'_>) -> Result<(), Error> 
     let task = &seen.view.task;
     around.say(&seen.summary())?;
     let by = plain(&format!("by {} ({})", task.bk_username, task.bk_app_code));
-    around.note(&format!("{by} at {}", moment(task.created_at)));
+    let at = around.moment(task.created_at);
+    around.note(&format!("{by} at {at}"));
     if !task.retry_of.is_empty() {
         around.note(&format!("tries {} again where it failed", plain(&task.retry_of)));
     }
     if task.cancelled_at != 0 {
-        around.note(&format!("cancelled at {}", moment(task.cancelled_at)));
+        let at = around.moment(task.cancelled_at);
+        around.note(&format!("cancelled at {at}"));
     }
+    let rows = seen.view.ops.iter().map(|op| op_cells(op, around)).collect();
     around.table(
         ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],
-        seen.view.ops.iter().map(op_cells).collect(),
+        rows,
         "the task has no ops",
     )
 }
 
-fn op_cells(op: &OpRow) -> [String; 7] {
-    let state = match op {
-        op if is_open(op) => "open",
-        op if op.error_code == Code::Success.number() => "ok",
-        _ => "failed",
+fn op_cells(op: &OpRow, around: &Surroundings<'_>) -> [String; 7] {
+    let state = match how(op) {
+        How::Open => "open",
+        How::Ok => "ok",
+        How::AlreadySo(word) => word,
+        How::Failed => "failed",
     };
     [
         op.target.clone(),
@@ -210,8 +231,8 @@ fn op_cells(op: &OpRow) -> [String; 7] {
         match op.late_at {
             0 => op.error_msg.clone(),
             at => {
-                let (code, message) = (op.late_code, &op.late_msg);
-                format!("{}; reported late, at {}: {code} {message}", op.error_msg, moment(at))
+                let (code, message, at) = (op.late_code, &op.late_msg, around.moment(at));
+                format!("{}; reported late, at {at}: {code} {message}", op.error_msg)
             }
         },
     ]

@@ -1,6 +1,6 @@
 //! `procfleet token create`: a join token for new agents. Scripts read it from stdout, so nothing else goes there.
 
-use crate::output::{Format, Output, moment, plain};
+use crate::output::{Format, Output, plain};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{CreateToken, CreatedToken};
@@ -65,6 +65,12 @@ impl FromStr for Ttl {
 }
 
 impl Token {
+    pub(crate) fn output(&self) -> Output {
+        match self {
+            Token::Create(create) => create.output,
+        }
+    }
+
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         match self {
             Token::Create(create) => create.run(around),
@@ -92,7 +98,7 @@ impl Create {
                     "for {agents} of cloud area {} and business {}, until {}; it is shown only this once",
                     made.bk_cloud_id,
                     made.bk_biz_id,
-                    moment(made.expires_at)
+                    around.moment(made.expires_at)
                 ));
                 around.note("on the new host: procfleet agent --server https://SERVER:48668 --token TOKEN");
             }

@@ -2,7 +2,7 @@
 
 use super::token::Ttl;
 use crate::client::{Answer, path_segment};
-use crate::output::{Format, Output, moment, plain};
+use crate::output::{Format, Output, plain};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
 use serde_json::json;
@@ -57,6 +57,16 @@ pub struct Token {
 }
 
 impl User {
+    pub(crate) fn output(&self) -> Output {
+        match self {
+            User::Create(named) | User::Disable(named) | User::Enable(named) | User::Revoke(named) => {
+                named.output
+            }
+            User::List(list) => list.output,
+            User::Token(token) => token.output,
+        }
+    }
+
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         match self {
             User::Create(named) => {
@@ -92,10 +102,10 @@ impl Token {
             Format::Text => {
                 let made: UserToken = answer.read()?;
                 around.say(&plain(&made.token))?;
+                let until = around.moment(made.expires_at);
                 around.note(&format!(
-                    "a bk_token of user {}, until {}; it is shown only this once",
-                    plain(&made.name),
-                    moment(made.expires_at)
+                    "a bk_token of user {}, until {until}; it is shown only this once",
+                    plain(&made.name)
                 ));
                 Ok(())
             }
@@ -119,15 +129,14 @@ fn show(
 ) -> Result<(), Error> {
     match output.format() {
         Format::Json => around.json(&answer.data),
-        Format::Text => around.table(
-            ["USER", "STATE", "TOKENS", "CREATED"],
-            rows(answer)?.into_iter().map(cells).collect(),
-            "no users",
-        ),
+        Format::Text => {
+            let rows = rows(answer)?.into_iter().map(|user| cells(user, around)).collect();
+            around.table(["USER", "STATE", "TOKENS", "CREATED"], rows, "no users")
+        }
     }
 }
 
-fn cells(user: UserView) -> [String; 4] {
+fn cells(user: UserView, around: &Surroundings<'_>) -> [String; 4] {
     let state = if user.disabled { "disabled" } else { "enabled" };
-    [user.name, state.to_owned(), user.tokens.to_string(), moment(user.created_at)]
+    [user.name, state.to_owned(), user.tokens.to_string(), around.moment(user.created_at)]
 }

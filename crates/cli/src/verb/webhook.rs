@@ -1,6 +1,6 @@
 //! `procfleet webhook`: who is told of events as they come.
 
-use crate::output::{Format, Output, moment};
+use crate::output::{Format, Output};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_proto::http::events::WebhookRow;
 use serde_json::json;
@@ -46,6 +46,14 @@ pub struct Remove {
 }
 
 impl Webhook {
+    pub(crate) fn output(&self) -> Output {
+        match self {
+            Webhook::Create(create) => create.output,
+            Webhook::List(list) => list.output,
+            Webhook::Remove(remove) => remove.output,
+        }
+    }
+
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let (answer, format) = match self {
             Webhook::Create(Create { receiver, output, connection }) => {
@@ -70,11 +78,9 @@ impl Webhook {
 
 fn show(around: &mut Surroundings<'_>, rows: Vec<WebhookRow>) -> Result<(), Error> {
     let cells = |row: WebhookRow| {
-        [row.id.to_string(), row.url, moment(row.created_at), row.waiting.to_string(), row.trouble]
+        let since = around.moment(row.created_at);
+        [row.id.to_string(), row.url, since, row.waiting.to_string(), row.trouble]
     };
-    around.table(
-        ["ID", "URL", "SINCE", "WAITING", "TROUBLE"],
-        rows.into_iter().map(cells).collect(),
-        "there are no webhooks",
-    )
+    let rows = rows.into_iter().map(cells).collect();
+    around.table(["ID", "URL", "SINCE", "WAITING", "TROUBLE"], rows, "there are no webhooks")
 }

@@ -7,7 +7,7 @@ mod server;
 mod show;
 
 use clap::Parser;
-use procfleet_cli::{Exit, Pace, Progress, Surroundings, Verb, run_in};
+use procfleet_cli::{Asks, Colors, Exit, Pace, Progress, Surroundings, Verb, run_in};
 use server::Server;
 use std::time::Duration;
 
@@ -46,6 +46,11 @@ fn run(server: &Server, line: &str) -> Ran {
 }
 
 fn run_with_input(url: &str, line: &str, input: &str) -> Ran {
+    run_as(Asks::Nobody, url, line, input)
+}
+
+/// With a person at the terminal, or without.
+fn run_as(asks: Asks, url: &str, line: &str, input: &str) -> Ran {
     let words = ["procfleet"].into_iter().chain(line.split_whitespace()).chain([
         "--url",
         url,
@@ -66,6 +71,9 @@ fn run_with_input(url: &str, line: &str, input: &str) -> Ran {
             out: &mut out,
             err: &mut err,
             progress: Progress::Lines,
+            asks,
+            colors: Colors::Plain,
+            zone: jiff::tz::TimeZone::UTC,
             now: NOW,
             pace: Pace { between: Duration::ZERO, pause: Duration::ZERO, tries: 3 },
         },
@@ -83,6 +91,6 @@ fn the_command_line_is_well_formed() {
 
 #[test]
 fn exits_have_their_numbers() {
-    let numbers = [Exit::Done, Exit::Failed, Exit::Usage, Exit::Unreachable].map(|exit| exit as u8);
-    assert_eq!(numbers, [0, 1, 2, 3]);
+    let exits = [Exit::Done, Exit::Failed, Exit::Usage, Exit::Stopped, Exit::Unknown, Exit::Unreachable];
+    assert_eq!(exits.map(|exit| exit as u8), [0, 1, 2, 3, 4, 5]);
 }

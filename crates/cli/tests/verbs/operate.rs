@@ -1,25 +1,22 @@
 //! `start` and its siblings: the request, the target, the waiting, the report.
 
 use crate::server::{Reply, Server, ok, refused};
-use crate::{Ran, run, run_with_input};
-use procfleet_cli::Exit;
+use crate::{Ran, run, run_as, run_with_input};
+use procfleet_cli::{Asks, Exit};
 use serde_json::{Value, json};
 
 const TASK: &str = "GSETASK:20261115205400:7";
-const OPERATE: &str = "POST /api/c/compapi/v2/gse/operate_proc_v2/";
-const AGENTS: &str = "GET /api/v1/agents";
+const OPERATE: &str = "POST /api/v1/operate";
 const POLL: &str = "GET /api/v1/tasks/GSETASK%3A20261115205400%3A7";
 
-fn accepted() -> Vec<Reply> {
-    vec![ok(json!({"task_id": TASK}))]
+fn operated(task: &str, hosts: usize) -> Value {
+    let hosts: Vec<String> = (0..hosts).map(|number| format!("0:10.0.0.{number}")).collect();
+    let procs = json!([{"namespace": "web", "name": "nginx", "hosts": hosts}]);
+    json!({"task_id": task, "count": hosts.len(), "hosts": hosts, "procs": procs})
 }
 
-fn agent(number: u32) -> Value {
-    json!({
-        "bk_agent_id": format!("agent-{number}"), "bk_cloud_id": 0, "ip": format!("10.0.0.{number}"),
-        "version": "0.1.0", "connected": true, "since": 1, "enrolled_at": 1, "bk_biz_id": 1,
-        "bk_biz_name": "default",
-    })
+fn accepted() -> Vec<Reply> {
+    vec![ok(operated(TASK, 1))]
 }
 
 /// A task with one op for each code.
@@ -58,11 +55,11 @@ fn a_start_waits_tells_each_op_once_and_succeeds() {
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(open("start")), ok(half), ok(done)])]);
     let ran = run(&server, "start nginx --namespace web --host 0:10.0.0.0 --host 0:10.0.0.1");
     assert_eq!(ran.exit, Exit::Done);
-    assert_eq!(ran.out, "start web:nginx: 2 ok\n");
     assert_eq!(
-        ran.err,
-        format!("task {TASK}\n0:10.0.0.0 web:nginx start: ok\n0:10.0.0.1 web:nginx start: ok\n")
+        ran.out,
+        "0:10.0.0.0 web:nginx start: ok\n0:10.0.0.1 web:nginx start: ok\nstart web:nginx: 2 ok\n"
     );
+    assert_eq!(ran.err, format!("task {TASK}\n"));
 
     let seen = server.seen();
     assert_eq!(seen.len(), 4);
@@ -83,6 +80,7 @@ fn each_verb_has_its_number() {
         ("restart", 7),
         ("reload", 8),
         ("kill", 9),
+        ("unregister", 102),
     ] {
         let server = Server::start([(OPERATE, accepted())]);
         let ran = run(&server, &format!("{verb} nginx --agent a1 --no-wait"));
@@ -97,14 +95,40 @@ fn one_failed_op_fails_the_verb_with_its_reason() {
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(done)])]);
     let ran = run(&server, "start nginx --agent a1");
     assert_eq!(ran.exit, Exit::Failed);
-    assert_eq!(ran.out, "start web:nginx: 1 ok, 1 failed\n");
-    let wanted = "0:10.0.0.1 web:nginx start: failed (836): died after 0.2 s\n    output: [2J boom\n";
-    assert!(ran.err.ends_with(wanted), "{}", ran.err);
+    let wanted = "0:10.0.0.0 web:nginx start: ok\n\
+                  0:10.0.0.1 web:nginx start: failed (836): died after 0.2 s\n    output: [2J boom\n\
+                  start web:nginx: 1 ok, 1 failed\n";
+    assert_eq!(ran.out, wanted);
+}
+
+/// Scripts say how things should be, and need not know how they are.
+#[test]
+fn what_was_already_so_is_a_success_unless_strict() {
+    for (verb, code, word) in
+        [("start", 828, "already running"), ("stop", 829, "not running"), ("kill", 829, "not running")]
+    {
+        let server =
+            Server::start([(OPERATE, accepted()), (POLL, vec![ok(view(verb, &[(code, "it was so")]))])]);
+        let ran = run(&server, &format!("{verb} nginx --agent a1"));
+        assert_eq!(ran.exit, Exit::Done, "{verb}");
+        let line =
+            format!("0:10.0.0.0 web:nginx {verb}: {word} ({code}): it was so\n{verb} web:nginx: 1 {word}\n");
+        assert_eq!(ran.out, line);
+        assert_eq!(run(&server, &format!("{verb} nginx --agent a1 --strict")).exit, Exit::Failed, "{verb}");
+    }
+    // It is no success for who wanted something to happen.
+    for (verb, code) in [("reload", 829), ("restart", 828), ("start", 829)] {
+        let server = Server::start([
+            (OPERATE, accepted()),
+            (POLL, vec![ok(view(verb, &[(code, "no"), (0, "success")]))]),
+        ]);
+        assert_eq!(run(&server, &format!("{verb} nginx --agent a1")).exit, Exit::Failed, "{verb}");
+    }
 }
 
 #[test]
 fn json_prints_the_final_task_and_nothing_else() {
-    for (codes, exit) in [([(0, "success")], Exit::Done), ([(829, "not running")], Exit::Failed)] {
+    for (codes, exit) in [([(0, "success")], Exit::Done), ([(836, "still there")], Exit::Failed)] {
         let done = view("stop", &codes);
         let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(open("stop")), ok(done.clone())])]);
         let ran = run(&server, "stop nginx --agent a1 --json");
@@ -113,46 +137,37 @@ fn json_prints_the_final_task_and_nothing_else() {
     }
     let server = Server::start([(OPERATE, accepted())]);
     let ran = run(&server, "stop nginx --agent a1 --json --no-wait");
-    assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("one document"), json!({"task_id": TASK}));
+    assert_eq!(serde_json::from_str::<Value>(&ran.out).expect("one document"), operated(TASK, 1));
+}
+
+/// The server knows which hosts have the process.
+#[test]
+fn an_order_without_a_target_leaves_the_hosts_to_the_server() {
+    let server = Server::start([(OPERATE, accepted())]);
+    let ran = run(&server, "restart web* api --namespace web --no-wait");
+    assert_eq!(ran.exit, Exit::Done);
+    let meta = json!({"namespace": "web", "name": "web*", "labels": {}});
+    assert_eq!(server.seen()[0].body, json!({"meta": meta, "names": ["api"], "op_type": 7}));
 }
 
 #[test]
-fn the_only_agent_is_the_target_of_an_order_without_one() {
-    let mut unplaced = agent(5);
-    unplaced["ip"] = json!("");
-    for (only, key, target) in [
-        (agent(5), "hosts", json!([{"ip": "10.0.0.5", "bk_cloud_id": 0}])),
-        (unplaced, "agent_id_list", json!(["agent-5"])),
+fn a_person_is_asked_when_many_hosts_are_meant() {
+    for (hosts, asks, flags, input, exit, calls) in [
+        (21, Asks::Person, "", "y\n", Exit::Done, 2),
+        (21, Asks::Person, "", "n\n", Exit::Failed, 1),
+        (21, Asks::Person, "", "", Exit::Failed, 1),
+        (20, Asks::Person, "", "", Exit::Done, 2),
+        (21, Asks::Person, "--yes", "", Exit::Done, 1),
+        (21, Asks::Nobody, "", "", Exit::Done, 1),
     ] {
-        let server = Server::start([(AGENTS, vec![ok(json!([only]))]), (OPERATE, accepted())]);
-        let ran = run(&server, "restart nginx --no-wait");
-        assert_eq!(ran.exit, Exit::Done);
-        assert_eq!(server.seen()[1].body[key], target);
+        let server = Server::start([(OPERATE, vec![ok(operated(TASK, hosts))])]);
+        let ran = run_as(asks, &server.url(), &format!("stop nginx --no-wait {flags}"), input);
+        assert_eq!((ran.exit, server.seen().len()), (exit, calls), "{hosts} {asks:?} {flags} {input:?}");
+        let sent: Vec<bool> = server.seen().iter().map(|seen| seen.body["dry_run"] != true).collect();
+        assert_eq!(sent.contains(&true), exit == Exit::Done, "{hosts} {asks:?} {flags} {input:?}");
+        let asked = ran.err.contains("21 hosts are meant; stop them? [y/N] ");
+        assert_eq!(asked, hosts > 20 && asks == Asks::Person && flags.is_empty(), "{}", ran.err);
     }
-}
-
-#[test]
-fn without_a_target_several_agents_are_listed_and_nothing_is_done() {
-    for (count, wanted) in [
-        (0, "error: no agent has joined yet, so there is no host to do it on: procfleet token create makes a token for one\n".to_owned()),
-        (
-            2,
-            "error: there are 2 agents: choose with --host CLOUD:IP or --agent ID\n  --host 0:10.0.0.1  (--agent \
-             agent-1)\n  --host 0:10.0.0.2  (--agent agent-2)\n"
-                .to_owned(),
-        ),
-    ] {
-        let agents: Vec<Value> = (1..=count).map(agent).collect();
-        let server = Server::start([(AGENTS, vec![ok(json!(agents))])]);
-        let ran = run(&server, "start nginx");
-        assert_eq!((ran.exit, ran.out.as_str(), ran.err), (Exit::Usage, "", wanted));
-        assert_eq!(server.lines(), [AGENTS]);
-    }
-    let agents: Vec<Value> = (1..=13).map(agent).collect();
-    let server = Server::start([(AGENTS, vec![ok(json!(agents))])]);
-    let ran = run(&server, "start nginx");
-    assert_eq!(ran.err.matches("--agent agent-").count(), 10);
-    assert!(ran.err.ends_with("\n  and 3 more: procfleet agents\n"), "{}", ran.err);
 }
 
 #[test]
@@ -193,19 +208,27 @@ fn a_file_that_cannot_be_used_is_told_before_the_server_is_asked() {
 /// Whoever names the hosts wants them left alone all the same.
 #[test]
 fn a_dry_run_sends_nothing_whatever_its_targets() {
-    let meant = ok(json!({"task_id": "", "count": 1, "hosts": ["0:10.0.0.1"]}));
-    let server = Server::start([("POST /api/v1/operate", vec![meant])]);
-    for (target, term) in
-        [("--select role=web", "role=web"), ("--host 0:10.0.0.1", "0:10.0.0.1"), ("--agent a1", "a1")]
-    {
+    let mut two = operated("", 1);
+    two["procs"] = json!([
+        {"namespace": "web", "name": "api", "hosts": ["0:10.0.0.0"]},
+        {"namespace": "web", "name": "nginx", "hosts": ["0:10.0.0.0"]},
+    ]);
+    let server = Server::start([(
+        OPERATE,
+        vec![ok(operated("", 1)), ok(operated("", 1)), ok(operated("", 1)), ok(two)],
+    )]);
+    for (target, place, sent) in [
+        ("--select role=web", "select", json!(["role=web"])),
+        ("--host 10.0.0.0", "hosts", json!([{"ip": "10.0.0.0", "bk_cloud_id": 0}])),
+        ("", "select", Value::Null),
+    ] {
         let ran = run(&server, &format!("stop nginx {target} --dry-run"));
-        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "0:10.0.0.1\n"), "{target}");
-        let sent = server.seen().pop().expect("a request").body;
-        assert_eq!((&sent["select"], &sent["dry_run"]), (&json!([term]), &json!(true)), "{target}");
+        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "0:10.0.0.0\n"), "{target}");
+        let body = server.seen().pop().expect("a request").body;
+        assert_eq!((&body[place], &body["dry_run"]), (&sent, &json!(true)), "{target}");
     }
-    let asked = server.lines().len();
-    let ran = run(&server, "stop nginx --dry-run");
-    assert_eq!((ran.exit, server.lines().len()), (Exit::Usage, asked));
+    let ran = run(&server, "stop --all --namespace web --dry-run");
+    assert_eq!(ran.out, "0:10.0.0.0 web:api\n0:10.0.0.0 web:nginx\n");
 }
 
 #[test]
@@ -220,7 +243,7 @@ fn status_is_a_table() {
     }
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(done)])]);
     let ran = run(&server, "status nginx --agent a1");
-    assert_eq!(ran.exit, Exit::Failed);
+    assert_eq!(ran.exit, Exit::Unknown);
     assert_eq!(
         ran.out,
         "HOST        NAMESPACE  NAME   STATE          HOSTED  PID  CPU%  MEM%  MEMORY   UP   VERSION  HEALTH\n\
@@ -229,6 +252,64 @@ fn status_is_a_table() {
          0:10.0.0.2  web        nginx  unknown (117)  -       -    -     -     -        -    -        -\n"
     );
     assert_eq!(ran.err, format!("task {TASK}\n0:10.0.0.2 web:nginx query: failed (117): no agent\n"));
+}
+
+/// As `systemctl is-active` does it.
+#[test]
+fn is_running_is_a_word_and_an_exit() {
+    let query = |pid: i64| {
+        let mut done = view("query", &[(0, "success")]);
+        let content = json!({"process": [{"procname": "nginx", "instance": [{"pid": pid}]}]});
+        done["ops"][0]["content"] = json!(content.to_string());
+        done
+    };
+    for (done, exit, word) in [
+        (query(42), Exit::Done, "running\n"),
+        (query(-1), Exit::Stopped, "stopped\n"),
+        (view("query", &[(801, "no spec")]), Exit::Unknown, "unknown\n"),
+        (view("query", &[(117, "no agent")]), Exit::Unknown, "unknown\n"),
+    ] {
+        let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(done)])]);
+        let ran = run(&server, "is-running nginx --namespace web");
+        assert_eq!((ran.exit, ran.out.as_str(), ran.err.as_str()), (exit, word, ""));
+        assert_eq!(run(&server, "is-running nginx --namespace web --quiet").out, "");
+    }
+    let nowhere = refused(1_000_811, "meta.name: none of the 2 agents is known to have web:nginx");
+    let server = Server::start([(OPERATE, vec![nowhere])]);
+    for line in ["is-running nginx", "status nginx"] {
+        let ran = run(&server, line);
+        assert_eq!(ran.exit, Exit::Unknown, "{line}");
+        assert!(ran.err.contains("is known to have"), "{}", ran.err);
+    }
+    assert_eq!(run(&server, "status nginx --select role=x").exit, Exit::Failed, "the selection is wrong");
+}
+
+#[test]
+fn a_stored_spec_is_shown_as_a_file_takes_it() {
+    let spec = |ip: &str, cmd: &str| {
+        json!({"bk_agent_id": "a", "bk_cloud_id": 0, "ip": ip, "meta": {"namespace": "web", "name": "nginx", "labels": {}},
+               "spec": {"control": {"start_cmd": cmd}}})
+    };
+    let meant = ok(operated("", 2));
+    let specs = vec![
+        ok(spec("10.0.0.0", "a")),
+        ok(spec("10.0.0.1", "a")),
+        ok(spec("10.0.0.0", "a")),
+        ok(spec("10.0.0.1", "b")),
+    ];
+    let server = Server::start([(OPERATE, vec![meant]), ("GET /api/v1/specs", specs)]);
+    let ran = run(&server, "show nginx --namespace web");
+    assert_eq!((ran.exit, ran.err.as_str()), (Exit::Done, "the same on 2 hosts\n"));
+    let file: Value = serde_json::from_str(&ran.out).expect("one document");
+    assert_eq!(file["spec"], json!({"control": {"start_cmd": "a"}}));
+    assert_eq!(file["meta"]["name"], "nginx");
+    assert!(
+        server.lines()[1].ends_with("?namespace=web&name=nginx&host=0%3A10.0.0.0"),
+        "{:?}",
+        server.lines()
+    );
+    let ran = run(&server, "show nginx --namespace web");
+    assert_eq!(ran.err, "on 0:10.0.0.0:\non 0:10.0.0.1:\n");
 }
 
 #[test]
@@ -283,7 +364,8 @@ fn watching_a_task_exits_as_its_ops_ended() {
     {
         let server = Server::start([(POLL, vec![ok(open("start")), ok(view("start", &codes))])]);
         let ran = run(&server, &format!("task watch {TASK}"));
-        assert_eq!((ran.exit, ran.out), (exit, format!("start web:nginx: {told}\n")));
+        assert_eq!(ran.exit, exit);
+        assert!(ran.out.ends_with(&format!("\nstart web:nginx: {told}\n")), "{}", ran.out);
     }
 }
 

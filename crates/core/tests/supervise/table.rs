@@ -120,6 +120,31 @@ fn every_operation_in_every_state() {
     }
 }
 
+/// It could not be started again when it ends, whether it runs now or not.
+#[test]
+fn a_spec_without_a_start_command_is_never_hosted() {
+    let mut bare = spec();
+    bare.control.start_cmd.clear();
+    for (before, kind, hosted) in [
+        (Given::UpUnhosted, OpKind::Host, false),
+        (Given::UpHosted, OpKind::Host, true),
+        (Given::UpHosted, OpKind::Update, true),
+        (Given::Down, OpKind::Host, false),
+    ] {
+        let mut world = given(before);
+        let outcome = world.order(kind, &bare);
+        assert_eq!(outcome.code.number(), 827, "{before:?} {}: {}", kind.verb(), outcome.message);
+        assert_eq!(world.hosted(), hosted, "{before:?}");
+        assert_eq!(
+            world.machine.spec().map(|spec| (**spec).clone()),
+            Some(spec()),
+            "{before:?}: the stored spec stays"
+        );
+    }
+    let mut world = given(Given::UpUnhosted);
+    assert_eq!(world.order(OpKind::Update, &bare).code.number(), 0, "what is not hosted may have none");
+}
+
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let mut bare = spec();

@@ -180,7 +180,7 @@ fn a_user_is_named_by_those_that_are_trusted_to() {
     let (code, secret) = (plain.app_code.as_str(), plain.app_secret.as_str());
     done(up.cli(&["ps", "--app-code", code, "--app-secret", secret]));
     let named = up.cli(&["ps", "--app-code", code, "--app-secret", secret, "--username", "ann"]);
-    assert_eq!(named.code, Some(3), "{named:?}");
+    assert_eq!(named.code, Some(5), "{named:?}");
 }
 
 #[test]

@@ -120,7 +120,9 @@ fn an_operation_goes_where_a_selection_says_and_a_dry_run_nowhere() {
         cli(&up, &args)
     };
     let shown = status(&["role=web*"]);
-    assert_eq!(shown, json!({"task_id": "", "count": 2, "hosts": ["0:127.0.0.1", "0:127.0.0.2"]}));
+    let hosts = json!(["0:127.0.0.1", "0:127.0.0.2"]);
+    let procs = json!([{"namespace": up.namespace, "name": "chosen", "hosts": hosts}]);
+    assert_eq!(shown, json!({"task_id": "", "count": 2, "hosts": hosts, "procs": procs}));
     assert_eq!(status(&["127.0.0.0/24"])["hosts"], json!(["0:127.0.0.1", "0:127.0.0.2", "0:127.0.0.3"]));
     assert_eq!(status(&["127.0.0.?", "dc=east"])["count"], 2);
     let plain = up.cli(&["stop", "chosen", "--select", "role=db", "--dry-run"]);
@@ -148,15 +150,71 @@ fn an_operation_goes_where_a_selection_says_and_a_dry_run_nowhere() {
         1_000_811,
         &["select[0]: \"10.0.0.9-10.0.0.1\" ends before it begins", "select[1]: \"a b\" is no address"],
     );
-    operate(json!([])).assert_refused(1_000_811, &["select: is required and must not be empty"]);
+    // A list that came out empty is not everywhere.
+    operate(json!([])).assert_refused(1_000_811, &["select: must not be empty"]);
     let mut odd = body(json!(["*"]));
     odd["hosts"] = json!([]);
-    up.client.post("/api/v1/operate", odd).assert_refused(1_000_811, &["hosts: is not known here"]);
+    odd["selected"] = json!(["*"]);
+    up.client.post("/api/v1/operate", odd).assert_refused(
+        1_000_811,
+        &["hosts: must not be empty", "select: cannot be combined with hosts", "selected: is not known here"],
+    );
 
     // The same rights as for any operation.
     let secret = cli(&up, &["app", "create", "other"])["secret"].as_str().expect("a secret").to_owned();
     let other = up.client.as_app("other", &secret);
     let denied = other.post("/api/v1/operate", body(json!(["*"])));
     denied.assert_refused(1_306_403, &["other", "may not use"]);
+    proc.op(Op::Kill).assert_success();
+}
+
+#[test]
+fn verbs_find_the_hosts_that_have_the_processes() {
+    let (up, _here) = fleet();
+    let ns = up.namespace.as_str();
+    let procs = ["web1", "web2", "api"].map(|name| up.proc(name).starts(&programs::foreground()));
+    procs.iter().for_each(|proc| _ = proc.start());
+    let meant = |args: &[&str]| {
+        let shown = cli(&up, &[args, &["--namespace", ns, "--dry-run"]].concat());
+        let procs = shown["procs"].as_array().expect("a list").clone();
+        assert!(procs.iter().all(|proc| proc["hosts"] == json!(["0:127.0.0.1"])), "{shown}");
+        procs.iter().map(|proc| proc["name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(meant(&["status", "web1"]), ["web1"], "three agents, and one that has it");
+    assert_eq!(meant(&["restart", "web*", "api", "web1"]), ["api", "web1", "web2"]);
+    assert_eq!(meant(&["stop", "--all"]), ["api", "web1", "web2"]);
+    assert_eq!(meant(&["stop", "web?", "--select", "dc=east"]), ["web1", "web2"]);
+    assert_eq!(meant(&["stop", "*", "--host", "127.0.0.1"]), ["api", "web1", "web2"]);
+    // Whoever names hosts means them, whether they know the process or not.
+    let named = cli(&up, &["status", "web1", "--namespace", ns, "--host", "127.0.0.2", "--dry-run"]);
+    assert_eq!(named["hosts"], json!(["0:127.0.0.2"]));
+
+    let restarted = cli(&up, &["restart", "web*", "--namespace", ns]);
+    assert_eq!((&restarted["counts"]["total"], &restarted["counts"]["succeeded"]), (&json!(2), &json!(2)));
+    let text = up.cli(&["stop", "--all", "--namespace", ns]);
+    assert_eq!(text.code, Some(0), "{text:?}");
+    for name in ["web1", "web2", "api"] {
+        assert!(text.stdout.contains(&format!("0:127.0.0.1 {ns}:{name} stop: ok")), "{text:?}");
+    }
+    assert_eq!(up.cli(&["is-running", "--all", "--namespace", ns]).code, Some(3));
+
+    // What means nothing is said, name by name, and nothing is sent.
+    let refused = up.cli(&["stop", "nothing", "db*", "web1", "--namespace", ns]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for words in ["meta.name: none of the 3 agents", "names[0]: \"db*\" matches no known process"] {
+        assert!(refused.stderr.contains(words), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_process_is_forgotten_where_it_is_known() {
+    let up = up();
+    let proc = up.proc("forgotten").starts(&programs::foreground());
+    let pid = proc.start();
+    let done = up.cli(&["unregister", "forgotten", "--namespace", &up.namespace]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(done.stdout.contains("unregister: ok"), "{done:?}");
+    wait_until(PATIENCE, "the server has forgotten it", || proc.row().is_none());
+    assert!(procfleet_testkit::is_running(pid), "its process goes on");
     proc.op(Op::Kill).assert_success();
 }

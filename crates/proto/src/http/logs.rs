@@ -87,6 +87,11 @@ pub fn reopen<'v>(body: impl Into<Body<'v>>) -> Result<LogOf, Faults> {
     read(body.into(), &["namespace", "name", "instance", "host", "agent"], log_of)
 }
 
+/// Whose stored spec is asked for.
+pub fn spec<'v>(body: impl Into<Body<'v>>) -> Result<LogOf, Faults> {
+    read(body.into(), &["namespace", "name", "instance", "host", "agent"], log_of)
+}
+
 fn log_of(reader: &Reader<'_>, faults: &mut Faults) -> LogOf {
     let namespace = reader.required_text("namespace", LONGEST_NAME, faults);
     let name = reader.required_text("name", LONGEST_NAME, faults);

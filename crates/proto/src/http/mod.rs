@@ -23,6 +23,7 @@ pub mod query;
 pub mod read;
 pub mod record;
 pub mod result;
+pub mod spec_form;
 pub mod status;
 pub mod task_state;
 pub mod typos;

@@ -85,9 +85,40 @@ pub struct AgentRow {
 pub struct Operated {
     /// Empty after a dry run.
     pub task_id: String,
+    /// How many hosts are meant.
     pub count: u64,
-    /// The hosts that the selection means, as `CLOUD:IP`.
+    /// The hosts, as `CLOUD:IP`, or as agent ids where the caller named those.
     pub hosts: Vec<String>,
+    /// The processes, each with its hosts. Servers of the first version do not say them.
+    #[serde(default)]
+    pub procs: Vec<MeantProc>,
+}
+
+/// A process that an operation is for, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MeantProc {
+    pub namespace: String,
+    pub name: String,
+    pub hosts: Vec<String>,
+}
+
+/// The answer to `GET /api/v1/specs` (query: `namespace`, `name`, `host` as `CLOUD:IP` or `agent`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SpecView {
+    pub bk_agent_id: String,
+    pub bk_cloud_id: u32,
+    pub ip: String,
+    pub meta: SpecMeta,
+    /// As `spec` in `operate_proc_v2`.
+    pub spec: serde_json::Value,
+}
+
+/// `meta` of a request about the process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SpecMeta {
+    pub namespace: String,
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
 }
 
 /// `POST /api/v1/agents/label`; answered with the agents' rows.

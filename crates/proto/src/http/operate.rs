@@ -1,11 +1,12 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
-use super::batch::{Read, finish, read_targets, sort_out};
+use super::batch::{Read, finish, read_host, read_targets, sort_out};
 use super::fault::{Faults, Warnings};
 use super::login;
 use super::read::{Body, Reader};
 use super::typos::Unread;
 use crate::cron::CronRule;
+use procfleet_core::change;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::select::Term;
@@ -13,7 +14,7 @@ use procfleet_core::spec::{
     ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
     Schedule, Shell, Spec,
 };
-use procfleet_core::task::Request;
+use procfleet_core::task::{Request, Target};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
@@ -31,6 +32,8 @@ const MOST_SAMPLES: i64 = 1_000;
 pub(super) const LARGEST_SPEC: usize = 48 * 1024;
 /// The operations that a caller may ask for.
 pub const OP_TYPES: [i64; 8] = [0, 1, 2, 3, 4, 7, 8, 9];
+/// Those of our own API: GSE has another one for unregister.
+pub const OWN_OP_TYPES: [i64; 9] = [0, 1, 2, 3, 4, 7, 8, 9, 102];
 /// How many ops one call may make.
 pub const MOST_OPS: usize = 100_000;
 
@@ -128,14 +131,26 @@ fn read_element(element: Result<Reader<'_>, Faults>) -> Read<Request> {
     (named.then_some(request), own)
 }
 
-/// What is asked for where a selection says the hosts.
+/// What is asked for through `POST /api/v1/operate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selected {
-    /// Without targets yet.
+    /// Its name may be a glob. Without targets yet.
     pub request: Request,
-    pub select: Vec<Term>,
+    /// More names or globs.
+    pub names: Vec<String>,
+    pub places: Places,
     pub sending: Sending,
     pub warnings: Warnings,
+}
+
+/// Where it is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Places {
+    /// On the hosts that these terms mean.
+    Select(Vec<Term>),
+    Targets(Vec<Target>),
+    /// On every host that has the process.
+    WhereItIs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,33 +160,79 @@ pub enum Sending {
     DryRun,
 }
 
-/// `POST /api/v1/operate`: one process on the hosts that a selection means.
+/// `POST /api/v1/operate`: processes by names and globs, on the hosts that are named, selected or known to have them.
 pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Faults> {
+    let known = ["meta", "names", "op_type", "spec", "change", "select", "hosts", "agent_id_list", "dry_run"];
     let mut faults = Faults::default();
     let made = Reader::root(body, &mut faults).map(|reader| {
-        let kind = read_op_type(&reader, &mut faults);
+        let kind = read_own_op_type(&reader, &mut faults);
         let (proc, labels) = read_meta(&reader, &mut faults);
-        let spec = read_own_spec(&reader, kind, labels, &mut faults);
-        let mut select = Vec::new();
-        for (path, text) in reader.required_texts("select", &mut faults) {
-            match text.parse() {
-                Ok(term) => select.push(term),
-                Err(reason) => faults.add(path, format!("{reason}")),
-            }
+        let mut spec = read_own_spec(&reader, kind, labels, &mut faults);
+        let change = read_change(&reader, spec.is_some(), &mut faults);
+        if let Some(spec) = &mut spec {
+            spec.change = change;
         }
+        let names = reader.texts("names", &mut faults).into_iter().map(|(_, name)| name.to_owned()).collect();
+        let places = read_places(&reader, &mut faults);
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
-        reader.only(&["meta", "op_type", "spec", "select", "dry_run"], &login::FIELDS, &mut faults);
-        Selected {
-            request: Request { proc, kind, spec, targets: Vec::new(), refused: None },
-            select,
-            sending,
-            warnings: Warnings::default(),
-        }
+        reader.only(&known, &login::FIELDS, &mut faults);
+        let request = Request { proc, kind, spec, targets: Vec::new(), refused: None };
+        Selected { request, names, places, sending, warnings: Warnings::default() }
     });
     let warnings = faults.take_warnings();
     match made {
         Some(made) if faults.is_empty() => Ok(Selected { warnings, ..made }),
         _ => Err(faults),
+    }
+}
+
+/// The fields of the spec that change on hosts that have one stored.
+fn read_change(reader: &Reader<'_>, has_spec: bool, faults: &mut Faults) -> Vec<String> {
+    let mut change: Vec<String> = Vec::new();
+    for (path, name) in reader.texts("change", faults) {
+        match change::FIELDS.contains(&name) {
+            true => change.push(name.to_owned()),
+            false => {
+                faults.add(
+                    path,
+                    format!("{name:?} is no field of a spec; there are {}", change::FIELDS.join(", ")),
+                );
+            }
+        }
+    }
+    if !change.is_empty() && !has_spec {
+        faults.add("change", "names fields of spec, and there is no spec");
+    }
+    change
+}
+
+fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> Places {
+    const WAYS: [&str; 3] = ["select", "hosts", "agent_id_list"];
+    let mut select = Vec::new();
+    for (path, text) in reader.texts("select", faults) {
+        match text.parse() {
+            Ok(term) => select.push(term),
+            Err(reason) => faults.add(path, format!("{reason}")),
+        }
+    }
+    let agents = read_agent_ids(reader, faults);
+    let hosts = reader.objects("hosts", faults);
+    let hosts: Vec<Target> =
+        hosts.iter().filter_map(|host| read_host(host, faults)).map(Target::Host).collect();
+    let given: Vec<&str> = WAYS.into_iter().filter(|way| reader.has(way)).collect();
+    // A list that came out empty does not mean everywhere.
+    for way in given.iter().filter(|way| reader.is_empty_list(way)) {
+        faults.add(*way, "must not be empty; leave it out for every host that has the process");
+    }
+    if let [first, others @ ..] = given.as_slice()
+        && !others.is_empty()
+    {
+        faults.add(*first, format!("cannot be combined with {}", others.join(" and ")));
+    }
+    match (select.is_empty(), agents.is_empty() && hosts.is_empty()) {
+        (false, _) => Places::Select(select),
+        (true, false) => Places::Targets(agents.into_iter().chain(hosts).collect()),
+        (true, true) => Places::WhereItIs,
     }
 }
 
@@ -241,10 +302,31 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
     })
 }
 
+fn read_own_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
+    let Some(number) = reader.choice("op_type", &OWN_OP_TYPES, faults) else { return OpKind::Start };
+    let known = Some(number).filter(|number| OWN_OP_TYPES.contains(number));
+    known.and_then(|number| OpKind::from_number(u64::try_from(number).ok()?)).unwrap_or_else(|| {
+        let reason = format!("{}, and here 102 unregister", no_operation(number));
+        faults.add_unknown_op(reader.path("op_type"), reason);
+        OpKind::Start
+    })
+}
+
 pub(super) fn no_operation(number: i64) -> String {
     format!(
         "{number} is no operation; there are 0 start, 1 stop, 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"
     )
+}
+
+fn read_agent_ids(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Target> {
+    let mut agents = Vec::new();
+    for (path, text) in reader.texts("agent_id_list", faults) {
+        match text.parse() {
+            Ok(agent) => agents.push(Target::Agent(agent)),
+            Err(reason) => faults.add(path, format!("{reason}")),
+        }
+    }
+    agents
 }
 
 fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {

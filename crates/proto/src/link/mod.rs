@@ -21,7 +21,7 @@ pub const BUFFER: usize = 4 * 1024;
 /// From an agent to the server.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AgentMessage {
-    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "agent_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<agent_message::Body>,
 }
 
@@ -42,13 +42,15 @@ pub mod agent_message {
         LogRead(super::LogRead),
         #[prost(message, tag = "7")]
         Renew(super::Renew),
+        #[prost(message, tag = "8")]
+        SpecRead(super::SpecRead),
     }
 }
 
 /// From the server to an agent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub body: Option<server_message::Body>,
 }
 
@@ -75,6 +77,8 @@ pub mod server_message {
         Cancel(super::Cancel),
         #[prost(message, tag = "10")]
         Renewed(super::Renewed),
+        #[prost(message, tag = "11")]
+        ReadSpec(super::ReadSpec),
     }
 }
 
@@ -101,6 +105,10 @@ pub struct Hello {
     /// Whether this agent answers [`ReadLog`]; one of the first version does not know it, and would end the session.
     #[prost(bool, tag = "11")]
     pub reads_logs: bool,
+    /// Whether this agent answers [`ReadSpec`], and changes single fields of a stored spec
+    /// ([`procfleet_core::spec::Spec::change`]); one of an earlier version would replace the whole spec.
+    #[prost(bool, tag = "12")]
+    pub changes_specs: bool,
 }
 
 /// What does not change while an agent runs.
@@ -338,6 +346,36 @@ pub struct LogRead {
     /// What the log is called on the host.
     #[prost(string, tag = "8")]
     pub file: String,
+}
+
+/// Which spec is stored for this proc? A question as [`ReadLog`] is one.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ReadSpec {
+    /// The answer bears the same number.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(string, tag = "2")]
+    pub namespace: String,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// Only if the spec is of one of these OS accounts; none: whoever it is of.
+    #[prost(string, repeated, tag = "4")]
+    pub accounts: Vec<String>,
+}
+
+/// The answer to [`ReadSpec`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SpecRead {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// 0: the spec is here. Else the message says why not.
+    #[prost(uint32, tag = "2")]
+    pub code: u32,
+    #[prost(string, tag = "3")]
+    pub message: String,
+    /// JSON of [`procfleet_core::spec::Spec`].
+    #[prost(bytes = "vec", tag = "4")]
+    pub spec: Vec<u8>,
 }
 
 /// As much of a log as one message holds, so that it fits a frame.

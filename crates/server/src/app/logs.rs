@@ -106,17 +106,21 @@ async fn ask(
 }
 
 fn question(caller: &Caller, of: &LogOf) -> ReadLog {
-    let accounts = match caller.rights.accounts() {
+    ReadLog {
+        namespace: of.proc.namespace.clone(),
+        name: of.proc.name.clone(),
+        accounts: accounts(caller),
+        ..ReadLog::default()
+    }
+}
+
+/// The accounts to which a question is limited; none: it is not.
+pub(super) fn accounts(caller: &Caller) -> Vec<String> {
+    match caller.rights.accounts() {
         Scope::All => Vec::new(),
         // Nobody is called so, and an empty list would be everybody.
         Scope::Only(none) if none.is_empty() => vec![String::new()],
         Scope::Only(some) => some.iter().cloned().collect(),
-    };
-    ReadLog {
-        namespace: of.proc.namespace.clone(),
-        name: of.proc.name.clone(),
-        accounts,
-        ..ReadLog::default()
     }
 }
 
@@ -145,7 +149,7 @@ async fn answered(app: &App, agent: &AgentId, host: Host, question: ReadLog) -> 
 }
 
 /// The one agent that is meant, as far as the caller may see.
-async fn find(app: &App, caller: &Caller, of: &LogOf) -> Result<(AgentId, Host), AppError> {
+pub(super) async fn find(app: &App, caller: &Caller, of: &LogOf) -> Result<(AgentId, Host), AppError> {
     access::permit_reading(caller, &of.proc.namespace)?;
     let agents = app.store.agents().await?.into_iter();
     let seen: Vec<(AgentId, Host)> = agents

@@ -20,6 +20,7 @@ pub mod retry;
 pub mod scope;
 pub mod select;
 pub mod setup;
+pub mod specs;
 pub mod status;
 pub mod task_state;
 pub mod tasks;

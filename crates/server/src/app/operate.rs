@@ -167,7 +167,9 @@ async fn prepare(
     let (mut heads, mut ops) = (Vec::new(), Vec::new());
     for (place, request) in requests.into_iter().enumerate() {
         let budget = match &request.spec {
-            Some(spec) => request.kind.budget(&spec.policy),
+            Some(spec) if spec.change.is_empty() => request.kind.budget(&spec.policy),
+            // Times that it does not change are only known to the agent.
+            Some(spec) => request.kind.budget(&spec.policy) + UNKNOWN_POLICY,
             None => request.kind.budget(&Policy::default()) + UNKNOWN_POLICY,
         };
         let start_by = created_at + millis(QUEUE_ALLOWANCE);

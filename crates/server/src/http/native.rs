@@ -4,15 +4,16 @@ use super::call::{Call, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::Routes;
-use crate::app::{access, agents, cancel, events, logs, procs, retry, select, tasks};
+use crate::app::{access, agents, cancel, events, logs, procs, retry, select, specs, tasks};
 use procfleet_core::access::Scope;
 use procfleet_core::task::Target;
 use procfleet_proto::http::events::EventsView;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::logs::{self as logs_shape, LogsView, ReopenedView};
-use procfleet_proto::http::native::{AgentRow, Operated, ProcRow, TaskRow, TaskView};
-use procfleet_proto::http::operate::{self, Accepted, Selected, Sending};
+use procfleet_proto::http::native::{AgentRow, MeantProc, Operated, ProcRow, SpecView, TaskRow, TaskView};
+use procfleet_proto::http::operate::{self, Accepted, Sending};
 use procfleet_proto::http::query::{self, ProcsQuery};
+use std::collections::BTreeSet;
 
 pub(super) fn routes() -> Routes {
     Routes::default()
@@ -24,6 +25,7 @@ pub(super) fn routes() -> Routes {
         .post("task_cancel", "/api/v1/tasks/{task_id}/cancel", cancel_task)
         .post("task_retry", "/api/v1/tasks/{task_id}/retry", retry_task)
         .get("events", "/api/v1/events", list_events)
+        .get("spec", "/api/v1/specs", show_spec)
         .get("logs", "/api/v1/logs", read_log)
         .post("logs_reopen", "/api/v1/logs/reopen", reopen_log)
 }
@@ -32,22 +34,28 @@ async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
     Ok(agents::list(&call.app, &call.caller, query::agents(&call.body)?).await?)
 }
 
-/// One process on the hosts that a selection means now; or only which those are.
+/// Processes on the hosts that are named, selected, or known to have them; or only which those are.
 async fn operate_selected(call: Call) -> Result<Reply<Operated>, CallError> {
     let Call { api, app, caller, body, headers, .. } = call;
     let (asked, key) = Faults::of_both(operate::operate_selected(&body), idempotency::key(&headers))?;
-    let Selected { mut request, select: terms, sending, warnings } = asked;
-    access::permit(&caller, std::slice::from_ref(&request), &Scope::All)?;
-    let hosts = select::hosts(&app, &caller, &terms).await?;
-    request.targets = hosts.iter().copied().map(Target::Host).collect();
+    access::permit(&caller, std::slice::from_ref(&asked.request), &Scope::All)?;
+    let (sending, warnings) = (asked.sending, asked.warnings.clone());
+    let requests = select::requests(&app, &caller, asked).await?;
+    let procs = requests.iter().map(|request| MeantProc {
+        namespace: request.proc.namespace.clone(),
+        name: request.proc.name.clone(),
+        hosts: request.targets.iter().map(ToString::to_string).collect(),
+    });
+    let procs: Vec<MeantProc> = procs.collect();
+    let hosts: BTreeSet<&Target> = requests.iter().flat_map(|request| &request.targets).collect();
+    let hosts: Vec<String> = hosts.into_iter().map(ToString::to_string).collect();
     let task_id = match sending {
         Sending::DryRun => String::new(),
         Sending::ForReal => {
-            idempotency::submit(&app, &caller, api, vec![request], &Scope::All, key).await?.to_string()
+            idempotency::submit(&app, &caller, api, requests, &Scope::All, key).await?.to_string()
         }
     };
-    let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-    let data = Operated { task_id, count: hosts.len() as u64, hosts };
+    let data = Operated { task_id, count: hosts.len() as u64, hosts, procs };
     Ok(Reply { data, warnings })
 }
 
@@ -82,6 +90,10 @@ fn task(call: &Call) -> String {
 
 async fn list_events(call: Call) -> Result<EventsView, CallError> {
     Ok(events::list(&call.app, &call.caller, query::events(&call.body)?).await?)
+}
+
+async fn show_spec(call: Call) -> Result<SpecView, CallError> {
+    Ok(specs::show(&call.app, &call.caller, logs_shape::spec(&call.body)?).await?)
 }
 
 async fn read_log(call: Call) -> Result<LogsView, CallError> {

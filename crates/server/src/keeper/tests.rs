@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
+/// An agent of this version.
+const KNOWS: Knows = Knows { cancels: true, changes: true };
 const HOUR: i64 = 3_600_000;
 
 struct Fixture {
@@ -59,6 +61,18 @@ impl Fixture {
 
     /// The same; the wall clock was so many milliseconds ahead of what it says now.
     async fn task_with(&self, ops: usize, ago: i64, begin: i64, end: i64, ahead: i64) -> Vec<OpId> {
+        self.task_of(None, ops, ago, begin, end, ahead).await
+    }
+
+    async fn task_of(
+        &self,
+        spec: Option<Spec>,
+        ops: usize,
+        ago: i64,
+        begin: i64,
+        end: i64,
+        ahead: i64,
+    ) -> Vec<OpId> {
         let accepted = self.ago(ago, ahead);
         let now = accepted.wall + ago;
         let op = NewOp {
@@ -77,7 +91,7 @@ impl Fixture {
             app: "console".to_owned(),
             username: "admin".to_owned(),
             summary: "query web:nginx".to_owned(),
-            requests: vec![RequestHead { proc, kind: OpKind::Query, spec: None }],
+            requests: vec![RequestHead { proc, kind: OpKind::Query, spec: spec.map(Arc::new) }],
             ops: vec![op; ops],
             retry_of: None,
             audit: None,
@@ -117,7 +131,7 @@ impl Fixture {
             outbox,
             taken: Vec::new(),
             heard: LastHeard::at(0),
-            cancels: true,
+            knows: KNOWS,
         };
         assert!(keeper.tell(note).await);
         (epoch, orders)
@@ -292,7 +306,7 @@ async fn an_agent_that_comes_back_is_told_which_of_its_ops_have_ended() {
             outbox,
             taken: vec![ops[1]],
             heard: LastHeard::at(0),
-            cancels: true,
+            knows: KNOWS,
         })
         .await;
     let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
@@ -350,7 +364,7 @@ async fn an_agent_that_does_not_read_is_cut_and_comes_back_to_all_of_it() {
         outbox,
         taken: Vec::new(),
         heard: LastHeard::at(0),
-        cancels: true,
+        knows: KNOWS,
     };
     assert!(keeper.tell(note).await);
     let ops = fixture.task(2, 0, 30_000, 60_000).await;
@@ -400,7 +414,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
         outbox,
         taken: Vec::new(),
         heard: LastHeard::at(0),
-        cancels: true,
+        knows: KNOWS,
     };
     assert!(keeper.tell(note).await);
     let outcome = Outcome::without_agent(Code::Success, "it was done", OpKind::Query);
@@ -409,4 +423,28 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
     assert_eq!(reason, Err(CutReason::NotItsOwn));
     let open = fixture.store.open_ops().await.expect("no error");
     assert_eq!(open.len(), 1, "the op is as open as before");
+}
+
+/// An agent of an earlier version would replace the whole spec.
+#[tokio::test]
+async fn a_change_of_single_fields_is_not_sent_to_an_agent_that_cannot() {
+    let fixture = fixture().await;
+    let keeper = fixture.keeper().await;
+    let wall = fixture.clock.wall();
+    let epoch =
+        fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
+    let (outbox, mut orders, _cut) = Outbox::for_session();
+    let (agent, knows) = (fixture.agent.clone(), Knows { changes: false, ..KNOWS });
+    let heard = LastHeard::at(0);
+    keeper.tell(Note::Connected { agent, epoch, outbox, taken: Vec::new(), heard, knows }).await;
+    let change = Spec { change: vec!["op_timeout".to_owned()], ..Spec::default() };
+    let refused = fixture.task_of(Some(change), 1, 0, 30_000, 60_000, 0).await;
+    let sent = fixture.task_of(Some(Spec::default()), 1, 0, 30_000, 60_000, 0).await;
+    keeper.tell(Note::TaskCreated(refused[0].task)).await;
+    keeper.tell(Note::TaskCreated(sent[0].task)).await;
+    assert_eq!(next_op(&mut orders).await, sent[0], "a whole spec is sent, and nothing before it");
+    fixture.wait_until_ended(&keeper, refused[0].task).await;
+    let (_, ops) = fixture.store.task_results(refused[0].task).await.expect("no error").expect("known");
+    let outcome = ops[0].outcome.as_ref().expect("it has ended");
+    assert_eq!(outcome.code, Code::ArgsInvalid, "{outcome:?}");
 }

@@ -4,10 +4,11 @@ use super::certificates::{self, Standing};
 use super::clones;
 use super::listener::Link;
 use super::places::Place;
+use super::questions::{Answer, Understands};
 use super::{CutReason, LastHeard, Orders, Outbox};
 use crate::app::events;
 use crate::clock::WallMs;
-use crate::keeper::{Note, RETIRED, revoked};
+use crate::keeper::{Knows, Note, RETIRED, revoked};
 use crate::pki;
 use crate::secret;
 use crate::store::{GroupsRecord, NewEvent, ProcRecord};
@@ -280,12 +281,14 @@ async fn talk(
         return end;
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
-    let (cancels, renews, reads_logs) = (hello.cancels, hello.renews, hello.reads_logs);
+    let understands = Understands { logs: hello.reads_logs, specs: hello.changes_specs };
+    let knows = Knows { cancels: hello.cancels, changes: hello.changes_specs };
+    let renews = hello.renews;
     drop(hello);
     let (outbox, orders, cut) = Outbox::for_session();
-    link.questions.connected(agent, epoch, reads_logs.then_some(&outbox));
+    link.questions.connected(agent, epoch, &outbox, understands);
     let connected =
-        Note::Connected { agent: agent.clone(), epoch, outbox, taken, heard: heard.clone(), cancels };
+        Note::Connected { agent: agent.clone(), epoch, outbox, taken, heard: heard.clone(), knows };
     link.keeper.tell(connected).await;
     cut.during(converse(link, agent, epoch, renews, orders, heard, socket)).await.unwrap_or_else(End::Cut)
 }
@@ -381,7 +384,11 @@ async fn heed(
         agent_message::Body::Events(events) => store_events(link, agent, events).await,
         agent_message::Body::Renew(request) => certificates::renew(link, agent, request).await,
         agent_message::Body::LogRead(answer) => {
-            link.questions.answered(agent, epoch, answer);
+            link.questions.answered(agent, epoch, Answer::Log(answer));
+            Ok(None)
+        }
+        agent_message::Body::SpecRead(answer) => {
+            link.questions.answered(agent, epoch, Answer::Spec(answer));
             Ok(None)
         }
         agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {

@@ -5,7 +5,7 @@
 
 use super::Outbox;
 use procfleet_core::id::{AgentId, Epoch};
-use procfleet_proto::link::{LogRead, ReadLog, server_message::Body};
+use procfleet_proto::link::{LogRead, ReadLog, ReadSpec, SpecRead, server_message::Body};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,8 +44,9 @@ struct Inner {
 #[derive(Clone, Debug)]
 struct Session {
     epoch: Epoch,
-    /// `None`: it understands no questions. The keeper's alone keeps the session open.
-    outbox: Option<mpsc::WeakSender<Box<Body>>>,
+    understands: Understands,
+    /// The keeper's alone keeps the session open.
+    outbox: mpsc::WeakSender<Box<Body>>,
     places: Arc<Semaphore>,
 }
 
@@ -53,7 +54,30 @@ struct Session {
 struct Asked {
     agent: AgentId,
     epoch: Epoch,
-    answer: oneshot::Sender<LogRead>,
+    answer: oneshot::Sender<Answer>,
+}
+
+/// Which questions an agent's version knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Understands {
+    pub(super) logs: bool,
+    pub(super) specs: bool,
+}
+
+/// What an agent has answered.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Answer {
+    Log(LogRead),
+    Spec(SpecRead),
+}
+
+impl Answer {
+    fn id(&self) -> u64 {
+        match self {
+            Answer::Log(answer) => answer.id,
+            Answer::Spec(answer) => answer.id,
+        }
+    }
 }
 
 /// Takes a question back that nobody waits for any more.
@@ -66,9 +90,9 @@ impl Drop for Withdraw<'_> {
 }
 
 impl Questions {
-    pub(super) fn connected(&self, agent: &AgentId, epoch: Epoch, outbox: Option<&Outbox>) {
-        let outbox = outbox.map(Outbox::downgrade);
-        let session = Session { epoch, outbox, places: Arc::new(Semaphore::new(AT_ONCE)) };
+    pub(super) fn connected(&self, agent: &AgentId, epoch: Epoch, outbox: &Outbox, understands: Understands) {
+        let (outbox, places) = (outbox.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
+        let session = Session { epoch, understands, outbox, places };
         lock(&self.inner.sessions).insert(agent.clone(), session);
     }
 
@@ -81,11 +105,11 @@ impl Questions {
         lock(&self.inner.open).retain(|_, asked| asked.agent != *agent || asked.epoch != epoch);
     }
 
-    pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, answer: LogRead) {
+    pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, answer: Answer) {
         let mut open = lock(&self.inner.open);
-        let is_asked =
-            open.get(&answer.id).is_some_and(|asked| asked.agent == *agent && asked.epoch == epoch);
-        if is_asked && let Some(asked) = open.remove(&answer.id) {
+        let id = answer.id();
+        let is_asked = open.get(&id).is_some_and(|asked| asked.agent == *agent && asked.epoch == epoch);
+        if is_asked && let Some(asked) = open.remove(&id) {
             // Nobody waits any more only when the caller has left.
             let _ = asked.answer.send(answer);
         }
@@ -102,21 +126,50 @@ impl Questions {
         agent: &AgentId,
         question: ReadLog,
     ) -> Result<LogRead, Unanswered> {
-        let answer = tokio::time::timeout(patience, self.answer_to(agent, question)).await;
+        let body = |id| Body::ReadLog(ReadLog { id, ..question });
+        match self.answer_within(patience, agent, |knows| knows.logs, body).await? {
+            Answer::Log(answer) => Ok(answer),
+            Answer::Spec(_) => Err(Unanswered::Silent),
+        }
+    }
+
+    pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
+        let body = |id| Body::ReadSpec(ReadSpec { id, ..question });
+        match self.answer_within(PATIENCE, agent, |knows| knows.specs, body).await? {
+            Answer::Spec(answer) => Ok(answer),
+            Answer::Log(_) => Err(Unanswered::Silent),
+        }
+    }
+
+    async fn answer_within(
+        &self,
+        patience: Duration,
+        agent: &AgentId,
+        understood: impl FnOnce(Understands) -> bool,
+        body: impl FnOnce(u64) -> Body,
+    ) -> Result<Answer, Unanswered> {
+        let answer = tokio::time::timeout(patience, self.answer_to(agent, understood, body)).await;
         answer.unwrap_or(Err(Unanswered::Silent))
     }
 
-    async fn answer_to(&self, agent: &AgentId, mut question: ReadLog) -> Result<LogRead, Unanswered> {
+    async fn answer_to(
+        &self,
+        agent: &AgentId,
+        understood: impl FnOnce(Understands) -> bool,
+        body: impl FnOnce(u64) -> Body,
+    ) -> Result<Answer, Unanswered> {
         let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
-        let outbox = session.outbox.ok_or(Unanswered::TooOld)?;
+        if !understood(session.understands) {
+            return Err(Unanswered::TooOld);
+        }
         let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
-        question.id = self.inner.number.fetch_add(1, Ordering::Relaxed);
+        let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let asked = Asked { agent: agent.clone(), epoch: session.epoch, answer };
-        lock(&self.inner.open).insert(question.id, asked);
-        let _withdraw = Withdraw(&self.inner, question.id);
-        let outbox = outbox.upgrade().ok_or(Unanswered::Away)?;
-        outbox.send(Box::new(Body::ReadLog(question))).await.map_err(|_| Unanswered::Away)?;
+        lock(&self.inner.open).insert(id, asked);
+        let _withdraw = Withdraw(&self.inner, id);
+        let outbox = session.outbox.upgrade().ok_or(Unanswered::Away)?;
+        outbox.send(Box::new(body(id))).await.map_err(|_| Unanswered::Away)?;
         drop(outbox);
         answered.await.map_err(|_| Unanswered::Away)
     }
@@ -139,21 +192,23 @@ mod tests {
         let questions = Questions::default();
         let (one, other) = (agent("a1"), agent("a2"));
         assert_eq!(questions.ask(&one, ReadLog::default()).await, Err(Unanswered::Away));
-        questions.connected(&other, Epoch(1), None);
-        assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
-
         let (outbox, mut asked, _cut) = Outbox::for_session();
-        questions.connected(&one, Epoch(2), Some(&outbox));
+        questions.connected(&other, Epoch(1), &outbox, Understands::default());
+        assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
+        assert_eq!(questions.ask_spec(&other, ReadSpec::default()).await, Err(Unanswered::TooOld));
+
+        let all = Understands { logs: true, specs: true };
+        questions.connected(&one, Epoch(2), &outbox, all);
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
             async move { questions.ask(&one, ReadLog::default()).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
-        questions.answered(&other, Epoch(1), answer(1));
-        questions.answered(&one, Epoch(1), answer(2));
-        questions.answered(&one, Epoch(2), answer(3));
-        questions.answered(&one, Epoch(2), answer(4));
+        questions.answered(&other, Epoch(1), Answer::Log(answer(1)));
+        questions.answered(&one, Epoch(1), Answer::Log(answer(2)));
+        questions.answered(&one, Epoch(2), Answer::Log(answer(3)));
+        questions.answered(&one, Epoch(2), Answer::Log(answer(4)));
         assert_eq!(asking.await.expect("it was answered"), Ok(answer(3)));
 
         let asking = tokio::spawn({
@@ -165,13 +220,24 @@ mod tests {
         questions.gone(&one, Epoch(2));
         assert_eq!(asking.await.expect("it was told"), Err(Unanswered::Away));
         assert!(lock(&questions.inner.open).is_empty() && lock(&questions.inner.sessions).len() == 1);
+
+        questions.connected(&one, Epoch(3), &outbox, all);
+        let asking = tokio::spawn({
+            let (questions, one) = (questions.clone(), one.clone());
+            async move { questions.ask_spec(&one, ReadSpec::default()).await }
+        });
+        let Some(Body::ReadSpec(question)) = asked.recv().await else { panic!("a question") };
+        let answer = SpecRead { id: question.id, spec: b"{}".to_vec(), ..SpecRead::default() };
+        questions.answered(&one, Epoch(3), Answer::Spec(answer.clone()));
+        assert_eq!(asking.await.expect("it was answered"), Ok(answer));
     }
 
     #[tokio::test]
     async fn nobody_waits_for_ever() {
         let questions = Questions::default();
         let (outbox, _asked, _cut) = Outbox::for_session();
-        questions.connected(&agent("a1"), Epoch(2), Some(&outbox));
+        let understands = Understands { logs: true, specs: true };
+        questions.connected(&agent("a1"), Epoch(2), &outbox, understands);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
         assert_eq!(questions.ask_within(soon, &agent, ReadLog::default()).await, Err(Unanswered::Silent));
         assert!(lock(&questions.inner.open).is_empty(), "it was withdrawn");

@@ -155,10 +155,6 @@ impl Machine {
     ) -> State {
         match purpose {
             Purpose::Op { op, kind, before } => match kind {
-                OpKind::Host if spec.control.start_cmd.is_empty() => {
-                    self.answer(op, Code::NoCommand, words::no_command(kind, "start_cmd"), out);
-                    State::Down(before.rest)
-                }
                 OpKind::Host if spec.policy.kind.schedule().is_some() => {
                     self.spec = Some(spec);
                     self.hosting = Hosting::Hosted;

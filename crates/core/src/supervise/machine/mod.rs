@@ -511,7 +511,8 @@ fn op_kind(purpose: &Purpose) -> OpKind {
 fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
     let control = &spec.control;
     match kind {
-        OpKind::Start if control.start_cmd.is_empty() => Some("start_cmd"),
+        // What is hosted is started again when it ends, also if it runs now.
+        OpKind::Start | OpKind::Host if control.start_cmd.is_empty() => Some("start_cmd"),
         OpKind::Restart if control.start_cmd.is_empty() && spec.policy.kind.schedule().is_some() => {
             Some("start_cmd")
         }

@@ -131,7 +131,12 @@ impl Machine {
             self.answer(op, Code::NoSpec, words::no_spec(kind), out);
             return state;
         };
-        if let Some(field) = missing_command(kind, &spec) {
+        // An update of a hosted proc asks for what host asks for.
+        let asks_for = match (kind, self.hosting) {
+            (OpKind::Update, Hosting::Hosted) => OpKind::Host,
+            _ => kind,
+        };
+        if let Some(field) = missing_command(asks_for, &spec) {
             self.answer(op, Code::NoCommand, words::no_command(kind, field), out);
             return state;
         }

@@ -160,6 +160,7 @@ pub const APIS: &[Api] = &[
     api("task_cancel", Native, reads!(query::nothing)),
     api("task_retry", Native, reads!(query::nothing)).once(),
     api("events", Native, reads!(query::events)),
+    api("spec", Native, reads!(logs::spec)),
     api("logs", Native, reads!(logs::logs)),
     api("logs_reopen", Native, reads!(logs::reopen)),
     plain("app_list", Admin),

@@ -41,14 +41,15 @@ pub fn request(api: &str) -> Option<Value> {
         "task_cancel" | "task_retry" => json!({}),
         "agents_label" => json!({"agents": ["0:10.0.0.5"], "set": {"role": "web"}, "remove": ["old"]}),
         "operate" => {
-            json!({"meta": meta(), "op_type": 0, "spec": spec(), "select": ["10.0.0.0/24", "role=web*"],
-            "dry_run": false})
+            json!({"meta": meta(), "names": ["proc-*"], "op_type": 0, "spec": spec(), "change": ["start_cmd"],
+            "select": ["10.0.0.0/24", "role=web*"], "dry_run": false})
         }
         "ca_retire" => json!({"force": false}),
         "business_create" => json!({"bk_biz_id": 7, "bk_biz_name": "shop"}),
         "set_process_group_info" => json!({"meta": {"namespace": "gse"}, "hosts": supplied,
             "spec": {"process_group": [{"id": "gse", "resource": pool}]}}),
         "get_process_group_info" => json!({"meta": {"namespace": "gse"}, "hosts": supplied}),
+        "spec" => json!({"namespace": "gse", "name": "proc-test", "host": "1:10.0.0.1"}),
         "logs" => json!({"namespace": "gse", "name": "proc-test", "host": "1:10.0.0.1", "lines": 2}),
         "logs_reopen" => json!({"namespace": "gse", "name": "proc-test", "host": "1:10.0.0.1"}),
         "get_task_state" => json!({"task_id": TASK}),
@@ -130,7 +131,11 @@ pub(super) fn data(api: &str) -> Option<Value> {
             json!([all])
         }
         "agents" | "agents_assign" | "agents_revoke" | "agents_label" => json!([agent]),
-        "operate" => json!({"task_id": TASK, "count": 2, "hosts": ["0:10.0.0.5", "0:10.0.0.6"]}),
+        "operate" => json!({"task_id": TASK, "count": 2, "hosts": ["0:10.0.0.5", "0:10.0.0.6"], "procs": [
+            {"namespace": "gse", "name": "proc-test", "hosts": ["0:10.0.0.5", "0:10.0.0.6"]}]}),
+        "spec" => {
+            json!({"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1", "meta": meta(), "spec": spec()})
+        }
         "ca_show" | "ca_rotate" | "ca_retire" => {
             json!({"sha256": "5f3a…", "next_sha256": null, "agents": 120,
             "tokens": 1, "agent_certificate_secs": 31536000})

@@ -346,8 +346,21 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     ("AgentRow.labels", "What operators say of its host.", "主机标签。"),
     ("Operated.task_id", "The task's id; empty after a dry run.", "任务 ID；dry_run 时为空。"),
-    ("Operated.count", "How many hosts the selection means.", "选中的主机数量。"),
-    ("Operated.hosts", "The hosts, as CLOUD:IP.", "选中的主机，CLOUD:IP 形式。"),
+    ("Operated.count", "How many hosts are meant.", "目标主机数量。"),
+    (
+        "Operated.hosts",
+        "The hosts, as CLOUD:IP, or as agent ids where those were named.",
+        "目标主机，CLOUD:IP 形式；以 agent ID 指定时为 agent ID。",
+    ),
+    ("Operated.procs", "The processes, each with its hosts.", "目标进程及其主机。"),
+    ("MeantProc.hosts", "The hosts on which it is meant.", "该进程的目标主机。"),
+    ("SpecView.meta", "The process's namespace, name and labels.", "进程的命名空间、名称与标签。"),
+    (
+        "SpecView.spec",
+        "The stored spec, as operate_proc_v2 takes it.",
+        "已保存的定义，格式同 operate_proc_v2 的 spec。",
+    ),
+    ("SpecMeta.labels", "The process's labels.", "进程标签。"),
     ("AgentRow.revoked_why", "Why it was revoked.", "吊销原因。"),
     (
         "CaView.sha256",

@@ -275,10 +275,10 @@ pub(super) const TITLES: &[Titled] = &[
     ),
     (
         "operate",
-        ["Operate on selected hosts", "按条件选择主机并操作"],
+        ["Operate on processes by names, globs and selections", "按名称、通配与选择条件操作进程"],
         [
-            "As operate_proc_v2, on the hosts that the selection means at this moment: they are what is written into the task. With dry_run they are only shown.",
-            "同 operate_proc_v2，目标为选择条件此刻对应的主机，并写入任务。dry_run 时仅显示目标。",
+            "As operate_proc_v2, for processes by names and globs, on the hosts that are named, that a selection means, or that are known to have the process. What is meant at this moment is written into the task. With dry_run it is only shown.",
+            "同 operate_proc_v2，进程可用名称或通配指定，目标为指定的主机、选择条件对应的主机，或已知有该进程的主机。此刻的目标写入任务。dry_run 时仅显示目标。",
         ],
     ),
     (
@@ -325,6 +325,14 @@ pub(super) const TITLES: &[Titled] = &[
         [
             "What happened to processes without an operation: exits, restarts, giving up, limits.",
             "非操作引起的进程事件：退出、拉起、放弃、超限等。",
+        ],
+    ),
+    (
+        "spec",
+        ["Show the stored spec of a process", "查看进程已保存的定义"],
+        [
+            "What the agent has stored, in the form in which requests have it. An app that is limited to accounts sees only specs of these accounts. Nothing is run on the host.",
+            "agent 已保存的定义，格式与请求相同。限定了账号的应用只能看到这些账号的定义。不会在主机上执行任何命令。",
         ],
     ),
     (

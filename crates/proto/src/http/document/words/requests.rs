@@ -598,6 +598,15 @@ pub(super) const TEXTS: &[Text] = &[
         "所在主机（CLOUD:IP）。只有一台主机有该进程时可不填。",
     ),
     ("logs/agent", "Its host, by the agent's id.", "所在主机的 agent ID。"),
+    ("spec/namespace", "The process's namespace.", "进程的命名空间。"),
+    ("spec/name", "The process's name.", "进程名。"),
+    ("spec/instance", "Which instance of it. Absent: the first.", "第几个实例。不填为第一个。"),
+    (
+        "spec/host",
+        "Its host, as CLOUD:IP. May be absent if only one host has the process.",
+        "所在主机（CLOUD:IP）。只有一台主机有该进程时可不填。",
+    ),
+    ("spec/agent", "Its host, by the agent's id.", "所在主机的 agent ID。"),
     ("logs_reopen/namespace", "The process's namespace.", "进程的命名空间。"),
     ("logs_reopen/name", "The process's name.", "进程名。"),
     ("logs_reopen/instance", "Which instance of it. Absent: the first.", "第几个实例。不填为第一个。"),
@@ -726,6 +735,16 @@ pub(super) const TEXTS: &[Text] = &[
         "operate/select",
         "The terms of the selection: addresses, ranges (10.0.0.1-10.0.0.50), blocks (10.0.0.0/24), globs (10.0.*), each with CLOUD: before it or not, agent ids, and labels (KEY=VALUE, the value may be a glob). A host must match one of the places, if there are any, and all labels. A term that means no agent is refused.",
         "选择条件：地址、范围（10.0.0.1-10.0.0.50）、网段（10.0.0.0/24）、通配（10.0.*），可带 CLOUD: 前缀；agent ID；标签（KEY=VALUE，值可用通配）。主机须符合任一位置条件（如有）及全部标签。没有对应 agent 的条件会被拒绝。",
+    ),
+    (
+        "operate/names",
+        "More names of processes in the namespace, or globs with * and ?. A glob means the processes that are known.",
+        "命名空间中的更多进程名，或含 * 与 ? 的通配。通配只对应已知的进程。",
+    ),
+    (
+        "operate/change",
+        "Names of fields of spec, such as start_retries. On hosts that have a spec of the process stored only these fields change, and the rest of the stored spec stays. Absent: spec replaces the stored one.",
+        "spec 中字段的名称，如 start_retries。主机已保存该进程的定义时只修改这些字段，其余保持不变。不填则整体替换。",
     ),
     (
         "operate/dry_run",

@@ -1,0 +1,46 @@
+//! Answers to the server's questions about stored specs. Nothing is run for them, and nothing is written down.
+
+use crate::exec::Host;
+use crate::journal::Journal;
+use procfleet_core::code::Code;
+use procfleet_core::id::ProcKey;
+use procfleet_core::op::OpKind;
+use procfleet_core::spec::Spec;
+use procfleet_proto::link::{MAX_FRAME, ReadSpec, SpecRead};
+use std::sync::Arc;
+
+/// A larger spec does not fit a frame with what is around it. Requests are limited to less; only many changes of single
+/// fields add up to more.
+const LARGEST: usize = MAX_FRAME - 4 * 1024;
+
+pub(crate) async fn answer(host: Arc<Host>, journal: Journal, question: ReadSpec) -> SpecRead {
+    let ReadSpec { id, namespace, name, accounts } = question;
+    let proc = ProcKey { namespace, name };
+    let told = match host.allow().refusal(OpKind::Query, None) {
+        Some(reason) => Err((Code::NotAllowed, reason)),
+        None => match journal.spec(proc.clone()).await {
+            Ok(Some(spec)) => told(&spec, &accounts),
+            Ok(None) => Err((Code::NoSpec, format!("no spec of {proc} is stored on this host"))),
+            Err(failure) => Err((Code::SystemError, format!("the journal cannot be read: {failure}"))),
+        },
+    };
+    match told {
+        Ok(spec) => SpecRead { id, code: Code::Success.number(), message: String::new(), spec },
+        Err((code, message)) => SpecRead { id, code: code.number(), message, spec: Vec::new() },
+    }
+}
+
+fn told(spec: &Spec, accounts: &[String]) -> Result<Vec<u8>, (Code, String)> {
+    let user = &spec.identity.user;
+    if !accounts.is_empty() && !accounts.contains(user) {
+        let reason = format!("the spec is of user {user:?}, and the app may not use that account");
+        return Err((Code::NotAllowed, reason));
+    }
+    let json = serde_json::to_vec(spec).map_err(|failure| (Code::SystemError, failure.to_string()))?;
+    match json.len() {
+        size if size > LARGEST => {
+            Err((Code::BeyondLimit, format!("the spec has {size} bytes, and at most {LARGEST} can be sent")))
+        }
+        _ => Ok(json),
+    }
+}

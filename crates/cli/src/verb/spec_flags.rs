@@ -1,0 +1,306 @@
+//! A spec in flags: one for each field that a request can have.
+
+use super::request::{Object, child, set};
+use crate::Error;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// With none of them (and no file) no spec is sent. On hosts that have a spec of the process stored, only the fields change
+/// whose flags were given; elsewhere the rest has defaults.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Spec (only what is given changes where the process is known already)")]
+pub struct SpecFlags {
+    /// The command that starts the process
+    #[arg(long = "cmd", value_name = "COMMAND")]
+    pub start_cmd: Option<String>,
+    /// The command that stops it [none: SIGTERM]
+    #[arg(long, value_name = "COMMAND")]
+    pub stop_cmd: Option<String>,
+    /// The command that restarts it [none: stop, then start]
+    #[arg(long, value_name = "COMMAND")]
+    pub restart_cmd: Option<String>,
+    /// The command that lets it read its configuration again
+    #[arg(long, value_name = "COMMAND")]
+    pub reload_cmd: Option<String>,
+    /// The command that ends it by force [none: SIGKILL]
+    #[arg(long, value_name = "COMMAND")]
+    pub kill_cmd: Option<String>,
+    /// The command that prints its version
+    #[arg(long, value_name = "COMMAND")]
+    pub version_cmd: Option<String>,
+    /// The command that checks its health, every 30 seconds
+    #[arg(long, value_name = "COMMAND")]
+    pub health_cmd: Option<String>,
+    /// The file that it writes its pid to, if it does; a relative path is relative to --setup-path
+    #[arg(long, value_name = "PATH")]
+    pub pid_file: Option<PathBuf>,
+    /// The directory on the host that commands run in [default: this directory]
+    #[arg(long, value_name = "DIR")]
+    pub setup_path: Option<PathBuf>,
+    /// The account on the host that commands run as [default: root]
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// The file name of the program [default: NAME]
+    #[arg(long, value_name = "NAME")]
+    pub proc_name: Option<String>,
+    /// Its configuration, which commands find in PROCFLEET_CONFIG_PATH
+    #[arg(long, value_name = "PATH")]
+    pub config_path: Option<String>,
+    /// The directory on the host for its output [default: the agent's data directory]
+    #[arg(long, value_name = "PATH")]
+    pub log_path: Option<String>,
+    /// Reserved: it has no effect
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub index_key: Option<String>,
+    /// How it lives [default: resident; periodic with --every or --cron]
+    #[arg(long = "type", value_name = "TYPE", value_parser = ["resident", "periodic", "once"])]
+    pub auto_type: Option<String>,
+    /// A periodic process is started so long after its last beginning
+    #[arg(long = "every", value_name = "SECS", conflicts_with = "crontab_rule")]
+    pub cycle_time: Option<u64>,
+    /// When a periodic process is started, in the host's time zone: '*/5 * * * *', @daily
+    #[arg(long = "cron", value_name = "RULE")]
+    pub crontab_rule: Option<String>,
+    /// How many of it run side by side (1 to 64)
+    #[arg(long = "instances", value_name = "N")]
+    pub instance_num: Option<u64>,
+    /// How long it must be alive to count as started
+    #[arg(long, value_name = "SECS")]
+    pub start_check_secs: Option<u64>,
+    /// How long it may take to be gone
+    #[arg(long, value_name = "SECS")]
+    pub stop_check_secs: Option<u64>,
+    /// How long one command may run
+    #[arg(long, value_name = "SECS")]
+    pub op_timeout: Option<u64>,
+    /// How often in a row it is started again before the agent gives up
+    #[arg(long, value_name = "N")]
+    pub start_retries: Option<u64>,
+    /// How long a run must be to count as stable
+    #[arg(long, value_name = "SECS")]
+    pub start_interval: Option<u64>,
+    /// The most CPU that it may use, in per cent of the whole host; 0: no limit
+    #[arg(long = "cpu-limit", value_name = "PERCENT")]
+    pub cpu: Option<f64>,
+    /// The most memory that it may use, in per cent of the whole host; 0: no limit
+    #[arg(long = "mem-limit", value_name = "PERCENT")]
+    pub mem: Option<f64>,
+    /// The most files that it may have open; 0: no limit
+    #[arg(long = "fd-limit", value_name = "N")]
+    pub fd: Option<u64>,
+    /// How many samples in a row, 5 seconds apart, must be over a limit
+    #[arg(long, value_name = "N")]
+    pub limit_samples: Option<u64>,
+    /// What happens when its health_cmd fails again and again: tell or restart
+    #[arg(long, value_name = "WHAT")]
+    pub on_unhealthy: Option<String>,
+    /// What happens to what it left behind: end or keep
+    #[arg(long, value_name = "WHAT")]
+    pub detached: Option<String>,
+    /// A file that the host should have; one with another md5 shows in the status. Give it again for more
+    #[arg(long = "config-file", value_name = "PATH=MD5", value_parser = config_file)]
+    pub configmap: Vec<(String, String)>,
+    /// The data id of its events
+    #[arg(long, value_name = "N")]
+    pub report_id: Option<i64>,
+}
+
+/// A field whose flag was given.
+struct Given {
+    /// The part of the spec that it stands in; empty: the spec itself.
+    section: &'static str,
+    field: &'static str,
+    value: Value,
+}
+
+impl SpecFlags {
+    /// In the order in which the API's document lists them.
+    fn given(&self) -> Result<Vec<Given>, Error> {
+        const IDENTITY: &str = "identity";
+        const CONTROL: &str = "control";
+        const POLICY: &str = "alive_monitor_policy";
+        const RESOURCE: &str = "resource";
+        let text = |text: &Option<String>| text.clone().map(Value::from);
+        let number = |number: Option<u64>| number.map(Value::from);
+        let setup_path = self.setup_path.as_deref().map(absolute).transpose()?;
+        let pid_path = self.pid_file.as_deref().map(|path| match (path.is_absolute(), &setup_path) {
+            (true, _) => in_unicode(path),
+            (false, Some(setup_path)) => in_unicode(&Path::new(setup_path).join(path)),
+            (false, None) => {
+                Err(Error::Usage("--pid-file: a relative path needs --setup-path beside it".to_owned()))
+            }
+        });
+        let auto_type = match (self.auto_type.as_deref(), &self.cycle_time, &self.crontab_rule) {
+            (Some("resident"), ..) => Some(1),
+            (Some("once"), ..) => Some(2),
+            (Some(_), ..) | (None, Some(_), _) | (None, _, Some(_)) => Some(0),
+            (None, None, None) => None,
+        };
+        let file = |(path, md5): &(String, String)| json!({"path": path, "md5": md5});
+        let configmap: Vec<Value> = self.configmap.iter().map(file).collect();
+        let fields = [
+            (IDENTITY, "proc_name", text(&self.proc_name)),
+            (IDENTITY, "setup_path", setup_path.clone().map(Value::from)),
+            (IDENTITY, "pid_path", pid_path.transpose()?.map(Value::from)),
+            (IDENTITY, "config_path", text(&self.config_path)),
+            (IDENTITY, "log_path", text(&self.log_path)),
+            (IDENTITY, "user", text(&self.user)),
+            (IDENTITY, "index_key", text(&self.index_key)),
+            (CONTROL, "start_cmd", text(&self.start_cmd)),
+            (CONTROL, "stop_cmd", text(&self.stop_cmd)),
+            (CONTROL, "restart_cmd", text(&self.restart_cmd)),
+            (CONTROL, "reload_cmd", text(&self.reload_cmd)),
+            (CONTROL, "kill_cmd", text(&self.kill_cmd)),
+            (CONTROL, "version_cmd", text(&self.version_cmd)),
+            (CONTROL, "health_cmd", text(&self.health_cmd)),
+            (RESOURCE, "cpu", self.cpu.map(Value::from)),
+            (RESOURCE, "mem", self.mem.map(Value::from)),
+            (RESOURCE, "fd", number(self.fd)),
+            (POLICY, "auto_type", auto_type.map(|kind: u32| json!(kind))),
+            (POLICY, "cycle_time", number(self.cycle_time)),
+            (POLICY, "crontab_rule", text(&self.crontab_rule)),
+            (POLICY, "start_check_secs", number(self.start_check_secs)),
+            (POLICY, "stop_check_secs", number(self.stop_check_secs)),
+            (POLICY, "op_timeout", number(self.op_timeout)),
+            (POLICY, "start_retries", number(self.start_retries)),
+            (POLICY, "start_interval", number(self.start_interval)),
+            (POLICY, "limit_samples", number(self.limit_samples)),
+            (POLICY, "on_unhealthy", text(&self.on_unhealthy)),
+            (POLICY, "detached", text(&self.detached)),
+            ("warn_report_policy", "report_id", self.report_id.map(Value::from)),
+            ("", "configmap", Some(configmap).filter(|files| !files.is_empty()).map(Value::from)),
+            ("", "instance_num", number(self.instance_num)),
+        ];
+        let given = fields
+            .into_iter()
+            .filter_map(|(section, field, value)| Some(Given { section, field, value: value? }));
+        Ok(given.collect())
+    }
+
+    /// Writes the flags that were given into the body's spec, and says which fields those are. A flag wins over a file's
+    /// spec, and defaults fill only what neither says.
+    pub(super) fn write(
+        &self,
+        name: &str,
+        labels: bool,
+        body: &mut Object,
+    ) -> Result<Vec<&'static str>, Error> {
+        let given = self.given()?;
+        if given.is_empty() && !labels {
+            return Ok(Vec::new());
+        }
+        let spec = child(body, "spec");
+        let mut change = Vec::new();
+        for Given { section, field, value } in given {
+            match section {
+                "" => set(spec, field, value),
+                section => set(child(spec, section), field, value),
+            }
+            // When a periodic process runs is a part of what it is.
+            let name = if ["cycle_time", "crontab_rule"].contains(&field) { "auto_type" } else { field };
+            if !change.contains(&name) {
+                change.push(name);
+            }
+        }
+        if labels {
+            change.push("labels");
+        }
+        let identity = child(spec, "identity");
+        let or =
+            |object: &mut Object, field: &str, default: Value| _ = object.entry(field).or_insert(default);
+        or(identity, "proc_name", json!(name));
+        if !identity.contains_key("setup_path") {
+            set(identity, "setup_path", json!(absolute(Path::new("."))?));
+        }
+        or(identity, "pid_path", json!(""));
+        or(identity, "user", json!("root"));
+        child(spec, "control");
+        or(child(spec, "alive_monitor_policy"), "auto_type", json!(1));
+        Ok(change)
+    }
+}
+
+fn absolute(path: &Path) -> Result<String, Error> {
+    let path = std::path::absolute(path).map_err(|fault| {
+        Error::Usage(format!("cannot make {} absolute: {fault}; give --setup-path in full", path.display()))
+    })?;
+    in_unicode(&path)
+}
+
+fn in_unicode(path: &Path) -> Result<String, Error> {
+    let text = path
+        .to_str()
+        .ok_or_else(|| Error::Usage(format!("{} cannot be sent: its name is not Unicode", path.display())))?;
+    Ok(text.to_owned())
+}
+
+fn config_file(text: &str) -> Result<(String, String), String> {
+    match text.rsplit_once('=') {
+        Some((path, md5)) if !path.is_empty() => Ok((path.to_owned(), md5.to_owned())),
+        Some(_) | None => Err("expected PATH=MD5".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use procfleet_core::change;
+    use procfleet_proto::http::operate::operate_proc_v2;
+    use procfleet_proto::http::record::Recorder;
+    use std::collections::BTreeSet;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        flags: SpecFlags,
+    }
+
+    const ALL: &str = "--cmd a --stop-cmd b --restart-cmd c --reload-cmd d --kill-cmd e --version-cmd f --health-cmd g \
+        --pid-file run/web.pid --setup-path /srv/web --user www --proc-name java --config-path h --log-path i \
+        --index-key j --cron @daily --instances 2 --start-check-secs 1 --stop-check-secs 2 --op-timeout 3 \
+        --start-retries 4 --start-interval 5 --cpu-limit 6.5 --mem-limit 7 --fd-limit 8 --limit-samples 9 \
+        --on-unhealthy restart --detached keep --config-file /etc/x=0123456789abcdef0123456789abcdef --report-id 10";
+
+    fn flags(line: &str) -> SpecFlags {
+        Command::try_parse_from(std::iter::once("start").chain(line.split_whitespace())).expect(line).flags
+    }
+
+    /// Whoever adds a field to the spec gives it a flag.
+    #[test]
+    fn every_field_of_a_spec_has_a_flag() {
+        let recorder = Recorder::with(&[("op_type", 0), ("auto_type", 0)]);
+        let _ = operate_proc_v2(&recorder);
+        let record = recorder.into_record();
+        let known: BTreeSet<String> = record.fields.into_iter().map(|(path, _)| path).collect();
+        let mut given = BTreeSet::new();
+        for line in [ALL, "--every 60"] {
+            for Given { section, field, .. } in flags(line).given().expect("good flags") {
+                let section = if section.is_empty() { String::new() } else { format!("{section}.") };
+                given.insert(format!("spec.{section}{field}"));
+            }
+        }
+        // Reserved, or another spelling.
+        let without = ["spec.resource.disk", "spec.resource.net", "spec.alive_monitor_policy.crotab_rule"];
+        let is_object = |path: &str| known.iter().any(|other| other.starts_with(&format!("{path}.")));
+        let leaves = known.iter().filter(|path| path.starts_with("spec.") && !path.contains("[]"));
+        for path in leaves.filter(|path| !is_object(path) && !without.contains(&path.as_str())) {
+            assert!(given.contains(path), "{path} has no flag");
+        }
+    }
+
+    /// And every one of them can be changed alone.
+    #[test]
+    fn every_flag_is_the_name_of_a_field_that_can_be_changed() {
+        let mut body = Object::new();
+        let named = flags(ALL).write("web", true, &mut body).expect("good flags");
+        let known: BTreeSet<&str> = change::FIELDS.iter().copied().collect();
+        assert_eq!(named.iter().copied().collect::<BTreeSet<_>>(), known);
+    }
+
+    #[test]
+    fn a_relative_pid_file_needs_the_setup_path() {
+        assert!(flags("--pid-file x.pid").given().is_err());
+        assert!(flags("--pid-file /run/x.pid").given().is_ok());
+    }
+}
