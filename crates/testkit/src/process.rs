@@ -28,6 +28,29 @@ pub fn dead_pid() -> u32 {
     finished.pid
 }
 
+/// Calls `start` until what it starts has this very pid. `None`: other processes always took the pid first. An error: the
+/// kernel does not let us choose.
+///
+/// Afterwards the kernel goes on with the pids that it had reached. Otherwise the next processes of this machine would get
+/// numbers that were in use a moment ago, and a test that waits until a pid is gone would wait for somebody else.
+pub fn with_pid<T>(
+    pid: u32,
+    mut start: impl FnMut() -> T,
+    pid_of: impl Fn(&T) -> u32,
+) -> std::io::Result<Option<T>> {
+    const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+    for _ in 0..500 {
+        let reached = fs::read(LAST)?;
+        fs::write(LAST, (pid - 1).to_string())?;
+        let started = start();
+        fs::write(LAST, reached)?;
+        if pid_of(&started) == pid {
+            return Ok(Some(started));
+        }
+    }
+    Ok(None)
+}
+
 /// The account that the tests run as.
 pub fn account() -> String {
     let me = rustix::process::geteuid().as_raw().to_string();

@@ -230,16 +230,9 @@ impl Stranger {
         Stranger(command.spawn().expect("a stranger"))
     }
 
-    /// A process with this very pid. `None`: another process was quicker. An error: the kernel does not let us choose.
+    /// A stranger with this very pid.
     pub(crate) fn with_pid(pid: u32, command: &mut Command) -> std::io::Result<Option<Stranger>> {
-        for _ in 0..500 {
-            fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())?;
-            let stranger = Stranger::spawn(command);
-            if stranger.pid() == pid {
-                return Ok(Some(stranger));
-            }
-        }
-        Ok(None)
+        procfleet_testkit::with_pid(pid, || Stranger::spawn(command), Stranger::pid)
     }
 
     /// A shell that waits for somebody to type something.

@@ -170,7 +170,7 @@ fn recycle(up: &Up, round: u32) -> Played {
     for pid in pids {
         kill(pid, Signal::KILL);
         wait_until(PATIENCE, "its number is free", || !Path::new(&format!("/proc/{pid}")).exists());
-        match need(Need::ChosenPids, with_pid(pid)) {
+        match need(Need::ChosenPids, sleep_with_pid(pid)) {
             Some(Some(stranger)) => strangers.push(stranger),
             Some(None) => return Played::Taken,
             None => return Played::Whole,
@@ -193,17 +193,14 @@ fn recycle(up: &Up, round: u32) -> Played {
     Played::Whole
 }
 
-/// A process with this very number; `None`: somebody else was quicker. An error: the kernel does not let us choose.
-fn with_pid(pid: u32) -> std::io::Result<Option<Program>> {
-    for _ in 0..500 {
-        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())?;
+/// A process of another program with this very pid.
+fn sleep_with_pid(pid: u32) -> std::io::Result<Option<Program>> {
+    let sleep = || {
         let mut program = Program::new("/bin/sleep").args(["1000"]).current_dir(Path::new("/"));
         program.start();
-        if program.pid() == pid {
-            return Ok(Some(program));
-        }
-    }
-    Ok(None)
+        program
+    };
+    procfleet_testkit::with_pid(pid, sleep, Program::pid)
 }
 
 /// As nginx does it on SIGUSR2: the new master writes the pid file while the old one goes on, and the old one ends later.
