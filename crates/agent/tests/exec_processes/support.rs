@@ -227,7 +227,13 @@ impl Stranger {
 
     pub(crate) fn spawn(command: &mut Command) -> Stranger {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Stranger(command.spawn().expect("a stranger"))
+        let stranger = Stranger(command.spawn().expect("a stranger"));
+        // `spawn` returns while the kernel still lays out the new program: for a moment it has no arguments.
+        let arguments = format!("/proc/{}/cmdline", stranger.pid());
+        while is_running(stranger.pid()) && fs::read(&arguments).is_ok_and(|arguments| arguments.is_empty()) {
+            std::thread::yield_now();
+        }
+        stranger
     }
 
     /// A stranger with this very pid.
