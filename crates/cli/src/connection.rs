@@ -1,35 +1,98 @@
-//! Where the server is and as whom to speak to it: flags and environment first, then the file that the server
-//! leaves in its data folder.
+//! Where the server is and as whom to speak to it. Url, app code and secret come from one source, the first of these that says
+//! anything: the flags, `--data`, the environment, and the `admin.json` in the default data folder. A source that leaves one of the
+//! three open is refused and not completed from another, for that would send a secret of one server to another.
 
+use crate::admin_file::{AdminFile, Unusable};
 use crate::client::Client;
 use crate::error::Error;
 use crate::output::plain;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, FromArgMatches};
 use std::fmt;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Whom the administrator's app acts for, if nobody says. Other apps act as themselves.
 const ADMIN_USERNAME: &str = "admin";
 
-/// The flags that every verb has. A variable that is set to nothing counts as not set.
+/// The flags that every verb has, and where their values come from.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    flags: Flags,
+    sources: Sources,
+}
+
+/// A variable that is set to nothing counts as not set.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
-pub struct Connection {
-    /// The server's API, such as http://127.0.0.1:52030
+#[group(skip)]
+struct Flags {
+    /// The server's API, such as http://127.0.0.1:52030; url, code and secret are given together
     #[arg(long, env = "PROCFLEET_URL", value_name = "URL")]
-    pub url: Option<String>,
+    url: Option<String>,
     /// The app to speak as
     #[arg(long, env = "PROCFLEET_APP_CODE", value_name = "CODE")]
-    pub app_code: Option<String>,
-    /// The app's secret; the variable keeps it out of the process list
+    app_code: Option<String>,
+    /// The app's secret; the variables (all three of them) keep it out of the process list
     #[arg(long, env = "PROCFLEET_APP_SECRET", value_name = "SECRET", hide_env_values = true)]
-    pub app_secret: Option<Secret>,
+    app_secret: Option<Secret>,
     /// The user that tasks and the audit name; only a trusted app may name one [with admin.json: admin]
     #[arg(long, env = "PROCFLEET_USERNAME", value_name = "NAME")]
-    pub username: Option<String>,
-    /// The server's data folder, for what the flags above leave open
+    username: Option<String>,
+    /// The server's data folder, whose admin.json has url, code and secret
     #[arg(long, env = "PROCFLEET_DATA", value_name = "DIR", default_value = "./procfleet-data")]
-    pub data: PathBuf,
+    data: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sources {
+    url: Option<Origin>,
+    app_code: Option<Origin>,
+    app_secret: Option<Origin>,
+    data: Option<Origin>,
+}
+
+/// How a value was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Flag,
+    Environment,
+}
+
+impl Sources {
+    fn of(matches: &ArgMatches) -> Sources {
+        let of = |id| match matches.value_source(id) {
+            Some(ValueSource::CommandLine) => Some(Origin::Flag),
+            Some(ValueSource::EnvVariable) => Some(Origin::Environment),
+            Some(_) | None => None,
+        };
+        Sources { url: of("url"), app_code: of("app_code"), app_secret: of("app_secret"), data: of("data") }
+    }
+}
+
+impl clap::Args for Connection {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        Flags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Flags::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for Connection {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Connection, clap::Error> {
+        Ok(Connection { sources: Sources::of(matches), flags: Flags::from_arg_matches(matches)? })
+    }
+
+    // Reading a value takes it out of the matches, and its source with it.
+    fn from_arg_matches_mut(matches: &mut ArgMatches) -> Result<Connection, clap::Error> {
+        Ok(Connection { sources: Sources::of(matches), flags: Flags::from_arg_matches_mut(matches)? })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Connection::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// A text that must not be seen in logs and error messages.
@@ -72,64 +135,94 @@ impl Connection {
         Ok(Client::new(self.login()?))
     }
 
-    /// Code and secret are one thing and come from one place, so that a code of one server is never tried with
-    /// the secret of another.
     fn login(&self) -> Result<Login, Error> {
-        let url = self.url.clone().filter(|url| !url.is_empty());
-        let code = self.app_code.clone().filter(|code| !code.is_empty());
-        let secret = self.app_secret.clone().filter(|secret| !secret.reveal().is_empty());
-        let file = AdminFile::of(&self.data);
-        let missing = |missing| Error::NoCredentials {
-            missing,
-            looked_in: file.path.clone(),
-            found: file.content.as_ref().err().cloned().unwrap_or_else(|| "it was read".to_owned()),
+        let Flags { url, app_code, app_secret, username, data } = &self.flags;
+        let given = |origin: Origin| Given {
+            url: url.as_ref().filter(|url| !url.is_empty() && self.sources.url == Some(origin)),
+            code: app_code.as_ref().filter(|code| !code.is_empty() && self.sources.app_code == Some(origin)),
+            secret: app_secret
+                .as_ref()
+                .filter(|secret| !secret.reveal().is_empty() && self.sources.app_secret == Some(origin)),
         };
-        let in_file = file.content.as_ref().ok();
-        let url = url.or_else(|| in_file.map(|admin| admin.url.clone())).ok_or_else(|| missing("url"))?;
-        let (app_code, app_secret, credentials, acts_for) = match (code, secret, in_file) {
-            (Some(code), Some(secret), _) => (code, secret, "the flags or the environment".to_owned(), ""),
-            (Some(_), None, _) => return Err(missing("app secret (an app code was given)")),
-            (None, Some(_), _) => return Err(missing("app code (an app secret was given)")),
-            (None, None, Some(admin)) => (
-                admin.bk_app_code.clone(),
-                admin.bk_app_secret.clone(),
-                file.path.display().to_string(),
-                ADMIN_USERNAME,
-            ),
-            (None, None, None) => return Err(missing("app code and secret")),
+        let (flags, environment) = (given(Origin::Flag), given(Origin::Environment));
+        let named = username.clone().filter(|name| !name.is_empty());
+        let says = |given: &Given<'_>| given.url.is_some() || given.code.is_some() || given.secret.is_some();
+        let (given, origin) = match (says(&flags), says(&environment), self.sources.data) {
+            (true, _, _) => (flags, Origin::Flag),
+            (false, true, None | Some(Origin::Environment)) => (environment, Origin::Environment),
+            (false, _, _) => return self.login_of_file(named),
         };
-        let named = self.username.clone().filter(|name| !name.is_empty());
-        let username = named.unwrap_or_else(|| acts_for.to_owned());
-        Ok(Login { url: check_url(&url)?, app_code, app_secret, username, credentials })
+        let Given { url: Some(url), code: Some(code), secret: Some(secret) } = given else {
+            let environment =
+                (origin == Origin::Flag && says(&environment)).then(|| "the environment".to_owned());
+            let file = data.join("admin.json");
+            let file = file.exists().then(|| file.display().to_string());
+            return Err(Error::HalfOfALogin {
+                given: given.names(origin, Present::Yes),
+                missing: given.names(origin, Present::No),
+                others: environment.into_iter().chain(file).collect(),
+            });
+        };
+        let credentials = match origin {
+            Origin::Flag => "the flags",
+            Origin::Environment => "the environment",
+        };
+        Ok(Login {
+            url: check_url(url)?,
+            app_code: code.clone(),
+            app_secret: secret.clone(),
+            username: named.unwrap_or_default(),
+            credentials: credentials.to_owned(),
+        })
+    }
+
+    fn login_of_file(&self, named: Option<String>) -> Result<Login, Error> {
+        let AdminFile { path, content } = AdminFile::of(&self.flags.data);
+        let admin = content.map_err(|unusable| match unusable {
+            Unusable::Missing => {
+                Error::NoCredentials { looked_in: path.clone(), found: "there is no such file".to_owned() }
+            }
+            Unusable::Unreadable(found) => Error::NoCredentials { looked_in: path.clone(), found },
+            Unusable::Untrusted(why) => Error::Untrusted { path: path.clone(), why },
+        })?;
+        Ok(Login {
+            url: check_url(&admin.url)?,
+            app_code: admin.bk_app_code,
+            app_secret: admin.bk_app_secret,
+            username: named.unwrap_or_else(|| ADMIN_USERNAME.to_owned()),
+            credentials: path.display().to_string(),
+        })
     }
 }
 
-/// What the server writes into its data folder for the person who runs it.
-#[derive(serde::Deserialize)]
-struct Admin {
-    url: String,
-    bk_app_code: String,
-    bk_app_secret: Secret,
+/// What one source says.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    url: Option<&'a String>,
+    code: Option<&'a String>,
+    secret: Option<&'a Secret>,
 }
 
-struct AdminFile {
-    path: PathBuf,
-    /// Or why it cannot be used, in a few words that hold nothing of its text.
-    content: Result<Admin, String>,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Present {
+    Yes,
+    No,
 }
 
-impl AdminFile {
-    fn of(data: &Path) -> AdminFile {
-        let path = data.join("admin.json");
-        let content = match std::fs::read(&path) {
-            // serde's message can quote the value at fault, and that may be the secret: only its place is told.
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|fault: serde_json::Error| {
-                format!("it cannot be understood at line {} column {}", fault.line(), fault.column())
-            }),
-            Err(fault) if fault.kind() == ErrorKind::NotFound => Err("there is no such file".to_owned()),
-            Err(fault) => Err(format!("it cannot be read: {fault}")),
-        };
-        AdminFile { path, content }
+impl Given<'_> {
+    /// The names of what is there, or of what is not, as this source calls them.
+    fn names(&self, origin: Origin, which: Present) -> String {
+        let all = [
+            (self.url.is_some(), "--url", "PROCFLEET_URL"),
+            (self.code.is_some(), "--app-code", "PROCFLEET_APP_CODE"),
+            (self.secret.is_some(), "--app-secret", "PROCFLEET_APP_SECRET"),
+        ];
+        let names = all.into_iter().filter(|(is_there, ..)| *is_there == (which == Present::Yes));
+        let names = names.map(|(_, flag, variable)| match origin {
+            Origin::Flag => flag,
+            Origin::Environment => variable,
+        });
+        names.collect::<Vec<_>>().join(" and ")
     }
 }
 
@@ -151,52 +244,119 @@ fn check_url(url: &str) -> Result<String, Error> {
 mod tests {
     use super::*;
 
+    use clap::Parser;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
     const FILE: &str =
         r#"{"url":"http://127.0.0.1:52030/","bk_app_code":"admin","bk_app_secret":"from-file","more":1}"#;
 
-    fn connection(data: &Path) -> Connection {
-        Connection { url: None, app_code: None, app_secret: None, username: None, data: data.to_owned() }
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        connection: Connection,
+    }
+
+    fn connection(flags: &[&str], data: &Path) -> Connection {
+        let data = data.to_str().expect("a temp dir is text");
+        let line = ["procfleet"].into_iter().chain(flags.iter().copied()).chain(["--data", data]);
+        Line::try_parse_from(line).expect("flags").connection
+    }
+
+    /// As if what the flags say came from the environment, and `--data` from nowhere.
+    fn in_environment(mut connection: Connection) -> Connection {
+        let Sources { url, app_code, app_secret, data } = &mut connection.sources;
+        for origin in [url, app_code, app_secret] {
+            *origin = origin.map(|_| Origin::Environment);
+        }
+        *data = None;
+        connection
     }
 
     fn data(file: Option<&str>) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a temp dir");
         if let Some(text) = file {
-            std::fs::write(dir.path().join("admin.json"), text).expect("a file in it");
+            let path = dir.path().join("admin.json");
+            std::fs::write(&path, text).expect("a file in it");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("our own file");
         }
         dir
     }
 
+    const ALL: [&str; 6] =
+        ["--url", "https://fleet.example/gate/", "--app-code", "ops", "--app-secret", "given"];
+
+    #[track_caller]
+    fn check(connection: &Connection, url: &str, code: &str, secret: &str, from: &str) {
+        let login = connection.login().expect("a login");
+        assert_eq!(
+            (login.url.as_str(), login.app_code.as_str(), login.app_secret.reveal()),
+            (url, code, secret)
+        );
+        assert!(login.credentials.ends_with(from), "{}", login.credentials);
+    }
+
     #[test]
-    fn flags_win_over_the_file_and_the_file_fills_the_gaps() {
+    fn url_code_and_secret_come_from_the_first_source_that_says_anything() {
         let dir = data(Some(FILE));
-        let from_file = connection(dir.path()).login().expect("a login");
-        assert_eq!(from_file.url, "http://127.0.0.1:52030");
-        assert_eq!((from_file.app_code.as_str(), from_file.app_secret.reveal()), ("admin", "from-file"));
-        assert!(from_file.credentials.ends_with("admin.json"));
+        let of_file = ("http://127.0.0.1:52030", "admin", "from-file", "admin.json");
+        let given = ("https://fleet.example/gate", "ops", "given");
+        check(&connection(&[], dir.path()), of_file.0, of_file.1, of_file.2, of_file.3);
+        check(&connection(&ALL, dir.path()), given.0, given.1, given.2, "the flags");
+        check(&connection(&ALL, Path::new("/nowhere")), given.0, given.1, given.2, "the flags");
+        let mut environment = in_environment(connection(&ALL, dir.path()));
+        check(&environment, given.0, given.1, given.2, "the environment");
+        environment.sources.data = Some(Origin::Environment);
+        check(&environment, given.0, given.1, given.2, "the environment");
+        environment.sources.data = Some(Origin::Flag);
+        check(&environment, of_file.0, of_file.1, of_file.2, of_file.3);
 
-        let mut given = connection(dir.path());
-        given.app_code = Some("ops".to_owned());
-        given.app_secret = Some(Secret("given".to_owned()));
-        let login = given.login().expect("a login");
-        assert_eq!((login.app_code.as_str(), login.app_secret.reveal()), ("ops", "given"));
-        assert_eq!((login.url.as_str(), login.username.as_str()), ("http://127.0.0.1:52030", ""));
-        given.username = Some("ann".to_owned());
-        assert_eq!(given.login().expect("a login").username, "ann");
+        let username = |connection: &Connection| connection.login().expect("a login").username;
+        assert_eq!(username(&connection(&ALL, dir.path())), "");
+        assert_eq!(username(&connection(&[], dir.path())), "admin");
+        assert_eq!(username(&connection(&["--username", "ann"], dir.path())), "ann");
+    }
 
-        given.url = Some("https://fleet.example/gate/".to_owned());
-        given.data = PathBuf::from("/nowhere");
-        assert_eq!(given.login().expect("no file is needed").url, "https://fleet.example/gate");
+    /// The url of one server is never combined with the secret of another.
+    #[test]
+    fn half_of_a_login_is_refused_and_not_completed_from_elsewhere() {
+        let dir = data(Some(FILE));
+        let file = dir.path().join("admin.json").display().to_string();
+        let rows: [(&[&str], &str, &str); 5] = [
+            (&ALL[..2], "--url is given without --app-code and --app-secret", "url"),
+            (&ALL[2..], "--app-code and --app-secret is given without --url", "code and secret"),
+            (&ALL[2..4], "--app-code is given without --url and --app-secret", "code"),
+            (&ALL[4..], "--app-secret is given without --url and --app-code", "secret"),
+            (&ALL[..4], "--url and --app-code is given without --app-secret", "url and code"),
+        ];
+        for (flags, words, what) in rows {
+            for connection in [connection(flags, dir.path()), in_environment(connection(flags, dir.path()))] {
+                let error = connection.login().err().expect(what);
+                assert_eq!(error.exit(), crate::Exit::Unreachable);
+                let text = error.to_string();
+                let words = match connection.sources.data {
+                    Some(_) => words.to_owned(),
+                    None => {
+                        let variable =
+                            |flag: &str| format!("PROCFLEET_{}", flag[2..].to_uppercase().replace('-', "_"));
+                        words
+                            .split(' ')
+                            .map(|word| if word.starts_with("--") { variable(word) } else { word.to_owned() })
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                    }
+                };
+                assert!(text.starts_with(&words) && text.contains(&file), "{words}: {text}");
+                assert!(!text.contains("given,") && !text.contains("from-file"), "{text}");
+            }
+        }
     }
 
     #[test]
     fn an_empty_variable_is_no_value() {
         let dir = data(Some(FILE));
-        let mut empty = connection(dir.path());
-        empty.url = Some(String::new());
-        empty.app_code = Some(String::new());
-        empty.app_secret = Some(Secret(String::new()));
-        empty.username = Some(String::new());
-        let login = empty.login().expect("the file's");
+        let empty = ["--url", "", "--app-code", "", "--app-secret", "", "--username", ""];
+        let login = in_environment(connection(&empty, dir.path())).login().expect("the file's");
         assert_eq!((login.app_code.as_str(), login.username.as_str()), ("admin", "admin"));
     }
 
@@ -206,23 +366,13 @@ mod tests {
         let broken = data(Some(r#"{"url":"http://x","bk_app_code":"a","bk_app_secret":77123}"#));
         for (dir, found) in [(&none, "there is no such file"), (&broken, "it cannot be understood at line 1")]
         {
-            let text = connection(dir.path()).login().err().expect("nothing to use").to_string();
+            let text = connection(&[], dir.path()).login().err().expect("nothing to use").to_string();
             let place = dir.path().join("admin.json").display().to_string();
             for part in ["--url", "--app-secret", "PROCFLEET_APP_SECRET", "--data", place.as_str(), found] {
                 assert!(text.contains(part), "{part} is not in: {text}");
             }
             assert!(!text.contains("77123"), "{text}");
         }
-    }
-
-    #[test]
-    fn half_of_the_credentials_is_not_completed_from_the_file() {
-        let dir = data(Some(FILE));
-        let mut half = connection(dir.path());
-        half.app_code = Some("ops".to_owned());
-        let error = half.login().err().expect("no secret");
-        assert!(error.to_string().starts_with("no app secret (an app code was given)"), "{error}");
-        assert_eq!(error.exit(), crate::Exit::Unreachable);
     }
 
     #[test]
@@ -239,8 +389,7 @@ mod tests {
 
     #[test]
     fn secrets_do_not_show() {
-        let mut with = connection(Path::new("/nowhere"));
-        with.app_secret = Some(Secret("hush".to_owned()));
+        let with = connection(&["--app-secret", "hush"], Path::new("/nowhere"));
         assert!(!format!("{with:?}").contains("hush"));
     }
 }

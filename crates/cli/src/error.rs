@@ -11,12 +11,20 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     #[error(
-        "no {missing} to connect with: give --url, --app-code and --app-secret; or set PROCFLEET_URL, \
+        "nothing to connect with: give --url, --app-code and --app-secret; or set PROCFLEET_URL, \
          PROCFLEET_APP_CODE and PROCFLEET_APP_SECRET; or name the server's folder with --data, which holds \
          admin.json (looked in {}: {found})",
         looked_in.display()
     )]
-    NoCredentials { missing: &'static str, looked_in: PathBuf, found: String },
+    NoCredentials { looked_in: PathBuf, found: String },
+    #[error(
+        "{given} is given without {missing}: url, app code and secret must come from one source, so that no secret is sent to \
+         another server{}",
+        not_mixed(others)
+    )]
+    HalfOfALogin { given: String, missing: String, others: Vec<String> },
+    #[error("{} is not used: {why}", path.display())]
+    Untrusted { path: PathBuf, why: String },
     /// Nothing was sent.
     #[error("cannot reach {url}: {why}; is the server running? (procfleet up)")]
     Unreachable { url: String, why: String },
@@ -44,6 +52,8 @@ impl Error {
         match self {
             Error::Usage(_) => Exit::Usage,
             Error::NoCredentials { .. }
+            | Error::HalfOfALogin { .. }
+            | Error::Untrusted { .. }
             | Error::Unreachable { .. }
             | Error::Interrupted { .. }
             | Error::Undecided { .. }
@@ -51,5 +61,12 @@ impl Error {
             | Error::Denied { .. } => Exit::Unreachable,
             Error::Refused { .. } | Error::Output(_) => Exit::Failed,
         }
+    }
+}
+
+fn not_mixed(others: &[String]) -> String {
+    match others {
+        [] => String::new(),
+        others => format!(" (not mixed with what {} says)", others.join(" or ")),
     }
 }

@@ -4,6 +4,7 @@
 //! [`Surroundings`]. This crate reads neither argv nor the environment (clap does, for the thin binary) and never
 //! exits: [`run`] answers with an [`Exit`]. It knows the server only by its public API.
 
+mod admin_file;
 mod client;
 mod connection;
 mod error;

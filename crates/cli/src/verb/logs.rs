@@ -385,6 +385,8 @@ fn is_passing(fault: &Error) -> bool {
         }
         Error::Usage(_)
         | Error::NoCredentials { .. }
+        | Error::HalfOfALogin { .. }
+        | Error::Untrusted { .. }
         | Error::Undecided { .. }
         | Error::Stranger { .. }
         | Error::Denied { .. }

@@ -20,7 +20,7 @@ fn answers_that_are_no_success() {
         refused(1_306_403, "the app is unknown or its secret is wrong"),
         Exit::Unreachable,
         "the server does not let us in: the app is unknown or its secret is wrong (code 1306403); the credentials \
-         are from the flags or the environment",
+         are from the flags",
     );
     check(
         Reply::Raw(502, "<html>bad gateway</html>"),

@@ -178,8 +178,9 @@ fn a_user_is_named_by_those_that_are_trusted_to() {
 
     // The CLI, too, names nobody unless it is told to.
     let (code, secret) = (plain.app_code.as_str(), plain.app_secret.as_str());
-    done(up.cli(&["ps", "--app-code", code, "--app-secret", secret]));
-    let named = up.cli(&["ps", "--app-code", code, "--app-secret", secret, "--username", "ann"]);
+    let login = ["ps", "--url", &up.client.url, "--app-code", code, "--app-secret", secret];
+    done(up.cli(&login));
+    let named = up.cli(&[&login[..], &["--username", "ann"]].concat());
     assert_eq!(named.code, Some(5), "{named:?}");
 }
 

@@ -1,9 +1,17 @@
 //! The client verbs, as a person or a script uses them.
 
 use crate::up;
-use procfleet_testkit::{Finished, Op, PATIENCE, Program, Up, account, is_running, programs, wait_for};
+use procfleet_testkit::{
+    Finished, Need, Op, PATIENCE, Program, Up, account, is_running, need, programs, wait_for,
+};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, chown};
+
+/// An account of every Debian.
+const NOBODY: u32 = 65_534;
 
 #[track_caller]
 fn json_of(finished: &Finished) -> Value {
@@ -183,15 +191,16 @@ fn the_exit_code_says_what_went_wrong() {
         vec!["start", "web", "-f", "/nowhere/spec.json"],
         vec!["task", "show", "nonsense"],
         vec!["token", "create", "--ttl", "0s"],
-        vec!["ps", "--url", "not-a-url"],
+        vec!["ps", "--url", "not-a-url", "--app-code", "nobody", "--app-secret", "hush-hush"],
     ] {
         assert_exit(&up.cli(&line), 2);
     }
     // 5: the server cannot be reached, or it does not let us in.
-    let away = up.cli(&["ps", "--url", "http://127.0.0.1:1"]);
+    let nobody = ["--app-code", "nobody", "--app-secret", "hush-hush"];
+    let away = up.cli(&[&["ps", "--url", "http://127.0.0.1:1"], &nobody[..]].concat());
     assert_exit(&away, 5);
     assert!(away.stderr.contains("cannot reach http://127.0.0.1:1"), "{away:?}");
-    let denied = up.cli(&["ps", "--app-code", "nobody", "--app-secret", "hush-hush"]);
+    let denied = up.cli(&[&["ps", "--url", &up.client.url], &nobody[..]].concat());
     assert_exit(&denied, 5);
     assert!(denied.stderr.contains("1306403") && !denied.stderr.contains("hush-hush"), "{denied:?}");
     let nowhere = up.cli(&["ps", "--data", "/nowhere"]);
@@ -223,4 +232,47 @@ fn credentials_come_from_flags_environment_or_file() {
     assert_exit(&environment.run(), 0);
     assert_exit(&bare().args(["ps", "--data"]).args([up.data()]).run(), 0);
     assert_exit(&bare().args(["ps"]).run(), 5);
+}
+
+/// Somebody left a folder in which the client is called, with an admin.json that names another server.
+#[test]
+fn a_secret_is_not_sent_to_the_server_of_another_source() {
+    let elsewhere = TcpListener::bind("127.0.0.1:0").expect("a port");
+    elsewhere.set_nonblocking(true).expect("our own socket");
+    let url = format!("http://{}", elsewhere.local_addr().expect("it is bound"));
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let data = folder.path().join("procfleet-data");
+    fs::create_dir(&data).expect("our own folder");
+    let (file, text) =
+        (data.join("admin.json"), json!({"url": url, "bk_app_code": "a", "bk_app_secret": "b"}));
+    fs::write(&file, text.to_string()).expect("our own file");
+    let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("our own file");
+    mode(0o600);
+    let ps = || Program::new(env!("CARGO_BIN_EXE_procfleet")).current_dir(folder.path()).args(["ps"]);
+    let check = |program: Program, words: &[&str]| {
+        let refused = program.run();
+        assert_exit(&refused, 5);
+        words.iter().for_each(|words| assert!(refused.stderr.contains(words), "{words:?}: {refused:?}"));
+        assert!(!refused.stderr.contains("hush-hush"), "{refused:?}");
+    };
+    let environment = || ps().env("PROCFLEET_APP_CODE", "ops").env("PROCFLEET_APP_SECRET", "hush-hush");
+    let half = "PROCFLEET_APP_CODE and PROCFLEET_APP_SECRET is given without PROCFLEET_URL";
+    check(environment(), &[half, "procfleet-data/admin.json"]);
+    check(ps().env("PROCFLEET_URL", &url), &["PROCFLEET_URL is given without PROCFLEET_APP_CODE"]);
+    let flags = environment().args(["--url", &url]);
+    check(flags, &["--url is given without --app-code and --app-secret", "the environment"]);
+    let flags = ps().args(["--app-code", "ops", "--app-secret", "hush-hush"]);
+    check(flags, &["--app-code and --app-secret is given without --url", "procfleet-data/admin.json"]);
+
+    // What somebody else may have written is not read at all.
+    mode(0o644);
+    check(ps(), &["procfleet-data/admin.json is not used: others may read or write it (mode 0644)"]);
+    mode(0o600);
+    if need(Need::Root, chown(&file, Some(NOBODY), None)).is_some() {
+        check(ps(), &["procfleet-data/admin.json is not used: it belongs to nobody"]);
+        chown(&data, Some(NOBODY), None).expect("root may");
+        check(ps(), &["is not used: the folder", "belongs to nobody"]);
+    }
+    let heard = elsewhere.accept().expect_err("nobody has called");
+    assert_eq!(heard.kind(), ErrorKind::WouldBlock);
 }
