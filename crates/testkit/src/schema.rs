@@ -25,8 +25,7 @@ pub fn operation<'d>(document: &'d Value, method: &str, path: &str) -> Option<&'
             let aliases = operation["x-aliases"].as_array().into_iter().flatten();
             matches(template, path) || aliases.into_iter().any(|alias| alias == path)
         };
-        let any = || operations.values().find(|operation| operation["x-any-method"] == true);
-        operations.get(method).or_else(any).filter(named)
+        operations.get(method).filter(named)
     })
 }
 

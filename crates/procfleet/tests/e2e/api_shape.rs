@@ -3,6 +3,7 @@
 use crate::up;
 use procfleet_testkit::{Op, Outcome, Up, programs};
 use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 const PREFIXES: [&str; 4] = [
@@ -354,6 +355,105 @@ fn results_may_be_asked_for_by_get() {
     );
     let page = up.client.page(&format!("{path}{login}"));
     assert_eq!(page.answer().data(), data);
+}
+
+/// Under another method than POST nothing is done, and the answer is in the envelope of the API.
+#[test]
+fn operations_come_by_post_alone() {
+    let up = up();
+    let (login, body) = (up.client.authorization(), unhost(&up, "posted").to_string());
+    let headers = [("X-Bkapi-Authorization", login.as_str()), ("X-Bkapi-Request-Id", "mine")];
+    let gse = [
+        "operate_proc",
+        "operate_proc_v2",
+        "operate_proc_multi",
+        "register_proc_info",
+        "update_proc_info",
+        "unregister_proc_info",
+        "set_process_group_info",
+        "upgrade_to_agent_id",
+    ];
+    let job = ["operate_proc", "operate_process", "manage_proc"];
+    let gse = gse.iter().flat_map(|api| PREFIXES.map(|prefix| (format!("{prefix}/{api}"), false)));
+    let job = job.iter().flat_map(|api| {
+        ["/api/c/compapi/v2/job", "/api/c/compapi/v2/jobv3", "/esb/api/v3"]
+            .map(|prefix| (format!("{prefix}/{api}/"), true))
+    });
+    for (path, is_job) in gse.chain(job) {
+        for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+            let answer = up.client.send(method, &path, &headers, body.as_bytes()).answer();
+            assert_eq!(
+                (answer.status, &answer.body["result"], &answer.body["code"], &answer.body["request_id"]),
+                (405, &json!(false), &json!(1306404), &json!("mine")),
+                "{method} {path}"
+            );
+            assert_eq!(answer.body.get("permission").is_some(), is_job, "{method} {path}: {answer:?}");
+            assert_eq!(answer.body["message"], format!("{path} does not take {method}"));
+        }
+    }
+    for method in ["PUT", "DELETE", "PATCH", "OPTIONS"] {
+        let query = up.client.send(method, "/api/v2/proc/get_proc_status_v2", &headers, body.as_bytes());
+        assert_eq!(query.status, 405, "{method}");
+    }
+    assert_eq!(up.client.data("/api/v1/tasks"), json!([]));
+    assert_eq!(up.client.data("/api/v1/procs"), json!([]));
+}
+
+/// BlueKing's SDK puts the login into the query of a GET, whether there is a body or not. It is written down nowhere.
+#[test]
+fn a_login_in_the_query_of_a_get_is_accepted_and_never_logged() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let talkative = folder.path().join("procfleet");
+    let program = env!("CARGO_BIN_EXE_procfleet");
+    let script = format!("#!/bin/sh\nexport PROCFLEET_LOG=trace\nexec {program} \"$@\"\n");
+    std::fs::write(&talkative, script).expect("a file");
+    std::fs::set_permissions(&talkative, std::fs::Permissions::from_mode(0o755)).expect("our own file");
+    let up = Up::start(&talkative);
+    let (code, secret) = (&up.client.app_code, &up.client.app_secret);
+    let hosts = json!({"hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]}).to_string();
+    let path = "/api/c/compapi/v2/gse/get_agent_status/";
+    let ask = |query: &str, body: &str| {
+        up.client.send("GET", &format!("{path}?{query}"), &[], body.as_bytes()).answer()
+    };
+    let login = format!("bk_app_code={code}&bk_app_secret={secret}&bk_username=admin");
+    let in_query = "hosts=%5B%7B%22ip%22%3A%22127.0.0.1%22%2C%22bk_cloud_id%22%3A0%7D%5D";
+    ask(&format!("{login}&{in_query}"), "").data();
+    ask(&login, &hosts).data();
+    ask(&format!("{login}&bk_ticket=hush-ticket&{in_query}"), "").data();
+    let wrong = format!("bk_app_code={code}&bk_app_secret=hush-secret");
+    ask(&wrong, &hosts).assert_refused(1306403, &["bk_app_code or bk_app_secret is wrong"]);
+    let token = format!("bk_app_code={code}&bk_app_secret={secret}&bk_token=hush-token");
+    ask(&token, &hosts).assert_refused(1306402, &[]);
+    ask(&format!("{login}&task_id=1"), "{").assert_refused(1000112, &[]);
+    up.client.send("PUT", &format!("{path}?{login}"), &[], b"");
+    up.client.send("GET", &format!("/nowhere?{login}"), &[], b"");
+    let audit = up.client.data("/api/v1/audit").to_string();
+    let metrics = up.client.page("/metrics").text;
+    assert!(up.stderr().contains("a call was refused"), "the log says something of them");
+    for (place, text) in [("log", up.stderr()), ("audit", audit), ("metrics", metrics)] {
+        for word in [secret.as_str(), "hush-secret", "hush-token", "hush-ticket"] {
+            assert!(!text.contains(word), "{word} is in the {place}");
+        }
+    }
+}
+
+/// However often a host is named in one request, it is one op.
+#[test]
+fn the_same_host_twice_is_one_op() {
+    let up = up();
+    let mut body = unhost(&up, "twice");
+    let host = json!({"ip": "127.0.0.1", "bk_cloud_id": 0});
+    let ops = |task: &str| up.client.data(&format!("/api/v1/tasks/{task}"))["ops"].as_array().map(Vec::len);
+    body["hosts"] = json!([host, {"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 0}, host]);
+    assert_eq!(ops(&up.client.operate(body.clone())), Some(1));
+    body["hosts"] =
+        json!([{"ip": "fd00::1", "bk_cloud_id": 0}, {"ip": "fd00:0:0:0::0001", "bk_cloud_id": 0}]);
+    assert_eq!(ops(&up.client.operate(body.clone())), Some(1));
+    let task = up.client.post("/api/v2/proc/operate_proc_multi", json!({"proc_operate_req": [body]})).task();
+    assert_eq!(ops(&task), Some(1));
+    let agent = up.client.data("/api/v1/agents")[0]["bk_agent_id"].clone();
+    body["agent_id_list"] = json!([agent, agent]);
+    assert_eq!(ops(&up.client.operate(body)), Some(1));
 }
 
 /// The server tells what it serves: for programs, and for people in their language.

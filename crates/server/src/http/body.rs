@@ -175,7 +175,7 @@ fn broken() -> CallError {
 }
 
 /// Query parameters as texts, or as JSON where they look like it: some clients send lists that way.
-fn from_query(query: &str) -> Value {
+pub(super) fn from_query(query: &str) -> Value {
     let pairs: Vec<(String, String)> =
         axum::extract::Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
             .map(|axum::extract::Query(pairs)| pairs)

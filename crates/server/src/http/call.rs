@@ -10,7 +10,7 @@ use crate::app::{App, AppError, Caller, access};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use procfleet_core::code::Code;
 use procfleet_proto::http::fault::Warnings;
@@ -137,7 +137,8 @@ where
     }
 }
 
-/// Reads who is calling, and the request. A login in the header is checked before anything of the body is read.
+/// Reads who is calling, and the request. A login in the header, or in the query of a GET, is checked before anything of the body
+/// is read.
 async fn log_in(
     app: &App,
     api: &'static str,
@@ -146,7 +147,11 @@ async fn log_in(
     body: Body,
     from: IpAddr,
 ) -> Result<(Caller, Received), CallError> {
-    let checked = match login::in_header(&parts.headers) {
+    let early = match (login::in_header(&parts.headers), parts.method == Method::GET) {
+        (Ok(None), true) => login::in_query(parts.uri.query().unwrap_or_default()),
+        (found, _) => found,
+    };
+    let checked = match early {
         Ok(None) => {
             let mut received = body::read(rooms, Holder::Peer(from.into()), parts, body).await?;
             let caller = login::check(app, api, login::in_fields(&received.value)?, from).await?;
@@ -182,13 +187,18 @@ pub(super) async fn no_such_api(State(app): State<App>, request: Request) -> Res
     refused(Family::Gse, &error, request_id(request.headers()))
 }
 
-pub(super) async fn wrong_method(State(app): State<App>, request: Request) -> Response {
-    app.metrics.call("unknown", Code::NoSuchApi.external());
+pub(super) async fn wrong_native_method(State(app): State<App>, request: Request) -> Response {
+    wrong_method(app, Family::Gse, "unknown", request).await
+}
+
+/// There is such an API, and it is called otherwise. Nothing of the request is read.
+pub(super) async fn wrong_method(app: App, family: Family, api: &'static str, request: Request) -> Response {
+    app.metrics.call(api, Code::NoSuchApi.external());
     let error = CallError::WrongMethod {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
     };
-    refused(Family::Gse, &error, request_id(request.headers()))
+    refused(family, &error, request_id(request.headers()))
 }
 
 fn refused(family: Family, error: &CallError, request_id: String) -> Response {

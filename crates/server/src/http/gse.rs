@@ -8,7 +8,7 @@ use crate::app::results::KeyStyle;
 use crate::app::{agents, process_groups, registration, results, status, task_state, upgrade};
 use procfleet_core::access::Scope;
 use procfleet_proto::http::agents::{AgentAlive, AgentDetails, AgentInfo, AgentState};
-use procfleet_proto::http::document;
+use procfleet_proto::http::document::{self, Method};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::groups::GroupInfos;
 use procfleet_proto::http::keyed::Keyed;
@@ -128,6 +128,31 @@ impl Api {
         }
     }
 
+    /// What makes a task or changes something comes by POST alone.
+    fn method(self) -> Method {
+        match self {
+            Api::OperateProc
+            | Api::OperateProcV2
+            | Api::OperateProcMulti
+            | Api::RegisterProcInfo
+            | Api::UpdateProcInfo
+            | Api::UnregisterProcInfo
+            | Api::SetProcessGroupInfo
+            | Api::UpgradeToAgentId => Method::Post,
+            Api::GetProcOperateResult
+            | Api::GetProcOperateResultV2
+            | Api::GetProcessGroupInfo
+            | Api::GetProcStatus
+            | Api::GetProcStatusV2
+            | Api::SyncProcStatus
+            | Api::GetAgentStatus
+            | Api::GetAgentInfo
+            | Api::GetTaskState
+            | Api::ListAgentState
+            | Api::ListAgentInfo => Method::PostOrGet,
+        }
+    }
+
     async fn act(self, call: Call) -> Result<Reply<Answer>, CallError> {
         let Call { app, caller, body, headers, .. } = call;
         let data = match self {
@@ -238,7 +263,7 @@ pub(super) fn routes() -> Routes {
         for end in ["/", ""] {
             let path = format!("{prefix}/{}{end}", api.name());
             let act = move |call| api.act(call);
-            routes = routes.any(Family::Gse, api.name(), &path, api.answer(), act);
+            routes = routes.blueking(Family::Gse, api.name(), api.method(), &path, api.answer(), act);
         }
     }
     routes

@@ -6,7 +6,7 @@ use super::idempotency;
 use super::routes::{Routes, job_enveloped};
 use crate::app::{agents, results, scope};
 use procfleet_proto::http::agents::AgentAlive;
-use procfleet_proto::http::document;
+use procfleet_proto::http::document::{self, Method};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{self as shape, Accepted, JobResults};
 use serde::Serialize;
@@ -58,6 +58,14 @@ impl Api {
         }
     }
 
+    /// What makes a task comes by POST alone.
+    fn method(self) -> Method {
+        match self {
+            Api::OperateProc | Api::OperateProcess | Api::ManageProc => Method::Post,
+            Api::GetProcResult | Api::GetAgentStatus => Method::PostOrGet,
+        }
+    }
+
     async fn act(self, call: Call) -> Result<Reply<Answer>, CallError> {
         let Call { app, caller, body, headers, .. } = call;
         match self {
@@ -104,7 +112,7 @@ pub(super) fn routes() -> Routes {
         for end in ["/", ""] {
             let path = format!("{prefix}/{}{end}", api.path());
             let act = move |call| api.act(call);
-            routes = routes.any(Family::Job, api.name(), &path, api.answer(), act);
+            routes = routes.blueking(Family::Job, api.name(), api.method(), &path, api.answer(), act);
         }
     }
     routes

@@ -30,7 +30,7 @@ const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-
 /// Everything that the API's port serves.
 pub fn router(app: App) -> Router {
     let limits = axum::Extension(call::Limits::new());
-    let router = routes().router.method_not_allowed_fallback(call::wrong_method);
+    let router = routes().router.method_not_allowed_fallback(call::wrong_native_method);
     router.fallback(call::no_such_api).layer(limits).with_state(app)
 }
 

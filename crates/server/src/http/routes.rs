@@ -1,12 +1,12 @@
 //! The one list of what is served: the router and the API's document are both made from it.
 
-use super::call::{Call, Family, Reply, serve};
+use super::call::{Call, Family, Reply, serve, wrong_method};
 use super::error::CallError;
 use crate::app::App;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::{MethodRouter, any, get, post};
+use axum::routing::{MethodFilter, MethodRouter, get, on, post};
 use procfleet_proto::http::document::{Answer, Method, Served};
 use procfleet_proto::http::job;
 use procfleet_proto::http::native::Envelope;
@@ -66,11 +66,12 @@ impl Routes {
         self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, act)))
     }
 
-    /// Under whatever method a caller uses. The first path of an API is its main one.
-    pub(super) fn any<T, F>(
+    /// One of BlueKing's APIs, in its own envelope also where the method is wrong. The first path of an API is its main one.
+    pub(super) fn blueking<T, F>(
         self,
         family: Family,
         api: &'static str,
+        method: Method,
         path: &str,
         answer: Answer,
         act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
@@ -79,7 +80,13 @@ impl Routes {
         T: Serialize + Send + 'static,
         F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
     {
-        self.add(api, Method::Any, path, answer, any(handler(family, api, act)))
+        let filter = match method {
+            Method::Get => MethodFilter::GET,
+            Method::Post => MethodFilter::POST,
+            Method::PostOrGet => MethodFilter::GET.or(MethodFilter::POST),
+        };
+        let other = move |State(app): State<App>, request: Request| wrong_method(app, family, api, request);
+        self.add(api, method, path, answer, on(filter, handler(family, api, act)).fallback(other))
     }
 
     /// What has no envelope around it.

@@ -197,7 +197,8 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "business_set_create" => set,
         "audit" => {
             json!([{"at": 1794787200, "bk_app_code": "deployer", "bk_username": "", "from": "10.0.0.9",
-            "action": "operate_proc_v2", "subject": TASK, "code": 0, "detail": "start gse:proc-test"}])
+            "action": "operate_proc_v2", "subject": TASK, "code": 0, "detail": "start gse:proc-test",
+            "times": 1, "last_at": 1794787200}])
         }
         _ => return None,
     })

@@ -29,9 +29,10 @@ pub const REQUEST_ID: &str = "X-Bkapi-Request-Id";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     Get,
+    /// It makes a task or changes something.
     Post,
-    /// Whatever the caller uses.
-    Any,
+    /// A query: callers use both.
+    PostOrGet,
 }
 
 /// What comes back.
@@ -160,12 +161,12 @@ fn operations(
     let response = success(api, main, generator, words);
     let methods: &[&str] = match (main.method, api.body) {
         (Method::Get, _) => &["get"],
-        (Method::Any, Body::InQueryToo) => &["post", "get"],
-        (Method::Post | Method::Any, _) => &["post"],
+        (Method::PostOrGet, Body::InQueryToo) => &["post", "get"],
+        (Method::Post | Method::PostOrGet, _) => &["post"],
     };
     let operation = |method: &&'static str| {
         let id = match (*method, main.method) {
-            ("get", Method::Any) => format!("{}_by_get", api.name),
+            ("get", Method::PostOrGet) => format!("{}_by_get", api.name),
             _ => api.name.to_owned(),
         };
         let mut operation = json!({"operationId": id, "tags": [api.family.name()]});
@@ -205,8 +206,8 @@ fn operations(
         if !aliases.is_empty() {
             operation["x-aliases"] = json!(aliases);
         }
-        if main.method == Method::Any {
-            operation["x-any-method"] = json!(true);
+        if main.method == Method::PostOrGet {
+            operation["x-post-or-get"] = json!(true);
         }
         (*method, operation)
     };

@@ -147,8 +147,8 @@ impl<'d> Page<'d> {
         let _ = write!(self.html, "<article id=\"{id}\"><h3><a href=\"#{id}\">");
         self.both(text(&operation["summary"]), text(&operation["x-summary-zh"]));
         let _ = write!(self.html, "</a><span class=\"name\">{id}</span></h3>");
-        let any = operation["x-any-method"] == true;
-        let methods = api.operations.iter().filter(|(other, _)| any || *other == method);
+        let both = operation["x-post-or-get"] == true;
+        let methods = api.operations.iter().filter(|(other, _)| both || *other == method);
         self.put("<div class=\"route\">");
         for (method, _) in methods {
             let _ = write!(self.html, "<span class=\"method {method}\">{}</span>", method.to_uppercase());
@@ -303,12 +303,13 @@ impl<'d> Page<'d> {
     }
 }
 
-/// An API that is served under any method is shown once.
+/// An API that is served by POST and by GET is shown once.
 fn distinct<'a, 'd>(
     operations: &'a [(&'d str, &'d Value)],
 ) -> impl Iterator<Item = (&'d str, &'d Value)> + 'a {
-    let shown =
-        |(place, (_, operation)): &(usize, &(&str, &Value))| *place == 0 || operation["x-any-method"] != true;
+    let shown = |(place, (_, operation)): &(usize, &(&str, &Value))| {
+        *place == 0 || operation["x-post-or-get"] != true
+    };
     operations.iter().enumerate().filter(shown).map(|(_, operation)| *operation)
 }
 
