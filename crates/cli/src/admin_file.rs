@@ -25,6 +25,9 @@ pub(crate) struct Admin {
     pub(crate) url: String,
     pub(crate) bk_app_code: String,
     pub(crate) bk_app_secret: Secret,
+    /// The SHA-256 of the server's certificate or of its CA's, in hexadecimal digits.
+    #[serde(default)]
+    pub(crate) tls_sha256: Option<String>,
 }
 
 pub(crate) struct AdminFile {

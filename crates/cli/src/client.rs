@@ -4,6 +4,7 @@
 use crate::connection::Login;
 use crate::error::Error;
 use crate::output::plain;
+use crate::tls::TlsConnector;
 use procfleet_core::code::Code;
 use procfleet_proto::http::native::Envelope;
 use serde::de::DeserializeOwned;
@@ -12,6 +13,8 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::time::Duration;
 use ureq::http::{HeaderValue, Response};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector, TcpConnector};
 use ureq::{Body, Timeout};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,9 +45,9 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    pub(crate) fn new(login: Login) -> Client {
+    pub(crate) fn new(login: Login) -> Result<Client, Error> {
         // Neither proxies nor redirects: both would hand the secret to somebody the user did not name.
-        let agent = ureq::Agent::config_builder()
+        let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_global(Some(OVERALL_TIMEOUT))
@@ -52,8 +55,15 @@ impl Client {
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("procfleet/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .new_agent();
+            .build();
+        // Only an https url needs the certificates of this system.
+        let agent = match login.url.starts_with("https://") {
+            true => {
+                let connector = ().chain(TcpConnector::default()).chain(TlsConnector::new(&login.trust)?);
+                ureq::Agent::with_parts(config, connector, DefaultResolver::default())
+            }
+            false => config.new_agent(),
+        };
         let words = serde_json::json!({
             "bk_app_code": login.app_code,
             "bk_app_secret": login.app_secret.reveal(),
@@ -62,7 +72,7 @@ impl Client {
         let mut authorization =
             HeaderValue::from_str(&in_ascii(&words.to_string())).expect("printable ASCII is a header value");
         authorization.set_sensitive(true);
-        Client { agent, url: login.url, authorization, credentials: login.credentials }
+        Ok(Client { agent, url: login.url, authorization, credentials: login.credentials })
     }
 
     pub(crate) fn get(&self, path: &str, query: &[(&str, String)]) -> Result<Answer, Error> {
@@ -179,6 +189,10 @@ enum Phase {
 fn words_for(fault: &ureq::Error) -> Phase {
     use ureq::Error as Fault;
     match fault {
+        // The handshake comes before anything is sent.
+        Fault::Io(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+            Phase::Connecting(tls_words(&io.to_string()))
+        }
         Fault::Io(io) => match io.kind() {
             ErrorKind::ConnectionRefused => Phase::Connecting("connection refused".to_owned()),
             ErrorKind::HostUnreachable => Phase::Connecting("there is no way to this host".to_owned()),
@@ -197,6 +211,10 @@ fn words_for(fault: &ureq::Error) -> Phase {
         // ureq's list of errors is open; of the rest none is known to come before sending.
         _ => Phase::Answering(lower(&fault.to_string())),
     }
+}
+
+fn tls_words(fault: &str) -> String {
+    format!("TLS failed: {}; see --ca", lower(fault))
 }
 
 /// Other people's messages in our style.

@@ -6,6 +6,7 @@ use crate::admin_file::{AdminFile, Unusable};
 use crate::client::Client;
 use crate::error::Error;
 use crate::output::plain;
+use crate::tls::Trust;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 use std::fmt;
@@ -41,6 +42,10 @@ struct Flags {
     /// The server's data folder, whose admin.json has url, code and secret
     #[arg(long, env = "PROCFLEET_DATA", value_name = "DIR", default_value = "./procfleet-data")]
     data: PathBuf,
+    /// CAs that the server's certificate may be of (PEM, or one in DER) [default: the pin in admin.json, else those that this
+    /// system trusts]
+    #[arg(long, env = "PROCFLEET_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,17 +131,19 @@ pub(crate) struct Login {
     pub(crate) app_secret: Secret,
     /// Empty: the app acts as itself.
     pub(crate) username: String,
+    /// Whose certificate is believed, where the url is https.
+    pub(crate) trust: Trust,
     /// Where code and secret come from, for the message when the server does not take them.
     pub(crate) credentials: String,
 }
 
 impl Connection {
     pub(crate) fn client(&self) -> Result<Client, Error> {
-        Ok(Client::new(self.login()?))
+        Client::new(self.login()?)
     }
 
     fn login(&self) -> Result<Login, Error> {
-        let Flags { url, app_code, app_secret, username, data } = &self.flags;
+        let Flags { url, app_code, app_secret, username, data, .. } = &self.flags;
         let given = |origin: Origin| Given {
             url: url.as_ref().filter(|url| !url.is_empty() && self.sources.url == Some(origin)),
             code: app_code.as_ref().filter(|code| !code.is_empty() && self.sources.app_code == Some(origin)),
@@ -172,8 +179,14 @@ impl Connection {
             app_code: code.clone(),
             app_secret: secret.clone(),
             username: named.unwrap_or_default(),
+            trust: self.given_ca().unwrap_or(Trust::System),
             credentials: credentials.to_owned(),
         })
+    }
+
+    fn given_ca(&self) -> Option<Trust> {
+        let file = self.flags.ca.clone().filter(|file| !file.as_os_str().is_empty());
+        file.map(Trust::Ca)
     }
 
     fn login_of_file(&self, named: Option<String>) -> Result<Login, Error> {
@@ -185,8 +198,14 @@ impl Connection {
             Unusable::Unreadable(found) => Error::NoCredentials { looked_in: path.clone(), found },
             Unusable::Untrusted(why) => Error::Untrusted { path: path.clone(), why },
         })?;
+        let pinned = admin.tls_sha256.map(|pin| {
+            let why = "its tls_sha256 is no SHA-256 in hexadecimal digits".to_owned();
+            Trust::pin(&pin).ok_or(Error::Untrusted { path: path.clone(), why })
+        });
+        let pinned = pinned.transpose()?.unwrap_or(Trust::System);
         Ok(Login {
             url: check_url(&admin.url)?,
+            trust: self.given_ca().unwrap_or(pinned),
             app_code: admin.bk_app_code,
             app_secret: admin.bk_app_secret,
             username: named.unwrap_or_else(|| ADMIN_USERNAME.to_owned()),
@@ -235,7 +254,8 @@ fn check_url(url: &str) -> Result<String, Error> {
         )),
         Some(rest) if !rest.is_empty() && !rest.starts_with('/') => Ok(url.trim_end_matches('/').to_owned()),
         Some(_) | None => {
-            Err(Error::Usage(format!("not a server's url: {}: expected http://HOST:PORT", plain(url))))
+            let expected = "expected http://HOST:PORT or https://HOST:PORT";
+            Err(Error::Usage(format!("not a server's url: {}: {expected}", plain(url))))
         }
     }
 }

@@ -9,6 +9,7 @@ mod client;
 mod connection;
 mod error;
 mod output;
+mod tls;
 mod verb;
 mod wait;
 

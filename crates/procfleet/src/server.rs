@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 use procfleet_agent::program;
-use procfleet_server::config::Config;
+use procfleet_server::config::{Config, TlsSource};
 use procfleet_server::login_service::LoginUrl;
+use procfleet_server::peer::AddressBlock;
 use procfleet_server::{Server, files};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -42,6 +43,28 @@ pub(crate) struct Args {
     /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
     #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
     pub(crate) login_url: Option<LoginUrl>,
+    /// Serve the API with TLS: the certificate and those of the CAs behind it (PEM). It is loaded again when it changes, and on SIGHUP
+    #[arg(
+        long,
+        env = "PROCFLEET_TLS_CERT",
+        value_name = "FILE",
+        requires = "tls_key",
+        conflicts_with = "tls"
+    )]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM)
+    #[arg(long, env = "PROCFLEET_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Serve the API with TLS, with a certificate of the built-in CA for the address of --listen, loopback and --tls-name
+    #[arg(long, env = "PROCFLEET_TLS", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) tls: bool,
+    /// A name or address that clients use for this server, for the certificate of --tls
+    #[arg(long, env = "PROCFLEET_TLS_NAME", value_name = "NAME", requires = "tls", value_delimiter = ',',
+          value_parser = certificate_name)]
+    pub(crate) tls_name: Vec<String>,
+    /// Where the administrator's app may be used from, such as 10.0.0.0/8 [default: anywhere]
+    #[arg(long, env = "PROCFLEET_ADMIN_FROM", value_name = "CIDR", value_delimiter = ',')]
+    pub(crate) admin_from: Vec<AddressBlock>,
     /// What the chaos test wants to happen, and where
     #[cfg(feature = "failpoints")]
     #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
@@ -60,7 +83,20 @@ impl From<Args> for Config {
             ),
             new_ca: args.new_ca,
             login_url: args.login_url,
+            tls: match (args.tls_cert, args.tls_key, args.tls) {
+                (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
+                (_, _, true) => Some(TlsSource::BuiltIn { names: args.tls_name }),
+                (_, _, false) => None,
+            },
+            admin_from: args.admin_from,
         }
+    }
+}
+
+fn certificate_name(text: &str) -> Result<String, String> {
+    match procfleet_server::pki::is_certificate_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err("expected a host's name or an address".to_owned()),
     }
 }
 
@@ -74,7 +110,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     runtime.block_on(async {
         let mut server = Server::start(args.into()).await?;
         tokio::spawn(tend_memory());
-        println!("procfleet server is ready: http://{} (agents: https://{})", server.api, server.link);
+        println!("procfleet server is ready: {} (agents: https://{})", server.shown_url(), server.link);
         tokio::select! {
             // A part that fails ends the program, so that whoever supervises it can act.
             () = server.failed() => anyhow::bail!("the server could not go on; its log says why"),

@@ -174,7 +174,7 @@ async fn announce(server: &Server, host: Host, data: &Path) {
     if timeout(AGENT_PATIENCE, connected).await.is_err() {
         warn!("the agent has not connected yet; the log above may say why");
     }
-    let url = format!("http://{}", reachable(server.api));
+    let url = &server.url;
     let data = data.display();
     println!("procfleet is ready: {url} (this host is {host})");
     println!("  procfleet start hello --cmd 'exec sleep 1000' --proc-name sleep --data {data}");

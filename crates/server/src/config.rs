@@ -1,6 +1,7 @@
 //! What a server is told at its start. Plain data, checked once.
 
 use crate::login_service::LoginUrl;
+use crate::peer::AddressBlock;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,4 +21,21 @@ pub struct Config {
     pub new_ca: bool,
     /// Whom to ask about a `bk_token` that is none of ours.
     pub login_url: Option<LoginUrl>,
+    /// `None`: the API is served without TLS.
+    pub tls: Option<TlsSource>,
+    /// Where the administrator's app may come from; empty: anywhere.
+    pub admin_from: Vec<AddressBlock>,
+}
+
+/// Where the API's certificate comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsSource {
+    Files {
+        certificate: PathBuf,
+        key: PathBuf,
+    },
+    /// The built-in CA makes one for these names, beside the port's own address and loopback.
+    BuiltIn {
+        names: Vec<String>,
+    },
 }

@@ -21,10 +21,12 @@ use crate::app::App;
 use crate::app::ca::Succession;
 use crate::app::refusals::Refusals;
 use crate::app::retention::Retention;
-use crate::app::setup::{self, SetupError};
+use crate::app::setup::{self, Reached, SetupError};
 use crate::app::webhooks::Delivery;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::http::TlsError;
+use crate::http::tls::ApiTls;
 use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
@@ -74,11 +76,15 @@ pub enum ServerError {
     Setup(#[from] SetupError),
     #[error(transparent)]
     Link(#[from] LinkError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 /// A server that serves.
 #[derive(Debug)]
 pub struct Server {
+    /// Where a client on this machine finds the API.
+    pub url: String,
     pub api: SocketAddr,
     pub link: SocketAddr,
     pub app: App,
@@ -90,6 +96,7 @@ pub struct Server {
     webhooks: JoinHandle<()>,
     succession: JoinHandle<()>,
     refusals: JoinHandle<()>,
+    certificate: Option<JoinHandle<()>>,
     /// Held until the end.
     _link_threads: LinkThreads,
 }
@@ -108,6 +115,7 @@ impl ServerError {
             | ServerError::Listen { .. }
             | ServerError::Threads(_)
             | ServerError::Pki(_)
+            | ServerError::Tls(_)
             | ServerError::Link(_) => false,
         }
     }
@@ -146,13 +154,19 @@ impl Server {
         let presences = Presences::new(metrics.clone());
         let (api_listener, api) = listen(config.listen).await?;
         let (link_listener, link) = listen(config.link).await?;
-        setup::administrator(
-            &store,
-            &config.data.join("admin.json"),
-            &format!("http://{}", reachable(api)),
-            clock.wall(),
-        )
-        .await?;
+        let tls = config.tls.map(|source| ApiTls::open(source, &ca, api.ip())).transpose()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        if is_exposed(scheme, api) {
+            warn!(
+                listen = %api,
+                "the API is served without TLS: secrets can be read on the way. Use --tls, or --tls-cert and --tls-key, or listen on \
+                 loopback behind a proxy that has TLS"
+            );
+        }
+        let url = format!("{scheme}://{}", reachable(api));
+        let admin_file = config.data.join("admin.json");
+        let reached = Reached { url: url.clone(), pin: tls.as_ref().map(ApiTls::pin) };
+        setup::administrator(&store, &admin_file, reached, clock.wall()).await?;
 
         let (keeper, keeper_task) =
             Keeper::start(store.clone(), clock, presences.clone(), metrics.clone()).await?;
@@ -170,6 +184,7 @@ impl Server {
             questions: Default::default(),
             refusals,
             login_service: config.login_url.map(LoginService::new),
+            admin_from: config.admin_from.into(),
         };
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
@@ -204,9 +219,20 @@ impl Server {
             Succession { store: app.store.clone(), ca: app.ca.clone(), clock, stop: stopped.clone() };
         let succession = tokio::spawn(succession.run());
         let refusals = tokio::spawn(app.refusals.clone().run(stopped.clone()));
-        let http = tokio::spawn(http::port::serve(api_listener, http::router(app.clone()), stopped));
+        let certificate = tls.clone().map(|tls| {
+            let follow = tls.follow(stopped.clone(), move |pin| {
+                if let Err(error) = setup::pin(&admin_file, pin) {
+                    let error = &error as &dyn std::error::Error;
+                    error!(error, "admin.json could not be told of the API's new certificate; clients that use it do not believe the server");
+                }
+            });
+            tokio::spawn(follow)
+        });
+        let router = http::router(app.clone());
+        let http = tokio::spawn(http::port::serve(api_listener, router, tls, stopped));
         info!(%api, %link, "server is up");
         Ok(Server {
+            url,
             api,
             link,
             app,
@@ -218,8 +244,15 @@ impl Server {
             webhooks,
             succession,
             refusals,
+            certificate,
             _link_threads: link_threads,
         })
+    }
+
+    /// The API by the address that was asked for, also where that means all addresses.
+    pub fn shown_url(&self) -> String {
+        let scheme = self.url.split(':').next().unwrap_or_default();
+        format!("{scheme}://{}", self.api)
     }
 
     /// Returns when a part of the server has ended that should not.
@@ -245,6 +278,9 @@ impl Server {
                 self.succession,
                 self.refusals
             );
+            if let Some(certificate) = self.certificate {
+                let _ = certificate.await;
+            }
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
             warn!("some calls or sessions were cut off");
@@ -297,6 +333,11 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Server
     Ok((listener, bound))
 }
 
+/// Whether what callers send can be read on the way.
+fn is_exposed(scheme: &str, api: SocketAddr) -> bool {
+    scheme == "http" && !api.ip().to_canonical().is_loopback()
+}
+
 /// An address that a client on this machine can use.
 pub fn reachable(bound: SocketAddr) -> SocketAddr {
     let ip = match bound.ip() {
@@ -305,4 +346,24 @@ pub fn reachable(bound: SocketAddr) -> SocketAddr {
         ip => ip,
     };
     SocketAddr::new(ip, bound.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_is_safe_without_tls() {
+        for (scheme, api, exposed) in [
+            ("http", "127.0.0.1:1", false),
+            ("http", "127.9.9.9:1", false),
+            ("http", "[::1]:1", false),
+            ("http", "0.0.0.0:1", true),
+            ("http", "[::]:1", true),
+            ("http", "10.0.0.1:1", true),
+            ("https", "0.0.0.0:1", false),
+        ] {
+            assert_eq!(is_exposed(scheme, api.parse().expect("an address")), exposed, "{scheme} {api}");
+        }
+    }
 }

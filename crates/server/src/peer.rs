@@ -1,7 +1,9 @@
-//! Whose traffic counts together: one IPv4 address, or one /64 of IPv6, which is what one customer or host has.
+//! Addresses of callers: whose traffic counts together (one IPv4 address, or one /64 of IPv6, which is what one customer or host has),
+//! and blocks of addresses that somebody is let in from.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerNet(IpAddr);
@@ -24,9 +26,76 @@ impl fmt::Display for PeerNet {
     }
 }
 
+/// The addresses that begin alike: `10.0.0.0/8`, `2001:db8::/32`, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressBlock {
+    first: IpAddr,
+    bits: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected an address or a block such as 10.0.0.0/8")]
+pub struct BadBlock;
+
+impl AddressBlock {
+    pub fn contains(self, ip: IpAddr) -> bool {
+        match (self.first, ip.to_canonical()) {
+            (IpAddr::V4(first), IpAddr::V4(ip)) => {
+                (first.to_bits() ^ ip.to_bits()).checked_shr(32 - self.bits).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(first), IpAddr::V6(ip)) => {
+                (first.to_bits() ^ ip.to_bits()).checked_shr(128 - self.bits).unwrap_or(0) == 0
+            }
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
+        }
+    }
+}
+
+impl FromStr for AddressBlock {
+    type Err = BadBlock;
+
+    fn from_str(text: &str) -> Result<AddressBlock, BadBlock> {
+        let (first, bits) = match text.split_once('/') {
+            Some((first, bits)) => (first, Some(bits.parse().map_err(|_| BadBlock)?)),
+            None => (text, None),
+        };
+        let first: IpAddr = first.parse().map_err(|_| BadBlock)?;
+        let most = if first.is_ipv4() { 32 } else { 128 };
+        match bits.unwrap_or(most) {
+            bits if bits <= most => Ok(AddressBlock { first, bits }),
+            _ => Err(BadBlock),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks() {
+        for (block, ip, inside) in [
+            ("10.0.0.0/8", "10.255.0.1", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("10.0.0.0/8", "::ffff:10.1.2.3", true),
+            ("10.0.0.7", "10.0.0.7", true),
+            ("10.0.0.7", "10.0.0.6", false),
+            ("0.0.0.0/0", "192.0.2.1", true),
+            ("0.0.0.0/0", "2001:db8::1", false),
+            ("2001:db8::/32", "2001:db8:ffff::1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+            ("::/0", "::1", true),
+            ("::1", "::1", true),
+        ] {
+            let found: AddressBlock = block.parse().expect(block);
+            assert_eq!(found.contains(ip.parse().expect(ip)), inside, "{block} {ip}");
+        }
+        for bad in
+            ["", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "name", "10.0.0.0/8/8"]
+        {
+            assert_eq!(bad.parse::<AddressBlock>(), Err(BadBlock), "{bad}");
+        }
+    }
 
     #[test]
     fn ipv6_counts_by_its_64_and_mapped_ipv4_by_its_address() {

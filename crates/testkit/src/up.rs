@@ -89,7 +89,7 @@ impl Up {
             assert!(program.is_running(), "procfleet up has ended: {}", program.stderr());
             let said = program.stdout();
             let line = said.lines().find(|line| line.starts_with("procfleet is ready"))?;
-            line.split(' ').find(|word| word.starts_with("http://")).map(str::to_owned)
+            line.split(' ').find(|word| word.starts_with("http")).map(str::to_owned)
         });
         let admin = self.admin();
         let field = |name: &str| admin[name].as_str().expect("admin.json holds texts").to_owned();

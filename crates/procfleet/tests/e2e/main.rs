@@ -43,6 +43,7 @@ mod silence;
 mod spec_fields;
 mod stranger;
 mod task_state;
+mod tls;
 mod unauthenticated;
 mod upgrade;
 mod users;

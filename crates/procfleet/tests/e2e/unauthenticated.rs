@@ -124,7 +124,13 @@ fn connections_that_ask_for_nothing_give_way() {
     let program = env!("CARGO_BIN_EXE_procfleet");
     std::fs::write(&few_files, format!("#!/bin/sh\nulimit -n 200\nexec {program} \"$@\"\n")).expect("a file");
     std::fs::set_permissions(&few_files, std::fs::Permissions::from_mode(0o755)).expect("our own file");
-    let up = Up::start(&few_files);
+    // With TLS a silent peer has not even begun its handshake.
+    check_give_way(&Up::start(&few_files));
+    check_give_way(&Up::start_with(&few_files, &["--tls"]));
+}
+
+#[track_caller]
+fn check_give_way(up: &Up) {
     let mut silent: Vec<TcpStream> = (0..150).map(|_| connect_from(ELSEWHERE, up.client.address())).collect();
     // Each of them by a connection of its own.
     for _ in 0..5 {

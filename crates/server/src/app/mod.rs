@@ -33,6 +33,7 @@ use crate::clock::Clock;
 use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
+use crate::peer::AddressBlock;
 use crate::pki::{Ca, PkiError};
 use crate::sessions::{Presences, Questions};
 use crate::store::{Store, StoreError};
@@ -60,6 +61,8 @@ pub struct App {
     pub refusals: refusals::Refusals,
     /// `None`: only our own users' tokens are known.
     pub login_service: Option<LoginService>,
+    /// Where the administrator's app may come from; empty: anywhere.
+    pub admin_from: Arc<[AddressBlock]>,
 }
 
 /// Who asks, after the login was checked.

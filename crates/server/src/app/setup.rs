@@ -3,6 +3,7 @@
 use crate::pki::{PkiError, write_private};
 use crate::secret;
 use crate::store::{NewApp, Store, StoreError, Trust};
+use procfleet_proto::link::token::hex;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use subtle::ConstantTimeEq;
@@ -28,6 +29,17 @@ struct AdminFile {
     url: String,
     bk_app_code: String,
     bk_app_secret: String,
+    /// The SHA-256 of what the API's port proves itself with, in hexadecimal digits; the client believes no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tls_sha256: Option<String>,
+}
+
+/// Where the API is.
+#[derive(Clone, Debug)]
+pub struct Reached {
+    pub url: String,
+    /// `None`: without TLS.
+    pub pin: Option<[u8; 32]>,
 }
 
 /// The file is one line: it can be sent as the `X-Bkapi-Authorization` header as it stands.
@@ -36,7 +48,7 @@ struct AdminFile {
 ///
 /// The file is written before the app: after a crash in between, the next start finds a secret that belongs to nobody yet
 /// and gives it to the administrator.
-pub async fn administrator(store: &Store, file: &Path, url: &str, at: i64) -> Result<(), SetupError> {
+pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) -> Result<(), SetupError> {
     let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
     let known = store.app(ADMIN).await?;
     let secret = match (&old, &known) {
@@ -49,11 +61,23 @@ pub async fn administrator(store: &Store, file: &Path, url: &str, at: i64) -> Re
     if known.as_ref().is_some_and(|app| !bool::from(app.secret_hash.ct_eq(&hash))) {
         return Err(SetupError::Mismatch(file.display().to_string()));
     }
-    let new = AdminFile { url: url.to_owned(), bk_app_code: ADMIN.to_owned(), bk_app_secret: secret };
-    write_private(file, &serde_json::to_vec(&new).expect("three texts are JSON"))?;
+    let Reached { url, pin } = at;
+    let tls_sha256 = pin.map(|pin| hex(&pin));
+    let new = AdminFile { url, bk_app_code: ADMIN.to_owned(), bk_app_secret: secret, tls_sha256 };
+    write(file, &new)?;
     if known.is_none() {
-        let app = NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: Trust::Users, created_at: at };
+        let app = NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: Trust::Users, created_at: now };
         store.create_app(app, None).await?;
     }
     Ok(())
+}
+
+/// The API's certificate was replaced. Where there is no file, nobody is told.
+pub fn pin(file: &Path, pin: [u8; 32]) -> Result<(), PkiError> {
+    let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
+    old.map_or(Ok(()), |old| write(file, &AdminFile { tls_sha256: Some(hex(&pin)), ..old }))
+}
+
+fn write(file: &Path, admin: &AdminFile) -> Result<(), PkiError> {
+    write_private(file, &serde_json::to_vec(admin).expect("texts are JSON"))
 }

@@ -47,6 +47,14 @@ pub(super) async fn check(
                       a GET";
         return Err(CallError::NoLogin(reason.to_owned()));
     }
+    if login.app_code == ADMIN && !app.admin_from.is_empty() {
+        // Before the secret is looked at, so that the answer does not say whether it is right.
+        if !app.admin_from.iter().any(|block| block.contains(from)) {
+            let reason = "the administrator's app may not be used from this address (--admin-from)";
+            refuse(app, api, &login, from, Code::AppDenied, reason).await;
+            return Err(CallError::AppDenied(reason.to_owned()));
+        }
+    }
     let record = app.store.app(&login.app_code).await.map_err(|error| CallError::App(error.into()))?;
     let given = secret::hash(login.app_secret.as_bytes());
     let known =

@@ -15,6 +15,9 @@ mod native;
 pub(crate) mod port;
 mod routes;
 mod throttle;
+pub(crate) mod tls;
+
+pub use self::tls::TlsError;
 
 use self::routes::Routes;
 use crate::app::App;

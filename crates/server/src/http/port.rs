@@ -4,6 +4,7 @@
 //! them, by mistake or on purpose, must not take them all.
 
 use super::connections::{Admitted, ConnectionLimiter};
+use super::tls::ApiTls;
 use crate::peer::PeerNet;
 use axum::Router;
 use axum::extract::{ConnectInfo, Extension};
@@ -12,20 +13,29 @@ use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, getrlimit};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 /// How many connections are held at most; beyond it they wait in the kernel's queue. Fewer where descriptors are scarce.
 const CONNECTIONS: u64 = 4_096;
 /// How long a connection may wait for a request, or for the rest of its head.
 const IDLE: Duration = Duration::from_secs(30);
+/// How long a TLS handshake may take. Until it is done, the peer is one that has not logged in.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The most that is buffered of a request's head, before anybody knows whose it is.
 const HEAD: usize = 64 * 1024;
 
 /// Serves connections until told to stop; returns when the last one has ended.
-pub(crate) async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    tls: Option<ApiTls>,
+    mut stop: watch::Receiver<bool>,
+) {
     let limiter = ConnectionLimiter::new(most_connections());
     let mut connections = JoinSet::new();
     loop {
@@ -48,12 +58,24 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, mut stop: watch
             _ = stop.wait_for(|stop| *stop) => break,
             admitted = limiter.admit(PeerNet::from(from.ip())) => admitted,
         };
-        let (router, stop) = (router.clone(), stop.clone());
+        let (router, tls, stop) = (router.clone(), tls.clone(), stop.clone());
         connections.spawn(async move {
+            // Answers are written in one piece: waiting for more to send would only delay them.
+            let _ = stream.set_nodelay(true);
+            let serving = async {
+                match tls {
+                    None => serve_connection(stream, from, &admitted, router, stop).await,
+                    Some(tls) => match timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
+                        Ok(Ok(stream)) => serve_connection(stream, from, &admitted, router, stop).await,
+                        Ok(Err(error)) => debug!(%from, %error, "a caller's TLS handshake failed"),
+                        Err(_) => debug!(%from, "a caller did not finish its TLS handshake"),
+                    },
+                }
+            };
             tokio::select! {
                 biased;
                 () = admitted.evicted() => debug!(%from, "a caller that had not logged in gave way to another"),
-                () = serve_connection(stream, from, &admitted, router, stop) => {}
+                () = Box::pin(serving) => {}
             }
         });
     }
@@ -69,14 +91,12 @@ fn most_connections() -> usize {
 }
 
 async fn serve_connection(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     from: SocketAddr,
     admitted: &Admitted,
     router: Router,
     mut stop: watch::Receiver<bool>,
 ) {
-    // Answers are written in one piece: waiting for more to send would only delay them.
-    let _ = stream.set_nodelay(true);
     let router = router.layer(Extension(ConnectInfo(from))).layer(Extension(admitted.connection()));
     let service = TowerToHyperService::new(router);
     let connection = hyper::server::conn::http1::Builder::new()

@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::{
-    CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer,
+    CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName,
 };
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 
@@ -213,6 +213,18 @@ impl Ca {
         })
     }
 
+    /// A certificate for the API's port, with its CA's behind it, and its key.
+    pub fn sign_api(
+        &self,
+        names: &[String],
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), PkiError> {
+        let present = self.present();
+        let key = KeyPair::generate()?;
+        let leaf = sign_server(&present.shown, names, &key)?;
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        Ok((vec![leaf, present.shown.certificate.clone()], key))
+    }
+
     /// TLS for the link as it is now. A client without a certificate gets as far as enrolment; one of another CA gets nowhere.
     pub fn link_tls(&self) -> Arc<rustls::ServerConfig> {
         self.present().tls.clone()
@@ -226,14 +238,18 @@ impl Present {
     }
 }
 
-fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::ServerConfig>, PkiError> {
-    let key = KeyPair::generate()?;
-    let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()])?;
+fn sign_server(by: &Authority, names: &[String], key: &KeyPair) -> Result<CertificateDer<'static>, PkiError> {
+    let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, SERVER_NAME);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     valid_for_years(&mut params, SERVER_YEARS);
-    let leaf = params.signed_by(&key, &shown.issuer)?.der().clone();
+    Ok(params.signed_by(key, &by.issuer)?.der().clone())
+}
+
+fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::ServerConfig>, PkiError> {
+    let key = KeyPair::generate()?;
+    let leaf = sign_server(shown, &[SERVER_NAME.to_owned()], &key)?;
     let tls = |error: rustls::Error| PkiError::Tls(Box::new(error));
 
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -259,6 +275,11 @@ fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::S
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     Ok(Arc::new(config))
+}
+
+/// Whether a certificate can be for this: a host's name or an address.
+pub fn is_certificate_name(text: &str) -> bool {
+    ServerName::try_from(text).is_ok()
 }
 
 /// Whom a certificate of ours names.

@@ -1,0 +1,256 @@
+//! TLS for the API's port: a certificate and a key from files, or a certificate of the built-in CA.
+//!
+//! Files are loaded again when they change (looked at every few seconds) and on SIGHUP. What cannot be used is refused with the
+//! reason, at the start as an error of the program, later as one in the log, and the pair before it stays in use. A certificate
+//! of the built-in CA is made at each start, and when another CA takes its place.
+
+use crate::config::TlsSource;
+use crate::pki::{self, Ca, PkiError, SERVER_NAME};
+use crate::secret;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tracing::{error, info};
+
+/// How often the files are looked at.
+const EVERY: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("reading {path}")]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} is not usable: {reason}")]
+    Unusable { path: PathBuf, reason: String },
+    #[error("the certificate in {path} has expired")]
+    Expired { path: PathBuf },
+    #[error("making a certificate of the built-in CA for the API")]
+    Ca(#[from] PkiError),
+    #[error("preparing TLS for the API")]
+    Prepare(#[source] rustls::Error),
+}
+
+/// What the port shows, and how it comes by it.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiTls {
+    acceptor: Acceptor,
+    shown: Arc<Shown>,
+    source: Source,
+    /// How the files looked before they were loaded, so that no change is missed.
+    seen: Option<Vec<Seen>>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Files { certificate: PathBuf, key: PathBuf },
+    BuiltIn { ca: Arc<Ca>, names: Vec<String> },
+}
+
+#[derive(Clone)]
+struct Acceptor(TlsAcceptor);
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Acceptor")
+    }
+}
+
+/// The certificate of the next handshake.
+#[derive(Debug)]
+struct Shown(RwLock<Pair>);
+
+#[derive(Clone, Debug)]
+struct Pair {
+    certified: Arc<CertifiedKey>,
+    /// What clients may pin: the SHA-256 of the certificate, or of that of the built-in CA.
+    pin: [u8; 32],
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.get().certified)
+    }
+}
+
+impl Shown {
+    fn get(&self) -> Pair {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ApiTls {
+    /// `listens`: the address of the port.
+    pub(crate) fn open(source: TlsSource, ca: &Arc<Ca>, listens: IpAddr) -> Result<ApiTls, TlsError> {
+        let source = match source {
+            TlsSource::Files { certificate, key } => Source::Files { certificate, key },
+            TlsSource::BuiltIn { mut names } => {
+                names.extend(["localhost", "127.0.0.1", "::1", SERVER_NAME].map(str::to_owned));
+                if !listens.is_unspecified() {
+                    names.push(listens.to_string());
+                }
+                names.sort();
+                names.dedup();
+                Source::BuiltIn { ca: ca.clone(), names }
+            }
+        };
+        let seen = source.look();
+        let shown = Arc::new(Shown(RwLock::new(source.load()?)));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::Prepare)?
+            .with_no_client_auth()
+            .with_cert_resolver(shown.clone());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let acceptor = Acceptor(TlsAcceptor::from(Arc::new(config)));
+        Ok(ApiTls { acceptor, shown, source, seen })
+    }
+
+    pub(crate) fn acceptor(&self) -> &TlsAcceptor {
+        &self.acceptor.0
+    }
+
+    /// What clients may pin, as it is now.
+    pub(crate) fn pin(&self) -> [u8; 32] {
+        self.shown.get().pin
+    }
+
+    /// Follows the files, or the CA, until told to stop. `changed` is told what clients may pin from then on.
+    pub(crate) async fn follow(self, mut stop: watch::Receiver<bool>, changed: impl Fn([u8; 32])) {
+        let mut wake = Wake::of(&self.source, self.seen.clone());
+        loop {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                () = wake.next(&self.source) => {}
+            }
+            match self.source.load() {
+                Ok(pair) => {
+                    let pin = pair.pin;
+                    *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = pair;
+                    info!("the API's certificate was replaced");
+                    changed(pin);
+                }
+                Err(error) => error!(
+                    error = &error as &dyn std::error::Error,
+                    "the API's new certificate cannot be used; the one before stays in use. Put a usable pair in its place"
+                ),
+            }
+        }
+    }
+}
+
+/// Waits until there is a reason to load again.
+enum Wake {
+    Files { seen: Option<Vec<Seen>>, hangup: Option<tokio::signal::unix::Signal> },
+    Ca(watch::Receiver<u64>),
+}
+
+/// Enough of a file to see that it is another.
+type Seen = (u64, u64, i64, i64, u64);
+
+impl Wake {
+    fn of(source: &Source, seen: Option<Vec<Seen>>) -> Wake {
+        match source {
+            Source::Files { .. } => Wake::Files { seen, hangup: signal(SignalKind::hangup()).ok() },
+            Source::BuiltIn { ca, .. } => Wake::Ca(ca.changes()),
+        }
+    }
+
+    async fn next(&mut self, source: &Source) {
+        match self {
+            Wake::Ca(changes) => {
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            Wake::Files { seen, hangup } => loop {
+                let told = async {
+                    match hangup {
+                        Some(hangup) => _ = hangup.recv().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let told = tokio::time::timeout(EVERY, told).await.is_ok();
+                let now = source.look();
+                // While one of them is missing, somebody is replacing it.
+                if told || (now.is_some() && now != *seen) {
+                    *seen = now;
+                    return;
+                }
+            },
+        }
+    }
+}
+
+impl Source {
+    fn look(&self) -> Option<Vec<Seen>> {
+        let Source::Files { certificate, key } = self else { return None };
+        let seen = |path: &PathBuf| {
+            let about = std::fs::metadata(path).ok()?;
+            Some((about.dev(), about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
+        };
+        Some(vec![seen(certificate)?, seen(key)?])
+    }
+
+    fn load(&self) -> Result<Pair, TlsError> {
+        match self {
+            Source::Files { certificate, key } => load_files(certificate, key),
+            Source::BuiltIn { ca, names } => {
+                let (chain, key) = ca.sign_api(names)?;
+                let pin = chain.last().map(|ca| secret::hash(ca)).expect("the chain ends with its CA");
+                let certified = certify(chain, key).map_err(TlsError::Prepare)?;
+                Ok(Pair { certified, pin })
+            }
+        }
+    }
+}
+
+fn load_files(certificate_path: &Path, key_path: &Path) -> Result<Pair, TlsError> {
+    let read =
+        |path: &Path| std::fs::read(path).map_err(|source| TlsError::File { path: path.to_owned(), source });
+    let unusable = |path: &Path, reason: String| TlsError::Unusable { path: path.to_owned(), reason };
+    let chain: Result<Vec<CertificateDer<'static>>, _> =
+        CertificateDer::pem_slice_iter(&read(certificate_path)?).collect();
+    let chain = chain.map_err(|error| unusable(certificate_path, error.to_string()))?;
+    let Some(leaf) = chain.first() else {
+        return Err(unusable(certificate_path, "it holds no certificate in PEM".to_owned()));
+    };
+    let (_, until) = pki::validity(leaf)
+        .ok_or_else(|| unusable(certificate_path, "its certificate cannot be read".to_owned()))?;
+    if until <= jiff::Timestamp::now().as_millisecond() {
+        return Err(TlsError::Expired { path: certificate_path.to_owned() });
+    }
+    // An error of the parser would not quote the key, but what is wrong with it is its owner's affair.
+    let key = PrivateKeyDer::from_pem_slice(&read(key_path)?)
+        .map_err(|_| unusable(key_path, "it holds no private key in PEM".to_owned()))?;
+    let pin = secret::hash(leaf);
+    let certified = certify(chain, key).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            unusable(key_path, format!("it is not the key of {}", certificate_path.display()))
+        }
+        error => unusable(key_path, error.to_string()),
+    })?;
+    Ok(Pair { certified, pin })
+}
+
+fn certify(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Arc<CertifiedKey>, rustls::Error> {
+    CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider()).map(Arc::new)
+}
