@@ -109,7 +109,8 @@ impl OpKind {
     /// How long the op may take on an idle proc, at most: its commands and checks one after the other.
     pub fn budget(self, policy: &Policy) -> Duration {
         let command = policy.op_timeout;
-        let launch = command + policy.launch_check();
+        // What comes at the last moment of the check is checked itself.
+        let launch = command + policy.launch_check() + policy.sight_check();
         let end = command + policy.stop_check + LAST_OF_IT;
         match self {
             OpKind::Query

@@ -75,6 +75,8 @@ pub enum Found {
     PidFile,
     /// It is the command that the agent started, or that command's own child.
     Foreground,
+    /// It is the shell of a start command, or a start command whose pid file is not there yet. The process may still come.
+    Shell,
     /// By its program's name.
     Name,
 }

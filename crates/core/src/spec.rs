@@ -194,10 +194,19 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+/// A process that has been alive for less than this does not count as started, whatever `start_check` says.
+const LEAST_LIFE: Duration = Duration::from_secs(1);
+
 impl Policy {
     /// How long a launch is checked. What is not looked at before `check_begin` is looked at then, at least once.
     pub fn launch_check(&self) -> Duration {
         self.start_check.max(self.check_begin)
+    }
+
+    /// How long a process must be alive after it was first seen to count as started. Nobody looks before `check_begin`, so
+    /// that part of the check has passed by then.
+    pub fn sight_check(&self) -> Duration {
+        self.start_check.saturating_sub(self.check_begin).max(LEAST_LIFE)
     }
 }
 

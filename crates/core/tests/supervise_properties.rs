@@ -552,6 +552,9 @@ impl Odd {
                 }
                 Effect::Watch(_)
                 | Effect::EndRun(_)
+                | Effect::TermRun(_)
+                | Effect::Retire(_)
+                | Effect::SignalRetired { .. }
                 | Effect::Signal { .. }
                 | Effect::Sweep(_)
                 | Effect::ClearSince(_) => {}

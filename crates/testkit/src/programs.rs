@@ -62,6 +62,16 @@ pub fn slow_daemon(secs: u32) -> String {
     format!("{NOTE}; sleep {secs}; {}; until test -s web.pid; do sleep 0.01; done", daemon_body(""))
 }
 
+/// Takes `secs` until it starts a daemon with a pid file that lives for 0.7 s. The command ends a moment after the pid file is
+/// there.
+pub fn slow_daemon_that_dies(secs: u32) -> String {
+    format!(
+        "{NOTE}; rm -f web.pid; sleep {secs}; \
+         (setsid sh -c 'echo $$ > web.pid.new; mv web.pid.new web.pid; exec ./web 0.7' </dev/null >/dev/null 2>&1 &); \
+         until test -s web.pid; do sleep 0.01; done; sleep 0.3"
+    )
+}
+
 /// A script that starts the program as its child, writes down its pid, and ends or waits with it.
 pub fn launcher(then: &str) -> String {
     format!("#!/bin/sh\n{NOTE}\n./web 1000 </dev/null >/dev/null 2>&1 &\necho $! > web.pid\n{then}\n")

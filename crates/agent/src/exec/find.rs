@@ -11,7 +11,7 @@ use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
 use super::user;
 use procfleet_core::process::{Cause, Evidence, Found};
-use procfleet_core::spec::Identity;
+use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::Leader;
 use procfleet_core::{Absence, Process, Sighting};
 use rustix::fs::OFlags;
@@ -77,6 +77,10 @@ pub(super) fn launched(
     let members = run.members(&scan, whom.mark);
     let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
     let found = if leads.is_some() { Found::Foreground } else { Found::Name };
+    if let (Some(_), Some(cause), Leader::Refuse) = (leads, cause.as_ref().filter(may_change), leader) {
+        // A control script is often called as its process is, so names say nothing before it has ended.
+        return Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
+    }
 
     let meant = leads.map(|leads| unwrap(&scan, leads, run));
     let mut named: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
@@ -91,7 +95,9 @@ pub(super) fn launched(
         return running(top, found);
     }
     if let Some(meant) = meant.filter(|_| cause.is_none() || leader == Leader::Accept) {
-        return running(meant, Found::Foreground);
+        let is_shell =
+            leads.is_some_and(|leads| leads.id == meant && Program::of(leads).is_wrapper_of(&run.command));
+        return running(meant, if is_shell { Found::Shell } else { Found::Foreground });
     }
     if leader == Leader::Accept {
         // Whatever is left of the run must be it: rather one that leads a session, as daemons do.
@@ -105,10 +111,12 @@ pub(super) fn launched(
     Sighting::Absent(Absence { cause: cause.unwrap_or_else(|| no_such_name(whom.identity)), hopeless })
 }
 
-/// After a start of the agent: what was known, then the pid file, then the mark, then as settled.
+/// After a start of the agent: what was known, then the pid file, then the mark, then as settled. A start command that is still at
+/// work is no process as long as it may bring one: where there is a pid file, that file decides.
 pub(super) fn recovered(
     whom: Whom<'_>,
     last: Option<Process>,
+    control: &Control,
     glimpse: impl FnOnce() -> Arc<Scan>,
 ) -> Sighting {
     if let Some(last) = last.filter(is_alive) {
@@ -135,14 +143,35 @@ pub(super) fn recovered(
     // A command that was to end or reload the process may still be at work; and what a dead process has left may lead a
     // session of its own, and is swept away before the next one.
     let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
-    let leader = marked.iter().find(leads).map(|stat| stat.id);
-    if let Some(id) = topmost(named).or(leader) {
+    let leader = marked.iter().find(leads).copied();
+    if let (Some(leader), Some(Err(cause))) = (leader, &by_file)
+        && may_change(&cause)
+    {
+        return running(leader.id, Found::Shell);
+    }
+    if let Some(id) = topmost(named) {
         return running(id, Found::Name);
+    }
+    if let Some(leader) = leader {
+        let program = Program::of(leader);
+        let commands = [&control.start_cmd, &control.restart_cmd];
+        return match commands.into_iter().find(|command| program.is_wrapper_of(command)) {
+            None => running(leader.id, Found::Name),
+            Some(command) => match scan.children(leader.id.pid).as_slice() {
+                [only] if is_simple(command) => running(only.id, Found::Foreground),
+                _ => running(leader.id, Found::Shell),
+            },
+        };
     }
     match by_file.unwrap_or_else(|| by_name(whom, &scan, &orphans)) {
         Ok(process) => Sighting::Running(process),
         Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
     }
+}
+
+/// Whether a start command that is at work may still write the pid file. A folder in its place names nobody.
+fn may_change(cause: &&Cause) -> bool {
+    !matches!(cause, Cause::BadPidFile { .. })
 }
 
 /// Those whose command has ended.

@@ -40,6 +40,7 @@ mod read;
 mod renew;
 mod rotate;
 mod run;
+mod signal;
 mod sink;
 mod spawn;
 mod tree;
@@ -68,7 +69,7 @@ use inspect::Sample;
 use output::{Output, Outputs};
 use procfleet_core::op::Instance;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process};
-use procfleet_core::spec::{Control, Detached, Identity};
+use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
 use procfleet_core::{Moment, ProcKey, Sighting, Spec};
 use procfleet_failpoint::{Point, hit};
@@ -102,6 +103,8 @@ pub struct Hands {
     watches: Vec<(Id, Watch)>,
     /// What the last inspection saw.
     sample: Option<Sample>,
+    /// Earlier generations of the program, which are watched and are left behind all the same.
+    retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
     note: String,
@@ -155,6 +158,7 @@ impl Hands {
             runs: Vec::new(),
             watches: Vec::new(),
             sample: None,
+            retired: Vec::new(),
             escaped: false,
             note: String::new(),
             shell: None,
@@ -207,19 +211,6 @@ impl Hands {
         }
     }
 
-    /// Kills a command and all that it has started.
-    pub fn end_run(&mut self, run: RunId) {
-        self.stir();
-        let nearby = self.nearby(None);
-        let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
-        tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
-        if let Some(group) = &run.group {
-            return cgroup::kill(group);
-        }
-        let members = |scan: &Scan| run.members(scan, &self.mark).into_iter().collect();
-        tree::kill_all(|| nearby.scan(Freshness::Now), members);
-    }
-
     /// Looks whether the process is running.
     pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
         if scope == Scope::Leftovers {
@@ -227,7 +218,7 @@ impl Hands {
         }
         let sessions: Vec<Id> = self.runs().filter(|run| run.has_session()).map(|run| run.leader).collect();
         let nearby = self.nearby(None);
-        let own: Vec<Id> = sessions.iter().copied().chain(self.watched()).collect();
+        let own: Vec<Id> = sessions.iter().copied().chain(self.current()).collect();
         let probes = self.host.probes();
         let identity = &spec.identity;
         let (mark, group) = (&*self.mark, self.groups.name());
@@ -235,7 +226,7 @@ impl Hands {
         let glimpse = || self.host.glimpse(Moment(self.stirred.load(Ordering::Relaxed)));
         let sighting = match scope {
             Scope::Settled => find::settled(whom, glimpse),
-            Scope::Recovery { last } => find::recovered(whom, last, glimpse),
+            Scope::Recovery { last } => find::recovered(whom, last, &spec.control, glimpse),
             Scope::Leftovers => unreachable!("it was answered above"),
             Scope::Run(run) => {
                 find::leader(self.runs.iter().find(|(id, _)| *id == run).map(|(_, run)| &**run))
@@ -294,6 +285,7 @@ impl Hands {
     pub fn watch(&mut self, process: Process) {
         self.tidy();
         let id = id_of(&process);
+        self.retired.retain(|retired| *retired != id);
         if self.watches.iter().any(|(watched, _)| *watched == id) {
             return;
         }
@@ -330,39 +322,8 @@ impl Hands {
         self.watches.push((id, watch));
     }
 
-    /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is to be kept.
-    pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
-        let id = target_of(&process);
-        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
-        self.stir();
-        let nearby = self.nearby(Some(id));
-        match (signal, detached) {
-            (Signal::Term, _) => {
-                let scan = nearby.scan(Freshness::AMomentAgo);
-                let targets = self.tree_of(&scan, id, process.found);
-                tree::signal_all(&scan, targets, rustix::process::Signal::TERM);
-            }
-            (Signal::Kill, Detached::End)
-                if let Some(group) = self.groups.holding(id.pid)
-                    && pidfd::open_exactly(id).is_ok() =>
-            {
-                cgroup::kill(group);
-            }
-            (Signal::Kill, detached) => {
-                let targets = |scan: &Scan| {
-                    let mut targets = self.tree_of(scan, id, process.found);
-                    if detached == Detached::End {
-                        targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
-                    }
-                    targets
-                };
-                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
-            }
-        }
-    }
-
     /// Ends what dead runs have left behind. A run goes on as long as its shell does, unless the process that it was
-    /// started for is gone; and a process that is being watched is not left behind.
+    /// started for is gone or has a successor; and a process that is being watched is not left behind, unless it has one.
     pub fn sweep(&mut self, signal: Signal) {
         self.stir();
         for group in self.left_groups() {
@@ -450,8 +411,9 @@ impl Hands {
         if self.groups.is_empty() {
             return Vec::new();
         }
-        let at_work = self.runs().filter(|run| run.is_at_work()).map(|run| run.leader.pid);
-        let kept: HashSet<u32> = self.watched().map(|id| id.pid).chain(at_work).collect();
+        let at_work = self.runs().filter(|run| !self.is_retired(run) && run.is_at_work());
+        let kept: HashSet<u32> =
+            self.current().map(|id| id.pid).chain(at_work.map(|run| run.leader.pid)).collect();
         let left = self.groups.left(|pid| kept.contains(&pid));
         if self.groups.is_empty() {
             self.host.groups.is_idle(&self.groups);
@@ -461,8 +423,12 @@ impl Hands {
 
     /// Those that bear the mark, are in no group and belong to nothing that goes on.
     fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
-        let mut kept: HashSet<Id> = scan.with_descendants(self.watches.iter().map(|(id, _)| *id));
-        for run in self.runs.iter_mut().map(|(_, run)| run).filter(|run| run.goes_on(scan)) {
+        let current: Vec<Id> =
+            self.watches.iter().map(|(id, _)| *id).filter(|id| !self.retired.contains(id)).collect();
+        let mut kept: HashSet<Id> = scan.with_descendants(current);
+        let retired = &self.retired;
+        let goes_on = |run: &&mut Box<Run>| run.goes_on(scan) && !run.is_for(retired);
+        for run in self.runs.iter_mut().map(|(_, run)| run).filter(goes_on) {
             kept.extend(run.members(scan, &self.mark));
         }
         // What is in a group stays or goes with it.
@@ -489,6 +455,16 @@ impl Hands {
 
     fn runs(&self) -> impl Iterator<Item = &Run> + Clone {
         self.runs.iter().map(|(_, run)| &**run)
+    }
+
+    /// Those of the watched that have no successor.
+    fn current(&self) -> impl Iterator<Item = Id> {
+        self.watched().filter(|id| !self.retired.contains(id))
+    }
+
+    /// Whether the process that it was started for has a successor.
+    fn is_retired(&self, run: &Run) -> bool {
+        run.is_for(&self.retired)
     }
 
     fn watched(&self) -> impl Iterator<Item = Id> {
@@ -523,27 +499,6 @@ impl Hands {
                 .into_iter()
                 .collect(),
         )
-    }
-
-    /// The process itself first, then what descends from it, then its session.
-    fn tree_of(&self, scan: &Scan, id: Id, found: Found) -> Vec<Id> {
-        if !scan.may_be_signalled(id) {
-            return Vec::new();
-        }
-        let mut targets = Vec::new();
-        if scan.is_running(id) {
-            targets.push(id);
-        }
-        targets.extend(scan.with_descendants([id]));
-        targets.extend(scan.session_of(id).iter().map(|stat| stat.id));
-        if let (Found::Foreground, Some(main)) = (found, scan.get(id.pid).filter(|stat| stat.id == id)) {
-            let mut marked = scan.marked(&self.mark);
-            marked.retain(|stat| stat.session == main.session);
-            targets.extend(marked.iter().map(|stat| stat.id));
-        }
-        let mut once = HashSet::new();
-        targets.retain(|id| once.insert(*id));
-        targets
     }
 
     /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong with either
@@ -599,6 +554,7 @@ impl Hands {
     /// Forgets what is over.
     fn tidy(&mut self) {
         self.watches.retain(|(_, watch)| !watch.is_over());
+        self.retired.retain(|id| self.watches.iter().any(|(watched, _)| watched == id));
         self.host.reap_strays();
         let ended = self.runs().filter(|run| run.has_ended()).count();
         let mut surplus = ended.saturating_sub(ENDED_RUNS_KEPT);
@@ -667,13 +623,4 @@ impl Drop for Hands {
 
 fn id_of(process: &Process) -> Id {
     Id { pid: process.pid, start_ticks: process.start_ticks }
-}
-
-/// Whom a signal for this process is for. One that has died in the same tick in which another got its number is nobody.
-fn target_of(process: &Process) -> Id {
-    let id = id_of(process);
-    match (process.evidence.serial, pidfd::open_confirmed(process)) {
-        (Some(_), Err(rustix::io::Errno::SRCH)) => Id { start_ticks: u64::MAX, ..id },
-        (Some(_) | None, _) => id,
-    }
 }

@@ -83,9 +83,14 @@ impl Run {
 
     /// The process that the command was started for.
     pub(super) fn saw_main(&mut self, process: Process) {
-        if process.found == Found::Foreground {
+        if matches!(process.found, Found::Foreground | Found::Shell) {
             self.main = Some(Id { pid: process.pid, start_ticks: process.start_ticks });
         }
+    }
+
+    /// Whether it was started for one of these, or is one itself.
+    pub(super) fn is_for(&self, processes: &[Id]) -> bool {
+        processes.contains(&self.leader) || self.main.is_some_and(|main| processes.contains(&main))
     }
 
     /// Whether the command is still at work: its shell runs, and so does what it was started for.

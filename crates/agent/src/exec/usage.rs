@@ -117,7 +117,7 @@ impl Scene {
         let main = self.get(id.pid).filter(|line| line.id == id)?;
         let session = match found {
             // The agent made the session for this command.
-            Found::Foreground => Some(main.session),
+            Found::Foreground | Found::Shell => Some(main.session),
             Found::PidFile | Found::Name => (main.session == id.pid).then_some(id.pid),
         };
         let mut tree = vec![main];

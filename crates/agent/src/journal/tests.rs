@@ -28,6 +28,7 @@ fn record() -> Record {
     let rest = Rest::Retry { at: Moment(9), why: "restart 1 of 4; it died".to_owned() };
     Record {
         spec: Arc::default(),
+        older: Vec::new(),
         hosting: Hosting::Hosted,
         process: Some(process),
         streak: Default::default(),

@@ -118,7 +118,14 @@ impl Actor {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
-                    Next::Input(input) => *input,
+                    Next::Input(input) => match self.succession_before(&input) {
+                        // The order is for the process that counts now.
+                        Some(succeeded) => {
+                            self.answers.push_back(*input);
+                            succeeded
+                        }
+                        None => *input,
+                    },
                     Next::Written => continue,
                     Next::Probed => {
                         Box::pin(self.tell_of_probes()).await;
@@ -219,6 +226,12 @@ impl Actor {
         }
     }
 
+    /// An order may come before the next sample, which would tell that the program has replaced itself.
+    fn succession_before(&mut self, input: &Input) -> Option<Input> {
+        let old = self.machine.process().filter(|_| matches!(input, Input::Order(_)))?;
+        self.successor_of(&old).map(|process| Input::Succeeded { old, process })
+    }
+
     /// A program that replaces itself says so in its pid file; and what was found may be only the shell of its command.
     fn successor_of(&mut self, process: &Process) -> Option<Process> {
         let spec = self.machine.spec().filter(|_| !self.machine.is_busy())?;
@@ -312,6 +325,11 @@ impl Actor {
             Effect::Watch(process) => self.hands.watch(process),
             Effect::Run { run, command, spec } => self.hands.run(run, &command, &spec),
             Effect::EndRun(run) => self.hands.end_run(run),
+            Effect::TermRun(run) => self.hands.term_run(run),
+            Effect::Retire(process) => self.hands.retire(process),
+            Effect::SignalRetired { process, signal, spare } => {
+                self.hands.signal_retired(process, signal, &spare);
+            }
             Effect::Signal { process, signal, detached } => self.hands.signal(process, signal, detached),
             Effect::Sweep(signal) => self.hands.sweep(signal),
             Effect::ClearSince(since) => self.hands.clear_since(since),

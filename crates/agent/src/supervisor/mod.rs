@@ -725,6 +725,7 @@ mod tests {
                 hosting: Hosting::Hosted,
                 process: None,
                 streak: Default::default(),
+                older: Vec::new(),
                 rest: Rest::Idle,
                 fault: String::new(),
             };

@@ -37,7 +37,7 @@ async fn a_command_that_mentions_the_name_is_not_the_process() {
     assert!(matches!(&sighting, Sighting::Absent(Absence { hopeless: false, .. })), "{sighting:?}");
     // What is left of it when anything will do is the shell, which has more to do after its child.
     let shell = running(proc.launched(run, Leader::Accept));
-    assert_eq!((comm(shell.pid).as_str(), shell.found), ("sh", Found::Foreground));
+    assert_eq!((comm(shell.pid).as_str(), shell.found), ("sh", Found::Shell));
 }
 
 #[tokio::test]

@@ -5,13 +5,15 @@ use super::{Activity, Hosting, LookId, PlanId, Rest, RunId};
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
-use crate::process::{Absence, Exit, Process};
+use crate::process::{Absence, Exit, Found, Process};
 use crate::spec::{Kind, Spec};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a process that should appear is looked for. Each look reads one small file.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// While the start command is at work, each look waits twice as long as the one before, up to this.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// So many looks must agree before a launch is given up early.
 pub(super) const HOPELESS_LOOKS: u32 = 3;
 /// How long a command that was ended may take to be gone before its op is answered without its output.
@@ -66,6 +68,8 @@ pub(super) enum Stage {
     Leaving(Leaving),
     /// A launch that was overtaken is ended: is anything of it left?
     Clearing(Clearing),
+    /// A start command of the agent's last life is at work.
+    Awaiting(Awaiting),
     /// After a reload whose process is gone: has another taken its place?
     Reviewing(Review),
     /// When is the next run due, or its place among many to be started?
@@ -79,7 +83,22 @@ pub(super) struct Clearing {
     pub(super) run: RunId,
     pub(super) looking: Option<LookId>,
     pub(super) next_look: Moment,
-    pub(super) until: Moment,
+    pub(super) measure: Measure,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Awaiting {
+    /// The command, or its shell.
+    pub(super) command: Process,
+    /// When the command counts as the process; `None`: its pid file decides.
+    pub(super) counts_at: Option<Moment>,
+    /// When the command must have ended.
+    pub(super) deadline: Moment,
+    /// When it had ended.
+    pub(super) gone: Option<Moment>,
+    pub(super) looking: Option<LookId>,
+    pub(super) next_look: Moment,
+    pub(super) pause: Duration,
 }
 
 /// From the end of the process until nothing of it is left.
@@ -132,8 +151,8 @@ pub(super) struct Launch {
     pub(super) ended: Option<Ended>,
     /// The process before a restart: its end is no failure.
     pub(super) old: Option<Process>,
-    pub(super) seen: Option<Process>,
-    /// A process was seen and died.
+    pub(super) seen: Option<Seen>,
+    /// A process was seen and died after the command had ended.
     pub(super) died: Option<(Process, Exit)>,
     pub(super) missing: Option<Absence>,
     /// How many looks in a row found that nothing will come. One alone may have fallen into the moment in which a process
@@ -141,6 +160,15 @@ pub(super) struct Launch {
     pub(super) hopeless_looks: u32,
     pub(super) looking: Option<LookId>,
     pub(super) next_look: Moment,
+    /// The pause before the next look.
+    pub(super) pause: Duration,
+}
+
+/// A process that was seen, and since when.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Seen {
+    pub(super) process: Process,
+    pub(super) since: Moment,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -150,6 +178,13 @@ pub(super) struct Review {
     /// When a successor must have appeared.
     pub(super) until: Moment,
     pub(super) output: String,
+}
+
+/// Whether a process was seen before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    First,
+    Again,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -203,6 +238,9 @@ pub(super) enum Overdue {
 
 impl Job {
     pub(super) fn activity(&self) -> Activity {
+        if let Stage::Awaiting(_) = self.stage {
+            return Activity::Starting;
+        }
         match &self.purpose {
             Purpose::Op { kind: OpKind::Start | OpKind::Host, .. } | Purpose::Turn => Activity::Starting,
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath => Activity::Stopping,
@@ -261,6 +299,7 @@ impl Stage {
         match self {
             Stage::Looking { .. } | Stage::Planning { .. } => None,
             Stage::Clearing(clearing) => clearing.looking.is_none().then_some(clearing.next_look),
+            Stage::Awaiting(awaiting) => awaiting.looking.is_none().then_some(awaiting.next_look),
             Stage::Leaving(leaving) => leaving.wake_at(),
             Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
@@ -278,9 +317,10 @@ impl Stage {
             Stage::Looking { .. }
             | Stage::Reviewing(_)
             | Stage::Clearing(_)
+            | Stage::Awaiting(_)
             | Stage::Leaving(_)
             | Stage::Planning { .. } => None,
-            Stage::Launching(launch) => launch.seen.or(launch.old),
+            Stage::Launching(launch) => launch.process().or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
         }
@@ -301,38 +341,79 @@ impl Leaving {
 }
 
 impl Launch {
-    /// When the process must have been alive until, as things stand.
-    pub(super) fn check_until(&self, spec: &Spec) -> Moment {
-        self.ended.as_ref().map_or(self.began, |ended| ended.at) + spec.policy.launch_check()
+    /// The process that was recognised. A shell that may yet start it is none.
+    pub(super) fn process(&self) -> Option<Process> {
+        self.seen.map(|seen| seen.process).filter(|process| process.found != Found::Shell)
     }
 
-    /// From now on the command may be the process: if it is still running when the check is over, it is looked at.
+    /// When the process must have been alive until, as things stand. The window begins when the process was first seen or when
+    /// the command ended, whichever is later. While the command is at work it may be the process, and only the sight counts.
+    pub(super) fn check_until(&self, spec: &Spec) -> Moment {
+        let begins = self.ended.as_ref().map_or(self.began, |ended| ended.at);
+        let until = begins + spec.policy.launch_check();
+        self.seen.map_or(until, |seen| until.max(seen.since + spec.policy.sight_check()))
+    }
+
+    /// When the window began.
+    pub(super) fn alive_since(&self) -> Moment {
+        let ended = self.ended.as_ref().map_or(self.began, |ended| ended.at);
+        self.seen.map_or(ended, |seen| ended.max(seen.since))
+    }
+
+    /// From now on the command may be the process, or start it at any time.
     pub(super) fn await_foreground(&mut self, now: Moment, spec: &Spec) {
         self.began = now;
-        let check = now + spec.policy.launch_check();
-        self.next_look = self.command.deadline.map_or(check, |deadline| deadline.min(check));
+        self.pause = LOOK_EVERY;
+        let first = now + spec.policy.check_begin.max(self.pause);
+        self.next_look = self.command.deadline.map_or(first, |deadline| deadline.min(first));
     }
 
-    /// When to look for the process next; `None` while it is known or a look is under way, and where nobody looks.
+    /// A look found this. The same process that runs the same program has been seen before: what a shell has become since then has
+    /// not.
+    pub(super) fn sees(&mut self, now: Moment, process: Process) -> Sight {
+        let is_same = |seen: &Seen| {
+            let programs = seen.process.evidence.program.zip(process.evidence.program);
+            seen.process.is(&process) && programs.is_none_or(|(before, now)| before == now)
+        };
+        let known = self.seen.filter(is_same);
+        self.seen = Some(Seen { process, since: known.map_or(now, |seen| seen.since) });
+        self.missing = None;
+        if known.is_some() { Sight::Again } else { Sight::First }
+    }
+
+    /// The command has ended: whatever was part of it is gone, or is looked for anew.
+    pub(super) fn forget_command(&mut self) {
+        self.seen = self.seen.filter(|seen| seen.process.found == Found::PidFile);
+    }
+
+    /// When to look for the process next; `None` while a look is under way, and where nobody looks. One that is known is looked at
+    /// once more before it counts as started if the command is at work: the shell may have become it meanwhile.
     pub(super) fn look_at(&self, spec: &Spec) -> Option<Moment> {
-        let known = self.seen.is_some() || self.looking.is_some() || self.command.timed_out;
         // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be followed by a
         // second launch beside the one under way.
         let too_early = self.ended.is_none() && self.old.is_some();
-        // What has died by then may come again, so nobody looks.
-        let first = self.ended.as_ref().map_or(self.next_look, |ended| ended.at + spec.policy.check_begin);
-        (!known && !too_early && spec.policy.kind == Kind::Resident).then_some(self.next_look.max(first))
+        if self.looking.is_some() || self.command.timed_out || too_early || spec.policy.kind != Kind::Resident
+        {
+            return None;
+        }
+        match (&self.ended, self.seen) {
+            (None, Some(_)) => Some(self.check_until(spec)),
+            (Some(_), Some(_)) => None,
+            (None, None) => Some(self.next_look),
+            // What has died by then may come again, so nobody looks.
+            (Some(ended), None) => Some(self.next_look.max(ended.at + spec.policy.check_begin)),
+        }
     }
 
     fn wake_at(&self, spec: &Spec) -> Option<Moment> {
         let check = self.check_until(spec);
         match (&self.ended, self.seen, self.looking) {
+            // The verdict waits for the answer.
+            (_, _, Some(_)) => None,
             // A process has been recognised: the command's own limit no longer counts.
-            (_, Some(_), _) => Some(check),
+            (_, Some(_), None) => Some(check),
             (None, None, None) => self.look_at(spec).into_iter().chain(self.command.deadline).min(),
             (Some(_), None, None) => Some(self.look_at(spec).map_or(check, |look| look.min(check))),
-            // The verdict waits for the answer.
-            (_, None, Some(_)) => None,
         }
     }
 }

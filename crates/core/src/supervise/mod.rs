@@ -37,6 +37,12 @@
 //! - `Looking`, `Launching`, `Ending`, `Leaving`, `Reloading`, `Reviewing` and `Planning` are stages of a job; while a job runs,
 //!   further orders wait in a queue. A stop or kill does not wait for what launches: it overtakes it. A kill does not
 //!   wait for a stop or a reload either. What was overtaken is told so.
+//! - A launch that was overtaken does not go on: its command and all that it has started are ended (`Clearing`). A process that
+//!   was recognised is first told to end as any other is; a stop_cmd is run only where there is a process.
+//! - The check of a launch begins when the process was first seen or when the command ended, whichever is later.
+//! - A start command of the agent's last life that is still at work is waited for (`Awaiting`). It is not the process.
+//! - A program that replaces itself leaves its old process running for a while. That one is known as an earlier generation
+//!   until it ends, and a stop, kill or restart ends it too.
 //! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
 //!   there are never two. What may be left of one that was not stopped is swept away first.
 //! - A stop, kill or restart is done when nothing is left of what the process has started (`Leaving`), unless the spec says
@@ -259,14 +265,24 @@ pub enum Effect {
         command: String,
         spec: Arc<Spec>,
     },
-    /// End the command and all that it started.
+    /// Kill the command and all that it started.
     EndRun(RunId),
+    /// Tell the command and all that it started to end.
+    TermRun(RunId),
     /// Signal the process and all that it started.
     Signal {
         process: Process,
         signal: Signal,
         /// Whether a kill reaches also what has left the process.
         detached: Detached,
+    },
+    /// The process is an earlier generation of the program: report its exit, and count it among what is left behind.
+    Retire(Process),
+    /// Signal an earlier generation and all that it started, but these processes and what they have started.
+    SignalRetired {
+        process: Process,
+        signal: Signal,
+        spare: Vec<Process>,
     },
     /// Signal what dead processes of this proc have left behind.
     Sweep(Signal),

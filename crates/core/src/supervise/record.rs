@@ -20,6 +20,9 @@ pub struct Record {
     /// Why the agent ended it, until it runs stably again.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fault: String,
+    /// Earlier generations of a program that has replaced itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub older: Vec<Process>,
 }
 
 /// What a proc that is not running waits for.
@@ -49,6 +52,6 @@ impl Record {
             Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. } => Rest::Idle,
             rest @ (Rest::Idle | Rest::GaveUp { .. }) => rest,
         };
-        Record { process: None, streak: Streak::default(), rest, ..self }
+        Record { process: None, streak: Streak::default(), rest, older: Vec::new(), ..self }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{CommandEnd, Event};
 use crate::op::OpKind;
-use crate::process::{Cause, Exit};
+use crate::process::{Cause, Exit, Process};
 use crate::spec::Spec;
 use crate::spread;
 use std::time::Duration;
@@ -66,6 +66,13 @@ pub(super) fn command_failed(field: &str, exit: Exit, output: &str) -> String {
 pub(super) fn command_timeout(field: &str, limit: Duration, output: &str) -> String {
     let base =
         format!("{field} did not end within {} (op_timeout) and was ended with all it started", secs(limit));
+    with_output(base, output)
+}
+
+/// The start command took too long, and the process was not seen meanwhile.
+pub(super) fn launch_timeout(field: &str, limit: Duration, missing: Option<&Cause>, output: &str) -> String {
+    let base = command_timeout(field, limit, "");
+    let base = missing.map_or(base.clone(), |cause| format!("{base}; {cause}"));
     with_output(base, output)
 }
 
@@ -147,15 +154,43 @@ pub(super) fn queue_full(kind: OpKind, limit: usize) -> String {
     format!("{} was not begun: {limit} operations already wait for this process", kind.verb())
 }
 
-pub(super) fn interrupted(kind: OpKind, pid: Option<u32>) -> String {
-    let seen = match pid {
-        Some(pid) => format!("is running now with pid {pid}"),
-        None => "is not running now".to_owned(),
+/// What was there when the agent came back.
+#[derive(Clone, Copy)]
+pub(super) enum Left {
+    Process(u32),
+    /// The start command, which has not brought the process yet.
+    Command(u32),
+    Nothing,
+}
+
+pub(super) fn interrupted(kind: OpKind, left: Left) -> String {
+    let seen = match left {
+        Left::Process(pid) => format!("is running now with pid {pid}"),
+        Left::Command(pid) => {
+            format!("is not running yet: its start command is still at work with pid {pid}")
+        }
+        Left::Nothing => "is not running now".to_owned(),
     };
     format!(
         "interrupted: the agent ended while {} was under way and does not repeat it; the process {seen}",
         kind.verb()
     )
+}
+
+/// Why a start of the agent's last life is counted.
+pub(super) const CUT_OFF: &str = "its start was cut off by the end of the agent";
+
+pub(super) fn start_cut_off(pid: u32) -> String {
+    format!("the agent ended during its start; the start command is still at work with pid {pid}")
+}
+
+/// A program that has replaced itself, and whose old processes have not ended yet.
+pub(super) fn generations(older: &[Process]) -> String {
+    let pids: Vec<String> = older.iter().map(|process| process.pid.to_string()).collect();
+    match pids.as_slice() {
+        [pid] => format!("pid {pid}, whose place it took, is still running"),
+        _ => format!("pids {}, whose place it took, are still running", pids.join(", ")),
+    }
 }
 
 pub(super) fn gave_up(restarts: u32, last: &str) -> String {

@@ -55,6 +55,10 @@ struct Live {
     role: Role,
     run: Serial,
     watched: bool,
+    /// An earlier generation.
+    retired: bool,
+    /// It belongs to a command that starts something.
+    starts: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +129,8 @@ pub struct World {
     runs: HashMap<RunId, Serial>,
     /// The last thing that was completed was a stop or kill.
     stopped: bool,
+    /// The command that was run last is to start something.
+    starting: bool,
     /// How many ticks in a row were followed by the same wake-up.
     idle_ticks: u32,
     life: u32,
@@ -203,6 +209,7 @@ impl World {
             answers: VecDeque::new(),
             runs: HashMap::new(),
             stopped: false,
+            starting: false,
             idle_ticks: 0,
             life: 0,
             serial: 0,
@@ -398,6 +405,12 @@ impl World {
         self.live.iter().find(|live| live.role.is_main()).map(|live| live.process.pid)
     }
 
+    /// The youngest process, as its pid file names it.
+    pub fn youngest(&self) -> Process {
+        let live = self.live.iter().max_by_key(|live| live.process.pid).expect("something runs");
+        Process { found: Found::PidFile, ..live.process }
+    }
+
     pub fn mains(&self) -> usize {
         self.live.iter().filter(|live| live.role.is_main()).count()
     }
@@ -548,7 +561,7 @@ impl World {
                 self.later(self.look_delay, Happening::Answer { life, look, scope, spec });
             }
             Effect::Watch(process) => match self.live.iter_mut().find(|live| live.process.is(&process)) {
-                Some(live) => live.watched = true,
+                Some(live) => (live.watched, live.retired) = (true, false),
                 None => {
                     let input = Input::Exited { process, exit: Exit::Unknown };
                     self.later(0, Happening::Tell { life: self.life, input });
@@ -563,6 +576,24 @@ impl World {
                     pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
                 }
             }
+            Effect::TermRun(run) => {
+                let Some(serial) = self.runs.get(&run).copied() else { return };
+                let members = self.live.iter().filter(|live| live.run == serial);
+                let pids: Vec<u32> = members.map(|live| live.process.pid).collect();
+                if !self.is_unkillable(serial) {
+                    pids.into_iter().for_each(|pid| self.terminate(pid));
+                }
+            }
+            Effect::Retire(process) => {
+                self.act(Effect::Watch(process));
+                self.live.iter_mut().filter(|live| live.process.is(&process)).for_each(|live| {
+                    live.retired = true;
+                });
+            }
+            Effect::SignalRetired { process, signal, .. } => match signal {
+                Signal::Term => self.terminate(process.pid),
+                Signal::Kill => self.end(process.pid, Exit::Signal(9)),
+            },
             Effect::Signal { process, signal, detached } => {
                 self.signals.push(signal);
                 match signal {
@@ -664,7 +695,8 @@ impl World {
             }
             (does, Kind::Once | Kind::Resident | Kind::Periodic(_)) => does,
         };
-        if command.starts_with("start") || command.starts_with("restart") {
+        self.starting = command.starts_with("start") || command.starts_with("restart");
+        if self.starting {
             assert!(!self.stopped, "{command} was run although the proc was stopped: {:#?}", self.machine);
             self.starts.push((self.now, command));
         }
@@ -769,11 +801,13 @@ impl World {
             found: Found::Name,
             evidence: Evidence::default(),
         };
-        self.live.push(Live { process, role, run, watched: false });
+        let starts = self.starting || role.is_main();
+        self.live.push(Live { process, role, run, watched: false, retired: false, starts });
         if self.leaves.is_some() && role.is_main() {
             self.next_pid += 1;
             let process = Process { pid: self.next_pid, ..process };
-            self.live.push(Live { process, role: Role::Left, run, watched: false });
+            let role = Role::Left;
+            self.live.push(Live { process, role, run, watched: false, retired: false, starts });
         }
         self.max_mains = self.max_mains.max(self.mains());
         process.pid
@@ -788,9 +822,14 @@ impl World {
         let at_work = |live: &&Live| {
             matches!(live.role, Role::Shell | Role::Both) && self.runs.values().any(|run| *run == live.run)
         };
-        let kept: Vec<Serial> =
-            self.live.iter().filter(|live| live.watched || at_work(live)).map(|live| live.run).collect();
-        self.live.iter().filter(|live| !kept.contains(&live.run)).map(|live| live.process.pid).collect()
+        let kept: Vec<Serial> = self
+            .live
+            .iter()
+            .filter(|live| !live.retired && (live.watched || at_work(live)))
+            .map(|live| live.run)
+            .collect();
+        let is_left = |live: &&Live| live.retired || !kept.contains(&live.run);
+        self.live.iter().filter(is_left).map(|live| live.process.pid).collect()
     }
 
     fn is_unkillable(&self, run: Serial) -> bool {
@@ -810,7 +849,7 @@ impl World {
         if self.live[place].process.start_ticks == UNKILLABLE {
             return;
         }
-        let Live { process, role, run, watched } = self.live.remove(place);
+        let Live { process, role, run, watched, .. } = self.live.remove(place);
         let life = self.life;
         if watched {
             self.later(0, Happening::Tell { life, input: Input::Exited { process, exit } });
@@ -857,13 +896,16 @@ impl World {
                     return Sighting::Running(last);
                 }
                 let by_file = self.settled(spec);
-                let marked = self.main_pid().or_else(|| {
-                    self.live.iter().find(|live| live.role != Role::Left).map(|live| live.process.pid)
-                });
-                match (by_file, marked) {
-                    (Sighting::Running(process), _) => Sighting::Running(process),
-                    (_, Some(pid)) => self.running(pid, Found::Name),
-                    (absent, None) => absent,
+                // While a start command is at work, its pid file decides; what ends or reloads does not count.
+                let command = |live: &&Live| live.starts && matches!(live.role, Role::Shell | Role::Both);
+                let is_process = |live: &Live| live.role == Role::Both && spec.identity.pid_path.is_empty();
+                match (by_file, self.live.iter().find(command), self.main_pid()) {
+                    (Sighting::Running(process), _, _) => Sighting::Running(process),
+                    (_, Some(command), _) if !is_process(command) => {
+                        self.running(command.process.pid, Found::Shell)
+                    }
+                    (_, _, Some(pid)) => self.running(pid, Found::Name),
+                    (absent, _, None) => absent,
                 }
             }
         }
@@ -896,7 +938,7 @@ impl World {
             Leader::Refuse => None,
         };
         match (shell.filter(|_| cause.is_none() || leader == Leader::Accept), any) {
-            (Some(shell), _) => self.running(shell.process.pid, Found::Foreground),
+            (Some(shell), _) => self.running(shell.process.pid, at_work(shell.role)),
             (None, Some(member)) => self.running(member.process.pid, Found::Name),
             (None, None) => {
                 let named = members.iter().find(|live| live.role == Role::Main && cause.is_none());
@@ -923,6 +965,14 @@ impl World {
     fn running(&self, pid: u32, found: Found) -> Sighting {
         let live = self.live.iter().find(|live| live.process.pid == pid).expect("a live process");
         Sighting::Running(Process { found, ..live.process })
+    }
+}
+
+/// How a command that is at work is found.
+fn at_work(role: Role) -> Found {
+    match role {
+        Role::Shell => Found::Shell,
+        Role::Main | Role::Both | Role::Left => Found::Foreground,
     }
 }
 

@@ -202,3 +202,67 @@ fn restarts_that_the_agent_does_not_survive_are_counted() {
         assert!(note.starts_with("gave up after 2 restarts"), "away {away}: {note}");
     }
 }
+
+/// A start command that is at work when the agent comes back is neither the process nor run again.
+#[test]
+fn a_start_command_of_the_last_life_is_not_the_process() {
+    // (what it does, its pid file, what becomes of it)
+    let rows = [
+        (Does::Daemon { after: 5_000, file: Some(0), lives: None }, true, Then::Up),
+        (Does::Daemon { after: 5_000, file: Some(1_000), lives: None }, true, Then::Up),
+        (Does::Daemon { after: 5_000, file: None, lives: None }, false, Then::Up),
+        (Does::Exit { after: 5_000, code: 0 }, true, Then::Down),
+        (Does::Hang, true, Then::Down),
+    ];
+    for (does, file, then) in rows {
+        let row = format!("{does:?}");
+        let mut spec = spec();
+        spec.policy.start_check = Duration::from_secs(8);
+        if !file {
+            spec.identity.pid_path.clear();
+        }
+        let mut world = World::new().script("start", does);
+        let op = world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(500);
+        world.crash();
+        let outcome = world.outcome(op);
+        assert_eq!(outcome.code.number(), 805, "{row}");
+        assert!(
+            outcome.message.contains("is not running yet: its start command"),
+            "{row}: {}",
+            outcome.message
+        );
+        assert_eq!(world.machine.process(), None, "{row}");
+        assert!(world.note().contains("the start command is still at work"), "{row}: {}", world.note());
+        world.run_for(60_000);
+        assert_eq!((state(&world), world.starts.len(), world.hosted()), (then, 1, false), "{row}");
+    }
+    // A stop does not wait for it.
+    for kind in [OpKind::Stop, OpKind::Kill] {
+        let mut spec = spec();
+        spec.control.stop_cmd = "stop".to_owned();
+        let mut world =
+            World::new().script("start", Does::Daemon { after: 5_000, file: Some(0), lives: None });
+        world.set("stop", Does::Hang);
+        world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(500);
+        world.crash();
+        assert_eq!(world.order(kind, &spec).code.number(), 0);
+        world.run_for(60_000);
+        assert_eq!((state(&world), world.mains(), world.hosted()), (Then::Down, 0, false));
+    }
+}
+
+/// What a step does for the op before does not make the next one begun.
+#[test]
+fn an_op_that_had_only_looked_is_carried_out_after_a_crash() {
+    let mut world = World::new();
+    world.look_delay = 20;
+    let kill = world.send(OpKind::Kill, Some(spec()));
+    let start = world.send(OpKind::Start, Some(spec()));
+    world.run_for(20);
+    assert_eq!((world.code(kill), world.code(start)), (Some(829), None));
+    world.crash();
+    assert_eq!(world.outcome(start).code.number(), 0);
+    assert_eq!(world.starts.len(), 1);
+}

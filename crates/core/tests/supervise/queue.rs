@@ -4,6 +4,7 @@ use crate::common::{Does, Term, World, spec};
 use crate::given::{Given, Then, given, state};
 use procfleet_core::supervise::Signal;
 use procfleet_core::{Moment, OpKind};
+use std::time::Duration;
 
 #[test]
 fn a_stop_or_kill_overtakes_what_would_launch() {
@@ -27,6 +28,61 @@ fn a_stop_or_kill_overtakes_what_would_launch() {
             }
         }
     }
+}
+
+/// The command and all that it has started are ended; a stop_cmd would find nothing to stop.
+#[test]
+fn a_start_that_was_overtaken_does_not_go_on() {
+    let starts = [
+        Does::Daemon { after: 10_000, file: Some(0), lives: None },
+        Does::Daemon { after: 100, file: Some(10_000), lives: None },
+        Does::Replace { after: 10_000, file: Some(0), code: 0 },
+        Does::Hang,
+    ];
+    for (kind, start) in
+        [OpKind::Stop, OpKind::Kill].into_iter().flat_map(|kind| starts.clone().map(|start| (kind, start)))
+    {
+        for first in [OpKind::Start, OpKind::Host, OpKind::Restart] {
+            let row = format!("{} overtakes {} by {start:?}", kind.verb(), first.verb());
+            let mut spec = spec();
+            spec.control.stop_cmd = "stop".to_owned();
+            spec.control.kill_cmd = "kill".to_owned();
+            let mut world = World::new().script("start", start.clone());
+            world.set("stop", Does::Hang);
+            world.set("kill", Does::Hang);
+            let launch = world.send(first, Some(spec.clone()));
+            world.run_for(1_000);
+            let began = world.now;
+            let end = world.order(kind, &spec);
+            assert_eq!((end.code.number(), world.code(launch)), (0, Some(826)), "{row}: {}", end.message);
+            assert!(world.now.since(began) < Duration::from_secs(2), "{row}: no command was run");
+            world.run_for(60_000);
+            assert_eq!((world.hosted(), state(&world), world.mains()), (false, Then::Down, 0), "{row}");
+        }
+    }
+    // One that does not heed being told to end is killed.
+    let mut world = World::new().script("start", Does::Hang);
+    world.term = Term::Ignores;
+    let launch = world.send(OpKind::Start, Some(spec()));
+    world.run_for(1_000);
+    let stop = world.order(OpKind::Stop, &spec());
+    assert_eq!((stop.code.number(), world.code(launch), world.mains()), (0, Some(826), 0));
+}
+
+/// A process that was recognised while its command is at work is told to end as any other, and the command ends in any case.
+#[test]
+fn a_recognised_process_of_an_overtaken_start_does_not_stay() {
+    let mut spec = spec();
+    spec.identity.pid_path.clear();
+    spec.control.stop_cmd = "stop".to_owned();
+    let mut world = World::new().script("start", Does::Foreground { lives: None, code: 0 });
+    world.set("stop", Does::Exit { after: 50, code: 0 });
+    let launch = world.send(OpKind::Start, Some(spec.clone()));
+    world.run_for(1_000);
+    let stop = world.order(OpKind::Stop, &spec);
+    assert_eq!((stop.code.number(), world.code(launch)), (0, Some(826)), "{}", stop.message);
+    world.run_for(60_000);
+    assert_eq!((world.hosted(), state(&world), world.mains()), (false, Then::Down, 0));
 }
 
 #[test]

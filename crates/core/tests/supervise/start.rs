@@ -33,12 +33,17 @@ fn how_a_start_ends_and_when() {
     let daemon = |after, file, lives| Does::Daemon { after, file, lives };
     let rows = [
         (daemon(100, Some(0), None), &spec, 0, 2_100, "success"),
-        (daemon(100, Some(1_500), None), &spec, 0, 2_100, "success"),
+        (daemon(100, Some(1_500), None), &spec, 0, 3_600, "success"),
         (daemon(100, Some(0), None), &nameless, 0, 2_100, "success"),
-        (forever.clone(), &nameless, 0, 2_000, "success"),
+        // the window begins with the first sight, or with the end of the command if that is later
+        (daemon(100, Some(1_500), Some(2_500)), &spec, 836, 2_600, "exited with status 3"),
+        (daemon(15_000, Some(0), None), &spec, 0, 17_000, "success"),
+        (daemon(15_000, Some(0), Some(700)), &spec, 836, 15_700, "exited with status 3"),
+        (forever.clone(), &nameless, 0, 2_025, "success"),
         // the window is longer than a command may take
-        (forever.clone(), &patient, 0, 30_000, "success"),
-        (daemon(100, Some(0), None), &unchecked, 0, 100, "success"),
+        (forever.clone(), &patient, 0, 30_025, "success"),
+        (daemon(100, Some(0), None), &unchecked, 0, 1_100, "success"),
+        (daemon(100, Some(0), Some(900)), &unchecked, 836, 1_000, "exited with status 3"),
         // failed
         (
             Does::Exit { after: 10, code: 7 },
@@ -82,6 +87,31 @@ fn how_a_start_ends_and_when() {
     }
 }
 
+/// The window begins when the old process is gone and the new one was seen, or when the command has ended.
+#[test]
+fn how_long_a_restart_is_checked() {
+    let mut spec = spec();
+    spec.control.restart_cmd = "restart".to_owned();
+    for (after, file, millis) in [(100, 0, 2_100), (15_000, 0, 17_000), (100, 1_500, 3_600)] {
+        let mut world = World::new();
+        world.order(OpKind::Start, &spec);
+        world.set("restart", Does::Replace { after, file: Some(file), code: 0 });
+        let began = world.now;
+        assert_eq!(world.order(OpKind::Restart, &spec).code.number(), 0);
+        assert_eq!(world.now.since(began), Duration::from_millis(millis));
+    }
+}
+
+/// A slow start command is no part of the life of its process: one that always dies soon is given up.
+#[test]
+fn a_slow_command_makes_no_stable_run() {
+    let lives = Some(3_000);
+    let mut world = World::new().script("start", Does::Daemon { after: 15_000, file: Some(0), lives });
+    assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 0);
+    world.run_for(600_000);
+    assert_eq!((state(&world), world.starts.len()), (Then::GaveUp, 3));
+}
+
 /// Before `check_begin` nobody looks: what dies by then may come again.
 #[test]
 fn when_a_launch_is_first_looked_at() {
@@ -90,10 +120,10 @@ fn when_a_launch_is_first_looked_at() {
         // (begin, check, command, comes again after, code, takes)
         (0, 2, daemon(Some(0), None), None, 0, 2_100),
         (1, 2, daemon(Some(0), None), None, 0, 2_100),
-        // the check lasts until the later of the two
-        (4, 2, daemon(Some(0), None), None, 0, 4_100),
-        (4, 2, daemon(Some(3_000), None), None, 0, 4_100),
-        (4, 2, daemon(Some(0), Some(500)), Some(2_000), 0, 4_100),
+        // the check lasts until the later of the two, and the process must have been alive for a second
+        (4, 2, daemon(Some(0), None), None, 0, 5_100),
+        (4, 2, daemon(Some(3_000), None), None, 0, 5_100),
+        (4, 2, daemon(Some(0), Some(500)), Some(2_000), 0, 5_100),
         (1, 3, daemon(Some(0), Some(500)), Some(800), 0, 3_100),
         // it did not come again: certain at the first looks, or at the end
         (1, 3, daemon(Some(0), Some(500)), None, 836, 1_150),
@@ -124,7 +154,7 @@ fn when_a_launch_is_first_looked_at() {
     let mut foreground = spec();
     foreground.identity.pid_path.clear();
     foreground.policy.check_begin = Duration::from_secs(4);
-    check_start(Does::Foreground { lives: None, code: 0 }, &foreground, 0, 4_000, "success");
+    check_start(Does::Foreground { lives: None, code: 0 }, &foreground, 0, 5_000, "success");
     // A stop does not wait for it.
     let mut world = World::new();
     let mut patient = spec();

@@ -5,6 +5,7 @@ use crate::given::{Given, Then, given, seconds, state};
 use crate::start::check_start;
 use procfleet_core::OpKind;
 use procfleet_core::process::{Exit, Found, Process};
+use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{Event, Input};
 
 #[test]
@@ -129,7 +130,7 @@ fn a_process_that_replaced_itself_is_followed() {
     let mut nameless = spec();
     nameless.identity.pid_path.clear();
     let slow = Does::Daemon { after: 15_000, file: None, lives: None };
-    let mut world = check_start(slow, &nameless, 0, 2_000, "success");
+    let mut world = check_start(slow, &nameless, 0, 2_025, "success");
     world.run_for(60_000);
     assert_eq!((world.starts.len(), state(&world), world.hosted()), (1, Then::Up, true));
 }
@@ -178,4 +179,38 @@ fn what_was_not_recognised_is_swept_away_before_the_next_start() {
     let mut world = check_start(never, &spec(), 836, 2_100, "does not exist");
     assert_eq!(world.order(OpKind::Kill, &spec()).code.number(), 829);
     assert_eq!(world.mains(), 0);
+}
+
+/// The old process of a program that has replaced itself is known until it ends, and ends with the new one.
+#[test]
+fn an_earlier_generation_is_noted_and_ended_with_the_process() {
+    for (kind, detached) in [OpKind::Stop, OpKind::Kill, OpKind::Restart]
+        .into_iter()
+        .flat_map(|kind| [Detached::End, Detached::Keep].map(|detached| (kind, detached)))
+    {
+        let row = format!("{} with {detached:?}", kind.verb());
+        let mut spec = spec();
+        spec.policy.detached = detached;
+        let mut world = World::new();
+        world.order(OpKind::Start, &spec);
+        let old = world.machine.process().expect("it runs");
+        world.come_again();
+        let new = world.youngest();
+        world.feed(Input::Succeeded { old, process: new });
+        assert_eq!(world.note(), format!("pid {}, whose place it took, is still running", old.pid), "{row}");
+        world.crash();
+        assert!(world.note().contains("is still running"), "{row}: {}", world.note());
+        assert_eq!(world.order(kind, &spec).code.number(), 0, "{row}");
+        world.run_for(60_000);
+        assert_eq!(world.mains(), usize::from(kind == OpKind::Restart), "{row}");
+        assert_eq!(world.note(), "", "{row}");
+    }
+    // It ends by itself.
+    let mut world = given(Given::UpHosted);
+    let old = world.machine.process().expect("it runs");
+    world.come_again();
+    let new = world.youngest();
+    world.feed(Input::Succeeded { old, process: new });
+    world.feed(Input::Exited { process: old, exit: Exit::Code(0) });
+    assert_eq!(world.note(), "");
 }

@@ -2,7 +2,7 @@
 
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Op, PATIENCE, Proc, Signal, is_running, kill, let_pass, programs, start_time, wait_for, wait_until,
+    Op, PATIENCE, Proc, Signal, Up, is_running, kill, let_pass, programs, start_time, wait_for, wait_until,
 };
 use std::time::{Duration, Instant};
 
@@ -201,6 +201,47 @@ fn the_agent_dies_while_start_cmd_runs() {
     assert!(!is_running(pid));
 }
 
+/// The shell of `start_cmd` is not the process: not for the outcome, nor for a query, nor in the status.
+#[test]
+fn a_start_command_that_outlives_the_agent_is_not_the_process() {
+    let up = up();
+    let wait = "echo run >> runs; until test -e go; do sleep 0.05; done";
+    let procs = [
+        up.proc("daemon").with_pid_file().starts(&format!("{wait}; {}", programs::daemon())),
+        up.proc("foreground").starts(&format!("{wait}; exec ./web 1000")),
+        up.proc("script").script("web.sh", &format!("#!/bin/sh\n{wait}\n{}\n", programs::daemon())),
+    ];
+    let [daemon, foreground, script] = procs;
+    let procs = [daemon, foreground, script.with_pid_file().starts("./web.sh start")]
+        .map(|proc| proc.policy("start_check_secs", 60).policy("op_timeout", 120));
+    let tasks = procs.each_ref().map(|proc| {
+        let task = proc.submit(Op::Start);
+        proc.wait_for_runs(1);
+        task
+    });
+    up.kill_agent();
+    up.wait_for_agent();
+    for (proc, task) in procs.iter().zip(&tasks) {
+        task.outcome()
+            .assert(805, "interrupted")
+            .assert_says("is not running yet: its start command is still at work");
+        assert_eq!(proc.pid(), None, "{}", proc.name);
+        let row = proc.row().expect("it has a row");
+        assert_eq!(row["pid"], serde_json::Value::Null, "{row}");
+        assert_ne!(row["state"], "running", "{row}");
+    }
+    for proc in &procs {
+        std::fs::write(proc.folder.join("go"), "").expect("our own folder");
+        let pid = wait_for(PATIENCE, "the process is known", || {
+            let row = proc.row().filter(|row| row["state"] == "running")?;
+            proc.program_pids().into_iter().find(|pid| row["pid"] == *pid)
+        });
+        assert_eq!((proc.pid(), proc.runs()), (Some(pid), if proc.name == "foreground" { 1 } else { 2 }));
+        proc.op(Op::Stop).assert_success();
+        assert!(proc.pids().is_empty(), "{}: {:?}", proc.name, proc.pids());
+    }
+}
+
 /// Hosting ends first, and durably: whatever dies in the middle of a stop, nobody starts the process again.
 #[test]
 fn the_agent_dies_in_the_middle_of_a_stop() {
@@ -317,6 +358,56 @@ fn a_stop_overtakes_a_start_whose_command_runs() {
     let up = up();
     let proc = up.proc("slow").with_pid_file().starts(&programs::slow_daemon(600));
     check_stop_overtakes(proc, |proc| proc.wait_for_runs(1));
+}
+
+/// The start command and all that it has started are ended. There is no process yet, so `stop_cmd` and `kill_cmd` are not run.
+#[track_caller]
+fn check_overtaken_start_does_not_go_on(up: &Up) {
+    let commands = ["stop_cmd", "kill_cmd"].map(|field| (field, format!("echo {field} >> commands; exit 1")));
+    for (op, first) in
+        [(Op::Stop, Op::Start), (Op::Kill, Op::Start), (Op::Stop, Op::Host), (Op::Stop, Op::Restart)]
+    {
+        let mut proc = up.proc(&format!("{op:?}-{first:?}").to_lowercase());
+        proc = proc.with_pid_file().starts(&programs::slow_daemon(600));
+        for (field, command) in &commands {
+            proc = proc.control(field, command);
+        }
+        let start = proc.submit(first);
+        proc.wait_for_runs(1);
+        proc.op(op).assert_success().assert_hosted(false);
+        start
+            .outcome()
+            .assert(826, &format!("{first:?}").to_lowercase())
+            .assert_says("was cancelled: a later");
+        assert!(proc.pids().is_empty(), "{}: what is left could go on: {:?}", proc.name, proc.pids());
+        assert_eq!((proc.read("commands").as_str(), proc.runs(), proc.pid()), ("", 1, None), "{}", proc.name);
+        proc.op(op).assert(829, "no need to");
+    }
+    // A restart_cmd that has ended the old process.
+    let proc =
+        up.proc("restarting").with_pid_file().starts(&programs::daemon()).control("stop_cmd", "exit 1");
+    let old = proc.start();
+    let slow = programs::slow_daemon(600);
+    let proc = proc.control("restart_cmd", &format!("kill $(cat web.pid); rm web.pid; {slow}"));
+    let restart = proc.submit(Op::Restart);
+    proc.wait_for_runs(2);
+    wait_until(PATIENCE, "the old process is gone", || !is_running(old));
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    restart.outcome().assert(826, "restart was cancelled");
+    assert_eq!((proc.pids(), proc.pid()), (Vec::<u32>::new(), None));
+}
+
+#[test]
+fn a_start_that_was_overtaken_does_not_go_on() {
+    check_overtaken_start_does_not_go_on(&up());
+}
+
+#[test]
+fn nor_does_it_without_cgroups() {
+    check_overtaken_start_does_not_go_on(&Up::start_with(
+        env!("CARGO_BIN_EXE_procfleet"),
+        &["--containment", "tree"],
+    ));
 }
 
 /// Orders wait for each other, and each is answered.

@@ -196,3 +196,69 @@ sleep 1
     drop(open);
     assert_eq!(proc.program_pids().len(), 1, "{:?}", proc.pids());
 }
+
+/// As nginx does it on USR2: it starts its successor, which writes the pid file, and goes on itself.
+const HANDS_OVER: &str = "#!/bin/sh
+trap './hands-over &' USR2
+echo $$ > web.pid.new
+mv web.pid.new web.pid
+while :; do sleep 0.05; done
+";
+
+/// Stop, kill and restart end both generations, and the status tells of the old one while it lives.
+fn check_generations(up: &Up) {
+    let restart = "kill $(cat web.pid); rm web.pid; (setsid ./hands-over &); until test -s web.pid; do sleep 0.01; done";
+    let rows = [
+        ("stop", Op::Stop, "", ""),
+        ("stop-command", Op::Stop, "stop_cmd", "kill $(cat web.pid)"),
+        ("kill", Op::Kill, "", ""),
+        ("kill-command", Op::Kill, "kill_cmd", "kill -9 $(cat web.pid)"),
+        ("restart", Op::Restart, "", ""),
+        ("restart-command", Op::Restart, "restart_cmd", restart),
+    ];
+    for foreground in [false, true] {
+        for (name, op, field, command) in rows {
+            let name = if foreground { format!("{name}-foreground") } else { name.to_owned() };
+            let start = "rm -f web.pid; (setsid ./hands-over &); until test -s web.pid; do sleep 0.01; done";
+            let proc = up
+                .proc(&name)
+                .with_pid_file()
+                .script("hands-over", HANDS_OVER)
+                .starts(if foreground { "exec ./hands-over" } else { start })
+                .policy("stop_check_secs", 5);
+            let proc = if field.is_empty() { proc } else { proc.control(field, command) };
+            let old = proc.start();
+            kill(old, Signal::USR2);
+            wait_until(PATIENCE, "the successor has written its pid", || proc.pid_in_file() != old);
+            let new = proc.pid_in_file();
+            // The last row is ended at once, before anybody has looked.
+            if op != Op::Kill {
+                assert_eq!(proc.pid(), Some(new), "{name}");
+                let note = format!("pid {old}, whose place it took, is still running");
+                wait_until(PATIENCE, "the old generation is noted", || {
+                    proc.row().is_some_and(|row| row["note"] == note.as_str() && row["pid"] == new)
+                });
+            }
+            proc.op(op).assert_success();
+            wait_until(PATIENCE, "both are gone", || !is_running(old) && !is_running(new));
+            match op {
+                Op::Restart => {
+                    let third = proc.pid().expect("what was restarted runs");
+                    assert_eq!(proc.row_with_pid(third)["note"], "", "{name}");
+                    proc.op(Op::Kill).assert_success();
+                }
+                _ => assert!(proc.pids().is_empty(), "{name}: at the time of the answer: {:?}", proc.pids()),
+            }
+        }
+    }
+}
+
+#[test]
+fn both_generations_of_a_program_that_handed_over_are_ended() {
+    check_generations(&crate::up());
+}
+
+#[test]
+fn both_generations_are_ended_without_cgroups() {
+    check_generations(&Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]));
+}

@@ -171,6 +171,41 @@ fn a_foreground_process_outlives_op_timeout() {
     });
 }
 
+/// The window begins when the process is first seen or when the command has ended, whichever is later: one that dies right after
+/// a slow command was never started.
+#[test]
+fn a_process_that_dies_right_after_a_slow_command_was_not_started() {
+    let up = up();
+    let slow = programs::slow_daemon_that_dies(3);
+    let proc = |name: &str| {
+        let proc = up.proc(name).with_pid_file().policy("start_check_secs", 2);
+        proc.policy("start_retries", 0).script("web.sh", &format!("#!/bin/sh\n{slow}\n"))
+    };
+    let procs = [
+        proc("started").starts(&slow),
+        // Its control script is called as the process is.
+        proc("scripted").starts("./web.sh start"),
+        proc("hosted").starts(&slow),
+        proc("restarted").starts(&slow),
+        proc("own-command").starts(&programs::daemon()),
+    ];
+    at_once(procs, |proc| {
+        let mut proc = proc.clone();
+        let (op, verb) = match proc.name.as_str() {
+            "hosted" => (Op::Host, "host"),
+            "restarted" | "own-command" => (Op::Restart, "restart"),
+            _ => (Op::Start, "start"),
+        };
+        if proc.name == "own-command" {
+            proc.start();
+            proc = proc.control("restart_cmd", &format!("kill $(cat web.pid); {slow}"));
+        }
+        proc.op(op).assert(836, &format!("{verb} process (web) failed, for post-check status not alive"));
+        assert_eq!(proc.pid(), None, "{}", proc.name);
+        proc.op(Op::Kill);
+    });
+}
+
 /// A hosted process that ends by itself, even well, is started again.
 #[test]
 fn a_hosted_process_that_ends_well_is_started_again() {

@@ -1,11 +1,15 @@
 //! After a stop has overtaken a launch: until nothing of the launch is left, the stop is not done.
+//!
+//! A stop tells the command and all that it has started to end, and kills what is left of it after stop_check. A kill does not
+//! wait. A process that is still there then is not the launch's, and is ended as any other.
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};
 use crate::moment::Moment;
+use crate::op::OpKind;
 use crate::process::Sighting;
 use crate::spec::Spec;
-use crate::supervise::job::{Clearing, LOOK_EVERY, Purpose, Stage};
+use crate::supervise::job::{Clearing, LOOK_EVERY, Measure, Purpose, Stage};
 use crate::supervise::{Effect, Input, Leader, RunId, Scope, Step};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +18,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Machine {
+    /// Ends a launch of which nothing was told to end yet.
     pub(super) fn clear(
         &mut self,
         now: Moment,
@@ -22,7 +27,32 @@ impl Machine {
         run: RunId,
         out: &mut Step,
     ) -> State {
-        let clearing = Clearing { run, looking: None, next_look: now, until: now + PATIENCE };
+        match purpose {
+            Purpose::Op { kind: OpKind::Stop, .. } => {
+                out.effects.push(Effect::TermRun(run));
+                let measure = Measure::Told { until: now + spec.policy.stop_check };
+                let clearing = Clearing { run, looking: None, next_look: now, measure };
+                self.clearing(now, purpose, spec, clearing, Input::Tick, out)
+            }
+            Purpose::Op { .. }
+            | Purpose::Upkeep { .. }
+            | Purpose::Limit { .. }
+            | Purpose::Turn
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => self.clear_by_force(now, purpose, spec, run, out),
+        }
+    }
+
+    pub(super) fn clear_by_force(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        run: RunId,
+        out: &mut Step,
+    ) -> State {
+        let measure = Measure::Killed { until: now + PATIENCE };
+        let clearing = Clearing { run, looking: None, next_look: now, measure };
         self.clearing(now, purpose, spec, clearing, Input::Tick, out)
     }
 
@@ -42,14 +72,21 @@ impl Machine {
                     let remains = Remains { command: None, until, note: String::new() };
                     return self.leave_nothing(now, purpose, spec, remains, out);
                 }
-                // It is not the launch's, or it cannot be killed: then it is a process like any other.
-                Sighting::Running(process) if now >= clearing.until => {
-                    out.effects.push(Effect::Watch(process));
-                    return self.end(now, purpose, spec, process, None, out);
-                }
-                Sighting::Running(_) => {
+                Sighting::Running(process) => {
                     clearing.looking = None;
                     clearing.next_look = now + LOOK_EVERY;
+                    match clearing.measure {
+                        // It is not the launch's, or it cannot be killed: then it is a process like any other.
+                        Measure::Killed { until } if now >= until => {
+                            out.effects.push(Effect::Watch(process));
+                            return self.end(now, purpose, spec, process, None, out);
+                        }
+                        Measure::Told { until } if now >= until => {
+                            clearing.measure = Measure::Killed { until: now + PATIENCE };
+                            clearing.next_look = now;
+                        }
+                        Measure::None | Measure::Told { .. } | Measure::Killed { .. } => {}
+                    }
                 }
             },
             Input::Tick
@@ -66,7 +103,9 @@ impl Machine {
             | Input::Placed { .. } => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
-            out.effects.push(Effect::EndRun(clearing.run));
+            if let Measure::Killed { .. } = clearing.measure {
+                out.effects.push(Effect::EndRun(clearing.run));
+            }
             let scope = Scope::Launch { run: clearing.run, leader: Leader::Accept };
             clearing.looking = Some(self.look(scope, &spec, out));
         }

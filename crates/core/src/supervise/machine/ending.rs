@@ -5,7 +5,7 @@ use crate::code::Code;
 use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Found, Process};
-use crate::spec::Spec;
+use crate::spec::{Kind, Spec};
 use crate::supervise::job::{EndPhase, Ending, Overdue, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
@@ -31,6 +31,7 @@ impl Machine {
             true => ("kill_cmd", spec.control.kill_cmd.clone()),
             false => ("stop_cmd", spec.control.stop_cmd.clone()),
         };
+        self.end_older(if kill { Signal::Kill } else { Signal::Term }, &[process], out);
         let phase = if command.is_empty() {
             let signal = if kill { Signal::Kill } else { Signal::Term };
             out.effects.push(Effect::Signal { process, signal, detached: spec.policy.detached });
@@ -69,7 +70,10 @@ impl Machine {
                     // Without the command, the process that is gone is still as it was asked to be.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
                         let message = words::not_run(field, &reason);
-                        return self.end_failed(purpose, ending, code, message, out);
+                        return match ending.launch.filter(|_| spec.policy.kind == Kind::Resident) {
+                            Some(run) => self.clear_by_force(now, purpose, spec, run, out),
+                            None => self.end_failed(purpose, ending, code, message, out),
+                        };
                     }
                     CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
                 }
@@ -105,6 +109,14 @@ impl Machine {
                 out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
                 ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
             }
+            // It belongs to a start that was cancelled, which must not go on.
+            EndPhase::Vanish { until } | EndPhase::Killed { until }
+                if now >= until
+                    && spec.policy.kind == Kind::Resident
+                    && let Some(run) = ending.launch =>
+            {
+                return self.clear_by_force(now, purpose, spec, run, out);
+            }
             EndPhase::Vanish { until } | EndPhase::Killed { until } if now >= until => {
                 let kind = op_kind(&purpose);
                 let message = words::still_alive(
@@ -136,7 +148,7 @@ impl Machine {
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath
                 if let Some(run) = ending.launch =>
             {
-                self.clear(now, purpose, spec, run, out)
+                self.clear_by_force(now, purpose, spec, run, out)
             }
             Purpose::Op { .. } => self.leave(now, purpose, spec, ending, out),
             Purpose::Aftermath => {

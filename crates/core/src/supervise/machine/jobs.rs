@@ -8,11 +8,12 @@ use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Found, Process, Sighting};
-use crate::spec::Spec;
+use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, Input, Step, Write, words};
+use crate::supervise::words::Left;
+use crate::supervise::{Effect, Event, Hosting, Input, Signal, Step, Write, words};
 use std::sync::Arc;
 
 impl Machine {
@@ -38,6 +39,7 @@ impl Machine {
             }
             (Stage::Leaving(leaving), input) => self.leaving(now, purpose, spec, leaving, input, out),
             (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
+            (Stage::Awaiting(awaiting), input) => self.awaiting(now, purpose, spec, awaiting, input, out),
             (Stage::Planning { plan }, Input::Planned { plan: answered, next }) if plan == answered => {
                 self.planned(now, next, out)
             }
@@ -81,6 +83,11 @@ impl Machine {
         launch: Leftover,
         out: &mut Step,
     ) -> State {
+        let cut_off = matches!(purpose, Purpose::Recover { .. }) && spec.policy.kind == Kind::Resident;
+        let process = match process.found {
+            Found::Shell if !cut_off => Process { found: Found::Foreground, ..process },
+            Found::Shell | Found::PidFile | Found::Foreground | Found::Name => process,
+        };
         match purpose {
             Purpose::Op { op, kind, before } => match kind {
                 OpKind::Start => {
@@ -103,6 +110,7 @@ impl Machine {
                     if spec.control.restart_cmd.is_empty() || spec.policy.kind.schedule().is_some() {
                         self.end(now, purpose, spec, process, launch, out)
                     } else {
+                        self.end_older(Signal::Term, &[process], out);
                         self.launch(now, purpose, spec, Some(process), out)
                     }
                 }
@@ -131,13 +139,18 @@ impl Machine {
                 State::Up(process)
             }
             Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
+            Purpose::Recover { interrupted } if process.found == Found::Shell => {
+                self.tell_death(None, &interrupted, out);
+                self.interrupted(interrupted, Left::Command(process.pid), out);
+                self.wait_for_command(now, spec, process, out)
+            }
             Purpose::Recover { interrupted } => {
                 // Only where a pid file is to come, something else than what was found may be meant.
                 self.unsure = self
                     .unsure
                     .filter(|_| process.found != Found::PidFile && !spec.identity.pid_path.is_empty());
                 self.tell_death(Some(process), &interrupted, out);
-                self.interrupted(interrupted, Some(process.pid), out);
+                self.interrupted(interrupted, Left::Process(process.pid), out);
                 State::Up(process)
             }
         }
@@ -221,7 +234,7 @@ impl Machine {
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.tell_death(None, &interrupted, out);
-                self.interrupted(interrupted, None, out);
+                self.interrupted(interrupted, Left::Nothing, out);
                 if self.timetable().is_some() {
                     return self.schedule(now, Since::Away, out);
                 }
@@ -267,9 +280,9 @@ impl Machine {
         }
     }
 
-    pub(super) fn interrupted(&mut self, ops: Vec<(OpId, OpKind)>, pid: Option<u32>, out: &mut Step) {
+    pub(super) fn interrupted(&mut self, ops: Vec<(OpId, OpKind)>, left: Left, out: &mut Step) {
         for (op, kind) in ops {
-            self.answer(op, Code::Interrupted, words::interrupted(kind, pid), out);
+            self.answer(op, Code::Interrupted, words::interrupted(kind, left), out);
         }
     }
 }

@@ -5,12 +5,16 @@ use super::{Machine, State, busy};
 use crate::code::Code;
 use crate::moment::Moment;
 use crate::op::OpKind;
-use crate::process::{Exit, Process, Sighting};
+use crate::process::{Exit, Found, Process, Sighting};
 use crate::spec::{Detached, Kind, Spec};
-use crate::supervise::job::{Ended, HOPELESS_LOOKS, LOOK_EVERY, Launch, Overdue, Purpose, Stage};
+use crate::supervise::job::{
+    Ended, HOPELESS_LOOKS, LONGEST_PAUSE, LOOK_EVERY, Launch, Overdue, Purpose, Seen, Sight, Stage,
+};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::{CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Step, Write, words};
+use crate::supervise::{
+    CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Signal, Step, Write, words,
+};
 use std::sync::Arc;
 
 impl Machine {
@@ -50,6 +54,7 @@ impl Machine {
             hopeless_looks: 0,
             looking: None,
             next_look: now,
+            pause: LOOK_EVERY,
         };
         launch.await_foreground(now, &spec);
         if periodic {
@@ -75,8 +80,13 @@ impl Machine {
             }
             Input::Sighted { look, sighting } if launch.looking == Some(look) => {
                 launch.looking = None;
-                launch.next_look = now + LOOK_EVERY;
+                launch.next_look = now + launch.pause;
+                if launch.ended.is_none() {
+                    launch.pause = (launch.pause * 2).min(LONGEST_PAUSE);
+                }
                 match sighting {
+                    // It is being ended with its command.
+                    Sighting::Running(_) if launch.command.timed_out => {}
                     Sighting::Running(process) => {
                         match spec.policy.kind {
                             // Its command's end is its own, and is told in any case.
@@ -85,21 +95,24 @@ impl Machine {
                             }
                             Kind::Resident | Kind::Once => out.effects.push(Effect::Watch(process)),
                         }
-                        launch.seen = Some(process);
-                        launch.missing = None;
+                        if launch.sees(now, process) == Sight::Again && now >= launch.check_until(&spec) {
+                            return self.launch_succeeded(purpose, &launch, process, out);
+                        }
                     }
                     Sighting::Absent(absence) => {
+                        launch.seen = None;
                         launch.hopeless_looks = if absence.hopeless { launch.hopeless_looks + 1 } else { 0 };
                         launch.missing = Some(absence);
                     }
                 }
             }
             Input::Exited { process, exit } => {
-                if launch.seen.is_some_and(|seen| seen.is(&process)) {
+                if launch.seen.is_some_and(|seen| seen.process.is(&process)) {
                     launch.seen = None;
                     launch.next_look = now;
                     let expected = launch.old.is_some_and(|old| old.is(&process));
-                    if !expected {
+                    // What a command at work starts and ends may be no more than a part of it.
+                    if !expected && launch.ended.is_some() {
                         launch.died = Some((process, exit));
                         // One more look: it may have handed over to a successor.
                         launch.missing = None;
@@ -141,13 +154,15 @@ impl Machine {
         if spec.policy.kind.schedule().is_some() {
             (self.turn, launch.seen) = (None, None);
         }
+        launch.forget_command();
         match end {
             CommandEnd::NotStarted { code, reason } => {
                 let message = words::not_run(field, &reason);
                 self.launch_failed(now, purpose, launch, code, message, out)
             }
             CommandEnd::Exited { output, .. } if launch.command.timed_out => {
-                let message = words::command_timeout(field, spec.policy.op_timeout, &output);
+                let missing = launch.missing.as_ref().map(|absence| &absence.cause);
+                let message = words::launch_timeout(field, spec.policy.op_timeout, missing, &output);
                 self.launch_failed(now, purpose, launch, Code::CommandTimeout, message, out)
             }
             CommandEnd::Exited { exit: Exit::Code(0), output } => {
@@ -158,6 +173,7 @@ impl Machine {
                 }
                 launch.ended = Some(Ended { at: now, output });
                 launch.next_look = now;
+                launch.pause = LOOK_EVERY;
                 launch.missing = None;
                 launch.hopeless_looks = 0;
                 self.check_launch(now, purpose, spec, launch, out)
@@ -181,8 +197,12 @@ impl Machine {
         let check_until = launch.check_until(&spec);
         let resident = spec.policy.kind == Kind::Resident;
         match (&launch.ended, launch.seen) {
-            (_, Some(process)) if now >= check_until || purpose == Purpose::Turn => {
-                return self.launch_succeeded(purpose, process, out);
+            (_, Some(Seen { process, .. })) if purpose == Purpose::Turn => {
+                return self.launch_succeeded(purpose, &launch, process, out);
+            }
+            // As long as the command of a resident process is at work, the last look decides.
+            (ended, Some(Seen { process, .. })) if now >= check_until && (ended.is_some() || !resident) => {
+                return self.launch_succeeded(purpose, &launch, process, out);
             }
             (_, Some(_)) => {}
             (Some(ended), None) => {
@@ -202,8 +222,9 @@ impl Machine {
                         Overdue::No => {}
                         Overdue::End => out.effects.push(Effect::EndRun(launch.command.run)),
                         Overdue::Abandon => {
-                            let message =
-                                words::command_timeout(launch.command.field, spec.policy.op_timeout, "");
+                            let missing = launch.missing.as_ref().map(|absence| &absence.cause);
+                            let (field, limit) = (launch.command.field, spec.policy.op_timeout);
+                            let message = words::launch_timeout(field, limit, missing, "");
                             return self.launch_failed(
                                 now,
                                 purpose,
@@ -224,8 +245,27 @@ impl Machine {
         busy(purpose, spec, Stage::Launching(launch))
     }
 
-    pub(super) fn launch_succeeded(&mut self, purpose: Purpose, process: Process, out: &mut Step) -> State {
+    pub(super) fn launch_succeeded(
+        &mut self,
+        purpose: Purpose,
+        launch: &Launch,
+        process: Process,
+        out: &mut Step,
+    ) -> State {
         self.unsure = None;
+        // From now on the command counts as the process: no other has come.
+        let found = if process.found == Found::Shell { Found::Foreground } else { process.found };
+        let process = Process { found, ..process };
+        if purpose != Purpose::Turn && self.timetable().is_none() {
+            // A command that takes long is no part of the life of its process.
+            self.streak.last_start = Some(launch.alive_since());
+        }
+        let old = launch.old.filter(|old| !old.is(&process));
+        let spare: Vec<Process> = old.into_iter().chain([process]).collect();
+        self.end_older(Signal::Kill, &spare, out);
+        if let Some(old) = old {
+            self.outlive(old, out);
+        }
         match purpose {
             Purpose::Op { op, kind, .. } => {
                 // A restart leaves hosting as it was.
@@ -305,7 +345,7 @@ impl Machine {
             Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),
         }
         // A restart_cmd that failed may have left the old process alone.
-        match launch.seen.or(launch.old) {
+        match launch.process().or(launch.old) {
             Some(process) => State::Up(process),
             None => {
                 // Nobody sweeps before the next launch there, and this one may have brought what was not recognised.

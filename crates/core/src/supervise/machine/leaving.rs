@@ -181,6 +181,7 @@ impl Machine {
         if ends_whole(&spec) {
             self.untidy = false;
         }
+        self.end_older(Signal::Kill, &[], out);
         match purpose {
             Purpose::Op { kind: OpKind::Restart, .. } => {
                 self.streak.forgive();

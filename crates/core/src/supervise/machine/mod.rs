@@ -1,5 +1,6 @@
 //! One match on (state, input); the picture stands in the module above, and each stage has a file of its own.
 
+mod awaiting;
 mod clearing;
 mod ending;
 mod jobs;
@@ -70,6 +71,8 @@ pub struct Machine {
     unsure: Option<Moment>,
     /// It has been up in this life of the agent, so its start does not take the agent down with it.
     survived: bool,
+    /// Earlier generations of a program that has replaced itself, as long as they run.
+    older: Vec<Process>,
     serial: u64,
 }
 
@@ -105,6 +108,7 @@ impl Machine {
             untidy: false,
             unsure: None,
             survived: false,
+            older: Vec::new(),
             serial: 0,
         }
     }
@@ -124,9 +128,11 @@ impl Machine {
             // Nobody knows what was under way when the agent ended.
             untidy: true,
             unsure: launch_cut_off(&record, &interrupted),
+            older: record.older.clone(),
             ..Machine::new(key)
         };
         let mut out = Step::default();
+        out.effects.extend(record.older.iter().copied().map(Effect::Retire));
         let scope = match (record.spec.policy.kind.schedule(), &record.rest, record.process) {
             (None, _, last) => Scope::Recovery { last },
             (Some(_), Rest::Begun { at }, None) => Scope::Turn { last: None, since: Some(*at) },
@@ -173,6 +179,12 @@ impl Machine {
             State::Down(Rest::GaveUp { reason }) => reason.into(),
             State::Down(Rest::Retry { at, why }) => words::starts_in(at.since(now), why).into(),
             State::Down(Rest::Idle) if self.fault.is_empty() => self.puzzle.as_str().into(),
+            State::Busy(job) if let Stage::Awaiting(awaiting) = &job.stage => {
+                words::start_cut_off(awaiting.command.pid).into()
+            }
+            State::Up(_) if self.fault.is_empty() && !self.older.is_empty() => {
+                words::generations(&self.older).into()
+            }
             State::Down(Rest::Idle | Rest::Due { .. } | Rest::Begun { .. })
             | State::Up(_)
             | State::Busy(_) => self.fault.as_str().into(),
@@ -220,6 +232,9 @@ impl Machine {
         self.unsure = self
             .unsure
             .filter(|since| self.spec.as_ref().is_some_and(|spec| now < *since + brings_within(spec)));
+        if let Input::Exited { process, .. } = &input {
+            self.older.retain(|older| !older.is(process));
+        }
         let state = self.take();
         let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
@@ -362,16 +377,20 @@ impl Machine {
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
-    /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may be.
+    /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may be: what a step
+    /// does beside that look was done for the op before.
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
             Effect::Run { .. }
             | Effect::EndRun(_)
+            | Effect::TermRun(_)
             | Effect::Signal { .. }
+            | Effect::SignalRetired { .. }
             | Effect::Sweep(_)
             | Effect::ClearSince(_) => true,
             Effect::Look { .. }
             | Effect::Watch(_)
+            | Effect::Retire(_)
             | Effect::Inspect { .. }
             | Effect::Plan { .. }
             | Effect::Place { .. } => false,
@@ -379,6 +398,7 @@ impl Machine {
         if let State::Busy(job) = &self.state
             && let Purpose::Op { op, .. } = job.purpose
             && acts
+            && !matches!(job.stage, Stage::Looking { .. })
             && self.begun != Some(op)
         {
             self.begun = Some(op);
@@ -436,8 +456,8 @@ impl Machine {
             }
             (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
         };
-        let fault = self.fault.clone();
-        let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest, fault };
+        let (fault, older) = (self.fault.clone(), self.older.clone());
+        let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest, fault, older };
         if self.saved.as_ref() != Some(&record) {
             self.saved = Some(record.clone());
             out.writes.push(Write::Record(Box::new(record)));

@@ -6,7 +6,7 @@ use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{OpKind, Order};
 use crate::process::{Absence, Cause};
-use crate::spec::Spec;
+use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Before, EndPhase, Ending, Job, Launch, Purpose, Stage};
 use crate::supervise::policy::Streak;
 use crate::supervise::record::Rest;
@@ -228,9 +228,14 @@ impl Machine {
         let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
         let spec = order.spec.map_or_else(|| job.spec.clone(), |spec| self.shared(spec));
         match job.stage {
-            Stage::Looking { .. } | Stage::Reviewing(_) | Stage::Clearing(_) | Stage::Planning { .. } => {
+            Stage::Looking { launch, .. } => self.look_first(Scope::Settled, purpose, spec, launch, out),
+            Stage::Clearing(clearing) => {
+                self.look_first(Scope::Settled, purpose, spec, Some(clearing.run), out)
+            }
+            Stage::Reviewing(_) | Stage::Planning { .. } => {
                 self.look_first(Scope::Settled, purpose, spec, None, out)
             }
+            Stage::Awaiting(awaiting) => self.overtake_awaiting(now, purpose, job.spec, &awaiting, out),
             Stage::Leaving(leaving) => self.overtake_leaving(now, purpose, job.spec, leaving, out),
             Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
             Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
@@ -263,6 +268,8 @@ impl Machine {
         }
     }
 
+    /// A start that was overtaken does not go on: its command is ended with all that it has started. A process that was recognised
+    /// is first told to end as any other is.
     pub(super) fn overtake_launch(
         &mut self,
         now: Moment,
@@ -273,7 +280,7 @@ impl Machine {
     ) -> State {
         let run = launch.command.run;
         let leftover = launch.ended.is_none().then_some(run);
-        match (launch.seen, launch.old) {
+        match (launch.process(), launch.old) {
             // What a run leaves behind may be what it was for.
             (Some(process), _) if self.turn.is_some() => self.found(now, purpose, spec, process, None, out),
             (Some(process), _) => self.found(now, purpose, spec, process, leftover, out),
@@ -282,6 +289,12 @@ impl Machine {
                 out.effects.push(Effect::EndRun(run));
                 self.found(now, purpose, spec, old, None, out)
             }
+            // A stop_cmd would find nothing to stop.
+            (None, None) if spec.policy.kind == Kind::Resident => {
+                self.hosting = Hosting::Unhosted;
+                self.clear(now, purpose, spec, run, out)
+            }
+            // What runs to its end is its command.
             (None, None) => {
                 let scope = Scope::Launch { run, leader: Leader::Accept };
                 self.look_first(scope, purpose, spec, leftover, out)

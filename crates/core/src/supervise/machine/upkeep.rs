@@ -10,7 +10,10 @@ use crate::spread;
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, Verdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, PlanId, Scope, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, PlanId, Scope, Signal, Step, Write, words};
+
+/// How many earlier generations are told of. More than two at a time are a sight for nobody.
+const MOST_OLDER: usize = 8;
 
 /// What is to become of a proc that is not running.
 pub(super) enum Fate {
@@ -43,7 +46,9 @@ impl Machine {
             }
             // It may have been replaced by itself: a new process under the same pid file; or it was a slow start
             // command that left the real one behind and ended well.
-            (Found::Foreground | Found::PidFile | Found::Name, _) => self.upkeep(now, last, out),
+            (Found::Foreground | Found::Shell | Found::PidFile | Found::Name, _) => {
+                self.upkeep(now, last, out)
+            }
         }
     }
 
@@ -64,7 +69,31 @@ impl Machine {
         }
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: Some(old.pid) }));
         out.effects.push(Effect::Watch(process));
+        // What a shell has begun is no next generation of the shell.
+        if process.found != Found::Foreground {
+            self.outlive(old, out);
+        }
         State::Up(process)
+    }
+
+    /// The process is not the one that counts any more, and still runs.
+    pub(super) fn outlive(&mut self, old: Process, out: &mut Step) {
+        if self.older.len() < MOST_OLDER && !self.older.iter().any(|older| older.is(&old)) {
+            self.older.push(old);
+        }
+        out.effects.push(Effect::Retire(old));
+    }
+
+    /// Earlier generations are ended with the process, or before a restart_cmd replaces it. A sweep finds them too, but there is none
+    /// where what is detached is kept.
+    pub(super) fn end_older(&mut self, signal: Signal, spare: &[Process], out: &mut Step) {
+        for process in &self.older {
+            let spare = spare.to_vec();
+            out.effects.push(Effect::SignalRetired { process: *process, signal, spare });
+        }
+        if signal == Signal::Kill {
+            self.older.clear();
+        }
     }
 
     /// Look whether it is there, and start it again if not and if it is hosted.

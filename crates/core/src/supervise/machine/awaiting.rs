@@ -1,0 +1,142 @@
+//! A start command of the agent's last life is still at work.
+//!
+//! Its op has been told that it was interrupted. The command is not taken for the process, and nothing is started beside it: the
+//! process that it brings is looked for until the command has ended and the time for a check has passed.
+
+use super::leaving::Remains;
+use super::{Machine, State, busy};
+use crate::moment::Moment;
+use crate::process::{Found, Process, Sighting};
+use crate::spec::{Detached, Spec};
+use crate::supervise::job::{Awaiting, LONGEST_PAUSE, LOOK_EVERY, Purpose, Stage};
+use crate::supervise::policy::Fall;
+use crate::supervise::{Effect, Event, Hosting, Input, Scope, Signal, Step, Write, words};
+use std::sync::Arc;
+
+impl Machine {
+    pub(super) fn wait_for_command(
+        &mut self,
+        now: Moment,
+        spec: Arc<Spec>,
+        command: Process,
+        out: &mut Step,
+    ) -> State {
+        // It is no process, so whoever sweeps ends it.
+        out.effects.push(Effect::Retire(command));
+        // Without a pid file a command that is at work for so long is the process, as in a launch.
+        let counts_at = spec.identity.pid_path.is_empty().then(|| now + spec.policy.launch_check());
+        let awaiting = Awaiting {
+            command,
+            counts_at,
+            deadline: now + spec.policy.op_timeout,
+            gone: None,
+            looking: None,
+            next_look: now + LOOK_EVERY,
+            pause: LOOK_EVERY,
+        };
+        let purpose = Purpose::Upkeep { last: words::CUT_OFF.to_owned() };
+        self.awaiting(now, purpose, spec, awaiting, Input::Tick, out)
+    }
+
+    pub(super) fn awaiting(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        mut awaiting: Awaiting,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        match input {
+            Input::Sighted { look, sighting } if awaiting.looking == Some(look) => {
+                awaiting.looking = None;
+                awaiting.next_look = now + awaiting.pause;
+                awaiting.pause = (awaiting.pause * 2).min(LONGEST_PAUSE);
+                match (sighting, awaiting.gone) {
+                    (Sighting::Running(process), _) if process.found != Found::Shell => {
+                        return self.came(now, process, out);
+                    }
+                    // What has been left behind may still say who it is.
+                    (Sighting::Absent(absence), Some(gone)) => {
+                        if now >= gone + spec.policy.launch_check() {
+                            let why = absence.cause.to_string();
+                            return self.rest(now, Fall::NotStarted, &why, out);
+                        }
+                    }
+                    // Its end would have been told.
+                    (Sighting::Running(_) | Sighting::Absent(_), _) => {
+                        let command = awaiting.command;
+                        if awaiting.counts_at.is_some_and(|at| now >= at) {
+                            return self.came(now, Process { found: Found::Foreground, ..command }, out);
+                        }
+                        if now >= awaiting.deadline {
+                            return self.command_overdue(now, &spec, command, out);
+                        }
+                    }
+                }
+            }
+            Input::Exited { process, .. } if awaiting.command.is(&process) => {
+                awaiting.gone = awaiting.gone.or(Some(now));
+                (awaiting.next_look, awaiting.pause) = (now, LOOK_EVERY);
+            }
+            Input::Tick
+            | Input::Exited { .. }
+            | Input::Sighted { .. }
+            | Input::CommandEnded { .. }
+            | Input::Order(_)
+            | Input::Inspected { .. }
+            | Input::Planned { .. }
+            | Input::Sampled { .. }
+            | Input::Succeeded { .. }
+            | Input::Overused { .. }
+            | Input::Health { .. }
+            | Input::Placed { .. } => {}
+        }
+        if awaiting.looking.is_none() && now >= awaiting.next_look {
+            awaiting.looking = Some(self.look(Scope::Recovery { last: None }, &spec, out));
+        }
+        busy(purpose, spec, Stage::Awaiting(awaiting))
+    }
+
+    /// A stop or kill does not wait for it: the command is ended with all that it has started.
+    pub(super) fn overtake_awaiting(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        awaiting: &Awaiting,
+        out: &mut Step,
+    ) -> State {
+        self.hosting = Hosting::Unhosted;
+        if spec.policy.detached == Detached::Keep {
+            self.end_cut_off(&spec, awaiting.command, out);
+        }
+        let until = now + spec.policy.stop_check;
+        let remains = Remains { command: None, until, note: String::new() };
+        self.leave_nothing(now, purpose, spec, remains, out)
+    }
+
+    /// The process is there.
+    fn came(&mut self, now: Moment, process: Process, out: &mut Step) -> State {
+        self.unsure = None;
+        self.streak.last_start = Some(now);
+        out.effects.push(Effect::Watch(process));
+        out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
+        State::Up(process)
+    }
+
+    fn command_overdue(&mut self, now: Moment, spec: &Spec, command: Process, out: &mut Step) -> State {
+        self.end_cut_off(spec, command, out);
+        let message = words::command_timeout("start_cmd", spec.policy.op_timeout, "");
+        if self.hosting == Hosting::Hosted {
+            out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
+        }
+        self.rest(now, Fall::NotStarted, &message, out)
+    }
+
+    fn end_cut_off(&mut self, spec: &Spec, command: Process, out: &mut Step) {
+        let detached = spec.policy.detached;
+        out.effects.push(Effect::Signal { process: command, signal: Signal::Kill, detached });
+        out.effects.extend(self.unsure.take().map(Effect::ClearSince));
+    }
+}
