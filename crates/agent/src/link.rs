@@ -149,6 +149,7 @@ impl Session<'_> {
             cancels: true,
             reads_logs: true,
             changes_specs: true,
+            limits_accounts: true,
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
@@ -458,6 +459,7 @@ mod tests {
             cancels: true,
             reads_logs: true,
             changes_specs: true,
+            limits_accounts: true,
         };
         assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
     }

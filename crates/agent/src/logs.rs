@@ -11,7 +11,8 @@ use std::time::Duration;
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 pub(crate) async fn answer(host: Arc<Host>, question: ReadLog) -> LogRead {
-    let ReadLog { id, namespace, name, at, lines, most, wait_ms, beyond, reopen, accounts } = question;
+    let accounts = question.readers_accounts();
+    let ReadLog { id, namespace, name, at, lines, most, wait_ms, beyond, reopen, .. } = question;
     let proc = ProcKey { namespace, name };
     let reading = match reopen {
         true => host.reopen_log(proc, &accounts).await,

@@ -11,6 +11,7 @@ use crate::id::BusinessId;
 use crate::op::OpKind;
 use crate::spec::Spec;
 use crate::task::Request;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -36,9 +37,10 @@ pub struct Grants {
     pub accounts: Scope<String>,
 }
 
-/// How much of one dimension.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope<T> {
+/// How much of one dimension. The serde form is stored with tasks and in agents' journals.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope<T: Ord> {
     All,
     Only(BTreeSet<T>),
 }
@@ -69,6 +71,8 @@ pub enum Denial {
     UnnamedAccount {
         proc: String,
     },
+    /// The limits of a process group end processes of every account in the namespace.
+    EveryAccount,
 }
 
 /// Why a text is no grant. The reason is meant for the person who wrote the text.
@@ -104,7 +108,11 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
         if !grants.ops.allows(&request.kind) {
             denied.insert(Denial::Op(request.kind.verb()));
         }
-        if grants.accounts == Scope::All || !uses_an_account(request.kind) {
+        if grants.accounts == Scope::All {
+            continue;
+        }
+        if request.kind == OpKind::Group {
+            denied.insert(Denial::EveryAccount);
             continue;
         }
         // A query may leave the account out even where it has a spec, and a change of other fields keeps the stored one:
@@ -137,11 +145,6 @@ pub fn reading_denials(rights: &Rights, namespace: &str) -> Vec<Denial> {
         denied.push(Denial::Op(OpKind::Query.verb()));
     }
     denied
-}
-
-/// The groups of a namespace are a note that the agent takes: nothing is run for it.
-fn uses_an_account(kind: OpKind) -> bool {
-    kind != OpKind::Group
 }
 
 impl Rights {
@@ -217,7 +220,7 @@ impl Grants {
 
     /// Each grant as its text.
     pub fn words(&self) -> Vec<(Dimension, String)> {
-        fn each<T>(scope: &Scope<T>, text: impl Fn(&T) -> String) -> Vec<String> {
+        fn each<T: Ord>(scope: &Scope<T>, text: impl Fn(&T) -> String) -> Vec<String> {
             match scope {
                 Scope::All => vec![EVERYTHING.to_owned()],
                 Scope::Only(some) => some.iter().map(text).collect(),
@@ -270,6 +273,15 @@ fn covers(by: &str, text: &str) -> bool {
 }
 
 impl<T: Ord> Scope<T> {
+    /// For serde: what an older peer or record does not say is not limited.
+    pub fn all() -> Scope<T> {
+        Scope::All
+    }
+
+    pub fn is_all(&self) -> bool {
+        matches!(self, Scope::All)
+    }
+
     pub fn allows(&self, one: &T) -> bool {
         match self {
             Scope::All => true,
@@ -320,7 +332,7 @@ impl Scope<Pattern> {
     }
 }
 
-impl<T> Default for Scope<T> {
+impl<T: Ord> Default for Scope<T> {
     fn default() -> Self {
         Scope::Only(BTreeSet::new())
     }
@@ -395,6 +407,9 @@ impl fmt::Display for Denial {
                 f,
                 "the account that the host has stored for {proc} (without spec.identity.user only an app with all accounts \
                  may operate)"
+            ),
+            Denial::EveryAccount => f.write_str(
+                "all accounts (the limits of a process group end processes of every account in the namespace)",
             ),
         }
     }

@@ -123,6 +123,19 @@ pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
     Outcome::without_agent(Code::ArgsInvalid, message, op.kind)
 }
 
+/// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them. `None`: it was sent
+/// to an earlier session, and is waited for.
+pub fn unchecked(op: &OpenOp, target: &str) -> Option<Outcome> {
+    (op.progress == Progress::Waiting).then(|| {
+        let message = format!(
+            "the app is limited to some OS accounts, and the agent of {target} is of a version that cannot check them; upgrade the \
+             agent, or use an app with all accounts; {} was not begun",
+            op.kind.verb()
+        );
+        Outcome::without_agent(Code::NotAllowed, message, op.kind)
+    })
+}
+
 /// How long an agent may take to say how far a cancelled op has come.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
 

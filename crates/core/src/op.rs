@@ -1,5 +1,6 @@
 //! One operation on one process at one host, and how it ended.
 
+use crate::access::Scope;
 use crate::code::Code;
 use crate::spec::{Policy, Spec};
 use serde::{Deserialize, Serialize};
@@ -233,4 +234,8 @@ pub struct Order {
     pub spec: Option<Spec>,
     /// If it has not begun by then, it must not begin any more.
     pub start_by: crate::moment::Moment,
+    /// The OS accounts that the op's app may use. The op is refused where the stored spec, the running process or what
+    /// the op would replace has another account.
+    #[serde(default = "Scope::all", skip_serializing_if = "Scope::is_all")]
+    pub accounts: Scope<String>,
 }

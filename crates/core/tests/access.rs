@@ -61,9 +61,11 @@ fn what_is_not_granted_is_denied_and_all_of_it_is_named() {
     check(most, &["query web:nginx -"], &[unnamed]);
     check("namespace:web op:* account:*", &["start web:nginx", "kill web:nginx -"], &[]);
     check("op:* account:*", &["start web:nginx"], &["namespace \"web\""]);
-    // The groups of a namespace are nobody's processes.
-    check("namespace:web op:group", &["group web: -"], &[]);
-    check(most, &["group web: -"], &["op group"]);
+    // The limits of a group end processes of every account in its namespace.
+    check("namespace:web op:group account:*", &["group web: -"], &[]);
+    check("namespace:web op:group account:app", &["group web: -"], &["all accounts"]);
+    check("namespace:web op:group", &["group web: -"], &["all accounts"]);
+    check(most, &["group web: -"], &["op group", "all accounts"]);
 }
 
 #[test]

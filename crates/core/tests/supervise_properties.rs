@@ -454,6 +454,7 @@ impl Odd {
                     kind,
                     spec: shape.map(Shape::spec),
                     start_by: Moment(self.now.0 + patience),
+                    accounts: procfleet_core::access::Scope::All,
                 };
                 self.kinds.push((order.op, kind));
                 Input::Order(Box::new(order))
@@ -550,6 +551,7 @@ impl Odd {
                     let step = self.machine.step(self.now, Input::Inspected { op, view: Box::new(view) });
                     self.take(step)?;
                 }
+                Effect::Vet { .. } => unreachable!("no order is limited to accounts"),
                 Effect::Watch(_)
                 | Effect::EndRun(_)
                 | Effect::TermRun(_)

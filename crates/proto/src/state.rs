@@ -35,6 +35,9 @@ pub struct ProcReport {
     /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub health: String,
+    /// The OS account of the spec; empty where it is not known, as from agents of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user: String,
 }
 
 /// What is under way with a proc.
@@ -79,6 +82,7 @@ impl ProcReport {
             fd: 0,
             version: String::new(),
             health: String::new(),
+            user: String::new(),
         }
     }
 }

@@ -142,6 +142,7 @@ fn frames_of_servers() {
                             order.kind,
                             order.start_within,
                             spec.as_deref(),
+                            &order.accounts,
                         );
                         assert_eq!(OpOrder::try_from(again).expect("our own op"), order);
                     }

@@ -3,6 +3,7 @@
 //! `golden/NAME.hex` is what this protocol's first version sent. A peer of that version must always be understood, so
 //! a file is never changed; a new message or field gets a new file.
 
+use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::{Content, OpKind, Outcome};
@@ -10,9 +11,9 @@ use procfleet_core::spec::{Identity, ProcessGroup, Spec, Weight};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
-    HostFacts, LogRead, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew, Renewed, Report,
-    Reports, SpecRead, States, Welcome, agent_message, decode_agent, decode_server, server_message,
+    AccountList, Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage,
+    Hello, HostFacts, LogRead, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew, Renewed,
+    Report, Reports, SpecRead, States, Welcome, agent_message, decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -83,6 +84,7 @@ fn what_agents_say() {
         fd: 4,
         version: "1.2".to_owned(),
         health: String::new(),
+        user: String::new(),
     };
     let rows = [
         (
@@ -103,6 +105,7 @@ fn what_agents_say() {
                 cancels: false,
                 reads_logs: false,
                 changes_specs: false,
+                limits_accounts: false,
             }),
         ),
         (
@@ -112,6 +115,10 @@ fn what_agents_say() {
         (
             "spec_read",
             Body::SpecRead(SpecRead { id: 3, code: 0, message: "odd".to_owned(), spec: b"{}".to_vec() }),
+        ),
+        (
+            "hello_accounts",
+            Body::Hello(Hello { agent: "a1".to_owned(), limits_accounts: true, ..Hello::default() }),
         ),
         ("hello_logs", Body::Hello(Hello { agent: "a1".to_owned(), reads_logs: true, ..Hello::default() })),
         (
@@ -139,6 +146,7 @@ fn what_agents_say() {
                 cancels: true,
                 reads_logs: false,
                 changes_specs: false,
+                limits_accounts: false,
             }),
         ),
         ("renew", Body::Renew(Renew { csr: vec![1, 2], kept: Vec::new() })),
@@ -188,7 +196,14 @@ fn what_agents_say() {
                     details: br#"{"exited":{"pid":7,"exit":{"Signal":9}}}"#.to_vec(),
                     report_id: 11,
                     proc_name: "nginx".to_owned(),
+                    user: String::new(),
                 }],
+            }),
+        ),
+        (
+            "events_user",
+            Body::Events(Events {
+                events: vec![EventMessage { user: "www".to_owned(), ..EventMessage::default() }],
             }),
         ),
     ];
@@ -256,7 +271,40 @@ fn what_servers_say() {
                 beyond: 10,
                 reopen: true,
                 accounts: vec!["www".to_owned()],
+                only_accounts: None,
             }),
+        ),
+        (
+            "read_log_accounts",
+            Body::ReadLog(ReadLog {
+                id: 3,
+                only_accounts: Some(AccountList { names: vec!["www".to_owned()] }),
+                ..ReadLog::default()
+            }),
+        ),
+        (
+            "op_accounts",
+            Body::Op(Op::new(
+                op_id(),
+                Epoch(3),
+                &proc(),
+                OpKind::Stop,
+                Duration::from_secs(60),
+                None,
+                &Scope::Only(["db".to_owned(), "www".to_owned()].into()),
+            )),
+        ),
+        (
+            "op_nobody",
+            Body::Op(Op::new(
+                op_id(),
+                Epoch(3),
+                &proc(),
+                OpKind::Stop,
+                Duration::from_secs(60),
+                None,
+                &Scope::default(),
+            )),
         ),
         ("events_stored", Body::EventsStored(EventsStored { journal: "j1".to_owned(), up_to: 4 })),
         (
@@ -268,6 +316,7 @@ fn what_servers_say() {
                 OpKind::Restart,
                 Duration::from_secs(60),
                 Some(spec),
+                &Scope::All,
             )),
         ),
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
@@ -320,12 +369,17 @@ fn a_spec_of_the_first_version_means_what_it_meant() {
 #[test]
 fn orders_and_outcomes_come_through_whole() {
     let json = serde_json::to_vec(&spec()).expect("JSON");
-    let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::from_secs(60), Some(&json));
+    let op =
+        Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::from_secs(60), Some(&json), &Scope::All);
     let order = OpOrder::try_from(op).expect("an order");
     assert_eq!(
         (order.op, order.epoch, order.kind, order.spec),
         (op_id(), Epoch(3), OpKind::Kill, Some(spec()))
     );
+    for accounts in [Scope::All, Scope::default(), Scope::Only(["www".to_owned()].into())] {
+        let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &accounts);
+        assert_eq!(OpOrder::try_from(op).expect("an order").accounts, accounts, "nobody is not everybody");
+    }
     let (op, done): (OpId, Option<Outcome>) = Report::done(op_id(), &outcome()).try_into().expect("a report");
     assert_eq!((op, done), (op_id(), Some(outcome())));
 }
@@ -336,7 +390,7 @@ fn nonsense_is_an_error_and_never_a_panic() {
         assert!(decode_agent(bytes).is_err());
         assert!(decode_server(bytes).is_err());
     }
-    let mut op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None);
+    let mut op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &Scope::All);
     op.kind = 5;
     assert!(OpOrder::try_from(op.clone()).is_err());
     (op.kind, op.spec) = (0, b"{".to_vec());

@@ -174,7 +174,12 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
         app: "bench".to_owned(),
         username: "admin".to_owned(),
         summary: "start web:nginx".to_owned(),
-        requests: vec![RequestHead { proc, kind: OpKind::Start, spec: Some(Arc::new(spec)) }],
+        requests: vec![RequestHead {
+            proc,
+            kind: OpKind::Start,
+            spec: Some(Arc::new(spec)),
+            accounts: procfleet_core::access::Scope::All,
+        }],
         ops: ops.collect(),
         retry_of: None,
         audit: None,

@@ -14,6 +14,7 @@ use crate::clock::{Clock, Reading};
 use crate::metrics::Metrics;
 use crate::sessions::{CutReason, LastHeard, Outbox, Presences, Undelivered};
 use crate::store::{Applied, Finished, OpenOpRow, Store, StoreError};
+use procfleet_core::access::Scope;
 use procfleet_core::dispatch::{
     self, CANCEL_GRACE, CancelStep, Cancelling, Decision, OpenOp, Presence, Progress, RESTART_GRACE, WINDOW,
 };
@@ -107,6 +108,8 @@ pub struct Knows {
     pub cancels: bool,
     /// It changes single fields of a stored spec.
     pub changes: bool,
+    /// It refuses ops that are about other OS accounts than their app may use.
+    pub limits_accounts: bool,
 }
 
 /// How the rest of the server speaks to the keeper.
@@ -227,6 +230,7 @@ struct Entry {
     spec: Option<Arc<[u8]>>,
     /// It changes single fields of a stored spec.
     changes: bool,
+    accounts: Scope<String>,
     target: String,
     agent: Option<AgentId>,
     /// `Some`: nobody waits for it any more.
@@ -390,9 +394,9 @@ impl Work {
             let target = row.target.to_string();
             let cancelling = row.cancelled.then_some(Cancelling::Due);
             let changes = row.spec.as_ref().is_some_and(|spec| !spec.change.is_empty());
-            let (proc, agent) = (row.proc, row.agent);
-            self.ops
-                .insert(row.op, Entry { open, proc, spec, changes, target, agent, cancelling, wake: None });
+            let (proc, agent, accounts) = (row.proc, row.agent, row.accounts);
+            let entry = Entry { open, proc, spec, changes, accounts, target, agent, cancelling, wake: None };
+            self.ops.insert(row.op, entry);
             self.dirty.insert(row.op);
         }
     }
@@ -586,6 +590,13 @@ impl Work {
             Progress::Waiting => entry.open.start_by,
             Progress::Sent(_) | Progress::Taken(_) => entry.open.deadline,
         };
+        if !entry.accounts.is_all() && !session.knows.limits_accounts {
+            let ended = dispatch::unchecked(&entry.open, &entry.target);
+            let wake = if ended.is_some() { now + RETRY } else { until };
+            let at = self.clock.wall();
+            self.finished.extend(ended.map(|outcome| Finished { op, agent: None, outcome, at }));
+            return self.wake(op, wake);
+        }
         if session.unconfirmed >= WINDOW {
             session.backlog.push_back(op);
             return self.wake(op, until);
@@ -596,7 +607,8 @@ impl Work {
             return self.wake(op, now + RETRY);
         }
         let within = entry.open.start_by.since(now);
-        let order = Op::new(op, session.epoch, &entry.proc, entry.open.kind, within, entry.spec.as_deref());
+        let (kind, spec) = (entry.open.kind, entry.spec.as_deref());
+        let order = Op::new(op, session.epoch, &entry.proc, kind, within, spec, &entry.accounts);
         match session.outbox.try_send(Body::Op(order)) {
             Ok(()) => {}
             // It will be said that the session is gone.

@@ -210,6 +210,8 @@ impl Agent {
             reads_logs: false,
             // It has no specs, so there is nothing that a change of one could lose.
             changes_specs: true,
+            // Its processes are nobody's.
+            limits_accounts: true,
         };
         send(socket, agent_message::Body::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| End::Closed)?;

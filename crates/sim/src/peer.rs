@@ -67,6 +67,7 @@ impl Peer {
             boot_id: boot_id.to_owned(),
             version: procfleet_agent::VERSION.to_owned(),
             host: Some(HostFacts::default()),
+            limits_accounts: true,
             ..Hello::default()
         })
     }

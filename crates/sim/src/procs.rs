@@ -142,6 +142,7 @@ fn state(key: &ProcKey, proc: Option<&Proc>, revision: u64, now: i64) -> ProcSta
         fd: 0,
         version: String::new(),
         health: String::new(),
+        user: String::new(),
     });
     ProcStateMessage::new(key, revision, report.as_ref())
 }

@@ -29,6 +29,7 @@ mod identify;
 mod inbox;
 mod inspect;
 mod log;
+mod log_accounts;
 mod memory;
 mod oom;
 mod origin;
@@ -46,6 +47,7 @@ mod spawn;
 mod tree;
 mod usage;
 mod user;
+mod vet;
 mod words;
 
 pub use cgroup::Containment;

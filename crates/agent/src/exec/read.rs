@@ -2,6 +2,7 @@
 
 use super::host::Host;
 use super::sink::{Passage, Reopened, Sink, Start};
+use procfleet_core::access::Scope;
 use procfleet_core::op::OpKind;
 use procfleet_core::{Code, ProcKey};
 use std::io;
@@ -23,8 +24,8 @@ pub struct Question {
     /// How long to wait until the log goes beyond this place.
     pub wait: Duration,
     pub beyond: u64,
-    /// Only if it is of one of these accounts; none: whoever it is of.
-    pub accounts: Vec<String>,
+    /// Only what these accounts wrote.
+    pub accounts: Scope<String>,
 }
 
 /// What was read, and what the reader should know beside it.
@@ -60,7 +61,7 @@ impl Host {
     pub async fn reopen_log(
         self: &Arc<Host>,
         proc: ProcKey,
-        accounts: &[String],
+        accounts: &Scope<String>,
     ) -> Result<Reading, (Code, String)> {
         self.may_read()?;
         let (host, sink) = (self.clone(), self.sinks.of(&proc));
@@ -88,18 +89,21 @@ impl Host {
         }
     }
 
-    fn may_read_of(&self, sink: &Sink, accounts: &[String]) -> Result<(), (Code, String)> {
-        let owner = match sink.live(&self.sinks).filter(|_| !accounts.is_empty()).map(|live| live.owner()) {
-            None => return Ok(()),
-            Some(owner) => {
-                owner.map_err(|error| (Code::SystemError, format!("reading the log's owner: {error}")))?
-            }
-        };
-        match accounts.contains(&owner) {
-            true => Ok(()),
-            false => Err((
+    /// What is written now must be the reader's; what was written before is looked at piece by piece.
+    fn may_read_of(&self, sink: &Sink, accounts: &Scope<String>) -> Result<(), (Code, String)> {
+        let limited = sink.live(&self.sinks).filter(|_| !accounts.is_all());
+        let Some(live) = limited else { return Ok(()) };
+        match live.writer() {
+            Some(writer) if accounts.allows(&writer) => Ok(()),
+            Some(writer) => Err((
                 Code::NotAllowed,
-                format!("the process runs as user {owner:?}, and the app may not use that account"),
+                format!("the process runs as user {writer:?}, and the app may not use that account"),
+            )),
+            None => Err((
+                Code::NotAllowed,
+                "nobody knows which account wrote this log (it was begun by an earlier version of the agent), so only an app with \
+                 all accounts may read it until the process is started again"
+                    .to_owned(),
             )),
         }
     }
@@ -123,7 +127,7 @@ impl Host {
         let proc = &question.proc;
         for _ in 0..TRIES {
             let live = sink.live(&self.sinks).ok_or_else(|| self.nothing(sink, proc))?;
-            match live.read(question.start, question.most) {
+            match live.read(question.start, question.most, &question.accounts) {
                 Ok(Passage { begin, bytes, end, skipped }) => {
                     let note = sink.elsewhere().map(|at| {
                         format!("the process itself writes to {at} now; this is what its start command wrote")

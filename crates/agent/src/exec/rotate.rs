@@ -18,6 +18,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::log_accounts::LogAccounts;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -119,7 +120,7 @@ impl FileId {
         FileId { device: data.dev(), inode: data.ino(), born }
     }
 
-    fn file_name(&self) -> String {
+    pub(super) fn file_name(&self) -> String {
         format!("{:x}-{}.json", self.device, self.inode)
     }
 }
@@ -129,6 +130,8 @@ impl FileId {
 pub(super) struct Tracked {
     pub(super) id: FileId,
     note_path: PathBuf,
+    /// Who wrote what is in it and in its copies.
+    pub(super) accounts: LogAccounts,
     note: Mutex<Note>,
     /// Whoever copies: the note is locked only for the moment in which something is taken out, so that nobody has to wait for a
     /// copy.
@@ -146,7 +149,8 @@ impl Tracked {
             let begin = copies(log).last().map_or(0, |copy| copy.place + copy.length);
             Note { id, log: log.to_owned(), base: begin, taken: begin, step: Step::Settled, moving: None }
         });
-        Tracked { id, note_path, note: Mutex::new(note), rotating: Mutex::new(()) }
+        let accounts = LogAccounts::load(folder, id, log);
+        Tracked { id, note_path, accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
     }
 
     /// The note, with nothing left undone.

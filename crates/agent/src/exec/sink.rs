@@ -5,10 +5,12 @@
 //! it are counted from the first byte that was ever written, so a reader can go on where it was, whatever was rotated meanwhile.
 
 use super::log;
+use super::log_accounts::{self, Stretch};
 use super::output::{self, TAIL};
 use super::procfs::Id;
 use super::rotate::{self, Copied, FileId, Moving, Note, Rotated, Rotation, Rotator, Tracked};
 use super::user::Account;
+use procfleet_core::access::Scope;
 use procfleet_core::{ProcKey, Spec};
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -148,6 +150,7 @@ impl Sinks {
         }
         let used = |id: &FileId| lock(&self.tracked).get(id).is_some_and(|one| one.strong_count() > 0);
         rotate::forget_lost(&self.notes(), used);
+        log_accounts::forget_lost(&self.notes(), used);
     }
 
     /// Puts right what others renamed, in all logs; see [`Live::reopen`].
@@ -241,6 +244,10 @@ impl Sink {
                 let note = live.tracked.note(&file)?;
                 note.place_of(file.metadata()?.len())
             };
+            if let Err(error) = live.tracked.accounts.begin(&account.name, from) {
+                // Nobody but apps with all accounts can read it then; the process is started all the same.
+                tracing::warn!(log = %live.path.display(), %error, "the account of a run could not be written down");
+            }
             lock(&self.inner).live = Some(live.clone());
             Ok(Opened { live, file, from })
         });
@@ -388,11 +395,9 @@ impl Live {
         matches!(self.place, Place::Own)
     }
 
-    /// The account that it is of: that of the process, if the agent may give files away.
-    pub(super) fn owner(&self) -> io::Result<String> {
-        let uid = self.file()?.metadata()?.uid();
-        let user = nix::unistd::User::from_uid(uid.into()).ok().flatten();
-        Ok(user.map_or_else(|| uid.to_string(), |user| user.name))
+    /// The account of the run that writes to it now, or was the last to do so. `None`: nobody knows.
+    pub(super) fn writer(&self) -> Option<String> {
+        self.tracked.accounts.last()
     }
 
     /// The place behind its last byte.
@@ -410,7 +415,8 @@ impl Live {
                 return Ok(Vec::new());
             }
             let begin = from.max(end.saturating_sub(TAIL));
-            let passage = self.read(Start::At(begin), usize::try_from(TAIL).unwrap_or_default())?;
+            let passage =
+                self.read(Start::At(begin), usize::try_from(TAIL).unwrap_or_default(), &Scope::All)?;
             let mut bytes = passage.bytes;
             if begin > from {
                 output::drop_cut_character(&mut bytes);
@@ -420,17 +426,25 @@ impl Live {
         String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
     }
 
-    /// At most so many bytes.
-    pub(super) fn read(&self, start: Start, most: usize) -> io::Result<Passage> {
+    /// At most so many bytes, and only what these accounts wrote.
+    pub(super) fn read(&self, start: Start, most: usize, readers: &Scope<String>) -> io::Result<Passage> {
         let file = self.file()?;
         // Nothing is taken out while we read.
         let note = self.tracked.note(&file)?;
-        let pieces = Pieces {
-            file: &file,
-            note: &note,
-            end: note.place_of(file.metadata()?.len()),
-            copies: Vec::new(),
+        let end = note.place_of(file.metadata()?.len());
+        // What is behind the end was never written: the log was removed, and this is another.
+        let start = match start {
+            Start::At(place) if place > end => Start::At(0),
+            start => start,
         };
+        let (accounts, taken) = (&self.tracked.accounts, note.taken);
+        let shown = match (readers, start) {
+            (Scope::All, _) => Some(Stretch { from: 0, until: end }),
+            (Scope::Only(_), Start::Last(_)) => accounts.last_stretch(readers, taken, end),
+            (Scope::Only(_), Start::At(place)) => accounts.stretch_from(place, readers, taken, end),
+        };
+        let Some(shown) = shown else { return Ok(Passage { begin: end, end, ..Passage::default() }) };
+        let pieces = Pieces { file: &file, note: &note, end, shown, copies: Vec::new() };
         let needs_copies = match start {
             Start::Last(_) => true,
             Start::At(place) => place < note.taken,
@@ -570,6 +584,8 @@ struct Pieces<'a> {
     note: &'a Note,
     /// The place behind the last byte.
     end: u64,
+    /// What the reader may see.
+    shown: Stretch,
     copies: Vec<Copied>,
 }
 
@@ -577,11 +593,10 @@ impl Pieces<'_> {
     fn read(&self, start: Start, most: usize) -> io::Result<Passage> {
         let wanted = match start {
             Start::Last(lines) => self.last_lines(lines)?,
-            // What is behind the end was never written: the log was removed, and this is another.
-            Start::At(place) if place > self.end => 0,
             Start::At(place) => place,
         };
-        let begin = self.first_from(wanted);
+        let begin = self.first_from(wanted.max(self.shown.from));
+        let most = usize::try_from(self.shown.until.saturating_sub(begin)).unwrap_or(most).min(most);
         let mut bytes = vec![0; most];
         let mut filled = 0;
         while filled < most {

@@ -4,10 +4,12 @@ use super::procfs;
 use super::spawn::NotStarted;
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
+use procfleet_core::supervise::OtherAccount;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
 use std::fs::OpenOptions;
 use std::io;
@@ -127,6 +129,16 @@ pub(super) fn may_signal(user: &str, pid: u32) -> bool {
     let Ok(Some(account)) = User::from_name(user) else { return false };
     let uid = account.uid.as_raw();
     account.uid.is_root() || procfs::owners(pid).is_some_and(|owners| owners.contains(&uid))
+}
+
+/// The first of these processes whose real uid is that of none of these accounts.
+pub(super) fn other_than(accounts: &BTreeSet<String>, pids: Vec<u32>) -> Option<OtherAccount> {
+    let number = |name: &String| User::from_name(name).ok().flatten().map(|account| account.uid.as_raw());
+    let allowed: Vec<u32> = accounts.iter().filter_map(number).collect();
+    pids.into_iter().find_map(|pid| {
+        let [real, _] = procfs::owners(pid)?;
+        (!allowed.contains(&real)).then(|| OtherAccount { pid, user: name_of(real) })
+    })
 }
 
 /// Whether the account has this number.

@@ -19,6 +19,8 @@ pub(crate) struct Known {
     /// The alarm that the spec names; 0: none.
     pub(crate) report_id: i64,
     pub(crate) proc_name: String,
+    /// The OS account of its spec.
+    pub(crate) user: String,
 }
 
 impl Journal {
@@ -56,10 +58,10 @@ pub(super) fn write(
 ) -> rusqlite::Result<usize> {
     let mut message = event.to_string();
     message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-    let Known { report_id, proc_name } = known;
+    let Known { report_id, proc_name, user } = known;
     t.prepare_cached(
-        "INSERT INTO events (at, namespace, name, kind, message, details, report_id, proc_name)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        "INSERT INTO events (at, namespace, name, kind, message, details, report_id, proc_name, user)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
     )?
     .execute(params![
         jiff::Timestamp::now().as_millisecond(),
@@ -69,7 +71,8 @@ pub(super) fn write(
         message,
         json(event),
         report_id,
-        proc_name
+        proc_name,
+        user
     ])?;
     t.prepare_cached("DELETE FROM events WHERE number <= ?1")?.execute([t.last_insert_rowid() - MOST])
 }
@@ -78,7 +81,7 @@ fn read(t: &Transaction<'_>, bytes: usize) -> rusqlite::Result<Vec<EventMessage>
     let journal: String =
         t.prepare_cached("SELECT value FROM meta WHERE key = 'journal'")?.query_row([], |row| row.get(0))?;
     let mut statement = t.prepare_cached(
-        "SELECT number, at, namespace, name, kind, message, details, report_id, proc_name
+        "SELECT number, at, namespace, name, kind, message, details, report_id, proc_name, user
          FROM events ORDER BY number",
     )?;
     let mut rows = statement.query([])?;
@@ -95,6 +98,7 @@ fn read(t: &Transaction<'_>, bytes: usize) -> rusqlite::Result<Vec<EventMessage>
             details: row.get::<_, String>(6)?.into_bytes(),
             report_id: row.get(7)?,
             proc_name: row.get(8)?,
+            user: row.get(9)?,
         };
         if event.size() > bytes {
             // The message says it all; a single event must always fit.

@@ -75,10 +75,11 @@ pub enum JournalError {
 }
 
 /// In order; the journal's format is how many of them were applied. Those that landed never change.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("migrations/0001_init.sql"),
     include_str!("migrations/0002_events.sql"),
     include_str!("migrations/0003_groups.sql"),
+    include_str!("migrations/0004_event_user.sql"),
 ];
 /// Confirmed ops are kept so long, for the operator; the server never asks for them again.
 const KEEP_SECS: i64 = 7 * 86_400;

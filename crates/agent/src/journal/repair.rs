@@ -13,7 +13,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The tables, with the columns that each row has.
+/// The tables, with the columns that a row has in every format. An event's account is not among them: without it only
+/// apps with all accounts are shown its message.
 const TABLES: [(&str, &str); 5] = [
     ("meta", "key, value"),
     ("procs", "namespace, name, record, registered_at"),

@@ -1,6 +1,7 @@
 //! The journal at its boundary, on real files.
 
 use super::*;
+use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::moment::Moment;
 use procfleet_core::op::Content;
@@ -14,7 +15,7 @@ fn key(name: &str) -> ProcKey {
 
 fn order(number: u32, kind: OpKind) -> Order {
     let op = format!("20190813145456-8-{number}").parse().expect("an op id");
-    Order { op, kind, spec: Some(Spec::default()), start_by: Moment(5_000) }
+    Order { op, kind, spec: Some(Spec::default()), start_by: Moment(5_000), accounts: Scope::All }
 }
 
 fn outcome() -> Outcome {
@@ -210,7 +211,7 @@ async fn events_wait_in_order_until_the_server_has_them() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let path = folder.path().join("agent.db");
     let (journal, _) = reopened(&path, "one").await;
-    let known = Known { report_id: 7, proc_name: "nginx".to_owned() };
+    let known = Known { report_id: 7, proc_name: "nginx".to_owned(), user: "www".to_owned() };
     for reason in ["first", "second", "third"] {
         let gave_up = Write::Event(Event::GaveUp { reason: reason.to_owned() });
         journal.write(&key("a"), &[gave_up], &known).await;
@@ -219,6 +220,7 @@ async fn events_wait_in_order_until_the_server_has_them() {
     let told: Vec<&str> = all.iter().map(|event| event.message.as_str()).collect();
     assert_eq!(told, ["first", "second", "third"]);
     assert_eq!((all[0].kind.as_str(), all[0].report_id, all[0].name.as_str()), ("gave_up", 7, "a"));
+    assert_eq!(all[0].user, "www");
     assert_eq!(journal.oldest_events(1).await.expect("readable").len(), 1, "one always fits");
     journal.forget_events(all[1].number).await;
     drop(journal);

@@ -18,7 +18,7 @@ use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Resource, Spec};
 use procfleet_core::spread::Spread;
 use procfleet_core::supervise::{
-    Activity, Commit, Effect, Event, Hosting, Input, Machine, Scope, Step, Usage, View, Write,
+    Activity, Commit, Effect, Event, Hosting, Input, Machine, OtherAccount, Scope, Step, Usage, View, Write,
 };
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::native::ProcState;
@@ -78,6 +78,8 @@ pub(super) struct Actor {
     timetable: Timetable,
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
+    /// Answers to [`Effect::Vet`], which come before all others.
+    verdicts: VecDeque<(OpId, Option<OtherAccount>)>,
     probes: Probes,
     /// What the probes had said when events were last made of it, if they ever did.
     told: Option<Box<Seen>>,
@@ -99,6 +101,7 @@ impl Actor {
             pid_file: String::new(),
             timetable: Timetable::default(),
             answers: VecDeque::new(),
+            verdicts: VecDeque::new(),
             probes,
             told: None,
         }
@@ -154,6 +157,10 @@ impl Actor {
             }
             let step = self.machine.step(self.around.host.now(), input);
             Box::pin(self.carry_out(step)).await;
+            while let Some((op, other)) = self.verdicts.pop_front() {
+                let step = self.machine.vetted(self.around.host.now(), op, other);
+                Box::pin(self.carry_out(step)).await;
+            }
             if self.answers.is_empty() {
                 Box::pin(self.heed_cancels()).await;
             }
@@ -313,6 +320,7 @@ impl Actor {
         Known {
             report_id: spec.and_then(|spec| spec.report_id).unwrap_or_default(),
             proc_name: spec.map(|spec| spec.identity.proc_name.clone()).unwrap_or_default(),
+            user: spec.map(|spec| spec.identity.user.clone()).unwrap_or_default(),
         }
     }
 
@@ -343,6 +351,10 @@ impl Actor {
                 let clocks = Clocks { wall, moment: self.around.host.now() };
                 let next = self.timetable.next(&rule, since, &clocks);
                 self.answers.push_back(Input::Planned { plan, next });
+            }
+            Effect::Vet { op, process, scope, spec, accounts } => {
+                let other = self.hands.other_account(process, scope, &spec, &accounts);
+                self.verdicts.push_back((op, other));
             }
             Effect::Inspect { op, process, scope, spec } => {
                 let view = self.inspect(process, scope, &spec);
@@ -449,6 +461,7 @@ impl Actor {
             fd: sample.map_or(0, |sample| sample.usage.fd),
             version: seen.version,
             health: seen.health,
+            user: spec.identity.user.clone(),
         };
         self.around.states.publish(self.machine.key(), report);
     }

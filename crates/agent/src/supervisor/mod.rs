@@ -33,7 +33,7 @@ use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::spread::Spread;
-use procfleet_core::supervise::{Input, Machine, Write};
+use procfleet_core::supervise::{Input, Machine, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{HostFacts, OpOrder};
 use procfleet_proto::state::ProcReport;
@@ -346,7 +346,10 @@ impl Work {
             .into_iter()
             // What was answered and is not confirmed is only said again: it may be in no journal.
             .filter(|order| !self.around.outbox.repeat(order.op))
-            .map(|o| (o.proc, Order { op: o.op, kind: o.kind, spec: o.spec, start_by: now + o.start_within }))
+            .map(|o| {
+                let OpOrder { op, epoch: _, proc, kind, start_within, spec, accounts } = o;
+                (proc, Order { op, kind, spec, start_by: now + start_within, accounts })
+            })
             .collect();
         let orders = match self.look_at_disk() {
             true => self.refuse_on_full_disk(orders).await,
@@ -516,7 +519,10 @@ impl Work {
 
     /// Takes the groups of a namespace down. Nothing waits for it, so its time is up only after a long absence.
     async fn set_groups(&mut self, key: &ProcKey, order: Order) {
-        let Order { op, kind, spec, start_by } = order;
+        if let Some(outcome) = group_refusal(&order) {
+            return self.end_unbegun(key, order.op, outcome).await;
+        }
+        let Order { op, kind, spec, start_by, accounts: _ } = order;
         let groups = match spec {
             _ if self.around.host.now() >= start_by => {
                 Err((Code::Timeout, format!("{} was not begun before its deadline", kind.verb())))
@@ -563,6 +569,7 @@ fn unreadable_note(reason: &str) -> String {
 mod tests {
     use super::*;
     use crate::exec::Containment;
+    use procfleet_core::access::Scope;
     use procfleet_core::id::Epoch;
     use procfleet_core::spec::OnUnhealthy;
     use procfleet_core::spec::Spec;
@@ -664,6 +671,7 @@ mod tests {
             kind,
             start_within: Duration::from_secs(60),
             spec: None,
+            accounts: Scope::All,
         }
     }
 
@@ -782,7 +790,10 @@ mod tests {
         let [wanted, cancelled, overdue] = [(0, 60), (1, 60), (2, 1)].map(|(number, secs)| {
             let order = order(number, OpKind::Unhost);
             let start_by = now + Duration::from_secs(secs);
-            (order.proc.clone(), Order { op: order.op, kind: order.kind, spec: None, start_by })
+            (
+                order.proc.clone(),
+                Order { op: order.op, kind: order.kind, spec: None, start_by, accounts: Scope::All },
+            )
         });
         let (first, second, third) = (wanted.1.op, cancelled.1.op, overdue.1.op);
         journal.accept(vec![wanted, cancelled, overdue]).await.expect("they are taken");

@@ -70,7 +70,7 @@ mod words;
 
 pub use event::Severity;
 pub use limits::{Past, Usage};
-pub use machine::Machine;
+pub use machine::{Machine, group_refusal};
 pub use record::{Record, Rest};
 
 use crate::code::Code;
@@ -82,6 +82,7 @@ use crate::process::{Exit, Process, Sighting};
 use crate::spec::{Detached, OnUnhealthy, Resource, Spec};
 use crate::spread;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One run of a command. Unique within one life of the agent.
@@ -295,6 +296,15 @@ pub enum Effect {
         scope: Scope,
         spec: Arc<Spec>,
     },
+    /// Does a process of another account than these have to do with the op? The answer is [`Machine::vetted`].
+    Vet {
+        op: OpId,
+        /// The one that is known. `None`: it is to be looked for.
+        process: Option<Process>,
+        scope: Scope,
+        spec: Arc<Spec>,
+        accounts: BTreeSet<String>,
+    },
     /// When does this rule match next by the host's wall clock, and how often has it matched after `since`?
     Plan {
         plan: PlanId,
@@ -305,6 +315,13 @@ pub enum Effect {
     Place {
         plan: PlanId,
     },
+}
+
+/// A process of this proc that runs as an account which the app may not use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherAccount {
+    pub pid: u32,
+    pub user: String,
 }
 
 /// Where to look for the process.

@@ -1,6 +1,6 @@
 //! The messages of outcomes. Where GSE's own wording is known its callers may match on it, so ours begins with it.
 
-use super::{CommandEnd, Event};
+use super::{CommandEnd, Event, OtherAccount};
 use crate::op::OpKind;
 use crate::process::{Cause, Exit, Process};
 use crate::spec::Spec;
@@ -33,6 +33,18 @@ pub(super) fn is_puzzling(cause: &Cause) -> bool {
         | Cause::AnotherProcs { .. }
         | Cause::Untrusted { .. } => true,
     }
+}
+
+pub(super) fn spec_of_another(user: &str) -> String {
+    format!("the spec that this host has for the process is for user {user:?}, which the app may not use")
+}
+
+pub(super) fn sent_for_another(user: &str) -> String {
+    format!("the spec is for user {user:?}, which the app may not use")
+}
+
+pub(super) fn process_of_another(other: &OtherAccount) -> String {
+    format!("pid {} runs as user {:?}, which the app may not use", other.pid, other.user)
 }
 
 pub(super) const ALREADY_REGISTERED: &str = "Fail to register, for the process info already exists.";

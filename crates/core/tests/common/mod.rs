@@ -11,8 +11,8 @@ use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Si
 use procfleet_core::spec::{Detached, Kind, Policy, Spec};
 use procfleet_core::spread::Cause as SpreadCause;
 use procfleet_core::supervise::{
-    CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LookId, Machine, Next, Past, Record,
-    RunId, Scope, Signal, Step, Usage, View, Write,
+    CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LookId, Machine, Next, OtherAccount,
+    Past, Record, RunId, Scope, Signal, Step, Usage, View, Write,
 };
 use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -121,6 +121,10 @@ pub struct World {
     pub sweeps: Vec<Signal>,
     pub record: Option<Record>,
     pub accepted: BTreeMap<OpId, Order>,
+    /// The OS accounts that the app of the orders may use, and the account of every process.
+    pub accounts: procfleet_core::access::Scope<String>,
+    pub owner: String,
+    verdicts: VecDeque<(OpId, Option<OtherAccount>)>,
     begun: Vec<OpId>,
     live: Vec<Live>,
     pid_file: Option<u32>,
@@ -202,6 +206,9 @@ impl World {
             sweeps: Vec::new(),
             record: None,
             accepted: BTreeMap::new(),
+            accounts: procfleet_core::access::Scope::All,
+            owner: String::new(),
+            verdicts: VecDeque::new(),
             begun: Vec::new(),
             live: Vec::new(),
             pid_file: None,
@@ -236,7 +243,8 @@ impl World {
 
     pub fn send_by(&mut self, kind: OpKind, spec: Option<Spec>, start_by: Moment) -> OpId {
         self.next_op += 1;
-        let order = Order { op: op(self.next_op), kind, spec, start_by };
+        let accounts = self.accounts.clone();
+        let order = Order { op: op(self.next_op), kind, spec, start_by, accounts };
         self.accepted.insert(order.op, order.clone());
         let id = order.op;
         self.feed(Input::Order(Box::new(order)));
@@ -485,6 +493,10 @@ impl World {
     fn step(&mut self, input: Input) {
         let step = self.machine.step(self.now, input);
         self.carry_out(step);
+        while let Some((op, other)) = self.verdicts.pop_front() {
+            let step = self.machine.vetted(self.now, op, other);
+            self.carry_out(step);
+        }
     }
 
     fn carry_out(&mut self, step: Step) {
@@ -632,6 +644,18 @@ impl World {
                 self.plans += 1;
                 let next = self.next_time(&rule, since);
                 self.answers.push_back(Input::Planned { plan, next });
+            }
+            Effect::Vet { op, process, scope, spec, accounts } => {
+                let seen = match process {
+                    Some(process) => Some(process.pid),
+                    None => match self.look(scope, &spec) {
+                        Sighting::Running(process) => Some(process.pid),
+                        Sighting::Absent(_) => None,
+                    },
+                };
+                let user = self.owner.clone();
+                let other = seen.filter(|_| !accounts.contains(&user)).map(|pid| OtherAccount { pid, user });
+                self.verdicts.push_back((op, other));
             }
             Effect::Inspect { op, process, scope, spec } => {
                 let known = process.filter(|process| self.live.iter().any(|live| live.process.is(process)));

@@ -1,5 +1,6 @@
 //! The supervision machine against a simulated host: what each operation does in each state.
 
+mod accounts;
 mod again;
 #[path = "../common/mod.rs"]
 mod common;

@@ -107,15 +107,19 @@ fn groups_outlive_the_programs_and_go_with_the_agents_data() {
 }
 
 #[test]
-fn groups_need_a_grant_and_no_account() {
+fn groups_need_a_grant_and_all_accounts() {
     let up = up();
     let secret = up.cli(&["app", "create", "web"]).stdout;
     let app = up.client.as_app("web", secret.trim_end());
     let here = || json!([host("127.0.0.1")]);
     let groups = || json!([group("x", 1.0)]);
     let denied = set(&app, "web1", here(), groups());
-    denied.assert_refused(1_306_403, &["namespace \"web1\"", "op group"]);
-    let granted = up.cli(&["app", "grant", "web", "--namespace", "web*", "--op", "group"]);
+    denied.assert_refused(1_306_403, &["namespace \"web1\"", "op group", "all accounts"]);
+    let granted =
+        up.cli(&["app", "grant", "web", "--namespace", "web*", "--op", "group", "--account", "www"]);
+    assert_eq!(granted.code, Some(0), "{granted:?}");
+    set(&app, "web1", here(), groups()).assert_refused(1_306_403, &["all accounts"]);
+    let granted = up.cli(&["app", "grant", "web", "--account", "*"]);
     assert_eq!(granted.code, Some(0), "{granted:?}");
     let outside = set(&app, "web1", here(), groups()).data();
     assert_eq!(outside["0:2:127.0.0.1:web1"]["error_code"], 837, "{outside}");

@@ -3,7 +3,7 @@
 use crate::up;
 use procfleet_core::code::Code;
 use procfleet_core::op::{OpKind, Outcome};
-use procfleet_proto::link::{MAX_FRAME, Report, Reports, agent_message, server_message::Body};
+use procfleet_proto::link::{Hello, MAX_FRAME, Report, Reports, agent_message, server_message::Body};
 use procfleet_sim::{Peer, Talk};
 use procfleet_testkit::fuzz::Fuzz;
 use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_until};
@@ -41,7 +41,7 @@ fn idle_connections_are_closed_and_harm_nobody() {
     assert!(silent.iter_mut().all(|stream| matches!(stream.read(&mut [0; 64]), Ok(0))), "all are closed");
 }
 
-fn peer(up: &Up, ip: &str) -> Peer {
+pub(crate) fn peer(up: &Up, ip: &str) -> Peer {
     let token = up.token(&[]).parse().expect("a token");
     Peer::join(up.link().parse().expect("the link's address"), &token, ip.parse().expect("an address"))
         .expect("it joins as any other")
@@ -52,6 +52,18 @@ fn peer(up: &Up, ip: &str) -> Peer {
 fn welcome<'a>(peer: &'a Peer, life: &str) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
     talk.send(peer.hello(life).into_bytes());
+    let said = talk.hear();
+    assert!(matches!(said, Some(Body::Welcome(_))), "{said:?}");
+    talk
+}
+
+/// The same for an agent that says something else of itself.
+#[track_caller]
+pub(crate) fn welcome_as<'a>(peer: &'a Peer, change: impl FnOnce(&mut Hello)) -> Talk<'a> {
+    let mut talk = peer.connect().expect("it is let in");
+    let agent_message::Body::Hello(mut hello) = peer.hello("one") else { panic!("a hello") };
+    change(&mut hello);
+    talk.send(agent_message::Body::Hello(hello).into_bytes());
     let said = talk.hear();
     assert!(matches!(said, Some(Body::Welcome(_))), "{said:?}");
     talk

@@ -5,6 +5,7 @@
 use procfleet_testkit::{Proc, Up};
 
 mod access;
+mod accounts;
 mod agent_itself;
 mod api_shape;
 mod bad_input;

@@ -1,10 +1,11 @@
 //! Between the messages and `core`'s types.
 
 use super::{
-    AgentMessage, GroupsMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage, agent_message,
-    server_message,
+    AccountList, AgentMessage, GroupsMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage,
+    agent_message, server_message,
 };
 use crate::state::ProcReport;
+use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BadId, Epoch, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
@@ -62,6 +63,33 @@ pub struct OpOrder {
     pub kind: OpKind,
     pub start_within: Duration,
     pub spec: Option<Spec>,
+    /// The OS accounts that its app may use.
+    pub accounts: Scope<String>,
+}
+
+impl AccountList {
+    /// `None`: everybody.
+    pub fn of(accounts: &Scope<String>) -> Option<AccountList> {
+        match accounts {
+            Scope::All => None,
+            Scope::Only(some) => Some(AccountList { names: some.iter().cloned().collect() }),
+        }
+    }
+
+    pub fn scope(list: Option<AccountList>) -> Scope<String> {
+        list.map_or(Scope::All, |list| Scope::Only(list.names.into_iter().collect()))
+    }
+}
+
+impl super::ReadLog {
+    /// Whose lines may be read.
+    pub fn readers_accounts(&self) -> Scope<String> {
+        match &self.only_accounts {
+            Some(list) => AccountList::scope(Some(list.clone())),
+            None if self.accounts.is_empty() => Scope::All,
+            None => Scope::Only(self.accounts.iter().cloned().collect()),
+        }
+    }
 }
 
 impl Op {
@@ -73,6 +101,7 @@ impl Op {
         kind: OpKind,
         start_within: Duration,
         spec: Option<&[u8]>,
+        accounts: &Scope<String>,
     ) -> Op {
         Op {
             id: op.to_string(),
@@ -82,6 +111,7 @@ impl Op {
             kind: kind.number(),
             start_within_ms: u64::try_from(start_within.as_millis()).unwrap_or(u64::MAX),
             spec: spec.unwrap_or_default().to_vec(),
+            only_accounts: AccountList::of(accounts),
         }
     }
 }
@@ -100,6 +130,7 @@ impl TryFrom<Op> for OpOrder {
             kind: OpKind::from_number(u64::from(op.kind)).ok_or(BadMessage::Kind(op.kind))?,
             start_within: Duration::from_millis(op.start_within_ms),
             spec,
+            accounts: AccountList::scope(op.only_accounts),
         })
     }
 }

@@ -109,6 +109,10 @@ pub struct Hello {
     /// ([`procfleet_core::spec::Spec::change`]); one of an earlier version would replace the whole spec.
     #[prost(bool, tag = "12")]
     pub changes_specs: bool,
+    /// Whether this agent heeds [`Op::only_accounts`] and [`ReadLog::only_accounts`]. One of an earlier version ignores
+    /// them, so it is given no op and asked no question of an app that is limited to accounts.
+    #[prost(bool, tag = "13")]
+    pub limits_accounts: bool,
 }
 
 /// What does not change while an agent runs.
@@ -168,6 +172,16 @@ pub struct Op {
     /// JSON; empty: use the stored one.
     #[prost(bytes = "vec", tag = "7")]
     pub spec: Vec<u8>,
+    /// Refuse it if any other OS account has to do with it. Absent: any account may.
+    #[prost(message, optional, tag = "8")]
+    pub only_accounts: Option<AccountList>,
+}
+
+/// OS accounts by their names. An empty list is nobody; "everybody" is said by its absence.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AccountList {
+    #[prost(string, repeated, tag = "1")]
+    pub names: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -280,6 +294,9 @@ pub struct EventMessage {
     /// The program's name, for those who know it by that.
     #[prost(string, tag = "10")]
     pub proc_name: String,
+    /// The OS account of the spec at that time; empty from agents of earlier versions.
+    #[prost(string, tag = "11")]
+    pub user: String,
 }
 
 /// Everything of this journal up to this number is durable.
@@ -317,9 +334,12 @@ pub struct ReadLog {
     /// Nothing is read: a log that somebody renamed gets its name back.
     #[prost(bool, tag = "9")]
     pub reopen: bool,
-    /// Only if the log is of one of these OS accounts; none: whoever it is of.
+    /// What servers of earlier versions say: only if the log is of one of these OS accounts; none: whoever it is of.
     #[prost(string, repeated, tag = "10")]
     pub accounts: Vec<String>,
+    /// Only what runs of these OS accounts wrote. Absent: whoever wrote it.
+    #[prost(message, optional, tag = "11")]
+    pub only_accounts: Option<AccountList>,
 }
 
 /// The answer to [`ReadLog`].

@@ -38,6 +38,15 @@ pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
     }
 }
 
+/// Whether the caller may see what processes of this OS account write: output may be in notes and messages, too. The account is
+/// empty where it is not known.
+pub(super) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
+    match caller.rights.accounts() {
+        Scope::All => true,
+        Scope::Only(some) => some.contains(account),
+    }
+}
+
 /// Whether the caller may know of what this app did.
 pub(super) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
     match *caller.rights {

@@ -1,6 +1,6 @@
 //! Events: what the agents told, for those who ask and for those who wait.
 
-use super::{App, AppError, Caller};
+use super::{App, AppError, Caller, access};
 use crate::metrics::Metrics;
 use crate::store::{EventFilter, EventRecord, Found, NewEvent, Page, Store, StoreError};
 use procfleet_core::id::AgentId;
@@ -87,7 +87,7 @@ pub async fn list(app: &App, caller: &Caller, question: EventsQuery) -> Result<E
         let events: Vec<EventRow> = records
             .into_iter()
             .filter(|record| caller.rights.allows_namespace(&record.event.proc.namespace))
-            .map(row)
+            .map(|record| row(caller, record))
             .collect();
         if !events.is_empty() || last.is_none() || Instant::now() >= until {
             return Ok(EventsView { events, last: seen });
@@ -100,8 +100,14 @@ pub async fn list(app: &App, caller: &Caller, question: EventsQuery) -> Result<E
     }
 }
 
-fn row(record: EventRecord) -> EventRow {
-    let EventRecord { number, agent, host, received_at, event } = record;
+/// Of a process whose account the caller may not use, that something happened is told, but not in the words of the host: they may
+/// hold what the process wrote.
+fn row(caller: &Caller, record: EventRecord) -> EventRow {
+    let EventRecord { number, agent, host, received_at, mut event } = record;
+    if !access::may_see_output_of(caller, &event.account) {
+        event.message = "not shown: the app may not use the account of this process".to_owned();
+        event.details = "null".to_owned();
+    }
     EventRow {
         number,
         at: event.at,

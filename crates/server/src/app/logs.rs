@@ -11,7 +11,7 @@ use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, ReopenedView, split};
-use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
+use procfleet_proto::link::{AccountList, LOG_BYTES, LogRead, ReadLog};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -109,7 +109,7 @@ fn question(caller: &Caller, of: &LogOf) -> ReadLog {
     ReadLog {
         namespace: of.proc.namespace.clone(),
         name: of.proc.name.clone(),
-        accounts: accounts(caller),
+        only_accounts: AccountList::of(caller.rights.accounts()),
         ..ReadLog::default()
     }
 }
@@ -141,6 +141,13 @@ async fn answered(app: &App, agent: &AgentId, host: Host, question: ReadLog) -> 
         Err(Unanswered::TooOld) => failed(
             Code::NoAgent,
             format!("the agent of host {host} is of a version that cannot read logs; upgrade it"),
+        ),
+        Err(Unanswered::Unchecked) => failed(
+            Code::NotAllowed,
+            format!(
+                "the app is limited to some OS accounts, and the agent of host {host} is of a version that does not know which \
+                 account wrote what; upgrade it"
+            ),
         ),
         Err(Unanswered::Silent) => {
             failed(Code::Timeout, format!("the agent of host {host} did not answer in time; ask again"))

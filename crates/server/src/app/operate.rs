@@ -191,7 +191,12 @@ async fn prepare(
                 ended.map(|(code, reason)| Box::new(Outcome::without_agent(code, reason, request.kind)));
             ops.push(NewOp { request: head, target, agent, start_by, deadline, ended });
         }
-        heads.push(RequestHead { proc: request.proc, kind: request.kind, spec: request.spec.map(Arc::new) });
+        heads.push(RequestHead {
+            proc: request.proc,
+            kind: request.kind,
+            spec: request.spec.map(Arc::new),
+            accounts: caller.rights.accounts().clone(),
+        });
     }
     let audit = NewAudit {
         at: created_at,

@@ -39,7 +39,7 @@ pub async fn list(
         if !caller.rights.allows_namespace(&record.proc.namespace) {
             continue;
         }
-        let Some(report) = read(app, &agent, &record) else { continue };
+        let Some(report) = read(app, caller, &agent, &record) else { continue };
         let report = heard.confirmed(&agent, report);
         rows.push(ProcRow {
             bk_cloud_id: host.cloud.0,

@@ -32,7 +32,8 @@ pub async fn carry_out(
 ) -> Result<Results, AppError> {
     // Before it is looked for among the unfinished ones: grants may have been taken back since.
     access::permit(caller, &requests, &Scope::All)?;
-    let call = serde_json::to_vec(&(&caller.app, api, &requests)).map_err(|_| AppError::Ending)?;
+    let call = serde_json::to_vec(&(&caller.app, api, &requests, caller.rights.accounts()))
+        .map_err(|_| AppError::Ending)?;
     let call = secret::hash(&call);
     let task = match app.unfinished.get(&call) {
         // One that was deleted since has nothing to say.

@@ -28,7 +28,7 @@ pub async fn show(app: &App, caller: &Caller, of: LogOf) -> Result<SpecView, App
             );
             return failed(Code::NoAgent, reason);
         }
-        Err(Unanswered::TooOld) => {
+        Err(Unanswered::TooOld | Unanswered::Unchecked) => {
             let reason =
                 format!("the agent of host {host} is of a version that cannot show specs; upgrade it");
             return failed(Code::NoAgent, reason);

@@ -23,7 +23,7 @@ pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Resul
         let agent = agent.as_ref()?;
         let supplier = target.supplier();
         let (host, record) = found.get(agent)?;
-        let report = heard.confirmed(agent, read(app, agent, record)?);
+        let report = heard.confirmed(agent, read(app, caller, agent, record)?);
         let agent = match target {
             Target::Agent(asked) => asked,
             Target::Host(_) | Target::SupplierHost(..) | Target::Unusable(_) => agent,
@@ -43,7 +43,7 @@ pub async fn of_namespace(app: &App, caller: &Caller, query: SyncQuery) -> Resul
     let heard = Heard::of(app, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let infos = page.procs.iter().filter_map(|(agent, host, record)| {
         let place = Place { proc: &record.proc, host: *host, supplier: 0, agent };
-        Some(proc_info(place, &heard.confirmed(agent, read(app, agent, record)?)))
+        Some(proc_info(place, &heard.confirmed(agent, read(app, caller, agent, record)?)))
     });
     Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
 }
@@ -77,8 +77,9 @@ impl Heard {
     }
 }
 
-/// What the agent said last; while it is away, with a word about that.
-pub(super) fn read(app: &App, agent: &AgentId, record: &ProcRecord) -> Option<ProcReport> {
+/// What the agent said last; while it is away, with a word about that. Of a process whose account the caller may not use,
+/// everything is left out that may hold what the process or its commands wrote.
+pub(super) fn read(app: &App, caller: &Caller, agent: &AgentId, record: &ProcRecord) -> Option<ProcReport> {
     let mut report: ProcReport = match serde_json::from_str(&record.status) {
         Ok(report) => report,
         Err(error) => {
@@ -86,6 +87,9 @@ pub(super) fn read(app: &App, agent: &AgentId, record: &ProcRecord) -> Option<Pr
             return None;
         }
     };
+    if !access::may_see_output_of(caller, &report.user) {
+        (report.note, report.version, report.health) = Default::default();
+    }
     if !app.presences.contains(agent) && report.note.is_empty() {
         report.note = "its agent is not connected; this is what it said last".to_owned();
     }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
 /// An agent of this version.
-const KNOWS: Knows = Knows { cancels: true, changes: true };
+const KNOWS: Knows = Knows { cancels: true, changes: true, limits_accounts: true };
 const HOUR: i64 = 3_600_000;
 
 struct Fixture {
@@ -91,7 +91,12 @@ impl Fixture {
             app: "console".to_owned(),
             username: "admin".to_owned(),
             summary: "query web:nginx".to_owned(),
-            requests: vec![RequestHead { proc, kind: OpKind::Query, spec: spec.map(Arc::new) }],
+            requests: vec![RequestHead {
+                proc,
+                kind: OpKind::Query,
+                spec: spec.map(Arc::new),
+                accounts: Scope::All,
+            }],
             ops: vec![op; ops],
             retry_of: None,
             audit: None,

@@ -281,8 +281,13 @@ async fn talk(
         return end;
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
-    let understands = Understands { logs: hello.reads_logs, specs: hello.changes_specs };
-    let knows = Knows { cancels: hello.cancels, changes: hello.changes_specs };
+    let understands =
+        Understands { logs: hello.reads_logs, specs: hello.changes_specs, accounts: hello.limits_accounts };
+    let knows = Knows {
+        cancels: hello.cancels,
+        changes: hello.changes_specs,
+        limits_accounts: hello.limits_accounts,
+    };
     let renews = hello.renews;
     drop(hello);
     let (outbox, orders, cut) = Outbox::for_session();
@@ -453,6 +458,7 @@ async fn store_events(link: &Link, agent: &AgentId, events: Events) -> Result<Op
         details: String::from_utf8_lossy(&event.details).into_owned(),
         report_id: event.report_id,
         proc_name: event.proc_name,
+        account: event.user,
     });
     let (new, now) = (new.collect(), link.clock.wall());
     match events::take(&link.store, &link.metrics, &link.bell, agent, new, now).await {

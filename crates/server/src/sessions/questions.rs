@@ -24,6 +24,8 @@ pub enum Unanswered {
     Away,
     /// It is of a version that does not know the question.
     TooOld,
+    /// The reader is limited to OS accounts, and it is of a version that does not know who wrote what.
+    Unchecked,
     /// It did not answer in time.
     Silent,
 }
@@ -62,6 +64,8 @@ struct Asked {
 pub(super) struct Understands {
     pub(super) logs: bool,
     pub(super) specs: bool,
+    /// It knows which OS account wrote what.
+    pub(super) accounts: bool,
 }
 
 /// What an agent has answered.
@@ -126,8 +130,14 @@ impl Questions {
         agent: &AgentId,
         question: ReadLog,
     ) -> Result<LogRead, Unanswered> {
+        let is_limited = question.only_accounts.is_some();
+        let understood = move |knows: Understands| match knows {
+            Understands { logs: false, .. } => Err(Unanswered::TooOld),
+            Understands { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
+            Understands { .. } => Ok(()),
+        };
         let body = |id| Body::ReadLog(ReadLog { id, ..question });
-        match self.answer_within(patience, agent, |knows| knows.logs, body).await? {
+        match self.answer_within(patience, agent, understood, body).await? {
             Answer::Log(answer) => Ok(answer),
             Answer::Spec(_) => Err(Unanswered::Silent),
         }
@@ -135,7 +145,8 @@ impl Questions {
 
     pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
         let body = |id| Body::ReadSpec(ReadSpec { id, ..question });
-        match self.answer_within(PATIENCE, agent, |knows| knows.specs, body).await? {
+        let understood = |knows: Understands| if knows.specs { Ok(()) } else { Err(Unanswered::TooOld) };
+        match self.answer_within(PATIENCE, agent, understood, body).await? {
             Answer::Spec(answer) => Ok(answer),
             Answer::Log(_) => Err(Unanswered::Silent),
         }
@@ -145,7 +156,7 @@ impl Questions {
         &self,
         patience: Duration,
         agent: &AgentId,
-        understood: impl FnOnce(Understands) -> bool,
+        understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
         body: impl FnOnce(u64) -> Body,
     ) -> Result<Answer, Unanswered> {
         let answer = tokio::time::timeout(patience, self.answer_to(agent, understood, body)).await;
@@ -155,13 +166,11 @@ impl Questions {
     async fn answer_to(
         &self,
         agent: &AgentId,
-        understood: impl FnOnce(Understands) -> bool,
+        understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
         body: impl FnOnce(u64) -> Body,
     ) -> Result<Answer, Unanswered> {
         let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
-        if !understood(session.understands) {
-            return Err(Unanswered::TooOld);
-        }
+        understood(session.understands)?;
         let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
@@ -197,8 +206,10 @@ mod tests {
         assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
         assert_eq!(questions.ask_spec(&other, ReadSpec::default()).await, Err(Unanswered::TooOld));
 
-        let all = Understands { logs: true, specs: true };
+        let all = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&one, Epoch(2), &outbox, all);
+        let limited = ReadLog { only_accounts: Some(Default::default()), ..ReadLog::default() };
+        assert_eq!(questions.ask(&one, limited).await, Err(Unanswered::Unchecked));
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
             async move { questions.ask(&one, ReadLog::default()).await }
@@ -236,7 +247,7 @@ mod tests {
     async fn nobody_waits_for_ever() {
         let questions = Questions::default();
         let (outbox, _asked, _cut) = Outbox::for_session();
-        let understands = Understands { logs: true, specs: true };
+        let understands = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&agent("a1"), Epoch(2), &outbox, understands);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
         assert_eq!(questions.ask_within(soon, &agent, ReadLog::default()).await, Err(Unanswered::Silent));

@@ -22,6 +22,8 @@ pub struct NewEvent {
     pub details: String,
     pub report_id: i64,
     pub proc_name: String,
+    /// The OS account of the spec at that time; empty: not known.
+    pub account: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +73,7 @@ impl Store {
         self.write("storing events", move |db| {
             require(db, &from)?;
             let sql = "INSERT OR IGNORE INTO events (agent, journal, journal_number, at, received_at, namespace, name, \
-                       kind, message, details, report_id, proc_name) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                       kind, message, details, report_id, proc_name, account) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
             let mut insert = db.prepare_cached(sql)?;
             let mut new = Vec::new();
             for event in events {
@@ -87,7 +89,8 @@ impl Store {
                     event.message,
                     event.details,
                     event.report_id,
-                    event.proc_name
+                    event.proc_name,
+                    event.account
                 ])?;
                 if inserted > 0 {
                     new.push(event);
@@ -119,7 +122,7 @@ impl Store {
         self.read("reading events", move |db| {
             let sql = format!(
                 "SELECT number, agent, cloud_id, ip, received_at, journal, journal_number, at, namespace, name, kind, \
-                 message, details, report_id, proc_name \
+                 message, details, report_id, proc_name, account \
                  FROM events JOIN agents ON agent_id = agent \
                  WHERE number > ?6 AND (?1 IS NULL OR namespace = ?1) AND (?2 IS NULL OR name = ?2) \
                  AND (?3 IS NULL OR kind = ?3) AND (?4 IS NULL OR agent = ?4) AND {within} \
@@ -232,6 +235,7 @@ fn record(row: &Row<'_>) -> Result<EventRecord, Fault> {
             details: row.get(12)?,
             report_id: row.get(13)?,
             proc_name: row.get(14)?,
+            account: row.get(15)?,
         },
     })
 }

@@ -5,6 +5,7 @@ use super::columns::{
 };
 use super::{Fault, RequestHead, Store, StoreError};
 use crate::clock::Reading;
+use procfleet_core::access::Scope;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
@@ -19,6 +20,8 @@ pub struct OpenOpRow {
     pub proc: ProcKey,
     /// Shared by all ops of one request.
     pub spec: Option<Arc<Spec>>,
+    /// The OS accounts that its app may use.
+    pub accounts: Scope<String>,
     pub target: Target,
     pub agent: Option<AgentId>,
     pub accepted: Reading,
@@ -125,6 +128,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             kind: request.kind,
             proc: request.proc.clone(),
             spec: request.spec.clone(),
+            accounts: request.accounts.clone(),
             target: target(row, 2)?,
             agent: agent_if_any(row, 6)?,
             accepted,

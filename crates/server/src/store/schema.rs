@@ -19,6 +19,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0009_boots.sql"),
     include_str!("migrations/0010_audit_counts.sql"),
     include_str!("migrations/0011_last_heard.sql"),
+    include_str!("migrations/0012_event_account.sql"),
 ];
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.

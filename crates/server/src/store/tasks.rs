@@ -7,6 +7,7 @@ use super::columns::{
 };
 use super::{Fault, NewAudit, Store, StoreError};
 use crate::clock::Mark;
+use procfleet_core::access::Scope;
 use procfleet_core::task::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use rusqlite::{Connection, Row, params};
@@ -20,6 +21,9 @@ pub struct RequestHead {
     pub kind: OpKind,
     /// `None`: use what the agent has stored.
     pub spec: Option<Arc<Spec>>,
+    /// The OS accounts that the app might use when the task was made. Tasks of earlier versions say nothing.
+    #[serde(default = "Scope::all", skip_serializing_if = "Scope::is_all")]
+    pub accounts: Scope<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -13,6 +13,9 @@ mod sampling;
 mod treating;
 mod turns;
 mod upkeep;
+mod vetting;
+
+pub use vetting::group_refusal;
 
 use super::limits::Strain;
 use super::policy::Streak;
@@ -47,6 +50,10 @@ pub struct Machine {
     state: State,
     /// Each in its own place: the queue keeps its room, and it is nearly always empty.
     queue: VecDeque<Box<Order>>,
+    /// Queries that wait for [`Machine::vetted`].
+    queries: Vec<Order>,
+    /// The order that may begin in this step: no process of another account is involved.
+    vetted: Option<OpId>,
     streak: Streak,
     saved: Option<Record>,
     /// The run of a periodic process that is under way and that this life of the agent began.
@@ -95,6 +102,8 @@ impl Machine {
             hosting: Hosting::Unhosted,
             state: State::Down(Rest::Idle),
             queue: VecDeque::new(),
+            queries: Vec::new(),
+            vetted: None,
             streak: Streak::default(),
             saved: None,
             turn: None,
@@ -211,7 +220,7 @@ impl Machine {
 
     /// Nothing here is worth remembering: no spec, nothing under way.
     pub fn is_blank(&self) -> bool {
-        self.spec.is_none() && self.queue.is_empty() && !self.is_busy()
+        self.spec.is_none() && self.queue.is_empty() && self.queries.is_empty() && !self.is_busy()
     }
 
     /// When to tick at the latest.
@@ -392,6 +401,7 @@ impl Machine {
             | Effect::Watch(_)
             | Effect::Retire(_)
             | Effect::Inspect { .. }
+            | Effect::Vet { .. }
             | Effect::Plan { .. }
             | Effect::Place { .. } => false,
         });

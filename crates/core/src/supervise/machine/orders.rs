@@ -1,5 +1,6 @@
 //! How orders are taken, and which of them does not wait for another.
 
+use super::vetting::Vet;
 use super::{Machine, State, busy, missing_command, op_kind, queue_limit};
 use crate::code::Code;
 use crate::id::OpId;
@@ -18,7 +19,11 @@ use std::sync::Arc;
 impl Machine {
     pub(super) fn admit(&mut self, now: Moment, state: State, order: Box<Order>, out: &mut Step) -> State {
         if order.kind == OpKind::Query {
-            self.inspect(&state, &order, out);
+            if !self.vet_query(&state, &order, out) {
+                self.inspect(&state, &order, out);
+            }
+        } else if self.refuses_at_once(&state, &order, out) {
+            // What another account has stored is not waited for either.
         } else if self.queue.len() >= queue_limit(order.kind) {
             let message = words::queue_full(order.kind, self.queue.len());
             self.answer(order.op, Code::Busy, message, out);
@@ -69,30 +74,32 @@ impl Machine {
     /// Takes up what waits: the next order when there is no job, or one that does not wait for the job's end.
     pub(super) fn proceed(&mut self, now: Moment, out: &mut Step) {
         loop {
-            match self.take() {
-                State::Busy(job) => match self.queue.iter().position(|o| job.yields_to(o.kind)) {
-                    Some(place) => self.state = self.overtake(now, *job, place, out),
-                    None => {
-                        self.state = State::Busy(job);
-                        return;
-                    }
-                },
-                state => match self.queue.pop_front() {
+            let state = self.take();
+            let next = match &state {
+                State::Busy(job) => self.queue.iter().position(|o| job.yields_to(o.kind)),
+                State::Down(_) | State::Up(_) => (!self.queue.is_empty()).then_some(0),
+            };
+            let vet = next.map(|place| (place, self.vet(place, &state, out)));
+            self.state = match (vet, state) {
+                (None | Some((_, Vet::Asked)), state) => {
+                    self.state = state;
+                    return;
+                }
+                (Some((_, Vet::Refused)), state) => state,
+                (Some((place, Vet::Passed)), State::Busy(job)) => self.overtake(now, *job, place, out),
+                (Some((_, Vet::Passed)), state) => match self.queue.pop_front() {
                     // Begun now, it would be overtaken at once.
                     Some(order)
                         if launches(order.kind)
                             && let Some(by) = self.end_that_waits() =>
                     {
                         self.answer(order.op, Code::Cancelled, words::overtaken(order.kind, by), out);
-                        self.state = state;
+                        state
                     }
-                    Some(order) => self.state = self.begin(now, state, *order, out),
-                    None => {
-                        self.state = state;
-                        return;
-                    }
+                    Some(order) => self.begin(now, state, *order, out),
+                    None => state,
                 },
-            }
+            };
         }
     }
 
@@ -101,9 +108,10 @@ impl Machine {
         self.spec.as_ref().filter(|known| ***known == spec).cloned().unwrap_or_else(|| Arc::new(spec))
     }
 
-    /// A stop or kill in the queue.
+    /// A stop or kill in the queue. One that is yet to be vetted may be refused, so it cancels nothing.
     fn end_that_waits(&self) -> Option<OpKind> {
-        self.queue.iter().map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
+        let sure = self.queue.iter().filter(|order| order.accounts.is_all());
+        sure.map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
     }
 
     pub(super) fn begin(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {

@@ -14,6 +14,7 @@ fn event(number: u64, kind: &str) -> NewEvent {
         details: "{}".to_owned(),
         report_id: 0,
         proc_name: "nginx".to_owned(),
+        account: "www".to_owned(),
     }
 }
 

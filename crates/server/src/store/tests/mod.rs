@@ -15,6 +15,7 @@ mod tasks;
 mod users;
 
 use super::*;
+use procfleet_core::access::Scope;
 use procfleet_core::op::{Instance, ProcStatus};
 use procfleet_core::task::Target;
 use procfleet_core::{
@@ -76,7 +77,12 @@ fn new_task(agents: &[&str]) -> NewTask {
         app: "console".to_owned(),
         username: "admin".to_owned(),
         summary: "start web:nginx".to_owned(),
-        requests: vec![RequestHead { proc: proc("nginx"), kind: OpKind::Start, spec: Some(Arc::new(spec)) }],
+        requests: vec![RequestHead {
+            proc: proc("nginx"),
+            kind: OpKind::Start,
+            spec: Some(Arc::new(spec)),
+            accounts: Scope::All,
+        }],
         ops: ops.collect(),
         retry_of: None,
         audit: None,

@@ -7,7 +7,12 @@ use std::collections::BTreeSet;
 async fn a_task_reads_back_as_it_was_written() {
     let Fixture { folder: _folder, store } = fixture().await;
     let mut new = new_task(&["a", "b"]);
-    new.requests.push(RequestHead { proc: proc("redis"), kind: OpKind::Query, spec: None });
+    new.requests.push(RequestHead {
+        proc: proc("redis"),
+        kind: OpKind::Query,
+        spec: None,
+        accounts: Scope::All,
+    });
     new.ops[1].request = 1;
     new.ops.push(NewOp {
         request: 1,

@@ -1,0 +1,153 @@
+//! Orders of apps that are limited to OS accounts.
+//!
+//! Such an order is refused (837) when another account is involved: that of the stored spec, of the spec that is being
+//! carried out, of the sent one, or of the running process. Only the shell knows whose a process is, so an order that is about
+//! to begin is held in its place in the queue until [`Effect::Vet`] is answered by [`Machine::vetted`]. The answer counts
+//! for that moment only: an order that has to wait again is vetted again.
+
+use super::{Machine, State};
+use crate::access;
+use crate::code::Code;
+use crate::id::OpId;
+use crate::moment::Moment;
+use crate::op::{OpKind, Order, Outcome};
+use crate::process::Process;
+use crate::spec::Spec;
+use crate::supervise::{Effect, OtherAccount, Scope, Step, Write, words};
+use std::sync::Arc;
+
+/// What is to become of the order at one place of the queue.
+pub(super) enum Vet {
+    Passed,
+    /// It was refused, and is out of the queue.
+    Refused,
+    /// It waits for [`Machine::vetted`].
+    Asked,
+}
+
+impl Machine {
+    /// The answer to [`Effect::Vet`]. `None`: no process of another account is involved.
+    pub fn vetted(&mut self, now: Moment, op: OpId, other: Option<OtherAccount>) -> Step {
+        let mut out = Step::default();
+        if let Some(place) = self.queries.iter().position(|order| order.op == op) {
+            let order = self.queries.remove(place);
+            match other {
+                None => {
+                    let state = self.take();
+                    self.inspect(&state, &order, &mut out);
+                    self.state = state;
+                }
+                Some(other) => refuse(&order, words::process_of_another(&other), &mut out),
+            }
+            return out;
+        }
+        let Some(place) = self.queue.iter().position(|order| order.op == op) else { return out };
+        match other {
+            None => self.vetted = Some(op),
+            Some(other) => {
+                let order = self.queue.remove(place).expect("place is a position in the queue");
+                refuse(&order, words::process_of_another(&other), &mut out);
+            }
+        }
+        self.proceed(now, &mut out);
+        self.vetted = None;
+        self.mark_begun(&mut out);
+        self.save(&mut out);
+        out
+    }
+
+    /// Whether the order at this place of the queue may begin now. `state` has been taken out of the machine.
+    pub(super) fn vet(&mut self, place: usize, state: &State, out: &mut Step) -> Vet {
+        let order = &self.queue[place];
+        if order.accounts.is_all() {
+            return Vet::Passed;
+        }
+        if let Some(reason) = self.spec_of_another(state, order) {
+            let order = self.queue.remove(place).expect("place is a position in the queue");
+            refuse(&order, reason, out);
+            return Vet::Refused;
+        }
+        if self.vetted == Some(order.op) {
+            return Vet::Passed;
+        }
+        match self.question(state, order) {
+            Some(question) => {
+                out.effects.push(question);
+                Vet::Asked
+            }
+            None => Vet::Passed,
+        }
+    }
+
+    /// An order that the specs forbid need not wait for its turn.
+    pub(super) fn refuses_at_once(&self, state: &State, order: &Order, out: &mut Step) -> bool {
+        let reason = self.spec_of_another(state, order);
+        let refused = reason.is_some();
+        reason.into_iter().for_each(|reason| refuse(order, reason, out));
+        refused
+    }
+
+    /// A query does not wait in the queue. True: it is refused, or will be answered after it was vetted.
+    pub(super) fn vet_query(&mut self, state: &State, order: &Order, out: &mut Step) -> bool {
+        if order.accounts.is_all() {
+            return false;
+        }
+        if let Some(reason) = self.spec_of_another(state, order) {
+            refuse(order, reason, out);
+            return true;
+        }
+        let Some(question) = self.question(state, order) else { return false };
+        out.effects.push(question);
+        self.queries.push(order.clone());
+        true
+    }
+
+    /// Why the order is refused, as far as the specs tell.
+    fn spec_of_another(&self, state: &State, order: &Order) -> Option<String> {
+        let under_way = match state {
+            State::Busy(job) => Some(&*job.spec),
+            State::Down(_) | State::Up(_) => None,
+        };
+        let stored = self.spec.as_deref();
+        let denied = |spec: &&Spec| !order.accounts.allows(&spec.identity.user);
+        // The server has looked at the sent one, too.
+        let of_host = stored.into_iter().chain(under_way).find(denied);
+        of_host.map(|spec| words::spec_of_another(&spec.identity.user)).or_else(|| {
+            order.spec.as_ref().filter(denied).map(|spec| words::sent_for_another(&spec.identity.user))
+        })
+    }
+
+    /// `None`: there is no spec, so nothing can be found or done.
+    fn question(&self, state: &State, order: &Order) -> Option<Effect> {
+        let access::Scope::Only(accounts) = &order.accounts else { return None };
+        let spec = order.spec.clone().map(Arc::new).or_else(|| self.spec.clone())?;
+        let process: Option<Process> = match state {
+            State::Down(_) => None,
+            State::Up(process) => Some(*process),
+            State::Busy(job) => job.stage.process(),
+        };
+        let scope = match self.spec {
+            // Of a periodic proc only the run counts, and that is known.
+            _ if spec.policy.kind.schedule().is_some() => Scope::Turn { last: None, since: None },
+            Some(_) => Scope::Settled,
+            // Its process may go on since it was unregistered.
+            None => Scope::Recovery { last: None },
+        };
+        Some(Effect::Vet { op: order.op, process, scope, spec, accounts: accounts.clone() })
+    }
+}
+
+/// Without what the host has stored: it is another account's.
+fn refuse(order: &Order, reason: String, out: &mut Step) {
+    let message = format!("{} was refused: {reason}; nothing was done", order.kind.verb());
+    out.writes.push(Write::Done(order.op, Outcome::without_agent(Code::NotAllowed, message, order.kind)));
+}
+
+/// Why an order about a namespace is refused to an app that is limited to accounts.
+pub fn group_refusal(order: &Order) -> Option<Outcome> {
+    (order.kind == OpKind::Group && !order.accounts.is_all()).then(|| {
+        let message = "group was refused: the limits of a process group end processes of every account in the namespace, and the \
+                       app is limited to some accounts; nothing was done";
+        Outcome::without_agent(Code::NotAllowed, message, order.kind)
+    })
+}
