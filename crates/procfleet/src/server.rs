@@ -5,7 +5,7 @@ use procfleet_agent::program;
 use procfleet_server::config::{Config, TlsSource};
 use procfleet_server::login_service::LoginUrl;
 use procfleet_server::peer::AddressBlock;
-use procfleet_server::{Server, files};
+use procfleet_server::{Server, ServerError, files};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -113,12 +113,16 @@ pub(crate) fn run(args: Args) -> Result<()> {
         println!("procfleet server is ready: {} (agents: https://{})", server.shown_url(), server.link);
         tokio::select! {
             // A part that fails ends the program, so that whoever supervises it can act.
-            () = server.failed() => anyhow::bail!("the server could not go on; its log says why"),
+            failed = server.failed() => return Err(why_it_failed(failed)),
             () = program::told_to_stop() => {}
         }
         server.stop().await;
         Ok(())
     })
+}
+
+pub(crate) fn why_it_failed(error: Option<ServerError>) -> anyhow::Error {
+    error.map_or_else(|| anyhow::anyhow!("the server could not go on; its log says why"), Into::into)
 }
 
 /// What a storm of results needed goes back to the kernel; the allocator would keep it.

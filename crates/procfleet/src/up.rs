@@ -76,7 +76,7 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
         tokio::select! {
             biased;
             () = &mut stop => break None,
-            () = server.failed() => break Some("the server could not go on; its log says why"),
+            failed = server.failed() => break Some(crate::server::why_it_failed(failed)),
             ended = agent.child.wait() => {
                 let code = ended.as_ref().ok().and_then(std::process::ExitStatus::code);
                 let pause = if code == Some(i32::from(NEEDS_SOMEBODY)) { AGENT_PAUSE_FOR_SOMEBODY } else { AGENT_PAUSE };
@@ -98,7 +98,7 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
     }
     match failed {
         None => Ok(()),
-        Some(reason) => anyhow::bail!(reason),
+        Some(error) => Err(error),
     }
 }
 

@@ -255,13 +255,16 @@ impl Server {
         format!("{scheme}://{}", self.api)
     }
 
-    /// Returns when a part of the server has ended that should not.
-    pub async fn failed(&mut self) {
+    /// Returns when the server cannot go on: its store cannot be used any more (then with the error), or a part of it has ended
+    /// that should not.
+    pub async fn failed(&mut self) -> Option<ServerError> {
         tokio::select! {
+            error = self.app.store.failed() => return Some(error.into()),
             _ = &mut self.keeper => error!("the keeper has ended"),
             _ = &mut self.http => error!("the API's port has ended"),
             _ = &mut self.sessions => error!("the link's port has ended"),
         }
+        None
     }
 
     /// Stops taking calls, tells the agents, waits a little, and closes the store.

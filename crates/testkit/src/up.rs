@@ -126,6 +126,12 @@ impl Up {
         status.code()
     }
 
+    /// Waits until it has ended by itself.
+    #[track_caller]
+    pub fn finish(&mut self) -> Finished {
+        self.program.finish(PATIENCE)
+    }
+
     /// `kill -9` of server and agent at the same moment.
     #[track_caller]
     pub fn kill_all(&mut self) {

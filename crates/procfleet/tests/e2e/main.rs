@@ -38,6 +38,7 @@ mod many_hosts;
 mod operations;
 mod periodic;
 mod policy;
+mod replaced_store;
 mod retention;
 mod selectors;
 mod silence;

@@ -24,6 +24,7 @@ mod businesses;
 mod certificates;
 mod columns;
 mod events;
+mod health;
 mod ops;
 mod process_groups;
 mod procs;
@@ -56,6 +57,7 @@ pub use tasks::{Counts, LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskR
 pub use tokens::{NewToken, TokenRefusal, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
+use health::Health;
 use procfleet_core::AgentId;
 use procfleet_sqlite::Reserve;
 use reader::Readers;
@@ -63,7 +65,11 @@ use rusqlite::Connection;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use writer::Writer;
+
+/// How often the files of the store are looked at when nothing is written.
+const FILES: Duration = Duration::from_secs(1);
 
 /// The handle. Clones share one open store; it ends with [`Store::close`], or when the last clone is dropped,
 /// which waits for the jobs that were handed over.
@@ -78,6 +84,7 @@ struct Inner {
     readers: Readers,
     writer: Writer,
     reserve: Arc<Reserve>,
+    health: Arc<Health>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +108,12 @@ pub enum StoreError {
         path.display(), later.display()
     )]
     Lost { path: PathBuf, how: &'static str, later: PathBuf },
+    #[error(
+        "{0} was replaced or removed while the server ran, and nothing was accepted since. To use a backup, run `procfleet store restore` \
+         while no server runs. To use the file that is at {1} now, move {1}-wal and {1}-shm away, which belong to the one before",
+        file.display(), path.display()
+    )]
+    Replaced { path: PathBuf, file: PathBuf },
     #[error("{doing} {}", path.display())]
     File {
         doing: &'static str,
@@ -148,7 +161,13 @@ impl StoreError {
 
     /// Starting again would not help: somebody has to look.
     pub fn needs_somebody(&self) -> bool {
-        matches!(self, StoreError::Damaged { .. } | StoreError::Lost { .. } | StoreError::Newer { .. })
+        matches!(
+            self,
+            StoreError::Damaged { .. }
+                | StoreError::Lost { .. }
+                | StoreError::Replaced { .. }
+                | StoreError::Newer { .. }
+        )
     }
 }
 
@@ -165,9 +184,10 @@ impl Store {
             };
             let reserve =
                 Arc::new(Reserve::of(&path).map_err(failed("opening, to reserve disk space, the files of"))?);
-            let writer = Writer::start(opened.connection, reserve.clone(), opened.lock)
+            let health = Arc::new(Health::of(&path).map_err(failed("looking at the files of"))?);
+            let writer = Writer::start(opened.connection, reserve.clone(), health.clone(), opened.lock)
                 .map_err(failed("starting the writer of"))?;
-            let store = Store { inner: Arc::new(Inner { readers, writer, reserve }) };
+            let store = Store { inner: Arc::new(Inner { readers, writer, reserve, health }) };
             store.fill_reserve();
             Ok(store)
         };
@@ -191,6 +211,20 @@ impl Store {
         }
     }
 
+    /// Returns when the store cannot be used any more: its files were replaced, or it is damaged.
+    pub async fn failed(&self) -> StoreError {
+        let mut condemned = self.inner.health.subscribe();
+        loop {
+            if let Some(condemned) = condemned.borrow_and_update().clone() {
+                return condemned.into();
+            }
+            let _ = tokio::time::timeout(FILES, condemned.changed()).await;
+            let health = Arc::clone(&self.inner.health);
+            // What it finds is in `condemned`, too.
+            let _ = tokio::task::spawn_blocking(move || health.check()).await;
+        }
+    }
+
     /// Stops taking jobs, carries out those that were taken, and leaves one tidy file. Other clones of the
     /// handle get [`StoreError::Closed`] from then on.
     pub async fn close(self) -> Result<(), StoreError> {
@@ -204,7 +238,7 @@ impl Store {
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     {
-        self.inner.writer.run(doing, change).await
+        self.judged(self.inner.writer.run(doing, change).await)
     }
 
     /// Runs `look` in one read transaction.
@@ -213,7 +247,12 @@ impl Store {
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     {
-        self.inner.readers.run(doing, look).await
+        self.judged(self.inner.readers.run(doing, look).await)
+    }
+
+    /// An error that says that the file is damaged ends the server.
+    fn judged<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        result.inspect_err(|error| self.inner.health.judge(error))
     }
 }
 

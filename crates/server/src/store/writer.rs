@@ -7,12 +7,16 @@
 //! No job is answered before the commit, so no caller believes in a change that a crash could undo. Some
 //! errors (disk full, I/O) make SQLite give up the whole transaction in the middle of a group: the jobs
 //! before it are then answered with that error, and the rest begins anew.
+//!
+//! Before and after each group the writer checks that the files are still those that it opened (see `health`).
 
+use super::health::Health;
 use super::schema::StoreLock;
 use super::{Fault, StoreError};
 use procfleet_failpoint::{Point, fails};
 use procfleet_sqlite::Reserve;
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -98,12 +102,13 @@ impl Writer {
     pub(super) fn start(
         connection: Connection,
         reserve: Arc<Reserve>,
+        health: Arc<Health>,
         lock: StoreLock,
     ) -> std::io::Result<Writer> {
         let (jobs, inbox) = mpsc::channel(WAITING);
         let thread = std::thread::Builder::new()
             .name("procfleet-store".to_owned())
-            .spawn(move || serve(connection, reserve, lock, inbox))?;
+            .spawn(move || serve(connection, reserve, health, lock, inbox))?;
         Ok(Writer { jobs, thread: Mutex::new(Some(thread)) })
     }
 
@@ -148,6 +153,7 @@ impl Drop for Writer {
 fn serve(
     connection: Connection,
     reserve: Arc<Reserve>,
+    health: Arc<Health>,
     lock: StoreLock,
     mut inbox: mpsc::Receiver<Message>,
 ) -> Result<(), StoreError> {
@@ -162,10 +168,10 @@ fn serve(
             }
             next = if group.len() < GROUP { inbox.try_recv().ok() } else { None };
         }
-        run_group(&connection, &mut group);
+        run_group(&connection, &health, &mut group);
     }
-    let tidied =
-        tidy(&connection).map_err(|source| StoreError::Database { doing: "closing the store", source });
+    let tidied = tidy(&connection, &health)
+        .map_err(|source| StoreError::Database { doing: "closing the store", source });
     if let Err(error) = &tidied {
         tracing::warn!(error = error as &dyn std::error::Error, "store closed without a checkpoint");
     }
@@ -175,11 +181,18 @@ fn serve(
     tidied
 }
 
-fn tidy(connection: &Connection) -> rusqlite::Result<()> {
+fn tidy(connection: &Connection, health: &Health) -> rusqlite::Result<()> {
+    if health.check().is_err() {
+        // Closing would checkpoint, and remove the log by its name, which may be another one by now.
+        return connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ());
+    }
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
-fn run_group(connection: &Connection, group: &mut Vec<Box<dyn Job>>) {
+fn run_group(connection: &Connection, health: &Health, group: &mut Vec<Box<dyn Job>>) {
+    if let Err(condemned) = health.check() {
+        return answer_lost(group.drain(..), condemned.as_sqlite_error());
+    }
     let mut ran = Vec::with_capacity(group.len());
     for mut job in group.drain(..) {
         let ended = run_job(connection, job.as_mut());
@@ -193,8 +206,10 @@ fn run_group(connection: &Connection, group: &mut Vec<Box<dyn Job>>) {
     {
         abandon(connection, error, &mut ran);
     }
-    for job in ran {
-        job.answer(None);
+    match health.check() {
+        Ok(()) => ran.into_iter().for_each(|job| job.answer(None)),
+        // What was committed is in a file that the next server will not find.
+        Err(condemned) => answer_lost(ran.into_iter(), condemned.as_sqlite_error()),
     }
 }
 
@@ -237,8 +252,12 @@ fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dy
     {
         tracing::error!(error = &error as &dyn std::error::Error, "rolling back failed");
     }
+    answer_lost(ran.drain(..), error);
+}
+
+fn answer_lost(jobs: impl Iterator<Item = Box<dyn Job>>, error: rusqlite::Error) {
     let error = Arc::new(error);
-    for job in ran.drain(..) {
+    for job in jobs {
         job.answer(Some(Arc::clone(&error)));
     }
 }
