@@ -34,7 +34,7 @@ const TAKEN_NAMED: usize = 1_000;
 const STATES_BYTES: usize = 40 * 1024;
 /// And so does one of events. The next is sent when the server has stored them.
 const EVENTS_BYTES: usize = 40 * 1024;
-/// How long one write may take: a server that takes nothing for so long is silent.
+/// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
 const WRITE: Duration = Duration::from_secs(20);
 /// How many questions about logs and specs are answered at once. The server asks fewer.
 const QUESTIONS: usize = 16;
@@ -228,7 +228,7 @@ impl Session<'_> {
                 answer = questions.next() => send(&mut socket, answer).await?,
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
-                // Nothing else may ever wake it.
+                // A timer of its own: without it, an idle agent would notice the silence only at its next report.
                 () = tokio::time::sleep_until((heard + patience).into()) => return Err(End::Silent(heard.elapsed())),
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
                     send(&mut socket, request).await?;
@@ -396,7 +396,7 @@ async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End>
     in_time(socket.send(Message::Binary(body.into_bytes().into()))).await
 }
 
-/// A server that is stopped reads nothing, and a write to it would wait for as long as it is.
+/// A write with a timeout.
 async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(), End> {
     match tokio::time::timeout(WRITE, write).await {
         Ok(written) => Ok(written?),

@@ -102,7 +102,7 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
             denied.insert(Denial::Namespace(request.proc.namespace.clone()));
         }
         if request.refused.is_some() {
-            // Nothing of it is carried out, and perhaps neither its operation nor its account could be read.
+            // A rejected request is never carried out, and its operation or account may be unknown.
             continue;
         }
         if !grants.ops.allows(&request.kind) {

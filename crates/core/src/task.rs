@@ -14,12 +14,12 @@ pub struct Request {
     /// `None`: use what the agent has stored.
     pub spec: Option<Spec>,
     pub targets: Vec<Target>,
-    /// `Some`: nothing of it is carried out; its ops end at once with this.
+    /// `Some`: the request is rejected. Its ops get this outcome when the task is created and are never sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Refusal>,
 }
 
-/// Why one element of a batch is refused while the others are carried out.
+/// The outcome of an element of a batch that is rejected while the others are carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     pub code: Code,
@@ -27,7 +27,7 @@ pub struct Refusal {
 }
 
 impl Request {
-    /// Whether both ask for the same, wherever.
+    /// Whether both requests are equal apart from their targets.
     pub fn asks_the_same(&self, other: &Request) -> bool {
         (&self.proc, self.kind, &self.spec, &self.refused)
             == (&other.proc, other.kind, &other.spec, &other.refused)
@@ -42,17 +42,17 @@ pub enum Target {
     /// A host as the first generation of the API names it: with a supplier, which only the answer's key shows.
     SupplierHost(Host, u32),
     Agent(AgentId),
-    /// What can be neither a host nor an agent id, such as a host with an empty ip. It is kept so that the answer has the key
-    /// that its caller looks for.
+    /// Neither a valid host nor a valid agent id, for example a host with an empty ip. Kept so that the result has the key
+    /// that the caller expects.
     Unusable(UnusableTarget),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnusableTarget {
-    /// As the caller would name it in a key: `cloud:ip`, or what it sent as an agent id.
+    /// As in the result key: `cloud:ip` as sent, or the agent id as sent.
     pub name: String,
     pub supplier: Option<u32>,
-    /// What is wrong with it. It is not part of what is stored.
+    /// Why it is invalid. Not stored.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Calls about many processes or hosts, of which some elements are odd: these are refused alone, and the others are carried out.
+//! Batches with invalid elements: only these are rejected, and the others are carried out.
 
 use crate::up;
 use procfleet_testkit::{Op, PATIENCE, Proc, Up, is_running, programs, wait_for, wait_until};

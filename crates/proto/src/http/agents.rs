@@ -131,7 +131,7 @@ pub fn info(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> K
     rows.collect()
 }
 
-/// `asked`: the id by which the caller asked for it. Callers look that up in the answer, also where it is `cloud:ip`.
+/// `asked`: the id in the request. Callers look it up in the answer, also if it is `cloud:ip`.
 pub fn state(asked: &AgentId, agent: &AgentView) -> AgentState {
     AgentState {
         bk_agent_id: asked.to_string(),

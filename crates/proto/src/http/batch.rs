@@ -1,7 +1,8 @@
-//! Lists of which each element is read for itself: an odd one is refused alone, under the key that its caller looks for.
+//! Batches: lists of requests and of targets, each element of which is validated on its own.
 //!
-//! Real callers depend on it: one names the same process twice in a call on purpose, and another sends a host without an address
-//! among a thousand good ones. Only where nothing of a list can be used is the call as a whole refused, with every fault.
+//! An invalid element is rejected under its own result key and does not affect the other elements. Real callers
+//! need this: bscp sends the same process twice in one call on purpose, and gsekit sends a host with an empty ip in
+//! a batch of 1,000. A call is rejected as a whole, with every fault, only if no element of the list is valid.
 
 use super::fault::Faults;
 use super::operate::{LONGEST_NAME, MOST_OPS, Suppliers};
@@ -19,7 +20,7 @@ pub struct NamedHost {
     pub cloud: u32,
     /// `cloud:ip`, as in keys.
     pub name: String,
-    /// `None`: there cannot be such a host.
+    /// `None`: the address is invalid, so no such host exists.
     pub host: Option<Host>,
 }
 
@@ -42,11 +43,11 @@ impl NamedHost {
     }
 }
 
-/// What was read of an element. `None`: not even what it is about.
+/// One parsed element and its faults. `None`: the element does not even say which process or host it is about.
 pub(super) type Read<T> = (Option<T>, Faults);
 
-/// Those that are fine, and those that are not but can be named. If none is fine, all their faults are the call's; else they are
-/// warnings.
+/// Returns every element that can be named, valid or not. The faults of invalid elements are added to the call as
+/// warnings, or as faults if no element is valid.
 pub(super) fn settle<T>(read: Vec<Read<T>>, faults: &mut Faults) -> Vec<T> {
     let nothing = read.iter().all(|(_, own)| !own.is_empty());
     let mut kept = Vec::with_capacity(read.len());
@@ -72,7 +73,7 @@ pub(super) fn read_hosts(elements: Vec<Result<Reader<'_>, Faults>>, faults: &mut
     settle(elements.into_iter().map(read).collect(), faults)
 }
 
-/// `agent_id_list`, which wins, or `hosts`.
+/// `agent_id_list`, which takes precedence, or `hosts`.
 pub(super) fn read_targets(reader: &Reader<'_>, suppliers: Suppliers, faults: &mut Faults) -> Vec<Target> {
     let agents = reader.each_text("agent_id_list", faults);
     if !agents.is_empty() {
@@ -133,13 +134,13 @@ fn read_target(reader: &Reader<'_>, suppliers: Suppliers) -> Read<Target> {
     (target, own)
 }
 
-/// `None`: such a name is no part of a key.
+/// `None`: the name is too long or has control characters, so it cannot be part of a result key.
 fn unusable(name: String, supplier: Option<u32>, own: &Faults) -> Option<Target> {
     let usable = name.chars().count() <= LONGEST_NAME && !name.chars().any(char::is_control);
     usable.then(|| Target::Unusable(UnusableTarget { name, supplier, reason: own.to_string() }))
 }
 
-/// Names one host; what is wrong with its address is a place that there cannot be.
+/// Reads one host. An invalid address is a `NoPlace` fault: callers know it as 117, "no such agent".
 pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
     let mut own = Faults::default();
     let text = host.required_text("ip", 45, &mut own);
@@ -156,10 +157,10 @@ pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> 
     Some(Host { cloud: CloudId(u32::try_from(cloud?).ok()?), ip: ip? })
 }
 
-/// What shows only when all requests are read: two for one key, or too many ops.
+/// Checks what concerns all requests together: duplicate result keys and the number of ops.
 ///
-/// A host that is named twice in one request is meant once, and so is the same request in two elements. Two different requests
-/// would have one answer between them: the later one is refused, and the answer says so as soon as the first has ended.
+/// A host that appears twice in one request is one op, and so is the same request in two elements. Two different
+/// requests with one result key share one answer, so the later one is rejected with 811 and never carried out.
 pub(super) fn finish(
     requests: Vec<Request>,
     faults: &mut Faults,
@@ -209,7 +210,8 @@ pub(super) fn finish(
     kept
 }
 
-/// The elements of a call, each read for itself. If nothing of any can be carried out, the faults of all are the call's.
+/// Turns parsed elements into requests; invalid ones become rejected requests. If no element is valid, all faults are
+/// added to the call.
 pub(super) fn sort_out(
     elements: Vec<Read<Request>>,
     faults: &mut Faults,
@@ -223,7 +225,7 @@ pub(super) fn sort_out(
             (false, element) => {
                 faults.absorb_as_warnings(&own);
                 let refused = (!own.is_empty()).then(|| own.refusal());
-                // One that does not say what it is about has no key to be answered under, and its place must not be lost.
+                // An element without a proc has no result key; it keeps its index so that messages name the right one.
                 let request = element.map(|request| Request { refused, ..request });
                 requests.push(request);
             }

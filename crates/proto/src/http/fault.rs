@@ -20,7 +20,7 @@ pub struct Fault {
 pub enum Reason {
     /// No operation has this number.
     UnknownOp(String),
-    /// It names no place that there could be.
+    /// A target that cannot exist: an empty or invalid address or agent id.
     NoPlace(String),
     Other(String),
 }
@@ -32,7 +32,7 @@ pub struct Faults {
     warnings: Warnings,
 }
 
-/// What was accepted and has no effect, or was refused for itself beside what was accepted, each with its place.
+/// Notes on an accepted call, each with its path: fields without effect, and rejected elements of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warnings(Vec<(String, String)>);
 
@@ -49,13 +49,13 @@ impl Faults {
         self.list.push(Fault { path: cut(path.into()), reason: Reason::NoPlace(cut(reason.into())) });
     }
 
-    /// These and the others, warnings too.
+    /// Appends all faults and warnings of `others`.
     pub fn absorb(&mut self, others: Faults) {
         self.list.extend(others.list);
         self.warnings.0.extend(others.warnings.0);
     }
 
-    /// The same, where the others are the matter of one element alone.
+    /// Appends the faults of one rejected element as warnings.
     pub fn absorb_as_warnings(&mut self, others: &Faults) {
         for fault in &others.list {
             self.warn(fault.path.clone(), format!("refused for itself: {}", fault.reason));
@@ -92,7 +92,7 @@ impl Faults {
         &self.list
     }
 
-    /// Why an element is refused for itself, in the code that callers know for it.
+    /// The error code and message for one rejected element.
     pub fn refusal(&self) -> Refusal {
         let only = |meant: fn(&Reason) -> bool| self.list.iter().all(|fault| meant(&fault.reason));
         let code = match () {

@@ -258,7 +258,7 @@ fn read_own_spec(
 ) -> Option<Spec> {
     reader.optional_object("spec", faults).map(|spec| {
         for Unread { path, meant } in spec.unread("spec") {
-            // GSE's callers send fields of their own. One that is close to a known name is most likely that one.
+            // GSE's callers send additional fields, so only those that look like a typo are worth a warning.
             if let Some(meant) = meant {
                 faults.warn(path, format!("unknown and not used; did you mean {meant}?"));
             }

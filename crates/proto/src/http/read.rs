@@ -170,7 +170,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The fields of this object, and below it, that nobody reads; it stands at `path` in a request of `operate_proc_v2`.
+    /// The unknown fields in and below this object, which is at `path` in an `operate_proc_v2` request.
     pub fn unread(&self, path: &str) -> Vec<Unread> {
         match self.source {
             Source::Sent(fields) => typos::inside(fields, path, &self.path),
@@ -207,7 +207,7 @@ impl<'v> Reader<'v> {
         self.objects(field, faults)
     }
 
-    /// The objects of a list, each for itself: an element that is none goes with its own fault. Absent is empty.
+    /// The objects of a list, each with its own faults: an element that is not an object is an `Err`. Absent is empty.
     pub fn elements(&self, field: &str, faults: &mut Faults) -> Vec<Result<Reader<'v>, Faults>> {
         if let Some(recorder) = self.recorder(field, Shape::Objects) {
             return vec![Ok(self.inner(recorder, format!("{}[]", self.path(field))))];
@@ -220,7 +220,7 @@ impl<'v> Reader<'v> {
         self.list(field, faults).iter().enumerate().map(each).collect()
     }
 
-    /// The field as it stands in a key: a text or a number as it was sent, anything else as nothing.
+    /// The field as it appears in a result key: a string or number as it was sent, anything else as an empty string.
     pub fn shown(&self, field: &str) -> String {
         match self.get(field) {
             Some(Value::String(text)) => text.clone(),
@@ -249,7 +249,7 @@ impl<'v> Reader<'v> {
         self.texts(field, faults)
     }
 
-    /// The texts of a list with their places, each for itself: in place of what is none stands its fault. Absent is empty.
+    /// The strings of a list with their paths; an element that is not a string is an `Err`. Absent is empty.
     pub fn each_text(&self, field: &str, faults: &mut Faults) -> Vec<(String, Result<&'v str, String>)> {
         self.recorder(field, Shape::Texts);
         let at = self.path(field);

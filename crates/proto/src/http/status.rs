@@ -32,7 +32,7 @@ pub struct SyncQuery {
 pub fn get_proc_status<'v>(body: impl Into<Body<'v>>, suppliers: Suppliers) -> Result<StatusQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
-    // Callers start a process without labels and ask for it with them: where it is named, they do not exclude it.
+    // Labels do not filter: nodeman starts a process without labels and queries it with labels.
     let (proc, _labels) = read_meta(&reader, &mut faults);
     let targets = read_targets(&reader, suppliers, &mut faults);
     if faults.is_empty() { Ok(StatusQuery { proc, targets }) } else { Err(faults) }

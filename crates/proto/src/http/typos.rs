@@ -1,7 +1,8 @@
-//! Fields that nobody reads, and which one was perhaps meant.
+//! Unknown fields, and suggestions for those that look like typos.
 //!
-//! Callers send more than is read here, so that an unknown field is no fault; but `strat_cmd` is one, and its sender should hear of
-//! it. Which names are known is asked of the reading code itself: it is given a recorder, as for the API's document.
+//! GSE's callers send additional fields, so an unknown field is not a fault. `strat_cmd` is most likely a typo of
+//! `start_cmd`, though, and its sender should be told. The known names come from the parsing code itself: it runs
+//! against a recorder, as it does for the API's document, so there is no second list to keep.
 
 use super::operate;
 use super::read::Body;
@@ -10,30 +11,31 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-/// A field that is not read.
+/// A field that the parsing code does not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unread {
     /// `spec.control.strat_cmd`
     pub path: String,
-    /// What its sender may have meant: a name beside it, or the path of one elsewhere.
+    /// Suggestion: a field name of the same object, or the path of a field of another object.
     pub meant: Option<String>,
 }
 
-/// All fields of a request of `operate_proc_v2` that are not read.
+/// All unknown fields of an `operate_proc_v2` request.
 pub fn in_request(request: &Map<String, Value>) -> Vec<Unread> {
     known().unread(request, "", "")
 }
 
-/// The same of the object at this path of such a request: `spec`. `shown`: its path in the request that was really sent.
+/// The unknown fields of the object at `path` (`spec`) of such a request. `shown`: the object's path in the request that
+/// was sent, for messages.
 pub(super) fn inside(object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
     known().unread(object, path, shown)
 }
 
-/// The names that are read, by the path of the object that they are in. A list has `[]` after its name.
+/// Known field names by the path of their object. Paths of lists end with `[]`.
 #[derive(Debug, Default)]
 struct Known {
     names: BTreeMap<String, BTreeSet<String>>,
-    /// Objects and lists of objects.
+    /// Paths of fields that hold an object or a list of objects, with the path of that object.
     inner: BTreeMap<String, String>,
 }
 
@@ -41,11 +43,11 @@ fn known() -> &'static Known {
     static KNOWN: OnceLock<Known> = OnceLock::new();
     KNOWN.get_or_init(|| {
         let mut known = Known::default();
-        // What is read depends on these. A register reads the same, and requires more of it.
+        // The parsing code branches on these two. register_proc_info reads the same fields and requires more of them.
         for auto_type in 0..=2 {
             for op_type in operate::OP_TYPES {
                 let recorder = Recorder::with(&[("op_type", op_type), ("auto_type", auto_type)]);
-                // What the code makes of a recorder is of no interest: there is nothing in it.
+                // Only the recording is of interest; an empty request always fails to parse.
                 let _ = operate::operate_proc_v2(Body::from(&recorder));
                 known.add(&recorder.into_record());
             }
@@ -100,7 +102,7 @@ impl Known {
         found
     }
 
-    /// The nearest name beside it; else the place where a field of this very name, or nearly, belongs.
+    /// The closest name of the same object; else the path of the closest name of any other object.
     fn meant(&self, path: &str, name: &str) -> Option<String> {
         let nearest = |names: &mut dyn Iterator<Item = (String, &String)>| {
             let near = names.filter_map(|(shown, known)| Some((distance_if_near(name, known)?, shown)));
@@ -118,14 +120,14 @@ fn below(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// The shorter a name, the less may differ: `id` is not `fd`.
+/// `None` if the names differ too much. The shorter the name, the fewer edits are allowed: `id` is not `fd`.
 fn distance_if_near(name: &str, known: &str) -> Option<usize> {
     let allowed = match known.chars().count() {
         0..=3 => 0,
         4..=7 => 1,
         _ => 2,
     };
-    // Far longer or shorter names need not be compared, and a hostile one is not.
+    // Skip the quadratic comparison for names of very different length.
     if name.len().abs_diff(known.len()) > 4 * (allowed + 1) {
         return None;
     }
@@ -133,7 +135,7 @@ fn distance_if_near(name: &str, known: &str) -> Option<usize> {
     Some(distance(&name, &known)).filter(|distance| *distance <= allowed)
 }
 
-/// How many letters must be changed, added, left out or exchanged with their neighbours (optimal string alignment).
+/// Edit distance with transpositions (optimal string alignment).
 fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     let mut rows: [Vec<usize>; 3] = [Vec::new(), Vec::new(), (0..=other.len()).collect()];

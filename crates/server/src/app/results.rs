@@ -63,8 +63,8 @@ pub async fn by_job_key(
     rendered.await.map_err(|_| AppError::Ending)
 }
 
-/// In the order of the ops. Of two ops with one key, of which the API has refused the later one, the answer is that of the one
-/// that is open, else of the one that failed: success would be said of both.
+/// One row per result key, in the order of the ops. Two ops share a key if the API rejected the later one; the answer
+/// is then the open op, else the failed one, because a success would be read as the success of both requests.
 fn one_for_each_key<'a>(
     task: &'a TaskRecord,
     ops: &'a [OpRecord],

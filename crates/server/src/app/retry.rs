@@ -21,7 +21,7 @@ pub async fn retry(
     let mut faults = Faults::default();
     let mut targets: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
     for op in &ops {
-        // What the API refused was never understood whole, so that it cannot be tried again.
+        // The spec and operation of a rejected request may be incomplete, so it is never sent again.
         let settled = [Code::Success, Code::BadRequest, Code::UnknownOp];
         if op.outcome.as_ref().is_some_and(|outcome| !settled.contains(&outcome.code)) {
             targets.entry(op.request).or_default().push(op.target.clone());

@@ -69,8 +69,8 @@ impl Heard {
         Ok(Heard(heard))
     }
 
-    /// An agent says what has changed, so whenever it is heard all that it said before still holds. The time is the server's own, for
-    /// callers compare it with now and the host's clock may be wrong.
+    /// Sets `reported_at` to when the agent was last heard: agents report changes only, so each message confirms the last
+    /// report. It is server time, because callers compare it with now and the host's clock may be wrong.
     pub(super) fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
         let heard_at = self.0.get(agent).map(|heard| heard / 1000);
         ProcReport { reported_at: heard_at.unwrap_or(report.reported_at), ..report }

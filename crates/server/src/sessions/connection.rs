@@ -29,8 +29,9 @@ use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
 const HELLO: Duration = Duration::from_secs(10);
-/// How often an agent is pinged. One that has been silent for two of these at the next one is gone, so at most three after it was last
-/// heard: a host that hangs or is cut off shows as away within 35 s. An agent that hears nothing for three leaves, too.
+/// Interval of the WebSocket pings. A session ends at the first ping that finds the agent silent for more than two
+/// intervals, which is at most 30 s after its last message: a host that hangs or is cut off shows as away within 35 s.
+/// Agents leave after three intervals without a message from the server.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long one write may take. Who reads more slowly is cut, and hears the rest in its next session.
 const WRITE: Duration = Duration::from_secs(20);
@@ -308,12 +309,12 @@ async fn converse(
     socket: &mut WebSocket,
 ) -> End {
     let mut cas = link.ca.changes();
-    // Since when it has been listened to in vain. While something else is done, what it says waits.
+    // Start of the silence. Reset after every store write, since nothing is read from the socket meanwhile.
     let mut silent_since = Instant::now();
     // Each session has its own rhythm, so that ten thousand do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
     let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
-    // After a long store write, two beats at once would count the same silence twice.
+    // No burst of pings after a long store write.
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let done = tokio::select! {
@@ -350,7 +351,7 @@ async fn converse(
                     Ok(Some(answer)) => in_time(send(socket, answer)).await,
                     Err(end) => Err(end),
                 };
-                // A slow store must not be taken for a silent agent.
+                // A slow store is not the agent's silence.
                 silent_since = Instant::now();
                 heeded
             }

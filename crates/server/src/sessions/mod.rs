@@ -128,8 +128,8 @@ impl Cut {
     }
 }
 
-/// When an agent was last heard, be it a heartbeat. Its session writes it for every message, so it is kept in memory, and stored
-/// when the session ends.
+/// When the last message of an agent arrived, heartbeats included, in wall time. Kept in memory, because the session
+/// updates it for every message; stored when the session ends.
 #[derive(Clone, Debug)]
 pub struct LastHeard(Arc<AtomicI64>);
 

@@ -3,8 +3,8 @@
 //! The writer is one thread, so of two calls that come at the same moment one finds the other's key; and since task and
 //! key are one commit, a crash leaves both or neither.
 //!
-//! A request id names a chain of calls, in which a process may be started, stopped and started again: the same request counts as a
-//! repeat only if nothing else was asked of its processes in between.
+//! A request id names a chain of calls in which a process may be started, stopped and started again. The same request
+//! counts as a repeat only if no other operation on one of its processes was accepted in between.
 
 use super::columns::{from_json, integer, natural, text};
 use super::tasks::{insert, requests_json};
@@ -97,14 +97,14 @@ fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option
     }))
 }
 
-/// What of a request decides whether another is about the same.
+/// The part of a stored request that `is_overtaken` needs.
 #[derive(Deserialize)]
 struct About {
     proc: ProcKey,
     kind: OpKind,
 }
 
-/// Whether a later task asked something else of a process of this one. A query changes nothing.
+/// Whether a later task has an op, other than a query, on the same proc and agent as one of this task's ops.
 fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, Fault> {
     let sql = "SELECT number, requests_json FROM tasks WHERE number >= ? ORDER BY number";
     let mut tasks = db.prepare_cached(sql)?;
