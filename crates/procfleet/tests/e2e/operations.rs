@@ -315,3 +315,23 @@ fn what_is_under_way_is_called_by_its_name() {
     }
     proc.row_when(PATIENCE, "stopped");
 }
+
+/// GSE's callers see a process with its pid as soon as it was seen alive, not only when its check is over.
+#[test]
+fn a_foreground_process_is_shown_while_its_start_is_checked() {
+    let up = up();
+    let proc = up.proc("shown").starts(&programs::foreground()).policy("start_check_secs", 120);
+    let start = proc.submit(Op::Start);
+    let query = json!({"meta": proc.request["meta"], "hosts": proc.request["hosts"]});
+    let info = wait_for(PATIENCE * 3, "GSE's status shows the process", || {
+        let answer = up.client.post("/api/v2/proc/get_proc_status_v2", query.clone());
+        let info = answer.data()["proc_infos"][0].clone();
+        (info["status"] == 1).then_some(info)
+    });
+    assert!(!start.has_ended(), "the check is not over: {info}");
+    let pid = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
+    assert_eq!(proc.program_pid(), Some(pid), "{info}");
+    proc.row_when(PATIENCE, "starting");
+    proc.op(Op::Kill).assert_success();
+    start.outcome().assert(826, "start was cancelled");
+}
