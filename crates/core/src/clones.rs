@@ -73,7 +73,7 @@ mod tests {
     fn check(story: &str) {
         let (mut lives, mut now) = (Lives::default(), Moment(0));
         let found = story.chars().position(|letter| {
-            now = now + Duration::from_secs(if letter == '.' { 3_600 } else { 1 });
+            now += Duration::from_secs(if letter == '.' { 3_600 } else { 1 });
             let life = letter.to_ascii_lowercase() as u8;
             let from = IpAddr::V4(Ipv4Addr::new(10, 0, 0, life));
             letter != '.' && lives.connected(Life(life.into()), from, now) != Verdict::Alone

@@ -4,7 +4,7 @@
 //! what crosses the link is a duration. Wall-clock time exists only where people read it.
 
 use serde::{Deserialize, Serialize};
-use std::ops::{Add, Sub};
+use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 /// A point in time, in milliseconds since the clock's own beginning.
@@ -22,6 +22,12 @@ impl Add<Duration> for Moment {
     type Output = Moment;
     fn add(self, wait: Duration) -> Moment {
         Moment(self.0.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl AddAssign<Duration> for Moment {
+    fn add_assign(&mut self, wait: Duration) {
+        *self = *self + wait;
     }
 }
 

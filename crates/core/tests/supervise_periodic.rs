@@ -486,13 +486,13 @@ fn what_is_due_late_is_run_once_or_waits_for_the_rule() {
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
-    world.now = world.now + Duration::from_secs(40);
+    world.now += Duration::from_secs(40);
     world.run_for(10_000);
     assert_eq!((seconds(&world), missed(&world)), (vec![0, 45, 55], vec![3]));
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &by_the_clock());
     world.run_for(5_000);
-    world.now = world.now + Duration::from_secs(100);
+    world.now += Duration::from_secs(100);
     world.run_for(40_000);
     assert_eq!((seconds(&world), missed(&world)), (vec![140], vec![2]));
 }

@@ -329,7 +329,7 @@ proptest! {
     fn no_input_is_too_odd(inputs in vec((0..3_000u64, arb_odd()), 1..60)) {
         let mut odd = Odd::new();
         for (wait, input) in inputs {
-            odd.now = odd.now + Duration::from_millis(wait);
+            odd.now += Duration::from_millis(wait);
             odd.feed(input)?;
         }
     }

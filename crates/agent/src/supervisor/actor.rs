@@ -259,11 +259,13 @@ impl Actor {
                 effects.into_iter().for_each(|effect| self.act(effect));
             }
             Commit::First => {
+                let decided = self.around.host.now();
                 pass(&writes, Point::AgentBegunUnwritten, Point::AgentOutcomeUnwritten);
                 self.ledger.write(&writes, self.known()).await;
                 pass(&writes, Point::AgentBegunWritten, Point::AgentOutcomeWritten);
                 self.announce(writes);
                 effects.into_iter().for_each(|effect| self.act(effect));
+                self.machine.delayed(self.around.host.now().since(decided));
             }
             Commit::Alongside => {
                 // The process first: it is what somebody waits for.

@@ -215,7 +215,20 @@ pub(super) enum EndPhase {
     },
 }
 
+impl Measure {
+    fn delay(&mut self, by: Duration) {
+        match self {
+            Measure::None => {}
+            Measure::Told { until } | Measure::Killed { until } => *until += by,
+        }
+    }
+}
+
 impl Running {
+    fn delay(&mut self, by: Duration) {
+        self.deadline.iter_mut().for_each(|deadline| *deadline += by);
+    }
+
     /// The deadline has come. The first time the command is to be ended, the second time it is not waited for.
     pub(super) fn overdue(&mut self, now: Moment) -> Overdue {
         if self.deadline.is_none_or(|deadline| now < deadline) {
@@ -308,6 +321,44 @@ impl Stage {
             Stage::Ending(Ending {
                 phase: EndPhase::Vanish { until } | EndPhase::Killed { until }, ..
             }) => Some(*until),
+        }
+    }
+
+    /// Moves every deadline: what the stage waits for began this much later than planned.
+    pub(super) fn delay(&mut self, by: Duration) {
+        match self {
+            Stage::Looking { .. } | Stage::Planning { .. } => {}
+            Stage::Launching(launch) => {
+                launch.command.delay(by);
+                launch.began += by;
+                launch.next_look += by;
+                launch.ended.iter_mut().for_each(|ended| ended.at += by);
+                launch.seen.iter_mut().for_each(|seen| seen.since += by);
+            }
+            Stage::Ending(ending) => match &mut ending.phase {
+                EndPhase::Command(command) => command.delay(by),
+                EndPhase::Vanish { until } | EndPhase::Killed { until } => *until += by,
+            },
+            Stage::Reloading { command, .. } => command.delay(by),
+            Stage::Leaving(leaving) => {
+                leaving.command.iter_mut().for_each(|(command, _)| command.delay(by));
+                leaving.until += by;
+                leaving.next_look += by;
+                leaving.measure.delay(by);
+            }
+            Stage::Clearing(clearing) => {
+                clearing.next_look += by;
+                clearing.measure.delay(by);
+            }
+            Stage::Awaiting(awaiting) => {
+                awaiting.counts_at.iter_mut().chain(&mut awaiting.gone).for_each(|at| *at += by);
+                awaiting.deadline += by;
+                awaiting.next_look += by;
+            }
+            Stage::Reviewing(review) => {
+                review.until += by;
+                review.next_look += by;
+            }
         }
     }
 

@@ -102,6 +102,8 @@ pub struct World {
     pub fail_next_effects: bool,
     /// The disk is slow, or full: what need not be durable is not, until something must be.
     pub lagging: bool,
+    /// How long the disk takes for what must be durable before the effects.
+    pub disk_delay: u64,
     /// What a crash would lose.
     behind: Vec<Write>,
     /// What the wall clock is ahead of the machine's own, in milliseconds.
@@ -193,6 +195,7 @@ impl World {
             look_delay: 0,
             fail_next_effects: false,
             lagging: false,
+            disk_delay: 0,
             behind: Vec::new(),
             wall_ahead: 0,
             plans: 0,
@@ -500,6 +503,9 @@ impl World {
     }
 
     fn carry_out(&mut self, step: Step) {
+        let waits = step.commit == Commit::First && !step.writes.is_empty();
+        let delay = Duration::from_millis(if waits { self.disk_delay } else { 0 });
+        self.now += delay;
         self.behind.extend(step.writes);
         if step.commit == Commit::First || !self.lagging {
             self.commit();
@@ -510,6 +516,7 @@ impl World {
         for effect in step.effects {
             self.act(effect);
         }
+        self.machine.delayed(delay);
     }
 
     fn commit(&mut self) {

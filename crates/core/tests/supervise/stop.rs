@@ -89,3 +89,19 @@ fn a_stop_command_that_cannot_run_does_not_spoil_a_death_that_came_first() {
     world.run_for(60_000);
     assert_eq!((world.hosted(), state(&world), world.starts.len()), (false, Then::Down, 1));
 }
+
+/// The order is on the disk only after a while: the process has its whole time from the moment that it is signalled.
+#[test]
+fn a_slow_disk_takes_no_time_from_the_process() {
+    for (kind, term) in [
+        (OpKind::Stop, Term::Dies { after: 2_900 }),
+        (OpKind::Kill, Term::Ignores),
+        (OpKind::Restart, Term::Dies { after: 2_900 }),
+    ] {
+        let mut world = given(Given::UpHosted);
+        world.term = term;
+        world.disk_delay = 20_000;
+        let outcome = world.order(kind, &spec());
+        assert_eq!(outcome.code.number(), 0, "{}: {}", kind.verb(), outcome.message);
+    }
+}

@@ -34,6 +34,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 use treating::Patient;
 use turns::{Since, Turn};
 
@@ -232,6 +233,14 @@ impl Machine {
             State::Busy(job) => job.stage.wake_at(&job.spec),
         };
         state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
+    }
+
+    /// The effects of the last step happened this much later than the step was decided, because its writes took so long.
+    /// Deadlines count from the effects: a process has its whole time to end after it was told to.
+    pub fn delayed(&mut self, by: Duration) {
+        if let State::Busy(job) = &mut self.state {
+            job.stage.delay(by);
+        }
     }
 
     pub fn step(&mut self, now: Moment, input: Input) -> Step {
