@@ -1,10 +1,12 @@
 //! What an agent is told at its start. Plain data, checked once.
 
 use crate::exec::{Containment, Rotation};
+use crate::path_walk::{self, Trust};
 use procfleet_core::allow::Allow;
 use procfleet_proto::link::token::JoinToken;
+use rustix::fs::{FileType, OFlags};
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -38,6 +40,8 @@ pub struct AgentFolder {
 
 /// Where the policy of a host is unless somebody says otherwise.
 const POLICY: &str = "/etc/procfleet/policy.json";
+/// What is longer is not understood.
+const LONGEST_POLICY: u64 = 1024 * 1024;
 
 /// Why a policy cannot be used. The agent does not start then: it would do what its owner does not want.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +50,12 @@ pub enum PolicyError {
     Read { path: PathBuf, source: io::Error },
     #[error("the policy {} is not understood: {reason}", path.display())]
     Bad { path: PathBuf, reason: String },
-    #[error("the policy {} can be changed by others than its owner; take that right away (chmod go-w)", path.display())]
-    Open { path: PathBuf },
+    #[error(
+        "the policy {} can be changed by others: {reason}; it and every folder and link on the way to it must belong to \
+         root or the agent's account and be writable for nobody else (chown, chmod go-w)",
+        path.display()
+    )]
+    Open { path: PathBuf, reason: String },
 }
 
 #[derive(serde::Deserialize)]
@@ -60,17 +68,22 @@ struct PolicyFile {
 pub fn read_policy(named: Option<PathBuf>) -> Result<Allow, PolicyError> {
     let path = named.clone().unwrap_or_else(|| PathBuf::from(POLICY));
     let failed = |source| PolicyError::Read { path: path.clone(), source };
-    let metadata = match std::fs::metadata(&path) {
-        Ok(metadata) => metadata,
+    let way = match std::path::absolute(&path).and_then(|path| path_walk::walk(&path)) {
+        Ok(way) => way,
         Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => {
             return Ok(Allow::default());
         }
         Err(error) => return Err(failed(error)),
     };
-    if metadata.permissions().mode() & 0o022 != 0 {
-        return Err(PolicyError::Open { path });
+    if let Some(doubt) = way.doubt(&Trust::agent()) {
+        return Err(PolicyError::Open { path, reason: doubt.to_string() });
     }
-    let text = std::fs::read_to_string(&path).map_err(failed)?;
+    if !way.is(FileType::RegularFile) {
+        return Err(failed(io::Error::other("it is not a regular file")));
+    }
+    let mut text = String::new();
+    let file = way.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(failed)?;
+    file.take(LONGEST_POLICY).read_to_string(&mut text).map_err(failed)?;
     let bad = |reason: String| PolicyError::Bad { path: path.clone(), reason };
     let PolicyFile { allow } = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
     match allow.paths.iter().flatten().find(|folder| !folder.is_absolute()) {
@@ -156,6 +169,30 @@ mod tests {
             assert!(error.contains(reason), "{text}: {error}");
         }
         assert!(read_policy(Some(folder.path().join("missing"))).is_err(), "named, but not there");
+        assert!(read_policy(Some(folder.path().to_owned())).is_err(), "a folder");
+        let open = |path: &std::path::Path, mode: u32| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("our own")
+        };
+        read(good, 0o644).expect("a good policy");
+        open(folder.path(), 0o777);
+        let refused = read_policy(Some(path.clone())).expect_err("anybody may exchange it").to_string();
+        assert!(refused.contains("anybody may write the folder"), "{refused}");
+        open(folder.path(), 0o755);
+        if !procfleet_testkit::has(procfleet_testkit::Need::Root, nix::unistd::geteuid().is_root()) {
+            return;
+        }
+        let nobody =
+            nix::unistd::User::from_name("nobody").expect("accounts").expect("there is a nobody").uid;
+        std::os::unix::fs::chown(&path, Some(nobody.as_raw()), None).expect("root may");
+        let refused = read_policy(Some(path.clone())).expect_err("it is nobody's").to_string();
+        assert!(refused.contains("it belongs to account \"nobody\""), "{refused}");
+        std::os::unix::fs::chown(&path, Some(0), None).expect("root may");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("our own folder");
+        read_policy(Some(link.clone())).expect("a link of ours");
+        std::os::unix::fs::lchown(&link, Some(nobody.as_raw()), None).expect("root may");
+        let refused = read_policy(Some(link)).expect_err("the link is nobody's").to_string();
+        assert!(refused.contains("the link "), "{refused}");
     }
 
     #[test]

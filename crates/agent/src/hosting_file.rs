@@ -3,17 +3,20 @@
 //! It is written for others and read only for what is not kept elsewhere: which operation was the last, and when. Actors say
 //! what has changed; the file follows within a second, whole or not at all.
 
+use crate::path_walk::{self, Trust};
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{Kind, Schedule, Spec};
 use procfleet_core::supervise::Hosting;
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -174,12 +177,21 @@ impl HostingFile {
 fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let draft = path.with_extension("new");
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    let mut file = BufWriter::new(file);
+    let way = path_walk::walk(&std::path::absolute(folder)?)?;
+    if let Some(doubt) = way.doubted_links(&Trust::agent()) {
+        return Err(io::Error::other(doubt.to_string()));
+    }
+    let draft = c".proc.new";
+    match rustix::fs::unlinkat(&way, draft, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&way, draft, flags, Mode::from_raw_mode(0o600))?;
+    let mut file = BufWriter::new(File::from(file));
     render(hosted, &mut file)?;
     file.into_inner()?.sync_all()?;
-    fs::rename(draft, path)
+    Ok(rustix::fs::renameat(&way, draft, &way, c".proc")?)
 }
 
 /// One entry after the other: the whole of a large file never stands in memory.

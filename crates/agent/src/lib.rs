@@ -11,6 +11,7 @@
 //! - `hosting_file`: the hosted procs, as platforms look for them on the host;
 //! - `supervisor`: one actor per proc, which feeds `core`'s machine;
 //! - `life`, `upgrade`: the agent itself, for whoever looks after it;
+//! - `path_walk`: where a path leads, and who could lead it elsewhere;
 //! - `exec`: the only place that makes, finds or signals processes.
 
 pub mod config;
@@ -23,6 +24,7 @@ mod life;
 mod link;
 mod logs;
 mod outbox;
+mod path_walk;
 pub mod program;
 mod renewal;
 mod specs;

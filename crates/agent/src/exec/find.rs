@@ -10,15 +10,15 @@ use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
 use super::user;
+use crate::path_walk::{self, Trust, Walked};
 use procfleet_core::process::{Cause, Evidence, Found};
 use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::Leader;
 use procfleet_core::{Absence, Process, Sighting};
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use std::collections::HashSet;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -239,7 +239,7 @@ pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
 fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     let path = &whom.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let Named { pid, doubt } = read_pid_file(path, &whom.identity.user)?;
+        let Named { pid, way } = read_pid_file(path, &whom.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         // Held until all is known: if it is still alive then, it was this one process that was looked at.
         let held = pidfd::open(pid).ok();
@@ -268,16 +268,22 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
             return Err(dead());
         }
         let (path, user) = (path.clone(), whom.identity.user.clone());
-        match (ours && !tree::is_protected(pid), origin, doubt) {
-            // Anybody can describe a process: that makes nobody's process another account's.
-            (true, _, _) if only_described && !user::may_signal(&user, pid) => {
-                Err(Cause::AnotherAccounts { path, pid, user })
-            }
-            (true, _, Some(reason)) if only_described => Err(Cause::Untrusted { path, pid, reason }),
-            (true, _, _) => Ok(process(stat.id, Found::PidFile)),
-            (false, Origin::AnotherProcs(Some(proc)), _) => Err(Cause::AnotherProcs { path, pid, proc }),
-            (false, _, _) => Err(Cause::Stranger { path, pid, program: program.label() }),
+        if !ours || tree::is_protected(pid) {
+            return Err(match origin {
+                Origin::AnotherProcs(Some(proc)) => Cause::AnotherProcs { path, pid, proc },
+                _ => Cause::Stranger { path, pid, program: program.label() },
+            });
         }
+        // Anybody can describe a process: that makes nobody's process another account's.
+        if only_described && !user::may_signal(&user, pid) {
+            return Err(Cause::AnotherAccounts { path, pid, user });
+        }
+        // A file that the process wrote itself is as good as what else is known of the process.
+        let trust = || Trust::spec(&user).and(procfs::owners(pid).into_iter().flatten());
+        if only_described && let Some(doubt) = way.doubt(&trust()) {
+            return Err(Cause::Untrusted { path, pid, reason: doubt.to_string() });
+        }
+        Ok(process(stat.id, Found::PidFile))
     })
 }
 
@@ -288,71 +294,49 @@ fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
 }
 
 fn runs_from_its_folder(program: &Program, whom: Whom<'_>) -> bool {
-    Folder::of(&whom.identity.setup_path).is_some_and(|folder| program.runs_from(&folder))
+    Folder::of(whom.identity).is_some_and(|folder| program.runs_from(&folder))
 }
 
-/// What a pid file says.
+/// What a pid file says, and who could have decided that.
 struct Named {
     pid: u32,
-    /// Why its word alone is not enough: others than the process's own account, the spec's, the agent's and root may have
-    /// written it.
-    doubt: Option<String>,
+    way: Walked,
 }
 
 /// What is in a file that the account could not read itself is not told: the agent may read everything, and a caller who names
 /// it may be allowed this account only.
 fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
-    let bad = |reason: String| Cause::BadPidFile { path: path.to_owned(), reason };
+    let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => {
-            bad("is a link to a file that does not exist".to_owned())
+            bad("is a link to a file that does not exist")
         }
         io::ErrorKind::NotFound => Cause::NoPidFile { path: path.to_owned() },
-        _ => bad(error.to_string()),
+        _ => bad(&error.to_string()),
     };
     if !Path::new(path).is_absolute() {
-        return Err(bad("is not absolute".to_owned()));
+        return Err(bad("is not absolute"));
     }
-    // Looked at before it is opened, for opening a device can do things; and again afterwards, for it may have been
-    // replaced. A pipe that took its place must not block us.
-    let regular = |metadata: &fs::Metadata| match metadata.is_file() {
-        true => Ok(()),
-        false => Err(bad("is not a regular file".to_owned())),
-    };
-    regular(&fs::metadata(path).map_err(failed)?)?;
-    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).unwrap_or(0);
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    regular(&metadata)?;
-    // Reading some of the kernel's own files does things too.
-    if rustix::fs::fstatfs(&file).is_ok_and(|system| KERNELS_OWN.contains(&system.f_type)) {
-        return Err(bad("is one of the kernel's own files".to_owned()));
+    let way = path_walk::walk(Path::new(path)).map_err(failed)?;
+    // Before it is opened, for opening a device can do things, and so can reading some of the kernel's own files.
+    if !way.is(FileType::RegularFile) {
+        return Err(bad("is not a regular file"));
     }
+    if rustix::fs::fstatfs(&way).is_ok_and(|system| KERNELS_OWN.contains(&system.f_type)) {
+        return Err(bad("is one of the kernel's own files"));
+    }
+    let file = way.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(failed)?;
     let mut bytes = Vec::new();
     file.take(PID_FILE_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
-    let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty".to_owned())) };
+    let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty")) };
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let pid = word.parse().ok().filter(|pid: &u32| digits && *pid > 0 && i32::try_from(*pid).is_ok());
-    let pid = pid.ok_or_else(|| {
-        bad(match user::may_read(path, user) {
-            true => format!("its content {word:?} is not a pid"),
-            false => "its content is not a pid".to_owned(),
-        })
+    let pid = pid.ok_or_else(|| match user::may_read(path, &way, user) {
+        true => bad(&format!("its content {word:?} is not a pid")),
+        false => bad("its content is not a pid"),
     })?;
-    Ok(Named { pid, doubt: doubt(&metadata, user, pid) })
-}
-
-/// A file that the process wrote itself is as good as what else is known of the process.
-fn doubt(file: &fs::Metadata, user: &str, pid: u32) -> Option<String> {
-    if file.mode() & 0o002 != 0 {
-        return Some("anybody may write it".to_owned());
-    }
-    let writer = file.uid();
-    let known = user::is_root_or_us(writer)
-        || procfs::owners(pid).is_some_and(|owners| owners.contains(&writer))
-        || user::is(user, writer);
-    (!known).then(|| format!("it belongs to account {:?}", user::name_of(writer)))
+    Ok(Named { pid, way })
 }
 
 /// A process of the spec's name that was started from its folder, or by us, and is none of these.
@@ -361,7 +345,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
     if proc_name.is_empty() || setup_path.is_empty() {
         return Err(Cause::NoIdentity);
     }
-    let folder = Folder::of(setup_path);
+    let folder = Folder::of(whom.identity);
     let mut named = scan.named(proc_name);
     named.retain(|stat| {
         !scan.is_anothers(stat, whom.mark)

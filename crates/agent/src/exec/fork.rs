@@ -23,7 +23,7 @@ use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid};
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::ptr;
@@ -36,7 +36,7 @@ pub(super) struct Recipe<'a> {
     /// The first of these that can be executed.
     pub(super) programs: Vec<Program>,
     pub(super) environment: Vec<CString>,
-    pub(super) folder: &'a CStr,
+    pub(super) folder: BorrowedFd<'a>,
     pub(super) account: &'a Account,
     pub(super) input: BorrowedFd<'a>,
     pub(super) output: BorrowedFd<'a>,
@@ -67,6 +67,8 @@ struct Room {
     stack_end: usize,
     /// The place of what it is to write to among the open files. It is never given back.
     output: RawFd,
+    /// The same for the folder that it is to enter.
+    folder: RawFd,
 }
 
 /// A page that parent and child share, also where the child has memory of its own.
@@ -118,6 +120,7 @@ impl Room {
                 report: Report::share()?,
                 stack_end: map_stack()?,
                 output: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
+                folder: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
             })),
         }
     }
@@ -134,6 +137,7 @@ pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     let mut room = ROOM.lock().unwrap_or_else(PoisonError::into_inner);
     let room = Room::of(&mut room, recipe.input)?;
     copy_to(recipe.output, room.output)?;
+    copy_to(recipe.folder, room.folder)?;
     room.report.errno.store(0, Ordering::Relaxed);
     // One that becomes another account marks the memory as nobody's to look into: its own account must not see the agent's
     // in the moment in which they share it. Afterwards all is as it was.
@@ -142,8 +146,9 @@ pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     let made = clone(&child, room);
     restore_signals(&blocked);
     dumpable.into_iter().for_each(set_dumpable);
-    // The agent itself does not hold the file any longer than it must.
+    // The agent itself does not hold the file and the folder any longer than it must.
     let _ = copy_to(recipe.input, room.output);
+    let _ = copy_to(recipe.input, room.folder);
     let (pid, pidfd) = made?;
     match room.report.errno.load(Ordering::Acquire) {
         0 => Ok((pid, pidfd)),
@@ -395,7 +400,7 @@ impl<'a> Child<'a> {
 
     fn become_it(&self, entered: Entered, room: Room) -> ! {
         self.say_which_it_is();
-        let error = self.prepare(entered, room.output).err().unwrap_or_else(|| self.execute());
+        let error = self.prepare(entered, room).err().unwrap_or_else(|| self.execute());
         room.report.errno.store(error.raw_os_error(), Ordering::Release);
         // SAFETY: it ends this process, the child, without running anything of the agent's.
         unsafe { libc::_exit(127) }
@@ -412,15 +417,15 @@ impl<'a> Child<'a> {
         }
     }
 
-    fn prepare(&self, entered: Entered, output: RawFd) -> Result<(), Errno> {
-        let recipe = self.recipe;
+    fn prepare(&self, entered: Entered, room: Room) -> Result<(), Errno> {
+        let (recipe, output) = (self.recipe, room.output);
         reset_signals();
         if let (Some(group), Entered::No) = (recipe.group, entered) {
             // Where that is refused, it runs outside, and is found by its descent and its mark.
             let _ = enter(group);
         }
         let input = recipe.input.as_raw_fd();
-        share_no_files(input.max(output))?;
+        share_no_files(input.max(output).max(room.folder))?;
         rustix::process::setsid()?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         // Three that are above the three, so that none is written over before it has been copied.
@@ -441,7 +446,11 @@ impl<'a> Child<'a> {
         }
         recipe.account.become_it()?;
         // Only now, so that the folder's permissions are those for this user.
-        rustix::process::chdir(recipe.folder)
+        // SAFETY: a plain number.
+        match unsafe { libc::fchdir(room.folder) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
     }
 
     /// Returns only if it failed.

@@ -8,7 +8,7 @@ use super::pidfd;
 use super::procfs;
 use super::rotate::Rotation;
 use super::sink::Sinks;
-use super::spawn::{self, NotStarted};
+use super::spawn::{self, Launch, NotStarted};
 use super::tree::Scan;
 use procfleet_core::allow::Allow;
 use procfleet_core::{BootId, Code, Moment, ProcKey, Spec};
@@ -129,20 +129,26 @@ impl Host {
         &self.allow
     }
 
-    /// The last look before anything is run, whoever wants it: an order, or the agent itself. A folder that is a link to
-    /// another place counts as that place.
-    pub(super) fn permit(&self, spec: &Spec) -> Result<(), NotStarted> {
+    /// A command, checked against this host and its policy, whoever wants it: an order, or the agent itself. A folder that is
+    /// a link to another place counts as that place.
+    pub(super) fn prepare(
+        &self,
+        key: &ProcKey,
+        mark: &str,
+        command: &str,
+        spec: &Spec,
+    ) -> Result<Launch, NotStarted> {
         let refuse = |reason| Err(NotStarted::new(Code::NotAllowed, reason));
         if let Some(reason) = self.allow.spec_refusal(spec) {
             return refuse(reason);
         }
-        let setup_path = &spec.identity.setup_path;
-        match fs::canonicalize(setup_path) {
-            Ok(place) if !self.allow.holds(&place) => refuse(format!(
-                "this host does not allow setup_path {setup_path:?}, which is {place:?}: its policy says so"
+        let launch = Launch::prepare(key, mark, command, spec)?;
+        match launch.folder() {
+            place if self.allow.holds(place) => Ok(launch),
+            place => refuse(format!(
+                "this host does not allow setup_path {:?}, which is {place:?}: its policy says so",
+                spec.identity.setup_path
             )),
-            // What does not exist is refused where it is used, with its reason.
-            Ok(_) | Err(_) => Ok(()),
         }
     }
 

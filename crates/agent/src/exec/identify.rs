@@ -7,8 +7,8 @@
 
 use super::procfs::{self, Stat};
 use super::spawn;
+use crate::path_walk::{self, Trust};
 use procfleet_core::spec::Identity;
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 /// What scripts are called beside their plain name.
@@ -85,12 +85,19 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// `None` for what cannot be a folder of programs.
-    pub(super) fn of(setup_path: &str) -> Option<Folder> {
-        let given = PathBuf::from(setup_path);
-        given
-            .is_absolute()
-            .then(|| Folder { real: fs::canonicalize(&given).unwrap_or_else(|_| given.clone()), given })
+    /// `None` for what cannot be a folder of programs, and where a link of a third party would make another folder's programs
+    /// look like the spec's.
+    pub(super) fn of(identity: &Identity) -> Option<Folder> {
+        let given = PathBuf::from(&identity.setup_path);
+        if !given.is_absolute() {
+            return None;
+        }
+        let real = match path_walk::walk(&given) {
+            Ok(way) if way.doubted_links(&Trust::spec(&identity.user)).is_some() => return None,
+            Ok(way) => way.real().to_owned(),
+            Err(_) => given.clone(),
+        };
+        Some(Folder { given, real })
     }
 
     fn holds(&self, path: &Path) -> bool {
@@ -259,7 +266,7 @@ impl Program {
 /// what an interpreter runs goes by many names. If the folder has a program of the spec's name, that one is meant, and
 /// another script is its sibling.
 pub(super) fn is_described(program: &Program, identity: &Identity) -> bool {
-    let folder = Folder::of(&identity.setup_path);
+    let folder = Folder::of(identity);
     match identity.proc_name.as_str() {
         "" => folder.is_some_and(|folder| program.lies_in(&folder)),
         name => {

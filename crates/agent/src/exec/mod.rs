@@ -172,8 +172,7 @@ impl Hands {
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
         self.stir();
-        let permitted = self.host.permit(spec);
-        let launch = permitted.and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec));
+        let launch = self.host.prepare(&self.key, &self.mark, command, spec);
         let started = launch.and_then(|launch| {
             let output = self.output(run, &launch, spec);
             let group = self.groups.make(self.host.wall_millis(), run.0);

@@ -10,7 +10,7 @@ use super::host::Host;
 use super::output::{self, Output};
 use super::procfs::{self, Id};
 use super::run::Run;
-use super::spawn::{Launch, NotStarted};
+use super::spawn::NotStarted;
 use super::tree::{self, Scan, Session};
 use super::{children, pidfd};
 use procfleet_core::process::Exit;
@@ -61,8 +61,7 @@ impl Prober {
         let output = output.map_or(Output::Nowhere, |(path, file)| Output::Own { path, file });
         let started = self
             .host
-            .permit(spec)
-            .and_then(|()| Launch::prepare(&self.key, &self.mark, command, spec))
+            .prepare(&self.key, &self.mark, command, spec)
             .and_then(|launch| Run::start(launch, output, None));
         let (run, pidfd, ending) = match started {
             Ok(started) => started,

@@ -573,7 +573,10 @@ impl Live {
     fn as_owner<T: Send>(&self, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         match &self.place {
             Place::Own => act(),
-            Place::Theirs { account, .. } => account.with_its_rights(act),
+            Place::Theirs { account, .. } => account.with_its_rights(|| {
+                log::check_way(&self.path, account)?;
+                act()
+            }),
         }
     }
 }

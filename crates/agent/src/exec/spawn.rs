@@ -6,9 +6,11 @@ use super::output::Output;
 use super::procfs::{ASIDE, MARK};
 use super::user::Account;
 use super::{children, words};
-use procfleet_core::spec::{Control, Shell};
+use crate::path_walk::{self, Trust};
+use procfleet_core::spec::{Control, Identity, Shell};
 use procfleet_core::{Code, ProcKey, Spec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::FileType;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -41,8 +43,16 @@ pub(super) struct Launch {
     shell: Interpreter,
     command: String,
     environment: Vec<(&'static str, String)>,
-    folder: CString,
+    folder: Folder,
     account: Account,
+}
+
+/// `setup_path`, held open: the process enters the very folder that was checked.
+#[derive(Debug)]
+struct Folder {
+    given: String,
+    real: PathBuf,
+    fd: OwnedFd,
 }
 
 /// What reads a command on this host.
@@ -69,8 +79,7 @@ impl Launch {
             return refuse("the name of the process contains a NUL byte");
         }
         let shell = Interpreter::of(spec.control.shell, PATH)?;
-        let folder = folder(&spec.identity.setup_path)?;
-        let account = Account::of(&spec.identity.user)?;
+        let (account, folder) = enter(&spec.identity)?;
         let mut environment = facts(key, spec);
         if let Some((name, _)) = environment.iter().find(|(_, value)| value.contains('\0')) {
             return refuse(&format!("{name} would contain a NUL byte"));
@@ -90,6 +99,11 @@ impl Launch {
         &self.account
     }
 
+    /// `setup_path` without links.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder.real
+    }
+
     /// Starts it in this cgroup, writing to `output`. When this returns, the program or its shell is running.
     pub(super) fn start(
         self,
@@ -97,7 +111,8 @@ impl Launch {
         group: Option<BorrowedFd<'_>>,
     ) -> Result<(u32, OwnedFd), NotStarted> {
         let failed = |error: io::Error| {
-            let (shell, folder, user) = (self.shell.program().display(), &self.folder, &self.account.name);
+            let (shell, folder, user) =
+                (self.shell.program().display(), &self.folder.given, &self.account.name);
             let reason = format!("starting {shell} in setup_path {folder:?} as user {user:?}: {error}");
             NotStarted::new(Code::SystemError, reason)
         };
@@ -126,7 +141,7 @@ impl Launch {
         let recipe = Recipe {
             programs: self.programs(),
             environment: self.environment(),
-            folder: &self.folder,
+            folder: self.folder.fd.as_fd(),
             account: &self.account,
             input: nothing,
             output,
@@ -274,24 +289,31 @@ fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// `setup_path`, if it is a folder that can be entered.
-fn folder(setup_path: &str) -> Result<CString, NotStarted> {
+/// `setup_path`, if the account can enter it and nobody else's link leads there.
+fn enter(identity: &Identity) -> Result<(Account, Folder), NotStarted> {
+    let Identity { setup_path, user, .. } = identity;
     if !Path::new(setup_path).is_absolute() {
         let reason = format!("setup_path {setup_path:?} is not an absolute path");
         return Err(NotStarted::new(Code::ArgsInvalid, reason));
     }
     let unusable = |why: &str| NotStarted::new(Code::FileInvalid, format!("setup_path {setup_path:?} {why}"));
-    let c_path = CString::new(setup_path).map_err(|_| unusable("contains a NUL byte"))?;
-    match fs::metadata(setup_path) {
-        Ok(metadata) if metadata.is_dir() => {}
-        Ok(_) => return Err(unusable("is not a directory")),
+    if setup_path.contains('\0') {
+        return Err(unusable("contains a NUL byte"));
+    }
+    let account = Account::of(user)?;
+    let way = match account.with_its_rights(|| path_walk::walk(Path::new(setup_path))) {
+        Ok(way) => way,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(unusable("does not exist")),
-        Err(error) => return Err(unusable(&format!("cannot be used: {error}"))),
+        Err(error) => return Err(unusable(&format!("cannot be entered by user {user:?}: {error}"))),
+    };
+    if !way.is(FileType::Directory) {
+        return Err(unusable("is not a directory"));
     }
-    match rustix::fs::access(c_path.as_c_str(), rustix::fs::Access::EXEC_OK) {
-        Ok(()) => Ok(c_path),
-        Err(error) => Err(unusable(&format!("cannot be entered: {}", io::Error::from(error)))),
+    if let Some(doubt) = way.doubted_links(&Trust::spec(user)) {
+        return Err(unusable(&format!("cannot be used: {doubt}")));
     }
+    let real = way.real().to_owned();
+    Ok((account, Folder { given: setup_path.clone(), real, fd: way.into_fd() }))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::procfs;
 use super::spawn::NotStarted;
+use crate::path_walk::{self, Walked};
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
 use procfleet_core::supervise::OtherAccount;
@@ -11,9 +12,8 @@ use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 #[derive(Clone, Debug)]
 pub(super) struct Account {
@@ -26,11 +26,14 @@ pub(super) struct Account {
     groups: Option<Vec<Gid>>,
 }
 
-/// Whether the account could read this file itself. One that does not exist cannot.
-pub(super) fn may_read(path: &str, user: &str) -> bool {
-    let open =
-        || OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
-    Account::of(user).is_ok_and(|account| account.with_its_rights(open).is_ok())
+/// Whether the account could read this very file by this path. An account that does not exist cannot.
+pub(super) fn may_read(path: &str, file: &Walked, user: &str) -> bool {
+    let open = || {
+        let own = path_walk::walk(Path::new(path))?;
+        own.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        Ok((own.stat().st_dev, own.stat().st_ino) == (file.stat().st_dev, file.stat().st_ino))
+    };
+    Account::of(user).is_ok_and(|account| account.with_its_rights(open).unwrap_or(false))
 }
 
 impl Account {
@@ -139,15 +142,6 @@ pub(super) fn other_than(accounts: &BTreeSet<String>, pids: Vec<u32>) -> Option<
         let [real, _] = procfs::owners(pid)?;
         (!allowed.contains(&real)).then(|| OtherAccount { pid, user: name_of(real) })
     })
-}
-
-/// Whether the account has this number.
-pub(super) fn is(user: &str, uid: u32) -> bool {
-    User::from_name(user).is_ok_and(|account| account.is_some_and(|account| account.uid.as_raw() == uid))
-}
-
-pub(super) fn is_root_or_us(uid: u32) -> bool {
-    uid == 0 || uid == geteuid().as_raw()
 }
 
 /// The name of an account, or its number where it has none.

@@ -5,9 +5,9 @@ use crate::support::*;
 use procfleet_core::process::{Cause, Evidence, Process, ProgramFile};
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::Signal;
-use procfleet_testkit::{Need, need};
+use procfleet_testkit::{Need, has, need};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 
 /// What is put where the pid file should be.
@@ -136,6 +136,88 @@ async fn a_pid_file_that_others_may_write_is_believed_only_for_what_we_started()
     proc.write("web.pid", started.to_string());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("our own file");
     assert_eq!(running(proc.settled()).pid, started, "it bears our mark");
+}
+
+/// A link or a folder of a third party decides nothing: neither which pid file is read nor which folder is meant.
+#[tokio::test]
+async fn what_a_third_party_leads_to_is_not_believed() {
+    if !has(Need::Root, me() == "root") {
+        return;
+    }
+    let nobody = nix::unistd::User::from_name("nobody").expect("accounts").expect("there is a nobody").uid;
+    let mut proc = Proc::new("led-astray");
+    let mut victim = Stranger::start(proc.path("web"), proc.folder.path());
+    proc.write("victim.pid", victim.pid().to_string());
+    for (folder, mode) in [("theirs", 0o755), ("shared", 0o1777), ("open", 0o777)] {
+        fs::create_dir(proc.path(folder)).expect("our own folder");
+        fs::set_permissions(proc.path(folder), fs::Permissions::from_mode(mode)).expect("our own folder");
+    }
+    chown(proc.path("theirs"), Some(nobody.as_raw()), None).expect("root may");
+    let link = |at: &str, to: &str, owner: u32| {
+        symlink(proc.path(to), proc.path(at)).expect("our own folder");
+        lchown(proc.path(at), Some(owner), None).expect("root may");
+    };
+    link("theirs/web.pid", "victim.pid", nobody.as_raw());
+    link("shared/web.pid", "victim.pid", nobody.as_raw());
+    link("shared/ours.pid", "victim.pid", 0);
+    link("open/web.pid", "victim.pid", 0);
+    link("ours.pid", "shared/ours.pid", 0);
+    link("further.pid", "shared/web.pid", 0);
+    fs::hard_link(proc.path("victim.pid"), proc.path("shared/hard.pid")).expect("our own folder");
+    let rows = [
+        ("theirs/web.pid", Some("/theirs belongs to account \"nobody\"")),
+        ("shared/web.pid", Some("/shared/web.pid belongs to account \"nobody\"")),
+        ("further.pid", Some("/shared/web.pid belongs to account \"nobody\"")),
+        ("open/web.pid", Some("anybody may write the folder")),
+        ("shared/hard.pid", Some("it has another name")),
+        ("shared/ours.pid", None),
+        ("ours.pid", None),
+        ("victim.pid", None),
+    ];
+    for (file, doubt) in rows {
+        proc.spec.identity.pid_path = proc.path(file).to_str().expect("a plain path").to_owned();
+        for sighting in [proc.settled(), proc.recovered(None)] {
+            match doubt {
+                None => assert_eq!(running(sighting).pid, victim.pid(), "{file}"),
+                Some(doubt) => {
+                    let seen = cause(sighting);
+                    let pid = victim.pid();
+                    assert!(
+                        matches!(&seen, Cause::Untrusted { pid: named, reason, .. }
+                            if *named == pid && reason.contains(doubt)),
+                        "{file}: {seen}"
+                    );
+                }
+            }
+        }
+    }
+    // Of the spec's own account, links are good; and then the process must be that account's.
+    proc.spec.identity.user = "nobody".to_owned();
+    proc.spec.identity.pid_path = proc.path("theirs/web.pid").to_str().expect("a plain path").to_owned();
+    assert!(matches!(cause(proc.settled()), Cause::AnotherAccounts { .. }));
+
+    // The folder: without a pid file, the process is known by its name and its folder.
+    proc.spec.identity.user = me();
+    proc.spec.identity.pid_path.clear();
+    assert_eq!(running(proc.settled()).pid, victim.pid());
+    let folder = proc.folder.path().to_owned();
+    let given = |at: &str| proc.path(at).to_str().expect("a plain path").to_owned();
+    let (astray, own) = (given("shared/folder"), given("shared/own"));
+    symlink(&folder, &astray).expect("our own folder");
+    lchown(&astray, Some(nobody.as_raw()), None).expect("root may");
+    symlink(&folder, &own).expect("our own folder");
+    proc.spec.identity.setup_path = astray;
+    assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
+    let run = proc.run("true");
+    let procfleet_core::supervise::CommandEnd::NotStarted { code, reason } = proc.end_of(run).await else {
+        panic!("it was started")
+    };
+    assert_eq!(code, procfleet_core::Code::FileInvalid);
+    assert!(reason.contains("/shared/folder belongs to account \"nobody\""), "{reason}");
+    proc.spec.identity.setup_path = own;
+    assert_eq!(running(proc.settled()).pid, victim.pid());
+    assert_eq!(proc.output_of("pwd -P").await.1.trim(), folder.to_str().expect("a plain path"));
+    victim.assert_unharmed();
 }
 
 /// A number that was given out twice within one tick: all that is written down is the same but the kernel's own number.

@@ -4,7 +4,7 @@ use crate::support::*;
 use procfleet_core::Exit;
 use procfleet_testkit::{Need, has};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 
 #[tokio::test]
 async fn a_start_writes_behind_what_is_in_the_log() {
@@ -75,9 +75,59 @@ async fn a_link_in_the_folder_leads_nowhere() {
     assert!(proc.hands.note().contains("Permission denied"), "{}", proc.hands.note());
     let owner = |file: &str| fs::metadata(proc.path(file)).expect("it is there").uid();
     assert_eq!(owner("logs/astray.log"), 0, "it is given to nobody");
-    fs::set_permissions(proc.folder.path(), fs::Permissions::from_mode(0o777)).expect("ours");
+    fs::set_permissions(proc.folder.path(), fs::Permissions::from_mode(0o1777)).expect("ours");
     proc.spec.identity.log_path = proc.path("theirs/").to_str().expect("a plain path").to_owned();
     proc.output_of("echo hi").await;
     let owner = |file: &str| fs::metadata(proc.path(file)).expect("it is there").uid();
     assert_eq!((owner("theirs"), owner("theirs/astray.log")), (nobody.uid.as_raw(), nobody.uid.as_raw()));
+}
+
+/// A third party that could lead the way to the folder elsewhere does not get root to write there.
+#[tokio::test]
+async fn a_way_that_others_could_have_laid_leads_to_no_log() {
+    if !has(Need::Root, nix::unistd::geteuid().is_root()) {
+        return;
+    }
+    let nobody = nix::unistd::User::from_name("nobody").expect("passwd").expect("there is a nobody").uid;
+    let mut proc = Proc::new("detour");
+    proc.spec.control.start_cmd = "echo hi".to_owned();
+    for (folder, mode) in [("secret", 0o700), ("theirs", 0o755), ("shared", 0o1777), ("open", 0o777)] {
+        fs::create_dir(proc.path(folder)).expect("ours");
+        fs::set_permissions(proc.path(folder), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    chown(proc.path("theirs"), Some(nobody.as_raw()), None).expect("root may");
+    for (folder, owner) in [("theirs", nobody.as_raw()), ("shared", nobody.as_raw()), ("open", 0)] {
+        let link = proc.path(folder).join("logs");
+        symlink(proc.path("secret"), &link).expect("ours");
+        lchown(&link, Some(owner), None).expect("root may");
+    }
+    let path = |file: &str| proc.path(file).to_str().expect("a plain path").to_owned();
+    let rows = [
+        (path("theirs/logs"), "belongs to account \"nobody\""),
+        (path("theirs/logs/new/"), "belongs to account \"nobody\""),
+        (path("shared/logs"), "/shared/logs belongs to account \"nobody\""),
+        (path("open/logs"), "anybody may write the folder"),
+    ];
+    for (log_path, note) in rows {
+        proc.spec.identity.log_path = log_path.clone();
+        assert_eq!(proc.output_of("echo hi").await.1, "hi\n", "{log_path}: it is started all the same");
+        assert!(proc.hands.note().contains(note), "{log_path}: {}", proc.hands.note());
+    }
+    assert_eq!(fs::read_dir(proc.path("secret")).expect("ours").count(), 0);
+    // A folder of theirs at the end is harmless: nothing in it is followed, and no other name of a file is used.
+    proc.spec.identity.log_path = proc.path("theirs").to_str().expect("a plain path").to_owned();
+    proc.output_of("echo hi").await;
+    assert_eq!(proc.hands.note(), "");
+    fs::remove_file(proc.path("theirs/detour.log")).expect("it was made");
+    proc.write("mine", "mine\n");
+    fs::hard_link(proc.path("mine"), proc.path("theirs/detour.log")).expect("ours");
+    proc.output_of("echo hi").await;
+    assert!(proc.hands.note().contains("has another name"), "{}", proc.hands.note());
+    assert_eq!(fs::read_to_string(proc.path("mine")).expect("ours"), "mine\n");
+    // A link of root's own is as good as the folder.
+    symlink("secret", proc.path("link")).expect("ours");
+    proc.spec.identity.log_path = proc.path("link").to_str().expect("a plain path").to_owned();
+    proc.output_of("echo hi").await;
+    assert_eq!(proc.hands.note(), "");
+    assert_eq!(fs::read_to_string(proc.path("secret/detour.log")).expect("it was made"), "hi\n");
 }

@@ -1,8 +1,9 @@
 //! The policy of a host: what its owner lets the server do there.
 
 use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Program, Up, account, programs};
+use procfleet_testkit::{Joined, Need, Op, PATIENCE, Program, Up, account, has, programs};
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 const IP: &str = "127.0.0.2";
@@ -58,6 +59,31 @@ fn an_agent_whose_policy_is_not_understood_does_not_start() {
         .run();
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("unknown field `user`"), "{refused:?}");
+}
+
+/// Whoever can write the policy decides what root does here.
+#[test]
+fn an_agent_whose_policy_others_could_change_does_not_start() {
+    let up = up();
+    let folder = up.folder("policy");
+    let path = folder.join("policy.json");
+    let refused = |says: &str| {
+        fs::write(&path, r#"{"allow": {}}"#).expect("our own folder");
+        let refused = Program::new(up.binary())
+            .args(["agent", "--server", "https://127.0.0.1:1", "--data"])
+            .args([&up.folder("third")])
+            .args([Path::new("--policy"), &path])
+            .run();
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains(says) && refused.stderr.contains("chmod go-w"), "{refused:?}");
+    };
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("our own folder");
+    refused("anybody may write the folder");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("our own folder");
+    if has(Need::Root, account() == "root") {
+        chown(&path, Some(65_534), None).expect("root may");
+        refused("it belongs to account");
+    }
 }
 
 #[test]

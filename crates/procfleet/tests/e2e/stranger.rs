@@ -4,11 +4,12 @@
 use crate::events::events_of;
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Joined, Need, Op, PATIENCE, Proc, Program, Signal, Stranger, Up, is_running, kill, need, programs,
-    start_time, wait_for, wait_until,
+    Joined, Need, Op, PATIENCE, Proc, Program, Signal, Stranger, Up, account, has, is_running, kill, need,
+    programs, start_time, wait_for, wait_until,
 };
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 
 const IP: &str = "127.0.0.2";
@@ -109,7 +110,7 @@ fn a_sibling_in_the_same_setup_path_is_a_stranger() {
     let up = up();
     let folder = up.folder("plugins");
     for name in ["basereport", "processbeat"] {
-        std::os::unix::fs::symlink("/bin/sleep", folder.join(name)).expect("our own folder");
+        symlink("/bin/sleep", folder.join(name)).expect("our own folder");
     }
     let pid_file = folder.join("basereport.pid");
     let proc = Proc::new(up.client.clone(), &up.namespace, "basereport", folder.clone())
@@ -136,6 +137,48 @@ fn a_sibling_in_the_same_setup_path_is_a_stranger() {
     assert!(sibling.is_running(), "the sibling was ended");
     assert_eq!(proc.read("reloads"), "");
     assert!(proc.pids().is_empty());
+}
+
+/// An unprivileged user lays a link where a spec of root's expects its pid file. It leads to the pid file of another process of
+/// root's, which fits the spec.
+#[test]
+fn a_pid_file_behind_a_strangers_link_is_not_believed() {
+    if !has(Need::Root, account() == "root") {
+        return;
+    }
+    let up = up();
+    let nobody = Some(65_534);
+    let proc = up.proc("linked").starts(&programs::foreground());
+    let mut victim = Program::new(proc.folder.join(programs::NAME)).args(["1000"]).current_dir(&proc.folder);
+    victim.start();
+    let victims = up.folder("run").join("victim.pid");
+    fs::write(&victims, format!("{}\n", victim.pid())).expect("our own folder");
+    let (theirs, shared) = (up.folder("theirs"), up.folder("shared"));
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).expect("our own folder");
+    for folder in [&theirs, &shared] {
+        symlink(&victims, folder.join(programs::PID_FILE)).expect("our own folder");
+        lchown(folder.join(programs::PID_FILE), nobody, None).expect("root may");
+    }
+    chown(&theirs, nobody, None).expect("root may");
+    for (folder, says) in [
+        (&theirs, format!("is not believed: the folder {}", theirs.display())),
+        (&shared, format!("is not believed: the link {}", shared.join(programs::PID_FILE).display())),
+    ] {
+        let path = folder.join(programs::PID_FILE);
+        let proc = proc.clone().identity("pid_path", path.to_str().expect("a plain path"));
+        for op in [Op::Stop, Op::Kill] {
+            proc.op(op).assert(829, "no need to").assert_says(&says);
+        }
+        proc.op(Op::Restart).assert_success();
+        assert_ne!(proc.pid(), Some(victim.pid()), "it was taken over");
+        proc.op(Op::Restart).assert_success();
+        proc.op(Op::Kill).assert_success();
+        assert!(victim.is_running(), "root's process was ended");
+    }
+    // The same file without the link is believed.
+    let proc = proc.identity("pid_path", victims.to_str().expect("a plain path"));
+    proc.op(Op::Kill).assert_success();
+    wait_until(PATIENCE, "what root's own file names is ended", || !victim.is_running());
 }
 
 /// A process of ours dies while the agent is away, and somebody else gets its very number.
