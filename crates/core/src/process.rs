@@ -127,6 +127,12 @@ pub enum Cause {
         pid: u32,
         proc: String,
     },
+    /// It was started by another agent on this host, which still runs.
+    AnotherAgents {
+        path: String,
+        pid: u32,
+        proc: String,
+    },
     /// Others than the account of the process may have written the file, and nothing else says that the process is ours.
     Untrusted {
         path: String,
@@ -159,6 +165,12 @@ impl fmt::Display for Cause {
             }
             Cause::AnotherProcs { path, pid, proc } => {
                 write!(f, "pid file {path} names pid {pid}, which was started for {proc}")
+            }
+            Cause::AnotherAgents { path, pid, proc } => {
+                write!(
+                    f,
+                    "pid file {path} names pid {pid}, which another agent on this host has started for {proc}"
+                )
             }
             Cause::Untrusted { path, pid, reason } => {
                 write!(

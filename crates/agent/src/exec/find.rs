@@ -252,7 +252,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         let origin = origin::of(pid, whom.mark, whom.group);
         let (ours, only_described) = match &origin {
             Origin::Ours => (true, false),
-            Origin::AnotherProcs(_) => (false, false),
+            Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => (false, false),
             Origin::Unknown if whom.is_probe(&stat) => (false, false),
             Origin::Unknown if whom.sessions.iter().any(led) => (true, false),
             Origin::Unknown => {
@@ -271,6 +271,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         if !ours || tree::is_protected(pid) {
             return Err(match origin {
                 Origin::AnotherProcs(Some(proc)) => Cause::AnotherProcs { path, pid, proc },
+                Origin::AnotherAgents(proc) => Cause::AnotherAgents { path, pid, proc },
                 _ => Cause::Stranger { path, pid, program: program.label() },
             });
         }
@@ -353,7 +354,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
             && is_still_there(stat)
             && match origin::of(stat.id.pid, whom.mark, whom.group) {
                 Origin::Ours => true,
-                Origin::AnotherProcs(_) => false,
+                Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => false,
                 Origin::Unknown if whom.is_probe(stat) => false,
                 Origin::Unknown => {
                     folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder))

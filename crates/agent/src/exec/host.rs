@@ -3,6 +3,7 @@
 use super::cgroup::{Containment, Groups};
 use super::children;
 use super::exits::Exits;
+use super::neighbour::Presence;
 use super::oom;
 use super::pidfd;
 use super::procfs;
@@ -60,6 +61,7 @@ pub struct Host {
     allow: Allow,
     pub(super) groups: Groups,
     pub(super) exits: Arc<Exits>,
+    presence: Presence,
     /// The shells of the probes that are running; each leads a session.
     probes: Mutex<Vec<u32>>,
 }
@@ -83,6 +85,8 @@ impl Host {
         }
         children::adopt_orphans();
         oom::listen();
+        // Before anything is looked for: two agents that begin together must see one another.
+        let presence = Presence::announce(&instance);
         let groups = Groups::open(containment, &output_folder, &instance)?;
         // What is in a group is found there.
         let grouped = groups.loose_pids();
@@ -110,6 +114,7 @@ impl Host {
             allow: Allow::default(),
             groups,
             exits: Arc::default(),
+            presence,
             probes: Mutex::default(),
         })
     }
@@ -193,6 +198,7 @@ impl Host {
 
     /// Hears what the kernel has said meanwhile; to be called now and then.
     pub fn hear_kernel(&self) {
+        self.presence.drain();
         oom::keep_up();
     }
 

@@ -43,7 +43,7 @@ const SCRIPTS: usize = 3;
 pub(super) enum Mark {
     Ours,
     AnotherProcs,
-    /// There is none, or it may not be read, or an agent that is no more left it: what the process runs must tell.
+    /// There is none, or it may not be read, or it is that of another agent for the same proc.
     Missing,
 }
 
@@ -55,8 +55,8 @@ impl Mark {
     /// What this value in an environment says.
     pub(super) fn told(value: Option<&[u8]>, mark: &str) -> Mark {
         let Some(value) = value else { return Mark::Missing };
-        // INSTANCE/KEY. The same key under another instance is this very proc, started by an agent whose folder was
-        // lost or who sits beside us.
+        // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent whose folder
+        // was lost or that runs beside us.
         fn key(mark: &[u8]) -> Option<&[u8]> {
             mark.iter().position(|byte| *byte == b'/').map(|slash| &mark[slash..])
         }
@@ -75,6 +75,13 @@ pub(super) fn owner(mark: &[u8], ours: &str) -> Option<String> {
     let theirs = key(&String::from_utf8_lossy(mark))?;
     (Some(&theirs) != key(ours).as_ref() && !theirs.starts_with(':'))
         .then(|| theirs.replace("%3A", ":").replace("%25", "%"))
+}
+
+/// The agent's instance and the proc that a mark names.
+pub(super) fn instance_and_proc(mark: &[u8]) -> Option<(String, String)> {
+    let mark = String::from_utf8_lossy(mark);
+    let (instance, proc) = mark.split_once('/')?;
+    Some((instance.to_owned(), proc.replace("%3A", ":").replace("%25", "%")))
 }
 
 /// `setup_path`, as written and as the kernel writes it.

@@ -31,6 +31,7 @@ mod inspect;
 mod log;
 mod log_accounts;
 mod memory;
+mod neighbour;
 mod oom;
 mod origin;
 mod output;

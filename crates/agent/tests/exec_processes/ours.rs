@@ -222,6 +222,43 @@ async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
     panic!("{}: other processes always took the pid first", row.what);
 }
 
+/// Two agents on one machine with a proc of the same name: what one has started is its own while it lives.
+#[tokio::test]
+async fn a_process_of_a_living_agent_is_that_agents() {
+    let mut first = Proc::with_pid_file("two-agents");
+    let mut second = Proc::with_pid_file("two-agents");
+    // The same proc in every way.
+    second.spec = first.spec.clone();
+    let plain = "echo $$ > pid.new; mv pid.new web.pid; exec ./web 1000";
+    let cleared = format!("env -i /usr/bin/setsid /bin/sh -c '{plain}' &");
+    let mut commands = vec![plain.to_owned()];
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let host = Host::open(folder.path().join("output"), Containment::Cgroup);
+    if need(Need::Cgroups, host.map_err(|error| error.to_string())).is_some() {
+        commands.push(cleared);
+    }
+    for command in commands {
+        let _ = fs::remove_file(first.path("web.pid"));
+        first.run(&command);
+        let pid = first.pid_in("web.pid").await;
+        until_called(pid, "web").await;
+        assert_eq!(running(first.settled()).pid, pid, "{command}");
+        for sighting in [second.settled(), second.recovered(None)] {
+            let expected = Cause::AnotherAgents {
+                path: second.spec.identity.pid_path.clone(),
+                pid,
+                proc: "exec-test:two-agents".to_owned(),
+            };
+            assert_eq!(cause(sighting), expected, "{command}");
+        }
+        assert!(matches!(cause(second.settled_without_file()), Cause::NoSuchName { .. }), "{command}");
+        second.hands.sweep(Signal::Kill);
+        assert!(is_running(pid), "{command}");
+        kill(pid);
+        until_gone(pid).await;
+    }
+}
+
 /// A process that has thrown its mark away is in the cgroup of the run that started it.
 #[tokio::test]
 async fn a_process_without_a_mark_belongs_to_the_proc_whose_cgroup_holds_it() {

@@ -31,6 +31,7 @@ pub(super) fn is_puzzling(cause: &Cause) -> bool {
         | Cause::Stranger { .. }
         | Cause::AnotherAccounts { .. }
         | Cause::AnotherProcs { .. }
+        | Cause::AnotherAgents { .. }
         | Cause::Untrusted { .. } => true,
     }
 }

@@ -297,3 +297,22 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
         wait_until(PATIENCE, "all of it has ended", || proc.pids().is_empty());
     });
 }
+
+/// Two agents on one machine with the same proc: the second takes nothing over while the first lives, and everything when the first
+/// is gone for good.
+#[test]
+fn a_second_agent_does_not_take_over_what_a_living_one_has_started() {
+    let up = up();
+    let proc = up.proc("shared").with_pid_file().starts(&programs::daemon());
+    let pid = proc.start();
+    let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("second"), IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let theirs = proc.clone().on_host(IP);
+    let says =
+        format!("names pid {pid}, which another agent on this host has started for {}:shared", up.namespace);
+    for op in [Op::Stop, Op::Kill] {
+        theirs.op(op).assert(829, "no need to").assert_says(&says);
+    }
+    assert_eq!(theirs.op(Op::Query).pid(), None);
+    assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "it goes on");
+}
