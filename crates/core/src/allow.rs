@@ -40,7 +40,7 @@ impl Allow {
             ("config_path", &identity.config_path),
             ("log_path", &identity.log_path),
         ];
-        // The agent reads them with its own rights.
+        // The agent reads them, with the rights of the account.
         let files = spec.configmap.iter().map(|file| ("configmap path", &file.path));
         let outside =
             paths.into_iter().chain(files).find(|(_, path)| !path.is_empty() && !self.holds(Path::new(path)));

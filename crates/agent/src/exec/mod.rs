@@ -63,6 +63,7 @@ pub use renew::{renew, start_ticks};
 pub use rotate::Rotation;
 pub use sink::Start;
 pub use usage::{Meter, Scene, glance};
+pub use user::{NotOpened, open_as};
 
 use cgroup::ProcGroups;
 use children::Freshness;

@@ -2,16 +2,17 @@
 
 use super::procfs;
 use super::spawn::NotStarted;
-use crate::path_walk::{self, Walked};
+use crate::path_walk::{self, Trust, Walked};
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
 use procfleet_core::supervise::OtherAccount;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -34,6 +35,37 @@ pub(super) fn may_read(path: &str, file: &Walked, user: &str) -> bool {
         Ok((own.stat().st_dev, own.stat().st_ino) == (file.stat().st_dev, file.stat().st_ino))
     };
     Account::of(user).is_ok_and(|account| account.with_its_rights(open).unwrap_or(false))
+}
+
+/// Why a file was not opened for an account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotOpened {
+    Missing,
+    /// The account may not read it.
+    Denied,
+    Other(String),
+}
+
+/// Opens a regular file for reading, with the rights of this account, and through no link of a third party.
+pub fn open_as(user: &str, path: &str) -> Result<File, NotOpened> {
+    let account = Account::of(user).map_err(|refused| NotOpened::Other(refused.reason))?;
+    let trust = Trust::agent().and([account.uid.as_raw()]);
+    let opened = account.with_its_rights(|| {
+        let way = path_walk::walk(Path::new(path))?;
+        if let Some(doubt) = way.doubted_links(&trust) {
+            return Err(io::Error::other(doubt.to_string()));
+        }
+        // Opening a device can do things.
+        if !way.is(FileType::RegularFile) {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        way.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+    });
+    opened.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => NotOpened::Missing,
+        io::ErrorKind::PermissionDenied => NotOpened::Denied,
+        _ => NotOpened::Other(error.to_string()),
+    })
 }
 
 impl Account {

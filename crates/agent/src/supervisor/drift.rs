@@ -1,31 +1,45 @@
 //! Whether the files that a spec names (`configmap`) are as it says.
 //!
-//! A file is read again only when its stamp is another one. What is not as it should be is said in the proc's note, and in
-//! the log once for every change.
+//! A file is opened with the rights of the spec's account, so a caller learns nothing that the account could not find out itself.
+//! It is read again only when its stamp is another one, up to a limit, in a thread of its own, and no further when nobody
+//! waits for it any more. What is not as it should be is said in the proc's note, and in the log once for every change.
 
+use crate::exec::{NotOpened, open_as};
 use md5::{Digest, Md5};
 use procfleet_core::id::ProcKey;
 use procfleet_core::spec::{ConfigFile, Spec};
-use rustix::fs::OFlags;
 use std::collections::HashMap;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info;
 
 /// How much is read while somebody waits for the answer.
 const SMALL: u64 = 1024 * 1024;
+/// A config is a text that people write. What is larger than this is not read: it may have no end.
+const LARGEST: u64 = 64 * 1024 * 1024;
 /// A tick of any file system's clock is shorter than this.
 const TICK_SECS: i64 = 2;
 /// How long a note about many files may be.
 const LONGEST_NOTE: usize = 1_024;
 
-/// How much may be read.
+/// Which files are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effort {
-    /// Somebody waits: of a large file, what was known before will do.
+pub(super) enum Extent {
+    /// Of a large one, what was known before will do.
     Small,
     Any,
+}
+
+/// How much may be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Effort<'a> {
+    /// Somebody waits, or the process does not run.
+    Small,
+    /// Until this says that nobody wants to know any more.
+    Any(&'a AtomicBool),
 }
 
 /// What is known of the files of one proc.
@@ -44,9 +58,15 @@ struct Known {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Finding {
     Missing,
+    Denied,
     Unreadable { reason: String },
+    TooLarge { size: u64 },
     Read { stamp: Stamp, trust: Trust, md5: String },
 }
+
+/// Nobody wants to know any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Cancelled;
 
 /// Whether the same stamp means the same content. A file that was written just before it was read may be written again
 /// within the same tick of the clock.
@@ -56,7 +76,7 @@ enum Trust {
     Nothing,
 }
 
-/// What changes with a file's content, or at least whenever it may have changed; and whose the file is.
+/// What changes with a file's content, or at least whenever it may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -64,22 +84,52 @@ struct Stamp {
     size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
-    owner: u32,
-    mode: u32,
+}
+
+/// Looks at the files in a thread of its own: they may be large, and disks slow. Dropping this ends the reading.
+pub(super) async fn look_at(
+    files: Arc<Mutex<Files>>,
+    key: ProcKey,
+    spec: Arc<Spec>,
+    extent: Extent,
+) -> Result<String, Cancelled> {
+    struct Wanted(Arc<AtomicBool>);
+    impl Drop for Wanted {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let cancelled = Arc::<AtomicBool>::default();
+    let _wanted = Wanted(cancelled.clone());
+    let look = move || {
+        let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
+        let effort = match extent {
+            Extent::Small => Effort::Small,
+            Extent::Any => Effort::Any(&cancelled),
+        };
+        files.check(&key, &spec, effort)
+    };
+    tokio::task::spawn_blocking(look).await.unwrap_or(Err(Cancelled))
 }
 
 impl Files {
     /// Looks at the files of the spec. Says what is wrong with them; nothing if all are as they should be.
-    pub(super) fn check(&mut self, key: &ProcKey, spec: &Spec, effort: Effort) -> String {
+    pub(super) fn check(
+        &mut self,
+        key: &ProcKey,
+        spec: &Spec,
+        effort: Effort<'_>,
+    ) -> Result<String, Cancelled> {
         self.known.retain(|path, _| spec.configmap.iter().any(|file| file.path == *path));
+        let user = &spec.identity.user;
         let mut notes = Vec::new();
         for file in &spec.configmap {
-            let before = self.known.remove(&file.path);
-            let Some(finding) = look(&file.path, before.as_ref().map(|known| &known.finding), effort) else {
+            let before = self.known.get(&file.path);
+            let Some(finding) = look(&file.path, user, before.map(|known| &known.finding), effort)? else {
                 continue;
             };
-            let said = finding.to_text(file, &spec.identity.user);
-            match before.map_or_else(String::new, |known| known.said) {
+            let said = finding.to_text(file, user);
+            match before.map_or("", |known| &known.said) {
                 before if before == said => {}
                 _ if said.is_empty() => info!(proc = %key, file = file.path, "a config is as expected again"),
                 // The actor makes an event of the note.
@@ -92,76 +142,72 @@ impl Files {
         }
         let mut note = notes.join("; ");
         note.truncate(note.floor_char_boundary(LONGEST_NOTE));
-        note
+        Ok(note)
     }
 }
 
 /// `None`: it would take too much effort, and nothing was known before.
-fn look(path: &str, before: Option<&Finding>, effort: Effort) -> Option<Finding> {
-    let found = std::fs::metadata(path).and_then(|data| match (before, Stamp::of(&data)?) {
-        (Some(known @ Finding::Read { stamp: before, trust: Trust::Stamp, .. }), stamp)
-            if *before == stamp =>
-        {
-            Ok(Some(known.clone()))
+fn look(
+    path: &str,
+    user: &str,
+    before: Option<&Finding>,
+    effort: Effort<'_>,
+) -> Result<Option<Finding>, Cancelled> {
+    let unreadable = |error: io::Error| Finding::Unreadable { reason: error.to_string() };
+    let file = match open_as(user, path) {
+        Ok(file) => file,
+        Err(NotOpened::Missing) => return Ok(Some(Finding::Missing)),
+        Err(NotOpened::Denied) => return Ok(Some(Finding::Denied)),
+        Err(NotOpened::Other(reason)) => return Ok(Some(Finding::Unreadable { reason })),
+    };
+    let stamp = match file.metadata() {
+        Ok(data) => Stamp::of(&data),
+        Err(error) => return Ok(Some(unreadable(error))),
+    };
+    match (before, effort) {
+        (Some(known @ Finding::Read { stamp: before, trust: Trust::Stamp, .. }), _) if *before == stamp => {
+            return Ok(Some(known.clone()));
         }
-        (before, stamp) if effort == Effort::Small && stamp.size > SMALL => Ok(before.cloned()),
-        _ => read(path).map(Some),
-    });
-    found.unwrap_or_else(|error| {
-        Some(match error.kind() {
-            io::ErrorKind::NotFound => Finding::Missing,
-            _ => Finding::Unreadable { reason: error.to_string() },
-        })
-    })
-}
-
-fn read(path: &str) -> io::Result<Finding> {
-    // It may have become something that cannot be opened without waiting.
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
-    let file = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;
-    let stamp = Stamp::of(&file.metadata()?)?;
+        _ if stamp.size > LARGEST => return Ok(Some(Finding::TooLarge { size: stamp.size })),
+        (before, Effort::Small) if stamp.size > SMALL => return Ok(before.cloned()),
+        _ => {}
+    }
     let age = jiff::Timestamp::now().as_second() - stamp.changed.0;
     let trust = if age > TICK_SECS { Trust::Stamp } else { Trust::Nothing };
-    Ok(Finding::Read { stamp, trust, md5: md5_of(file.take(stamp.size))? })
+    Ok(Some(match md5_of(file.take(stamp.size), effort)? {
+        Ok(md5) => Finding::Read { stamp, trust, md5 },
+        Err(error) => unreadable(error),
+    }))
 }
 
-fn md5_of(mut file: io::Take<File>) -> io::Result<String> {
+fn md5_of(mut file: io::Take<File>, effort: Effort<'_>) -> Result<io::Result<String>, Cancelled> {
     let mut hash = Md5::new();
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        match file.read(&mut buffer)? {
-            0 => break,
-            count => hash.update(&buffer[..count]),
+        if let Effort::Any(cancelled) = effort
+            && cancelled.load(Ordering::Relaxed)
+        {
+            return Err(Cancelled);
+        }
+        match file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => hash.update(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Ok(Err(error)),
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
 impl Stamp {
-    fn of(data: &Metadata) -> io::Result<Stamp> {
-        if !data.is_file() {
-            return Err(io::Error::other("it is not a regular file"));
-        }
-        Ok(Stamp {
+    fn of(data: &Metadata) -> Stamp {
+        Stamp {
             device: data.dev(),
             inode: data.ino(),
             size: data.len(),
             modified: (data.mtime(), data.mtime_nsec()),
             changed: (data.ctime(), data.ctime_nsec()),
-            owner: data.uid(),
-            mode: data.mode(),
-        })
-    }
-
-    /// Whether the account that the proc runs as could have found out the same. The agent may read everything, and callers
-    /// may be allowed this account only.
-    fn is_open_to(&self, user: &str) -> bool {
-        let everybody = self.mode & 0o004 != 0;
-        everybody
-            || nix::unistd::User::from_name(user)
-                .ok()
-                .flatten()
-                .is_some_and(|user| user.uid.as_raw() == self.owner || user.uid == nix::unistd::geteuid())
+        }
     }
 }
 
@@ -170,12 +216,15 @@ impl Finding {
         let ConfigFile { path, md5: expected } = file;
         match self {
             Finding::Missing => format!("config {path} does not exist, expected md5 {expected}"),
+            Finding::Denied => format!("config {path} may not be read by user {user:?}"),
             Finding::Unreadable { reason } => format!("config {path} cannot be read: {reason}"),
-            Finding::Read { md5, .. } if md5.eq_ignore_ascii_case(expected) => String::new(),
-            Finding::Read { md5, stamp, .. } if stamp.is_open_to(user) => {
-                format!("config {path} has md5 {md5}, expected {expected}")
+            Finding::TooLarge { size } => {
+                format!(
+                    "config {path} is too large to check: it has {size} bytes, and at most {LARGEST} are read"
+                )
             }
-            Finding::Read { .. } => format!("config {path} has another md5 than expected ({expected})"),
+            Finding::Read { md5, .. } if md5.eq_ignore_ascii_case(expected) => String::new(),
+            Finding::Read { md5, .. } => format!("config {path} has md5 {md5}, expected {expected}"),
         }
     }
 }
@@ -183,13 +232,26 @@ impl Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfleet_testkit::{Need, has};
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+    use std::task::{Context, Waker};
 
     const HELLO: &str = "b1946ac92492d2347c6235b4d2611184";
 
     fn key() -> ProcKey {
         ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() }
+    }
+
+    fn me() -> String {
+        nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("accounts").expect("an account").name
+    }
+
+    fn spec(path: &str, md5: &str) -> Spec {
+        let configmap = vec![ConfigFile { path: path.to_owned(), md5: md5.to_owned() }];
+        let mut spec = Spec { configmap, ..Spec::default() };
+        spec.identity.user = me();
+        spec
     }
 
     #[test]
@@ -198,9 +260,8 @@ mod tests {
         let path = folder.path().join("web.conf");
         let shown = path.display();
         let mut files = Files::default();
-        let configmap = vec![ConfigFile { path: shown.to_string(), md5: HELLO.to_owned() }];
-        let mut spec = Spec { configmap, ..Spec::default() };
-        let mut check = |spec: &Spec| files.check(&key(), spec, Effort::Small);
+        let mut spec = spec(&shown.to_string(), HELLO);
+        let mut check = |spec: &Spec| files.check(&key(), spec, Effort::Small).expect("nobody cancels");
         assert_eq!(check(&spec), format!("config {shown} does not exist, expected md5 {HELLO}"));
         fs::write(&path, "hello\n").expect("our folder");
         assert_eq!(check(&spec), "");
@@ -208,11 +269,13 @@ mod tests {
         let other = "d41d8cd98f00b204e9800998ecf8427e";
         assert_eq!(check(&spec), format!("config {shown} has md5 {other}, expected {HELLO}"));
         assert_eq!(check(&spec), format!("config {shown} has md5 {other}, expected {HELLO}"));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("our file");
-        spec.identity.user = "no-such-user".to_owned();
-        assert_eq!(check(&spec), format!("config {shown} has another md5 than expected ({HELLO})"));
         spec.configmap[0].md5 = other.to_uppercase();
         assert_eq!(check(&spec), "");
+        fs::File::create(&path).expect("our file").set_len(LARGEST + 1).expect("a sparse file");
+        let large = format!(
+            "config {shown} is too large to check: it has 67108865 bytes, and at most 67108864 are read"
+        );
+        assert_eq!(check(&spec), large);
         fs::remove_file(&path).expect("it is there");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0)
             .expect("a fifo");
@@ -221,22 +284,101 @@ mod tests {
         assert_eq!(check(&spec), "");
     }
 
+    /// The agent may be root, and callers may be allowed another account only: a guess is not confirmed.
+    #[test]
+    fn what_the_account_may_not_read_is_not_told() {
+        if !has(Need::Root, me() == "root") {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("secret").to_str().expect("a plain path").to_owned();
+        fs::write(&path, "hello\n").expect("our folder");
+        let mode = |path: &str, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
+        };
+        let top = folder.path().to_str().expect("a plain path").to_owned();
+        let check = |user: &str, md5: &str| {
+            let mut spec = spec(&path, md5);
+            spec.identity.user = user.to_owned();
+            Files::default().check(&key(), &spec, Effort::Small).expect("nobody cancels")
+        };
+        let guesses = [HELLO.to_owned(), "0".repeat(32)];
+        let denied = format!("config {path} may not be read by user \"nobody\"");
+        for (folder_mode, file_mode) in [(0o700, 0o644), (0o755, 0o600)] {
+            mode(&top, folder_mode);
+            mode(&path, file_mode);
+            guesses.iter().for_each(|md5| assert_eq!(check("nobody", md5), denied));
+            assert_eq!(check("root", HELLO), "");
+        }
+        for user in ["no-such-user", ""] {
+            assert!(check(user, HELLO).contains("cannot be read: user"), "{}", check(user, HELLO));
+        }
+        mode(&path, 0o644);
+        assert_eq!(check("nobody", HELLO), "");
+        // A link of a third party leads root to no file.
+        let link = folder.path().join("link");
+        symlink(&path, &link).expect("our folder");
+        lchown(&link, Some(65_534), None).expect("root may");
+        let spec = spec(link.to_str().expect("a plain path"), HELLO);
+        let said = Files::default().check(&key(), &spec, Effort::Small).expect("nobody cancels");
+        assert!(said.contains("cannot be read: the link "), "{said}");
+    }
+
     /// It is not read again, and nobody waits for a large one.
     #[test]
     fn a_file_is_read_when_its_stamp_is_new() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let path = folder.path().join("large").to_str().expect("a plain path").to_owned();
         fs::write(&path, vec![0; 2 * 1024 * 1024]).expect("our folder");
-        assert_eq!(look(&path, None, Effort::Small), None);
-        let found = look(&path, None, Effort::Any).expect("it was read");
+        let wanted = AtomicBool::new(false);
+        let look = |before, effort| look(&path, &me(), before, effort).expect("nobody cancels");
+        assert_eq!(look(None, Effort::Small), None);
+        let found = look(None, Effort::Any(&wanted)).expect("it was read");
         assert!(matches!(&found, Finding::Read { md5, .. } if md5 == "b2d1236c286a3c0704224fe4105eca49"));
-        assert_eq!(look(&path, Some(&found), Effort::Small), Some(found.clone()));
+        assert_eq!(look(Some(&found), Effort::Small), Some(found.clone()));
         let Finding::Read { stamp, trust: Trust::Nothing, .. } = found else { panic!("it is brand-new") };
         let remembered = Finding::Read { stamp, trust: Trust::Stamp, md5: "remembered".to_owned() };
-        assert_eq!(look(&path, Some(&remembered), Effort::Any), Some(remembered.clone()));
+        assert_eq!(look(Some(&remembered), Effort::Any(&wanted)), Some(remembered.clone()));
         let doubtful = Finding::Read { stamp, trust: Trust::Nothing, md5: "remembered".to_owned() };
-        assert_eq!(look(&path, Some(&doubtful), Effort::Any), Some(found));
+        assert_eq!(look(Some(&doubtful), Effort::Any(&wanted)), Some(found.clone()));
         fs::write(&path, "other").expect("our folder");
-        assert_ne!(look(&path, Some(&remembered), Effort::Small), Some(remembered));
+        assert_ne!(look(Some(&remembered), Effort::Small), Some(remembered.clone()));
+    }
+
+    #[test]
+    fn a_file_is_read_no_further_when_nobody_wants_to_know() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("file").to_str().expect("a plain path").to_owned();
+        fs::write(&path, "hello\n").expect("our folder");
+        let (mut files, spec) = (Files::default(), spec(&path, &"0".repeat(32)));
+        let said = files.check(&key(), &spec, Effort::Small).expect("nobody cancels");
+        fs::write(&path, "hallo\n").expect("our folder");
+        let cancelled = AtomicBool::new(true);
+        assert_eq!(files.check(&key(), &spec, Effort::Any(&cancelled)), Err(Cancelled));
+        assert_eq!(files.known[&path].said, said, "what was known stays");
+    }
+
+    /// The thread that reads hears of it.
+    #[tokio::test]
+    async fn dropping_a_look_ends_the_reading() {
+        let files = Arc::<Mutex<Files>>::default();
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("file").to_str().expect("a plain path").to_owned();
+        fs::write(&path, "hello\n").expect("our folder");
+        let spec = Arc::new(spec(&path, HELLO));
+        {
+            // The reading cannot begin before the look was dropped.
+            let _held = files.lock().expect("nobody has it");
+            let look = std::pin::pin!(look_at(files.clone(), key(), spec.clone(), Extent::Any));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(look.poll(&mut context).is_pending());
+        }
+        let began = std::time::Instant::now();
+        while Arc::strong_count(&files) > 1 {
+            assert!(began.elapsed() < std::time::Duration::from_secs(20), "the thread goes on");
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        assert!(files.lock().expect("nobody has it").known.is_empty(), "it was read to its end");
+        assert_eq!(look_at(files, key(), spec, Extent::Any).await, Ok(String::new()));
     }
 }

@@ -5,14 +5,14 @@
 //! hears what was said through another; neither ever waits for the other. While an op or a restart is under way nothing is
 //! asked, and what was being asked is broken off: a process on its way down is not ill.
 
-use super::drift::{Effort, Files};
+use super::drift::{self, Effort, Extent, Files};
 use crate::exec::{Host, Probed, Prober};
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::{Exit, Process};
 use procfleet_core::spec::{ConfigFile, Kind, Spec};
 use procfleet_core::supervise::Health;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -195,8 +195,9 @@ impl Probes {
     pub(super) fn look_at_files(&self) {
         let Some(asking) = &self.asking else { return };
         let subject = asking.subject.borrow();
-        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), asking.files.try_lock()) {
-            let note = files.check(&self.key, &subject.spec, Effort::Small);
+        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), asking.files.try_lock())
+            && let Ok(note) = files.check(&self.key, &subject.spec, Effort::Small)
+        {
             see(&asking.tell, |seen| seen.note = note);
         }
     }
@@ -339,16 +340,18 @@ impl Asker {
         }
     }
 
-    /// Files may be large and disks slow, so it happens beside everything else.
+    /// It happens beside everything else, and ends when the process does.
     async fn look_at_files(&mut self, subject: &Subject) {
         self.next_look = Instant::now() + self.pace.every;
-        let (files, key, spec) = (self.files.clone(), self.key.clone(), subject.spec.clone());
-        let look = move || {
-            let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
-            files.check(&key, &spec, Effort::Any)
-        };
-        if let Ok(note) = tokio::task::spawn_blocking(look).await {
-            see(&self.tell, |seen| seen.note = note);
+        let extent = if subject.standing == Standing::Down { Extent::Small } else { Extent::Any };
+        let look = drift::look_at(self.files.clone(), self.key.clone(), subject.spec.clone(), extent);
+        tokio::select! {
+            biased;
+            _ = self.subject.changed() => {
+                self.subject.mark_changed();
+                self.next_look = Instant::now();
+            }
+            note = look => if let Ok(note) = note { see(&self.tell, |seen| seen.note = note) },
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What a spec says beside its commands, as it shows to callers and to processes.
 
 use crate::up;
-use procfleet_testkit::{Op, PATIENCE, Proc, is_running, programs, wait_for, wait_until};
+use procfleet_testkit::{Need, Op, PATIENCE, Proc, account, has, is_running, programs, wait_for, wait_until};
 use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
 
 /// What `get_proc_status_v2` says of it.
 #[track_caller]
@@ -146,6 +147,52 @@ fn a_config_that_is_not_as_expected_is_named() {
         message.contains("spec.configmap[0].path") && message.contains("spec.configmap[0].md5"),
         "{message}"
     );
+}
+
+/// The agent is root, and whoever is allowed the account may not learn what the account may not read.
+#[test]
+fn a_config_that_the_account_may_not_read_confirms_no_guess() {
+    if !has(Need::Root, account() == "root") {
+        return;
+    }
+    let up = up();
+    let secret = up.folder("secrets").join("secret.conf");
+    std::fs::write(&secret, "hello\n").expect("our own folder");
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).expect("our own file");
+    let mut proc = up
+        .proc("guessing")
+        .identity("user", "nobody")
+        .starts("exec ./web 1000")
+        .policy("start_check_secs", 1);
+    for guess in ["b1946ac92492d2347c6235b4d2611184", "00000000000000000000000000000000"] {
+        proc.request["spec"]["configmap"] = json!([{"path": secret, "md5": guess}]);
+        proc.op(Op::Restart).assert_success();
+        let expected = format!("config {} may not be read by user \"nobody\"", secret.display());
+        wait_until(PATIENCE, "the note is the same for every guess", || {
+            proc.row().is_some_and(|row| row["note"] == expected)
+        });
+    }
+}
+
+/// A file without an end keeps nobody busy: it is not read at all.
+#[test]
+fn a_config_that_is_too_large_is_not_read() {
+    let up = up();
+    let mut proc = up.proc("endless").starts(&programs::foreground());
+    let path = proc.folder.join("web.conf");
+    let file = std::fs::File::create(&path).expect("our own folder");
+    file.set_len(1 << 40).expect("a sparse file");
+    proc.request["spec"]["configmap"] = json!([{"path": path, "md5": "b1946ac92492d2347c6235b4d2611184"}]);
+    proc.start();
+    wait_until(PATIENCE, "the note says that it is not read", || {
+        proc.row()
+            .is_some_and(|row| row["note"].as_str().is_some_and(|note| note.contains("too large to check")))
+    });
+    // It is read when it has a size for it.
+    file.set_len(0).expect("our own file");
+    std::fs::write(&path, "hello\n").expect("our own folder");
+    proc.op(Op::Query).assert_success();
+    wait_until(PATIENCE, "all is well", || proc.row().is_some_and(|row| row["note"] == ""));
 }
 
 /// The hosting file of GSE's agent, which platforms read on the host.
