@@ -1,14 +1,16 @@
 //! What an agent is told at its start. Plain data, checked once.
 
+use crate::AgentError;
 use crate::exec::{Containment, Rotation};
 use crate::path_walk::{self, Trust};
 use procfleet_core::allow::Allow;
+use procfleet_core::data_folder::{self, Folder, Program};
 use procfleet_proto::link::token::JoinToken;
 use rustix::fs::{FileType, OFlags};
 use std::fmt;
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -33,7 +35,7 @@ pub struct Config {
 /// Where an agent keeps what is its own; for the verbs that look after the agent itself.
 #[derive(clap::Args, Clone, Debug)]
 pub struct AgentFolder {
-    /// Where the agent keeps its key, its journal and the output of commands
+    /// Where the agent keeps its key, its journal and the output of commands; it must be empty, missing or an agent's
     #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
     pub data: PathBuf,
 }
@@ -134,10 +136,23 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// A folder that only its owner may enter.
-pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or an agent's.
+pub(crate) fn make_data_folder(path: &Path) -> Result<(), AgentError> {
+    let failed = |source| AgentError::Folder { path: path.to_owned(), source };
+    match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+        Ok(entries) => {
+            let data = std::fs::metadata(path).map_err(failed)?;
+            let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+            let folder = Folder { names: names.collect(), owner: data.uid(), mode: data.mode() };
+            let us = rustix::process::geteuid().as_raw();
+            data_folder::judge(&folder, Program::Agent, us)
+                .map_err(|reason| AgentError::FolderRefused { path: path.to_owned(), reason })?;
+        }
+    }
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).map_err(failed)
 }
 
 #[cfg(test)]

@@ -74,6 +74,8 @@ pub enum AgentError {
         #[source]
         source: io::Error,
     },
+    #[error("{} is not used as the data folder: {reason}", path.display())]
+    FolderRefused { path: PathBuf, reason: procfleet_core::data_folder::Refusal },
     #[error("another agent uses the data folder {0}")]
     InUse(PathBuf),
     #[error(transparent)]
@@ -92,14 +94,15 @@ impl AgentError {
         let broken = |error: &journal::JournalError| {
             matches!(error, journal::JournalError::Broken { .. } | journal::JournalError::TooNew { .. })
         };
-        matches!(self, AgentError::Journal(error) if broken(error))
+        matches!(self, AgentError::FolderRefused { .. })
+            || matches!(self, AgentError::Journal(error) if broken(error))
     }
 }
 
 /// Takes the folder for this agent alone, for as long as the file is held.
 fn take_folder(folder: &Path) -> Result<std::fs::File, AgentError> {
     let prepared = |source| AgentError::Folder { path: folder.to_owned(), source };
-    config::make_private_folder(folder).map_err(prepared)?;
+    config::make_data_folder(folder)?;
     let lock = std::fs::File::create(folder.join("agent.lock")).map_err(prepared)?;
     // A child of an agent that was killed holds its files for a moment, until it has become another program.
     let asked = std::time::Instant::now();

@@ -9,6 +9,7 @@ pub mod allow;
 pub mod change;
 pub mod clones;
 pub mod code;
+pub mod data_folder;
 pub mod dispatch;
 pub mod groups;
 pub mod id;

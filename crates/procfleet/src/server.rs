@@ -16,7 +16,7 @@ const MEMORY: Duration = Duration::from_secs(60);
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
-    /// Where the server keeps everything
+    /// Where the server keeps everything; it must be empty, missing or a server's
     #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
     pub(crate) data: PathBuf,
     /// The address of the API (port 0 picks a free one)

@@ -1,9 +1,13 @@
 //! What a server is told at its start. Plain data, checked once.
 
+use crate::ServerError;
 use crate::login_service::LoginUrl;
 use crate::peer::AddressBlock;
+use procfleet_core::data_folder::{self, Folder, Program};
+use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -38,4 +42,23 @@ pub enum TlsSource {
     BuiltIn {
         names: Vec<String>,
     },
+}
+
+/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or a server's.
+pub(crate) fn make_data_folder(path: &Path) -> Result<(), ServerError> {
+    let failed = |source| ServerError::Folder { path: path.to_owned(), source };
+    match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+        Ok(entries) => {
+            let data = std::fs::metadata(path).map_err(failed)?;
+            let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+            let folder = Folder { names: names.collect(), owner: data.uid(), mode: data.mode() };
+            let us = rustix::process::geteuid().as_raw();
+            data_folder::judge(&folder, Program::Server, us)
+                .map_err(|reason| ServerError::FolderRefused { path: path.to_owned(), reason })?;
+        }
+    }
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).map_err(failed)
 }

@@ -35,7 +35,6 @@ use crate::sessions::{Link, LinkError, Presences};
 use crate::store::{Store, StoreError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +59,8 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
+    #[error("{} is not used as the data folder: {reason}", path.display())]
+    FolderRefused { path: PathBuf, reason: procfleet_core::data_folder::Refusal },
     #[error("listening on {address}")]
     Listen {
         address: SocketAddr,
@@ -109,6 +110,7 @@ impl ServerError {
                 error.needs_somebody()
             }
             ServerError::Setup(SetupError::Mismatch(_))
+            | ServerError::FolderRefused { .. }
             | ServerError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. }) => true,
             ServerError::Setup(SetupError::File(_))
             | ServerError::Folder { .. }
@@ -138,10 +140,7 @@ impl Server {
     }
 
     async fn start_on(path: &Path, config: Config) -> Result<Server, ServerError> {
-        let folder = |source| ServerError::Folder { path: config.data.clone(), source };
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.data).map_err(folder)?;
-        std::fs::set_permissions(&config.data, std::fs::Permissions::from_mode(0o700)).map_err(folder)?;
-
+        config::make_data_folder(&config.data)?;
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(path).await?;
         let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);

@@ -15,6 +15,7 @@ mod certificates;
 mod changes;
 mod cli;
 mod crashes;
+mod data_folder;
 mod deaths;
 mod duplicates;
 mod enrolment;

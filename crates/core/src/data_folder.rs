@@ -1,0 +1,100 @@
+//! Whether a folder may become, or is, the data folder of a server or an agent.
+//!
+//! A data folder is made private (0700), which would lock everybody else out of a folder that is used for anything else. So an
+//! existing folder is taken only if it is empty or has been taken before.
+
+/// Whose data folder it is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    Server,
+    Agent,
+}
+
+impl Program {
+    /// Files by which its folder is known again. The first one is made before all others.
+    fn marks(self) -> [&'static str; 3] {
+        match self {
+            Program::Server => ["server.db", "ca.key.pem", "admin.json"],
+            Program::Agent => ["agent.lock", "agent.db", "agent.id"],
+        }
+    }
+}
+
+/// A folder that exists.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    pub names: Vec<String>,
+    pub owner: u32,
+    pub mode: u32,
+}
+
+/// Why a folder is not taken. Nothing was changed in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error(
+        "it holds {name:?} and nothing of this program's; name an empty folder, or one that does not exist yet"
+    )]
+    Foreign { name: String },
+    #[error("it is shared by all accounts (sticky); name another folder")]
+    Shared,
+    #[error(
+        "it belongs to the account with uid {0}, and this program runs as another; chown the folder, or name another one"
+    )]
+    AnotherAccounts(u32),
+}
+
+const STICKY: u32 = 0o1000;
+/// What the root of a file system has before anybody has used it.
+const ALWAYS_THERE: &str = "lost+found";
+
+/// Whether the program, which runs as account `us`, may use the folder.
+pub fn judge(folder: &Folder, program: Program, us: u32) -> Result<(), Refusal> {
+    if folder.mode & STICKY != 0 {
+        return Err(Refusal::Shared);
+    }
+    let marks = program.marks();
+    let mut foreign = folder.names.iter().filter(|name| *name != ALWAYS_THERE);
+    let is_ours = folder.names.iter().any(|name| marks.contains(&name.as_str()));
+    match foreign.next() {
+        Some(name) if !is_ours => Err(Refusal::Foreign { name: name.clone() }),
+        _ if folder.owner != us => Err(Refusal::AnotherAccounts(folder.owner)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_taken_if_it_is_empty_or_ours() {
+        let foreign = |name: &str| Err(Refusal::Foreign { name: name.to_owned() });
+        let (server, agent) = (Program::Server, Program::Agent);
+        type Row = (&'static [&'static str], u32, u32, Program, Result<(), Refusal>);
+        let rows: &[Row] = &[
+            (&[], 0o755, 0, server, Ok(())),
+            (&[], 0o777, 0, agent, Ok(())),
+            (&["lost+found"], 0o755, 0, server, Ok(())),
+            (&["server.db", "notes.txt"], 0o700, 0, server, Ok(())),
+            (&["ca.key.pem", "agent"], 0o755, 0, server, Ok(())),
+            (&["admin.json"], 0o700, 0, server, Ok(())),
+            (&["agent.lock"], 0o700, 0, agent, Ok(())),
+            (&["output", "agent.db"], 0o700, 0, agent, Ok(())),
+            (&["dpkg", "systemd"], 0o755, 0, server, foreign("dpkg")),
+            (&["lost+found", "home"], 0o755, 0, agent, foreign("home")),
+            // Each has a folder of its own.
+            (&["server.db"], 0o700, 0, agent, foreign("server.db")),
+            (&["agent.lock", "ca.cert.der"], 0o700, 0, server, foreign("agent.lock")),
+            (&[], 0o1777, 0, agent, Err(Refusal::Shared)),
+            (&["server.db"], 0o1777, 0, server, Err(Refusal::Shared)),
+            (&[], 0o755, 7, agent, Err(Refusal::AnotherAccounts(7))),
+            (&["agent.lock"], 0o700, 7, agent, Err(Refusal::AnotherAccounts(7))),
+            (&["home"], 0o700, 7, agent, foreign("home")),
+        ];
+        for (names, mode, owner, program, expected) in rows {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            let folder = Folder { names, owner: *owner, mode: *mode };
+            assert_eq!(judge(&folder, *program, 0), *expected, "{folder:?} {program:?}");
+        }
+    }
+}
