@@ -19,7 +19,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum EnrollError {
     #[error(
-        "this agent has not joined yet: give it a token (--token), as `procfleet token create` prints it"
+        "this agent has not joined yet: give it a token (PROCFLEET_TOKEN or --token-file), as `procfleet token create` prints it"
     )]
     NoToken,
     #[error("the server refused the enrolment: {0}")]

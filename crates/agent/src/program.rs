@@ -2,11 +2,12 @@
 
 use crate::AgentError;
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
-use crate::exec::{Containment, Rotation, allow_many_files, use_little_memory};
+use crate::exec::{Containment, Rotation, allow_many_files, begin_anew_with, use_little_memory};
 use crate::upgrade;
 use clap::ValueEnum;
 use procfleet_proto::link::token::JoinToken;
 use std::error::Error;
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -23,9 +24,13 @@ pub struct Args {
     /// The server's agent link, such as https://10.0.0.1:48668
     #[arg(long, env = "PROCFLEET_SERVER", required = true)]
     server: Option<ServerAddress>,
-    /// A join token from `procfleet token create`; needed once
+    /// A join token from `procfleet token create`; needed once. Every user of the host can see arguments while a program
+    /// starts, so rather use PROCFLEET_TOKEN or --token-file
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    /// A file with the join token; needed once, and then not looked for any more
+    #[arg(long, env = "PROCFLEET_TOKEN_FILE", value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
     #[command(flatten)]
     folder: AgentFolder,
     /// The address that this host is known by; by default the one that the server sees
@@ -122,20 +127,34 @@ pub fn main(args: Args) -> ExitCode {
         Some(Verb::Check(folder)) => return said(upgrade::check(&folder.data)),
         Some(Verb::Repair(folder)) => return said(crate::repair(&folder.data)),
     }
+    if let Some(token) = &args.token
+        && let Some(arguments) = without_token(std::env::args_os())
+    {
+        return failed(&begin_anew_with(&arguments, "PROCFLEET_TOKEN", token));
+    }
     log();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
     let until_stdin_closes = args.until_stdin_closes;
     // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
-    let token = match args
-        .token
-        .filter(|token| !token.is_empty())
-        .map(|token| token.parse::<JoinToken>())
-        .transpose()
-    {
+    let (given, option) = match (args.token, &args.token_file) {
+        (Some(token), _) => (token, "--token".to_owned()),
+        (None, Some(file)) => match std::fs::read_to_string(file) {
+            Ok(token) => (token, format!("--token-file {}", file.display())),
+            // It was needed once.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), String::new()),
+            Err(error) => {
+                eprintln!("error: --token-file {}: {error}", file.display());
+                return ExitCode::from(2);
+            }
+        },
+        (None, None) => (String::new(), String::new()),
+    };
+    let given = Some(given.trim()).filter(|token| !token.is_empty());
+    let token = match given.map(|token| token.parse::<JoinToken>()).transpose() {
         Ok(token) => token,
         Err(error) => {
-            eprintln!("error: --token: {error}");
+            eprintln!("error: {option}: {error}");
             return ExitCode::from(2);
         }
     };
@@ -172,6 +191,25 @@ pub fn main(args: Args) -> ExitCode {
             if error.needs_somebody() { ExitCode::from(NEEDS_SOMEBODY) } else { code }
         }
     }
+}
+
+/// The arguments without a join token: every user of the host can read them for as long as the agent runs. `None`: there is none
+/// among them.
+fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let (mut kept, mut is_there) = (Vec::new(), false);
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let bytes = argument.as_encoded_bytes();
+        match bytes {
+            b"--token" => {
+                is_there = true;
+                arguments.next();
+            }
+            bytes if bytes.starts_with(b"--token=") => is_there = true,
+            _ => kept.push(argument),
+        }
+    }
+    is_there.then_some(kept)
 }
 
 /// Runs the agent. One thread is plenty, and a small process is quick to start others from.
@@ -294,4 +332,23 @@ async fn stdin_closed() {
     let mut stdin = tokio::io::stdin();
     let mut scrap = [0; 64];
     while !matches!(stdin.read(&mut scrap).await, Ok(0) | Err(_)) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_taken_out_of_the_arguments() {
+        let check = |arguments: &str, expected: Option<&str>| {
+            let left = without_token(arguments.split(' ').map(OsString::from));
+            let left = left.map(|left| left.join(" ".as_ref()).into_string().expect("plain"));
+            assert_eq!(left.as_deref(), expected, "{arguments}");
+        };
+        check("procfleet agent --server x", None);
+        check("procfleet agent --token secret --server x", Some("procfleet agent --server x"));
+        check("procfleet agent --server x --token=secret", Some("procfleet agent --server x"));
+        check("procfleet agent --token-file f", None);
+        check("procfleet agent --token", Some("procfleet agent"));
+    }
 }

@@ -195,6 +195,20 @@ pub struct Host {
     pub ip: IpAddr,
 }
 
+impl Host {
+    /// An address as hosts are known by it: `::ffff:10.0.0.1` is `10.0.0.1`. One that no host can have is refused.
+    pub fn address(ip: IpAddr) -> Result<IpAddr, BadId> {
+        let ip = ip.to_canonical();
+        let kind = match ip {
+            IpAddr::V4(ip) if ip.is_broadcast() => "the broadcast address",
+            ip if ip.is_unspecified() => "the unspecified address",
+            ip if ip.is_multicast() => "a multicast address",
+            ip => return Ok(ip),
+        };
+        Err(BadId(format!("{ip} cannot be the address of a host: it is {kind}")))
+    }
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.cloud, self.ip)
@@ -347,6 +361,22 @@ mod tests {
                 assert!(part.index >= OpId::PART);
                 round_trip::<OpId>(&part.to_string());
             }
+        }
+    }
+
+    #[test]
+    fn addresses_that_no_host_can_have() {
+        let address = |text: &str| Host::address(text.parse().expect("an address")).map(|ip| ip.to_string());
+        for (text, kept) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+            ("fe80::1", "fe80::1"),
+        ] {
+            assert_eq!(address(text).expect("a host's"), kept);
+        }
+        for text in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "::ffff:0.0.0.0"] {
+            assert!(address(text).is_err(), "{text}");
         }
     }
 }

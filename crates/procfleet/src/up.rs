@@ -155,7 +155,8 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
     let caller = Caller::ourselves("procfleet-up", host.ip);
     // One that was lost leaves its host where it belonged.
     let business = known.map_or(BusinessId::DEFAULT, |known| known.business).0;
-    let wanted = CreateToken { bk_cloud_id: host.cloud.0, bk_biz_id: business, ttl_secs: 600, uses: 1 };
+    let wanted =
+        CreateToken { bk_cloud_id: host.cloud.0, bk_biz_id: business, ttl_secs: 600, uses: 1, replace: true };
     Ok(Some(tokens::create(&server.app, &caller, wanted).await?.token))
 }
 

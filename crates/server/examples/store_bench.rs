@@ -49,6 +49,7 @@ async fn join(store: &Store) -> Outcomes {
         created_at: 0,
         expires_at: i64::MAX,
         uses: AGENTS,
+        replaces: procfleet_server::store::Replaces::LostAgents,
         audit: None,
     };
     store.create_token(token).await?;

@@ -59,7 +59,7 @@ pub use inbox::{Inbox, Inputs, Refused, inbox};
 pub use memory::{give_memory_back, use_little_memory};
 pub use probe::{Probed, Prober, end_old_probes};
 pub use read::{Question, Reading};
-pub use renew::{renew, start_ticks};
+pub use renew::{begin_anew_with, renew, start_ticks};
 pub use rotate::Rotation;
 pub use sink::Start;
 pub use usage::{Meter, Scene, glance};

@@ -23,6 +23,21 @@ pub fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
 }
 
+/// Begins this program anew with these arguments, the first of which is its name, and one more variable in its environment, which
+/// only its own account can read. Returns only if that is not possible.
+#[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
+pub fn begin_anew_with(arguments: &[OsString], variable: &str, value: &str) -> io::Error {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    let (name, arguments) =
+        arguments.split_first().map_or((None, arguments), |(name, rest)| (Some(name), rest));
+    let mut command = std::process::Command::new(&program);
+    command.arg0(name.map_or(program.as_os_str(), OsString::as_os_str));
+    command.args(arguments).env(variable, value).exec()
+}
+
 /// Until the successor listens, being told once more to renew must not end it: what it was told for, it is about to do.
 #[expect(unsafe_code, reason = "there is no safe way to change what a signal does")]
 fn ignore_hangup() {

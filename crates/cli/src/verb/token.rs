@@ -1,15 +1,51 @@
-//! `procfleet token create`: a join token for new agents. Scripts read it from stdout, so nothing else goes there.
+//! `procfleet token`: join tokens for new agents. Scripts read a new one from stdout, so nothing else goes there.
 
 use crate::output::{Format, Output, plain};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::BusinessId;
-use procfleet_proto::http::native::{CreateToken, CreatedToken};
+use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
+use serde_json::json;
 use std::str::FromStr;
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Token {
     /// Make a join token and print it
     Create(Create),
+    /// Show the join tokens, without their secrets
+    List(List),
+    /// Let nobody join with a token any more; agents that have joined stay
+    Revoke(Revoke),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct List {
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Revoke {
+    /// The token's id, as `token list` shows it: the second part of the token
+    #[arg(value_name = "ID", value_parser = token_id)]
+    pub id: String,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+/// An id, or a whole token, whose secret is not sent anywhere.
+fn token_id(text: &str) -> Result<String, String> {
+    let id = match text.split('-').collect::<Vec<_>>().as_slice() {
+        ["pf1", id, ..] => (*id).to_owned(),
+        _ => text.to_owned(),
+    };
+    match !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        true => Ok(id),
+        false => Err("expected the id of a token, as `procfleet token list` shows it".to_owned()),
+    }
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -20,12 +56,15 @@ pub struct Create {
     /// The business that the agents will belong to
     #[arg(long, value_name = "N", default_value_t = BusinessId::DEFAULT)]
     pub business: BusinessId,
-    /// How long the token can be used: 30s, 10m, 1h, 7d
+    /// How long the token can be used: 30s, 10m, 1h, 7d; at most 30d
     #[arg(long, default_value = "1h")]
     pub ttl: Ttl,
-    /// How many agents may join with it
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How many agents may join with it, at most 100000
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub uses: u32,
+    /// Let its agents take the place of one that is connected, or was within the last day, as after a host was set up anew
+    #[arg(long)]
+    pub replace: bool,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -67,15 +106,54 @@ impl FromStr for Ttl {
 impl Token {
     pub(crate) fn output(&self) -> Output {
         match self {
-            Token::Create(create) => create.output,
+            Token::Create(Create { output, .. })
+            | Token::List(List { output, .. })
+            | Token::Revoke(Revoke { output, .. }) => *output,
         }
     }
 
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         match self {
             Token::Create(create) => create.run(around),
+            Token::List(List { output, connection }) => {
+                let answer = connection.client()?.get("/api/v1/tokens", &[])?;
+                match output.format() {
+                    Format::Json => around.json(&answer.data)?,
+                    Format::Text => show(around, answer.read()?)?,
+                }
+                Ok(Exit::Done)
+            }
+            Token::Revoke(Revoke { id, output, connection }) => {
+                let answer = connection.client()?.post(&format!("/api/v1/tokens/{id}/revoke"), &json!({}))?;
+                match output.format() {
+                    Format::Json => around.json(&answer.data)?,
+                    Format::Text => show(around, vec![answer.read()?])?,
+                }
+                Ok(Exit::Done)
+            }
         }
     }
+}
+
+fn show(around: &mut Surroundings<'_>, rows: Vec<TokenRow>) -> Result<(), Error> {
+    let mut cells = Vec::new();
+    for row in rows {
+        cells.push([
+            row.id,
+            row.state.replace('_', " "),
+            row.bk_cloud_id.to_string(),
+            row.bk_biz_id.to_string(),
+            row.uses_left.to_string(),
+            if row.replace { "any agent" } else { "lost agents" }.to_owned(),
+            around.moment(row.created_at),
+            around.moment(row.expires_at),
+        ]);
+    }
+    around.table(
+        ["ID", "STATE", "CLOUD", "BUSINESS", "USES LEFT", "REPLACES", "MADE", "UNTIL"],
+        cells,
+        "there are no join tokens",
+    )
 }
 
 impl Create {
@@ -85,6 +163,7 @@ impl Create {
             bk_biz_id: self.business.0,
             ttl_secs: self.ttl.secs,
             uses: self.uses,
+            replace: self.replace,
         };
         let answer = self.connection.client()?.post("/api/v1/tokens", &wanted)?;
         match self.output.format() {
@@ -100,7 +179,9 @@ impl Create {
                     made.bk_biz_id,
                     around.moment(made.expires_at)
                 ));
-                around.note("on the new host: procfleet agent --server https://SERVER:48668 --token TOKEN");
+                around.note(
+                    "on the new host: write it to a file, and procfleet agent --server https://SERVER:48668 --token-file FILE",
+                );
             }
         }
         Ok(Exit::Done)

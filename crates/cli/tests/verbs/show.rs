@@ -112,11 +112,36 @@ fn token_create_prints_only_the_token_on_stdout() {
         "{}",
         ran.err
     );
-    assert!(ran.err.contains("procfleet agent --server https://SERVER:48668 --token TOKEN"), "{}", ran.err);
+    assert!(
+        ran.err.contains("procfleet agent --server https://SERVER:48668 --token-file FILE"),
+        "{}",
+        ran.err
+    );
     assert!(!ran.err.contains("join-abc"), "{}", ran.err);
     assert_eq!(server.seen()[0].body, json!({"bk_cloud_id": 3, "bk_biz_id": 7, "ttl_secs": 600, "uses": 2}));
 
     let json = run(&server, "token create --json");
     assert_eq!(serde_json::from_str::<Value>(&json.out).expect("one document"), made);
     assert_eq!(server.seen()[1].body, json!({"bk_cloud_id": 0, "bk_biz_id": 1, "ttl_secs": 3600, "uses": 1}));
+    run(&server, "token create --replace");
+    assert_eq!(server.seen()[2].body["replace"], true);
+}
+
+#[test]
+fn tokens_are_listed_and_revoked_by_their_ids() {
+    let row = |state: &str| {
+        json!({"id": "3e75e0c70ab9", "bk_cloud_id": 0, "bk_biz_id": 1, "created_at": NOW, "expires_at": NOW + 600,
+            "uses_left": 2, "replace": true, "state": state})
+    };
+    let server = Server::start([
+        ("GET /api/v1/tokens", vec![ok(json!([row("used_up")]))]),
+        ("POST /api/v1/tokens/3e75e0c70ab9/revoke", vec![ok(row("revoked"))]),
+    ]);
+    let ran = run(&server, "token list");
+    assert!(ran.out.contains("3e75e0c70ab9") && ran.out.contains("used up"), "{}", ran.out);
+    assert!(ran.out.contains("any agent"), "{}", ran.out);
+    // A whole token does as well, and its secret stays here.
+    let ran = run(&server, "token revoke pf1-3e75e0c70ab9-5ec4e7-00");
+    assert!(ran.out.contains("revoked"), "{}", ran.out);
+    assert_eq!(server.seen()[1].body, json!({}));
 }

@@ -164,7 +164,7 @@ fn a_host_that_joins_again_retires_its_old_self_with_all_that_it_was_doing() {
     let slow = slow.policy("op_timeout", 60);
     let under_way = slow.submit(Op::Start);
     slow.wait_for_runs(1);
-    let mut new = join(&up, &up.folder("new"), Some(&up.token(&[])));
+    let mut new = join(&up, &up.folder("new"), Some(&up.token(&["--replace"])));
     new.wait_until_connected(&up, IP);
     let outcome = under_way.outcome();
     assert_eq!(outcome.code, 805);
@@ -248,6 +248,6 @@ fn a_ca_that_is_retired_by_force_takes_its_certificates_with_it() {
     let actions: Vec<&str> =
         audit.as_array().expect("a list").iter().filter_map(|row| row["action"].as_str()).collect();
     assert!(actions.contains(&"ca_rotate") && actions.contains(&"ca_retire"), "{actions:?}");
-    let mut again = join(&up, &up.folder("third"), Some(&up.token(&[])));
+    let mut again = join(&up, &up.folder("third"), Some(&up.token(&["--replace"])));
     again.wait_until_connected(&up, IP);
 }

@@ -1,7 +1,7 @@
 //! How agents join, stay, and are turned away. Whoever is refused is told why, and so is the server's log.
 
 use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, is_running, programs, wait_until};
+use procfleet_testkit::{Joined, Op, PATIENCE, Program, Signal, Up, is_running, programs, wait_until};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -273,19 +273,168 @@ fn an_op_for_an_agent_that_is_away_ends_soon() {
     results[0].1.assert(117, "Can not find Agent by ip 0:127.0.0.2: its agent is not connected");
 }
 
-/// A host that is set up anew joins with a new token, and the agent that it had is no more.
+/// A host that is set up anew joins with a token for that, and the agent that it had is no more. Without it, a token that came into the
+/// wrong hands does not take a host away.
 #[test]
-fn a_new_agent_takes_the_place_of_an_old_one() {
+fn a_new_agent_takes_the_place_of_an_old_one_only_with_a_token_for_that() {
     let up = up();
     let (old, new) = (up.folder("old"), up.folder("new"));
     let mut agent = join(&up, &old, Some(&up.token(&[])));
     agent.wait_until_connected(&up, IP);
+    let stolen = up.token(&["--uses", "10"]);
+    let words = "host 0:127.0.0.2 has an agent that is connected, or was within the last day";
+    assert_turned_away(join(&up, &new, Some(&stolen)), words);
+    assert!(agent.is_running());
     agent.end(Signal::TERM);
-    let mut agent = join(&up, &new, Some(&up.token(&[])));
+    wait_until(PATIENCE, "the server knows that it is away", || {
+        up.client
+            .data("/api/v1/agents")
+            .as_array()
+            .is_some_and(|agents| agents.iter().any(|agent| agent["ip"] == IP && agent["connected"] == false))
+    });
+    assert_turned_away(join(&up, &new, Some(&stolen)), "--replace");
+    let mut agent = join(&up, &old, None);
+    agent.wait_until_connected(&up, IP);
+    agent.end(Signal::TERM);
+
+    let mut agent = join(&up, &new, Some(&up.token(&["--replace"])));
     agent.wait_until_connected(&up, IP);
     let retired = join(&up, &old, None);
     retired.wait_until_log_says("was retired");
     wait_until_server_says(&up, "was retired");
     up.proc("here").on_host(IP).starts(&programs::foreground()).start();
     agent.end(Signal::TERM);
+    // Whoever listens is told, and it is recorded.
+    let events = up.client.data("/api/v1/events?kind=agent_replaced");
+    assert_eq!(
+        (events["events"].as_array().map(Vec::len), &events["events"][0]["ip"]),
+        (Some(1), &json!(IP))
+    );
+    let audit = up.cli(&["audit", "--action", "agent_replace", "--json"]);
+    let audit: Value = serde_json::from_str(&audit.stdout).expect("--json prints JSON");
+    assert_eq!((audit.as_array().map(Vec::len), &audit[0]["subject"]), (Some(1), &json!("0:127.0.0.2")));
+    assert!(audit[0]["detail"].as_str().is_some_and(|said| said.contains("in place of")), "{audit}");
+}
+
+/// The agent ends by itself with this reason.
+#[track_caller]
+fn assert_turned_away(mut agent: Joined, reason: &str) {
+    let ended = agent.finish();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains(reason), "{ended:?}");
+}
+
+/// Arguments can be read by every user of the host.
+#[test]
+fn a_token_does_not_stay_in_the_command_line() {
+    let up = up();
+    let token = up.token(&[]);
+    let data = up.folder("second");
+    let mut agent = Program::new(up.binary())
+        .args(["agent", "--server", &up.link(), "--ip", IP, "--token", &token, "--data"])
+        .args([&data]);
+    agent.start();
+    let connected = || {
+        let agents = up.client.data("/api/v1/agents");
+        agents.as_array().is_some_and(|all| all.iter().any(|a| a["ip"] == IP && a["connected"] == true))
+    };
+    wait_until(PATIENCE, "it is connected", connected);
+    let line = fs::read(format!("/proc/{}/cmdline", agent.pid())).expect("it runs");
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    assert!(line.contains("agent --server") && line.contains("--data"), "{line}");
+    assert!(!line.contains("pf1-") && !line.contains("--token"), "{line}");
+    agent.end(Signal::TERM, PATIENCE);
+
+    // From a file, which is needed once.
+    let file = up.folder("secrets").join("token");
+    fs::write(&file, format!("{}\n", up.token(&["--replace"]))).expect("our own folder");
+    let start = |data: &Path, file: &Path| {
+        let mut agent = Program::new(up.binary())
+            .args(["agent", "--server", &up.link(), "--ip", IP, "--data"])
+            .args([data])
+            .args([Path::new("--token-file"), file]);
+        agent.start();
+        agent
+    };
+    let third = up.folder("third");
+    let mut agent = start(&third, &file);
+    wait_until(PATIENCE, "it is connected", connected);
+    agent.end(Signal::TERM, PATIENCE);
+    fs::remove_file(&file).expect("our own file");
+    let mut agent = start(&third, &file);
+    wait_until(PATIENCE, "it is connected again", connected);
+    agent.end(Signal::TERM, PATIENCE);
+    fs::write(&file, "no token").expect("our own file");
+    let refused = start(&up.folder("fourth"), &file).finish(PATIENCE);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(
+        refused.stderr.contains("--token-file") && refused.stderr.contains("not a join token"),
+        "{refused:?}"
+    );
+    let missing = start(&up.folder("fifth"), Path::new("/nowhere/token")).finish(PATIENCE);
+    assert!(missing.stderr.contains("has not joined yet"), "{missing:?}");
+}
+
+#[test]
+fn tokens_are_listed_revoked_and_bounded() {
+    let up = up();
+    let token = up.token(&["--uses", "2", "--ttl", "30d", "--replace"]);
+    let id = token.split('-').nth(1).expect("an id").to_owned();
+    let list = || -> Value {
+        let listed = up.cli(&["token", "list", "--json"]);
+        assert!(!listed.stdout.contains(&token[20..60]), "no secret: {listed:?}");
+        serde_json::from_str(&listed.stdout).expect("--json prints JSON")
+    };
+    let row = |listed: &Value| -> Value {
+        listed
+            .as_array()
+            .expect("a list")
+            .iter()
+            .find(|row| row["id"] == id.as_str())
+            .expect("it is listed")
+            .clone()
+    };
+    let first = row(&list());
+    assert_eq!(
+        (&first["state"], &first["uses_left"], &first["replace"]),
+        (&json!("usable"), &json!(2), &json!(true))
+    );
+    let mut agent = join(&up, &up.folder("second"), Some(&token));
+    agent.wait_until_connected(&up, IP);
+    assert_eq!(row(&list())["uses_left"], 1);
+    for _ in 0..2 {
+        let revoked = up.cli(&["token", "revoke", &id]);
+        assert_eq!(revoked.code, Some(0), "{revoked:?}");
+    }
+    assert_eq!(row(&list())["state"], "revoked");
+    let late = Joined::start(up.binary(), &up.link(), &up.folder("third"), "127.0.0.3", Some(&token));
+    assert_turned_away(late, "the token was revoked");
+    assert!(agent.is_running(), "who has joined stays");
+    let audit = up.cli(&["audit", "--action", "token_revoke", "--json"]);
+    let audit: Value = serde_json::from_str(&audit.stdout).expect("--json prints JSON");
+    assert_eq!((audit.as_array().map(Vec::len), &audit[0]["subject"]), (Some(1), &json!(id)));
+    let unknown = up.cli(&["token", "revoke", "0000"]);
+    assert_eq!(unknown.code, Some(1), "{unknown:?}");
+    assert!(unknown.stderr.contains("id: there is no join token"), "{unknown:?}");
+    let body = json!({"ttl_secs": 31 * 86_400, "uses": 100_001});
+    up.client.post("/api/v1/tokens", body).assert_refused(1_000_811, &["ttl_secs: ", "uses: "]);
+}
+
+#[test]
+fn an_address_that_no_host_has_is_refused() {
+    let up = up();
+    let token = up.token(&["--uses", "10"]);
+    for (place, ip) in
+        ["0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "::ffff:0.0.0.0"].into_iter().enumerate()
+    {
+        let data = up.folder(&format!("odd-{place}"));
+        let agent = Joined::start(up.binary(), &up.link(), &data, ip, Some(&token));
+        assert_refused(&up, agent, "cannot be the address of a host");
+    }
+    let mut mapped =
+        Joined::start(up.binary(), &up.link(), &up.folder("mapped"), "::ffff:127.0.0.9", Some(&token));
+    mapped.wait_until_connected(&up, "127.0.0.9");
+    let proc = up.proc("there").on_host("::ffff:127.0.0.9").starts(&programs::foreground());
+    proc.op(Op::Start).assert_success();
+    proc.op(Op::Kill).assert_success();
 }

@@ -139,6 +139,8 @@ fn event_name(kind: &str) -> String {
         "restart_failed" => "process_restart_failed".to_owned(),
         "gave_up" => "process_cancel_restart".to_owned(),
         "over_limit" => "process_resource_limit_exceed".to_owned(),
+        // It is about a host and not about a process.
+        "agent_replaced" => kind.to_owned(),
         "group_over_limit" => "process_group_resource_limit_exceed".to_owned(),
         other => format!("process_{other}"),
     }

@@ -18,7 +18,8 @@ const LONGEST_NAME: usize = 128;
 /// Apps of ours: the administrator, and what the audit names where no app asked.
 const RESERVED: &str = "procfleet-";
 const ID: RangeInclusive<i64> = 1..=u32::MAX as i64;
-const LONGEST_TTL_SECS: i64 = 366 * 86_400;
+/// A join token that lies around for longer than this is forgotten, and found by somebody else.
+const LONGEST_TTL_SECS: i64 = 30 * 86_400;
 const MOST_USES: i64 = 100_000;
 
 pub fn create_app<'v>(body: impl Into<Body<'v>>) -> Result<CreateApp, Faults> {
@@ -163,7 +164,7 @@ fn read_agents(reader: &Reader<'_>, faults: &mut Faults) -> Vec<AgentId> {
 
 /// A join token for new agents. Whether there is such a business is not known here.
 pub fn create_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateToken, Faults> {
-    read(body.into(), &["bk_cloud_id", "bk_biz_id", "ttl_secs", "uses"], |reader, faults| {
+    read(body.into(), &["bk_cloud_id", "bk_biz_id", "ttl_secs", "uses", "replace"], |reader, faults| {
         let small = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
         reader.require("ttl_secs", faults);
         let ttl = reader.integer("ttl_secs", 1..=LONGEST_TTL_SECS, faults);
@@ -174,6 +175,7 @@ pub fn create_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateToken, Faults
             bk_cloud_id: small(reader.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults))
                 .unwrap_or_default(),
             bk_biz_id: small(reader.integer("bk_biz_id", ID, faults)).unwrap_or(BusinessId::DEFAULT.0),
+            replace: reader.flag("replace", faults),
         }
     })
 }
@@ -254,8 +256,12 @@ mod tests {
         check(label_agents(&json!({"agents": ["a"]})), &["changes nothing"]);
         check(assign_agents(&json!([])), &["must be an object"]);
         check(
-            create_token(&json!({"ttl_secs": 0, "bk_biz_id": 0, "hosts": 1})),
-            &["ttl_secs: is 0", "uses: is required", "bk_biz_id: is 0", "hosts: is not known"],
+            create_token(&json!({"ttl_secs": 0, "bk_biz_id": 0, "hosts": 1, "replace": "yes"})),
+            &["ttl_secs: is 0", "uses: is required", "bk_biz_id: is 0", "hosts: is not known", "replace: "],
+        );
+        check(
+            create_token(&json!({"ttl_secs": 31 * 86_400, "uses": 100_001})),
+            &["ttl_secs: is 2678400", "uses: is 100001"],
         );
     }
 

@@ -33,6 +33,9 @@ pub struct CreateToken {
     pub ttl_secs: u64,
     /// How many agents may join with it.
     pub uses: u32,
+    /// Its agents may take the place of one that is connected, or was within the last day.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replace: bool,
 }
 
 fn default_business() -> u32 {
@@ -46,8 +49,27 @@ pub struct CreatedToken {
     pub bk_cloud_id: u32,
     pub bk_biz_id: u32,
     pub uses: u32,
+    /// Its agents may take the place of one that is connected, or was within the last day.
+    #[serde(default)]
+    pub replace: bool,
     /// Seconds since 1970, UTC.
     pub expires_at: i64,
+}
+
+/// One row of `GET /api/v1/tokens`, and the answer to a revocation.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct TokenRow {
+    /// The public part of the token.
+    pub id: String,
+    pub bk_cloud_id: u32,
+    pub bk_biz_id: u32,
+    /// Seconds since 1970, UTC.
+    pub created_at: i64,
+    pub expires_at: i64,
+    pub uses_left: u32,
+    pub replace: bool,
+    /// `usable`, `used_up`, `expired` or `revoked`.
+    pub state: String,
 }
 
 /// One row of `GET /api/v1/agents`.

@@ -10,7 +10,7 @@ use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage;
 use procfleet_proto::http::native::{
-    AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow, CaView, CreatedToken,
+    AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow, CaView, CreatedToken, TokenRow,
 };
 use procfleet_proto::http::query::{self, AuditQuery};
 use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
@@ -32,6 +32,8 @@ pub(super) fn routes() -> Routes {
         .post("user_disable", "/api/v1/users/{name}/disable", only(disable_user))
         .post("user_enable", "/api/v1/users/{name}/enable", only(enable_user))
         .post("user_revoke", "/api/v1/users/{name}/revoke", only(revoke_user))
+        .get("token_list", "/api/v1/tokens", only(list_tokens))
+        .post("token_revoke", "/api/v1/tokens/{id}/revoke", only(revoke_token))
         .post("token_create", "/api/v1/tokens", only(create_token))
         .post("agents_assign", "/api/v1/agents/assign", only(assign_agents))
         .post("agents_revoke", "/api/v1/agents/revoke", only(revoke_agents))
@@ -136,6 +138,14 @@ fn user(call: &Call) -> String {
 
 async fn create_token(call: Call) -> Result<CreatedToken, CallError> {
     Ok(tokens::create(&call.app, &call.caller, manage::create_token(&call.body)?).await?)
+}
+
+async fn list_tokens(call: Call) -> Result<Vec<TokenRow>, CallError> {
+    Ok(tokens::list(&call.app).await?)
+}
+
+async fn revoke_token(call: Call) -> Result<TokenRow, CallError> {
+    Ok(tokens::revoke(&call.app, &call.caller, code(&call)).await?)
 }
 
 async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {

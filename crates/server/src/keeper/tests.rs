@@ -3,7 +3,9 @@
 use super::*;
 use crate::clock::Mark;
 use crate::sessions::Orders;
-use crate::store::{CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, TokenUse};
+use crate::store::{
+    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, Replaces, RequestHead, TokenUse,
+};
 use procfleet_core::code::Code;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_core::op::OpKind;
@@ -37,6 +39,7 @@ async fn fixture() -> Fixture {
         created_at: 0,
         expires_at: 1_000,
         uses: 1,
+        replaces: Replaces::LostAgents,
         audit: None,
     };
     store.create_token(token).await.expect("a token");

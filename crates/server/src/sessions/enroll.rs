@@ -3,10 +3,10 @@
 use super::listener::Link;
 use crate::keeper::{Note, RETIRED};
 use crate::secret;
-use crate::store::{CertificateRecord, JoiningAgent, TokenUse};
+use crate::store::{AGENT_REPLACED, CertificateRecord, JoiningAgent, TokenUse};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt;
-use procfleet_core::id::AgentId;
+use procfleet_core::id::{AgentId, Host};
 use procfleet_proto::link::token::{JoinToken, hex};
 use procfleet_proto::link::{Enroll, Enrolled, Refused, agent_message, decode_agent, server_message::Body};
 use std::net::IpAddr;
@@ -42,6 +42,13 @@ async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, 
         "" => from,
         text => text.parse().map_err(|_| "the host's ip is not an IP address".to_owned())?,
     };
+    let ip = Host::address(ip).map_err(|error| error.to_string())?;
+    // Every host calls itself so: only one that is here can mean this one.
+    if ip.is_loopback() && !from.to_canonical().is_loopback() {
+        return Err(format!(
+            "{ip} is a loopback address, and the agent calls from {from}: give it the address of its host (--ip)"
+        ));
+    }
     let now = link.clock.wall();
     let agent = new_agent_id(now);
     let signed = link
@@ -68,6 +75,11 @@ async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, 
     match joined {
         Ok(joined) => {
             info!(%agent, host = %joined.host, token = token.public_id(), retired = ?joined.retired, "agent enrolled");
+            if !joined.retired.is_empty() {
+                warn!(%agent, host = %joined.host, %from, retired = ?joined.retired, "an agent has taken over a host");
+                link.metrics.event(AGENT_REPLACED);
+                link.bell.ring();
+            }
             for agent in joined.retired {
                 // Whoever has its folder may still be here.
                 link.keeper.tell(Note::Dismissed { agent, reason: RETIRED.to_owned() }).await;

@@ -205,8 +205,7 @@ async fn open_link(
     let Some(certificate) = peer.certificate.clone() else {
         link.metrics.refused_sessions.inc();
         warn!(from = %peer.ip, "an agent without a certificate was refused");
-        let reason =
-            "this link needs a client certificate; join with a token first (procfleet agent --token)";
+        let reason = "this link needs a client certificate; join with a token first (procfleet agent --token-file FILE)";
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };
     bounded(upgrade).on_upgrade(move |socket| async move {

@@ -4,7 +4,7 @@ use super::audit::{NewAudit, insert_audit};
 use super::businesses::business;
 use super::certificates::{self, CertificateRecord};
 use super::columns::{agent, from_json, host, integer, mark_if_any, natural, text, to_json};
-use super::tokens::{self, Belonging};
+use super::tokens::{self, Belonging, Replaces};
 use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
 use crate::clock::{Mark, Reading, WallMs};
 use procfleet_core::access::Scope;
@@ -17,6 +17,9 @@ use std::net::IpAddr;
 
 /// Whom the audit names where an agent acts and no app asked.
 const LINK: &str = "procfleet-link";
+
+/// The kind of the event that tells of a takeover.
+pub const AGENT_REPLACED: &str = "agent_replaced";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentRecord {
@@ -112,7 +115,7 @@ impl Store {
                 ..NewAudit::default()
             };
             let allowed = match tokens::check(db, &token, now)? {
-                Ok(belonging) => permit(db, &belonging, joining.ip)?.map(|()| belonging),
+                Ok(belonging) => permit(db, &belonging, joining.ip, now)?.map(|()| belonging),
                 Err(refusal) => Err(refusal),
             };
             let belonging = match allowed {
@@ -137,6 +140,7 @@ impl Store {
             audit.detail = format!("{host} with token {}, business {}", token.id, belonging.business);
             if !instead.is_empty() {
                 audit.detail.push_str(&format!(", instead of {}", instead.join(", ")));
+                tell_takeover(db, &joining, host, &retired, &token.id, now)?;
             }
             insert_audit(db, &audit)?;
             Ok(Ok(Joined { host, retired }))
@@ -317,7 +321,7 @@ impl<'db> Resolver<'db> {
     }
 
     fn host(&mut self, host: Host) -> Result<Option<AgentId>, Fault> {
-        let mut rows = self.by_host.query(params![host.cloud.0, host.ip.to_string()])?;
+        let mut rows = self.by_host.query(params![host.cloud.0, host.ip.to_canonical().to_string()])?;
         rows.next()?.map(|row| agent(row, 0)).transpose()
     }
 }
@@ -338,16 +342,62 @@ pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), Fault> {
     }
 }
 
-/// Whoever has a token may say which host it is on. It must not take a host away from another business that way.
-fn permit(db: &Connection, belonging: &Belonging, ip: IpAddr) -> Result<Result<(), TokenRefusal>, Fault> {
-    let sql = "SELECT business_id FROM agents \
-               WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL AND business_id != ?";
+/// How long an agent may be away before any token lets another take its place.
+const LOST_AFTER_MS: i64 = 86_400_000;
+
+/// Whoever has a token may say which host it is on. It must not take a host away from another business that way, nor, unless it
+/// was made for that, from an agent that is well.
+fn permit(
+    db: &Connection,
+    belonging: &Belonging,
+    ip: IpAddr,
+    now: i64,
+) -> Result<Result<(), TokenRefusal>, Fault> {
+    let sql = "SELECT business_id, epoch > 0 AND revoked_at IS NULL AND (connected OR changed_at > ?) FROM agents \
+               WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL";
     let mut statement = db.prepare_cached(sql)?;
-    let mut rows = statement.query(params![belonging.cloud.0, ip.to_string(), belonging.business.0])?;
-    Ok(match rows.next()? {
-        Some(row) => Err(TokenRefusal::HostOf(business(row.get(0)?)?)),
-        None => Ok(()),
-    })
+    let mut rows = statement.query(params![now - LOST_AFTER_MS, belonging.cloud.0, ip.to_string()])?;
+    let Some(row) = rows.next()? else { return Ok(Ok(())) };
+    let (owner, is_well): (BusinessId, bool) = (business(row.get(0)?)?, row.get(1)?);
+    if owner != belonging.business {
+        return Ok(Err(TokenRefusal::HostOf(owner)));
+    }
+    match belonging.replaces {
+        Replaces::LostAgents if is_well => {
+            Ok(Err(TokenRefusal::HostInUse(Host { cloud: belonging.cloud, ip })))
+        }
+        Replaces::LostAgents | Replaces::AnyAgent => Ok(Ok(())),
+    }
+}
+
+/// Tells of an agent that has taken the place of others: in an event, for whoever listens, and in the audit trail.
+fn tell_takeover(
+    db: &Connection,
+    joining: &JoiningAgent,
+    host: Host,
+    instead: &[AgentId],
+    token: &str,
+    now: i64,
+) -> Result<(), Fault> {
+    let old: Vec<&str> = instead.iter().map(AgentId::as_str).collect();
+    let (new, from) = (joining.agent.as_str(), joining.from);
+    let message =
+        format!("agent {new} has joined in place of {}, from {from} with token {token}", old.join(", "));
+    let details =
+        serde_json::json!({"agent_replaced": {"new": new, "old": old, "from": from, "token": token}});
+    let sql = "INSERT INTO events (agent, journal, journal_number, at, received_at, namespace, name, kind, message, details, \
+               report_id, proc_name, account) VALUES (?1, 'takeover', 1, ?2, ?2, '', '', ?3, ?4, ?5, 0, '', '')";
+    db.prepare_cached(sql)?.execute(params![new, now, AGENT_REPLACED, message, details.to_string()])?;
+    let audit = NewAudit {
+        at: now,
+        app: LINK.to_owned(),
+        origin: from.to_string(),
+        action: "agent_replace".to_owned(),
+        subject: host.to_string(),
+        detail: message,
+        ..NewAudit::default()
+    };
+    insert_audit(db, &audit)
 }
 
 /// Retires the agents of a host. What they said about their procs goes with them: nobody would correct it.

@@ -42,7 +42,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use agents::{AgentRecord, Found, Joined, JoiningAgent, Revoked};
+pub use agents::{AGENT_REPLACED, AgentRecord, Found, Joined, JoiningAgent, Revoked};
 pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
 pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
 pub use businesses::{Business, BusinessSet};
@@ -54,7 +54,7 @@ pub use procs::{ProcFilter, ProcPage, ProcRecord};
 pub use retention::{Deleted, Slice};
 pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
 pub use tasks::{Counts, LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
-pub use tokens::{NewToken, TokenRefusal, TokenUse};
+pub use tokens::{NewToken, Replaces, TokenRecord, TokenRefusal, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
 use health::Health;

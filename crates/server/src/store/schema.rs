@@ -20,6 +20,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0010_audit_counts.sql"),
     include_str!("migrations/0011_last_heard.sql"),
     include_str!("migrations/0012_event_account.sql"),
+    include_str!("migrations/0013_tokens.sql"),
 ];
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.

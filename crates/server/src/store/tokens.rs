@@ -3,8 +3,8 @@
 use super::audit::insert_audit;
 use super::columns::{small, unreadable};
 use super::{Fault, NewAudit, Store, StoreError};
-use procfleet_core::{BusinessId, CloudId};
-use rusqlite::{Connection, OptionalExtension, params};
+use procfleet_core::{BusinessId, CloudId, Host};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::fmt;
 use subtle::ConstantTimeEq;
 
@@ -20,8 +20,30 @@ pub struct NewToken {
     pub created_at: i64,
     pub expires_at: i64,
     pub uses: u32,
+    pub replaces: Replaces,
     /// Written together with the token.
     pub audit: Option<NewAudit>,
+}
+
+/// Whose place the agents of a token may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replaces {
+    /// That of one that was revoked, never connected, or has been away for a day.
+    LostAgents,
+    AnyAgent,
+}
+
+/// A token as administrators see it: without its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenRecord {
+    pub id: String,
+    pub cloud: CloudId,
+    pub business: BusinessId,
+    pub created_at: i64,
+    pub expires_at: i64,
+    pub uses_left: u32,
+    pub replaces: Replaces,
+    pub revoked_at: Option<i64>,
 }
 
 /// A token as an agent shows it.
@@ -41,6 +63,14 @@ pub enum TokenRefusal {
     Expired,
     #[error("the token has been used as often as it may")]
     UsedUp,
+    #[error("the token was revoked")]
+    Revoked,
+    /// The token may be in the wrong hands, and the agent of the host is well.
+    #[error(
+        "host {0} has an agent that is connected, or was within the last day; only a token that was made with --replace \
+         (procfleet token create --replace) lets another take its place"
+    )]
+    HostInUse(Host),
     /// The host has an agent, and that one belongs to another business than the token's.
     #[error("the host belongs to business {0}, and the token is for another; use a token for that business")]
     HostOf(BusinessId),
@@ -50,13 +80,14 @@ pub enum TokenRefusal {
 pub(super) struct Belonging {
     pub(super) cloud: CloudId,
     pub(super) business: BusinessId,
+    pub(super) replaces: Replaces,
 }
 
 impl Store {
     pub async fn create_token(&self, token: NewToken) -> Result<(), StoreError> {
         self.write("creating a join token", move |db| {
-            let sql = "INSERT INTO tokens (id, secret_hash, cloud_id, business_id, created_at, expires_at, uses_left) \
-                       VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+            let sql = "INSERT INTO tokens (id, secret_hash, cloud_id, business_id, created_at, expires_at, uses_left, \
+                       replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
             let values = params![
                 token.id,
                 token.secret_hash,
@@ -64,7 +95,8 @@ impl Store {
                 token.business.0,
                 token.created_at,
                 token.expires_at,
-                token.uses
+                token.uses,
+                token.replaces == Replaces::AnyAgent
             ];
             if db.prepare_cached(sql)?.execute(values)? == 0 {
                 return Err(StoreError::Exists { what: "a join token", key: token.id }.into());
@@ -73,6 +105,59 @@ impl Store {
         })
         .await
     }
+
+    /// The newest first. Those that expired long ago are deleted.
+    pub async fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
+        self.read("reading join tokens", |db| {
+            let mut statement = db.prepare_cached(&format!("{SELECT} ORDER BY created_at DESC, id"))?;
+            let mut rows = statement.query([])?;
+            let mut tokens = Vec::new();
+            while let Some(row) = rows.next()? {
+                tokens.push(record(row)?);
+            }
+            Ok(tokens)
+        })
+        .await
+    }
+
+    /// Nobody can join with it any more. Revoking it again changes nothing. `None`: there is no such token.
+    pub async fn revoke_token(
+        &self,
+        id: String,
+        at: i64,
+        audit: NewAudit,
+    ) -> Result<Option<TokenRecord>, StoreError> {
+        self.write("revoking a join token", move |db| {
+            let sql = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL";
+            if db.prepare_cached(sql)?.execute(params![at, id])? > 0 {
+                insert_audit(db, &audit)?;
+            }
+            let mut statement = db.prepare_cached(&format!("{SELECT} WHERE id = ?"))?;
+            let mut rows = statement.query([&id])?;
+            rows.next()?.map(record).transpose()
+        })
+        .await
+    }
+}
+
+const SELECT: &str =
+    "SELECT id, cloud_id, business_id, created_at, expires_at, uses_left, replaces, revoked_at FROM tokens";
+
+fn record(row: &Row<'_>) -> Result<TokenRecord, Fault> {
+    Ok(TokenRecord {
+        id: row.get(0)?,
+        cloud: CloudId(small("a cloud id", row.get(1)?)?),
+        business: BusinessId(small("a business", row.get(2)?)?),
+        created_at: row.get(3)?,
+        expires_at: row.get(4)?,
+        uses_left: small("a token's uses", row.get(5)?)?,
+        replaces: replaces(row.get(6)?),
+        revoked_at: row.get(7)?,
+    })
+}
+
+fn replaces(any: bool) -> Replaces {
+    if any { Replaces::AnyAgent } else { Replaces::LostAgents }
 }
 
 /// Takes one use of the token. The caller's savepoint gives it back if what follows fails.
@@ -81,12 +166,10 @@ pub(super) fn check(
     token: &TokenUse,
     now: i64,
 ) -> Result<Result<Belonging, TokenRefusal>, Fault> {
-    let sql = "SELECT secret_hash, cloud_id, business_id, expires_at, uses_left FROM tokens WHERE id = ?";
-    let found: Option<(Vec<u8>, i64, i64, i64, i64)> = db
-        .prepare_cached(sql)?
-        .query_row([&token.id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)))
-        .optional()?;
-    let Some((hash, cloud, business, expires_at, uses_left)) = found else {
+    let sql = "SELECT secret_hash, revoked_at IS NOT NULL FROM tokens WHERE id = ?";
+    let found: Option<(Vec<u8>, bool)> =
+        db.prepare_cached(sql)?.query_row([&token.id], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let Some((hash, revoked)) = found else {
         return Ok(Err(TokenRefusal::Unknown));
     };
     if hash.len() != token.secret_hash.len() {
@@ -96,23 +179,37 @@ pub(super) fn check(
     if !bool::from(hash.ct_eq(&token.secret_hash)) {
         return Ok(Err(TokenRefusal::Unknown));
     }
-    if expires_at <= now {
+    if revoked {
+        return Ok(Err(TokenRefusal::Revoked));
+    }
+    let mut statement = db.prepare_cached(&format!("{SELECT} WHERE id = ?"))?;
+    let mut rows = statement.query([&token.id])?;
+    let Some(found) = rows.next()?.map(record).transpose()? else { return Ok(Err(TokenRefusal::Unknown)) };
+    if found.expires_at <= now {
         return Ok(Err(TokenRefusal::Expired));
     }
-    if uses_left <= 0 {
+    if found.uses_left == 0 {
         return Ok(Err(TokenRefusal::UsedUp));
     }
-    Ok(Ok(Belonging {
-        cloud: CloudId(small("a cloud id", cloud)?),
-        business: BusinessId(small("a business", business)?),
-    }))
+    let TokenRecord { cloud, business, replaces, .. } = found;
+    Ok(Ok(Belonging { cloud, business, replaces }))
 }
 
 // The hashes stay out of logs: whoever has one can try secrets against it at leisure.
 
 impl fmt::Debug for NewToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NewToken { id, secret_hash: _, cloud, business, created_at, expires_at, uses, audit: _ } = self;
+        let NewToken {
+            id,
+            secret_hash: _,
+            cloud,
+            business,
+            created_at,
+            expires_at,
+            uses,
+            replaces,
+            audit: _,
+        } = self;
         f.debug_struct("NewToken")
             .field("id", id)
             .field("cloud", cloud)
@@ -120,6 +217,7 @@ impl fmt::Debug for NewToken {
             .field("created_at", created_at)
             .field("expires_at", expires_at)
             .field("uses", uses)
+            .field("replaces", replaces)
             .finish_non_exhaustive()
     }
 }

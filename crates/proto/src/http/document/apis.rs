@@ -177,6 +177,8 @@ pub const APIS: &[Api] = &[
     plain("user_disable", Admin),
     plain("user_enable", Admin),
     plain("user_revoke", Admin),
+    plain("token_list", Admin),
+    plain("token_revoke", Admin),
     api("token_create", Admin, reads!(manage::create_token)),
     api("agents_assign", Admin, reads!(manage::assign_agents)),
     api("agents_revoke", Admin, reads!(manage::revoke_agents)),

@@ -99,6 +99,8 @@ pub(super) fn data(api: &str) -> Option<Value> {
     let secret = json!({"code": "deployer", "secret": "…", "trusted": false});
     let business = json!({"bk_biz_id": 7, "bk_biz_name": "shop"});
     let set = json!({"bk_biz_set_id": 2, "bk_biz_set_name": "retail", "bk_biz_ids": [1, 7]});
+    let mut token = json!({"id": "3e75e0c70ab9", "bk_cloud_id": 0, "bk_biz_id": 1, "created_at": 1794787200,
+        "expires_at": 1794790800, "uses_left": 20, "replace": false, "state": "usable"});
     let user = json!({"name": "ann", "disabled": false, "created_at": 1794787200, "tokens": 1});
     let webhook = json!({"id": 1, "url": "https://alarms.example.com/procfleet", "created_at": 1794787200,
         "waiting": 0, "trouble": ""});
@@ -177,6 +179,11 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "user_list" => json!([user]),
         "user_create" | "user_disable" | "user_enable" | "user_revoke" => user,
         "user_token" => json!({"name": "ann", "token": "…", "expires_at": 1794816000}),
+        "token_list" => json!([token]),
+        "token_revoke" => {
+            token["state"] = json!("revoked");
+            token
+        }
         "webhook_create" => webhook,
         "webhook_list" | "webhook_remove" => json!([webhook]),
         "task" => {
@@ -189,8 +196,10 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "app_list" => json!([app]),
         "app_show" | "app_disable" | "app_enable" | "app_grant" | "app_revoke" => app,
         "app_create" | "app_rotate" => secret,
-        "token_create" => json!({"token": "…", "bk_cloud_id": 0, "bk_biz_id": 1, "uses": 20,
-            "expires_at": 1794790800}),
+        "token_create" => {
+            json!({"token": "…", "bk_cloud_id": 0, "bk_biz_id": 1, "uses": 20, "replace": false,
+            "expires_at": 1794790800})
+        }
         "business_list" => json!([business]),
         "business_create" => business,
         "business_set_list" => json!([set]),

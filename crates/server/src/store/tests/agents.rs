@@ -85,6 +85,58 @@ async fn a_token_takes_no_host_away_from_another_business() {
 }
 
 #[tokio::test]
+async fn only_a_token_for_that_replaces_an_agent_that_is_well() {
+    const DAY: i64 = 86_400_000;
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["old"]).await;
+    let far = 1_000 * DAY;
+    let plain =
+        NewToken { id: "t2".to_owned(), expires_at: far, replaces: Replaces::LostAgents, ..token(10) };
+    store.create_token(plain.clone()).await.expect("a token");
+    let shown = |id: &str| TokenUse { id: id.to_owned(), secret_hash: SECRET };
+    let join = async |token: &str, name: &str, now: i64| {
+        store.join(shown(token), joining(name, 1), now).await.expect("no error").map(|joined| joined.retired)
+    };
+    let in_use = Err(TokenRefusal::HostInUse(host(1)));
+    // One whose answer was lost has never connected, and joins again.
+    assert_eq!(join("t2", "a", 1_700).await, Ok(vec![agent("old")]));
+    let epoch = store.agent_connected(&agent("a"), "0.1.0", "null", 1_800).await.expect("connected");
+    assert_eq!(join("t2", "b", 1_900).await, in_use);
+    assert_eq!(join("t2", "b", 5 * DAY).await, in_use, "it is connected");
+    store
+        .agent_disconnected(&agent("a"), epoch, Reading { wall: 5 * DAY, mark: None }, 5 * DAY)
+        .await
+        .expect("noted");
+    assert_eq!(join("t2", "b", 6 * DAY - 1).await, in_use);
+    assert_eq!(join("t2", "b", 6 * DAY).await, Ok(vec![agent("a")]), "it has been away for a day");
+    store.agent_connected(&agent("b"), "0.1.0", "null", 6 * DAY).await.expect("connected");
+    let any = NewToken { id: "t3".to_owned(), replaces: Replaces::AnyAgent, ..plain };
+    store.create_token(any).await.expect("a token");
+    assert_eq!(join("t3", "c", 6 * DAY + 1).await, Ok(vec![agent("b")]));
+    store.agent_connected(&agent("c"), "0.1.0", "null", 6 * DAY + 2).await.expect("connected");
+    let revoked = store.revoke_agents(vec![agent("c")], String::new(), 6 * DAY + 3, NewAudit::default());
+    revoked.await.expect("revoked");
+    assert_eq!(join("t2", "d", 6 * DAY + 4).await, Ok(vec![agent("c")]), "it was put aside already");
+    let page = Page::Newest(10);
+    let events = store.events(EventFilter::default(), &Scope::All, page).await.expect("readable");
+    let told: Vec<(&str, &str)> =
+        events.iter().map(|record| (record.event.kind.as_str(), record.agent.as_str())).collect();
+    assert_eq!(told, ["a", "b", "c", "d"].map(|new| (AGENT_REPLACED, new)));
+
+    let gone = store.revoke_token("t2".to_owned(), 7 * DAY, NewAudit::default()).await.expect("no error");
+    assert_eq!(gone.and_then(|token| token.revoked_at), Some(7 * DAY));
+    assert_eq!(join("t2", "e", 7 * DAY).await, Err(TokenRefusal::Revoked));
+    assert_eq!(store.revoke_token("t9".to_owned(), 1, NewAudit::default()).await.expect("no error"), None);
+    let left: Vec<(String, u32)> = store
+        .tokens()
+        .await
+        .expect("readable")
+        .into_iter()
+        .map(|token| (token.id, token.uses_left))
+        .collect();
+    assert_eq!(left, [("t1", 99), ("t2", 7), ("t3", 9)].map(|(id, left)| (id.to_owned(), left)));
+}
+
+#[tokio::test]
 async fn joining_leaves_a_record() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["old"]).await;
     store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
@@ -96,6 +148,7 @@ async fn joining_leaves_a_record() {
     let expected = [
         ("late", 1_000_837, "10.0.0.2 with token t1: the token has expired"),
         ("new", 0, "3:10.0.0.1 with token t1, business 1, instead of old"),
+        ("3:10.0.0.1", 0, "agent new has joined in place of old, from 10.0.0.1 with token t1"),
         ("old", 0, "3:10.0.0.1 with token t1, business 1"),
     ];
     assert_eq!(rows, expected);

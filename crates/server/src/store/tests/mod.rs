@@ -108,6 +108,7 @@ fn token(uses: u32) -> NewToken {
         created_at: 1_000,
         expires_at: 2_000,
         uses,
+        replaces: Replaces::AnyAgent,
         audit: None,
     }
 }

@@ -470,6 +470,25 @@ pub(super) const TEXTS: &[Text] = &[
         "The token. It is shown once; the server keeps only its hash.",
         "令牌，仅显示一次，服务端只保存其哈希。",
     ),
+    (
+        "CreatedToken.replace",
+        "Whether its agents may take the place of one that is connected, or was within the last day.",
+        "是否可替换已连接或一天内连接过的 agent。",
+    ),
+    ("TokenRow.id", "The public part of the token.", "令牌的公开部分。"),
+    (
+        "TokenRow.created_at",
+        "When it was made; seconds since 1970, UTC.",
+        "创建时间，自 1970 年起的秒数（UTC）。",
+    ),
+    ("TokenRow.expires_at", "Until when it can be used.", "有效期截止时间。"),
+    ("TokenRow.uses_left", "How many agents may still join with it.", "剩余可加入的 agent 数量。"),
+    (
+        "TokenRow.replace",
+        "Whether its agents may take the place of one that is connected, or was within the last day.",
+        "是否可替换已连接或一天内连接过的 agent。",
+    ),
+    ("TokenRow.state", "usable, used_up, expired or revoked.", "usable、used_up、expired 或 revoked。"),
     ("CreatedToken.uses", "How many agents may join with it.", "可用该令牌加入的 agent 数量。"),
     (
         "CreatedToken.expires_at",

@@ -395,6 +395,22 @@ pub(super) const TITLES: &[Titled] = &[
     ("app_grant", ["Grant", "授权"], ["Adds to what the app may use.", "增加应用的授权。"]),
     ("app_revoke", ["Revoke", "收回授权"], ["Takes away from what the app may use.", "收回应用的部分授权。"]),
     (
+        "token_list",
+        ["List join tokens", "加入令牌列表"],
+        [
+            "Those that can be used, and those that could until lately. Secrets are not kept.",
+            "可用及近期的加入令牌，不含密钥。",
+        ],
+    ),
+    (
+        "token_revoke",
+        ["Revoke a join token", "吊销加入令牌"],
+        [
+            "Nobody can join with it any more. Agents that have joined stay.",
+            "吊销后不能再用于加入；已加入的 agent 不受影响。",
+        ],
+    ),
+    (
         "token_create",
         ["Make a join token", "创建加入令牌"],
         ["New agents join with it.", "供新 agent 加入时使用。"],

@@ -684,6 +684,11 @@ pub(super) const TEXTS: &[Text] = &[
         "加入的 agent 所属业务。不填为 1。",
     ),
     ("token_create/ttl_secs", "How long the token can be used, in seconds.", "令牌有效时间，单位秒。"),
+    (
+        "token_create/replace",
+        "Whether its agents may take the place of one that is connected, or was within the last day.",
+        "是否可替换已连接或一天内连接过的 agent。",
+    ),
     ("token_create/uses", "How many agents may join with it.", "可用该令牌加入的 agent 数量。"),
     (
         "agents_assign/agents",
