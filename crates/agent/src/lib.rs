@@ -22,6 +22,7 @@ pub mod identity;
 mod journal;
 mod life;
 mod link;
+pub mod log_args;
 mod logs;
 mod outbox;
 mod path_walk;

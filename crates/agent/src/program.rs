@@ -3,6 +3,7 @@
 use crate::AgentError;
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
 use crate::exec::{Containment, Rotation, allow_many_files, begin_anew_with, use_little_memory};
+use crate::log_args::LogArgs;
 use crate::upgrade;
 use clap::ValueEnum;
 use procfleet_proto::link::token::JoinToken;
@@ -14,7 +15,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -44,6 +44,8 @@ pub struct Args {
     containment: Containment,
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    log: LogArgs,
     /// Print a systemd unit that runs the agent with these arguments, and end
     #[arg(long)]
     print_systemd_unit: bool,
@@ -132,7 +134,7 @@ pub fn main(args: Args) -> ExitCode {
     {
         return failed(&begin_anew_with(&arguments, "PROCFLEET_TOKEN", token));
     }
-    log();
+    args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
     let until_stdin_closes = args.until_stdin_closes;
@@ -266,7 +268,7 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
         (rotation != Rotation::default()).then(|| ("--log-size", args.output.log_size.to_string())),
         (rotation != Rotation::default()).then(|| ("--log-keep", args.output.log_keep.to_string())),
     ];
-    for (name, value) in options.into_iter().flatten() {
+    for (name, value) in options.into_iter().flatten().chain(args.log.arguments()) {
         let _ = write!(command, " {name} {}", quoted(&value));
     }
     println!("{}", include_str!("agent.service").replace("@COMMAND@", &command).trim_end());
@@ -274,7 +276,7 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
 }
 
 /// As systemd reads it.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:[]@+".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),
@@ -295,15 +297,6 @@ fn failed(error: &dyn Error) -> ExitCode {
     }
     eprintln!("error: {text}");
     ExitCode::FAILURE
-}
-
-/// Events go to standard error; `PROCFLEET_LOG` says which (`info` by default).
-pub fn log() {
-    let filter = EnvFilter::try_from_env("PROCFLEET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // A second logger is a caller's own; it stays.
-    let _ = log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init();
 }
 
 /// SIGTERM or Ctrl-C.

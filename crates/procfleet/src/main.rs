@@ -1,9 +1,12 @@
 //! procfleet: one program, and here only the choice of which part of it to be.
 
+mod generate;
 mod server;
+mod unit;
 mod up;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use procfleet_agent::program;
 use procfleet_server::ServerError;
 use std::io::Write;
@@ -25,21 +28,39 @@ enum Command {
     /// Everything on this machine: a server, and an agent for this host
     Up(up::Args),
     /// The server: API, and the link for agents
-    Server(server::Args),
+    Server(ServerProgram),
     /// The agent: carries out operations on this host and keeps hosted processes alive
     Agent(program::Args),
     /// Print the API's document (OpenAPI 3.1), as /api/openapi.json has it
     Openapi,
+    /// Print a script that completes these commands in a shell
+    Completions(generate::Completions),
+    /// Print the manual page, or write all of them
+    Man(generate::Man),
     #[command(flatten)]
     Client(procfleet_cli::Verb),
 }
 
+#[derive(clap::Args)]
+struct ServerProgram {
+    #[command(flatten)]
+    server: server::Args,
+    /// Print a systemd unit that runs the server with these arguments, and end
+    #[arg(long)]
+    print_systemd_unit: bool,
+}
+
 fn main() -> ExitCode {
-    let done = match Main::parse().command {
+    let matches = Main::command().get_matches();
+    let main = Main::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let done = match main.command {
         Command::Up(args) => up::run(args),
-        Command::Server(args) => server::run(args),
+        Command::Server(args) if args.print_systemd_unit => print_unit(&matches),
+        Command::Server(args) => server::run(args.server),
         Command::Agent(args) => return program::main(args),
         Command::Openapi => print_document(),
+        Command::Completions(args) => generate::completions(&args, Main::command()),
+        Command::Man(args) => generate::man(&args, Main::command()),
         Command::Client(verb) => return procfleet_cli::run(verb).into(),
     };
     match done {
@@ -50,6 +71,12 @@ fn main() -> ExitCode {
             if somebody { ExitCode::from(NEEDS_SOMEBODY) } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn print_unit(matches: &clap::ArgMatches) -> anyhow::Result<()> {
+    let main = Main::command();
+    let command = main.find_subcommand("server").context("there is a server")?;
+    unit::print(command, matches.subcommand_matches("server").context("the server was asked for")?)
 }
 
 fn print_document() -> anyhow::Result<()> {

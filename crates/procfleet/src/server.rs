@@ -1,6 +1,7 @@
 //! `procfleet server`.
 
 use anyhow::{Context, Result};
+use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
 use procfleet_server::config::{Config, TlsSource};
 use procfleet_server::login_service::LoginUrl;
@@ -65,6 +66,8 @@ pub(crate) struct Args {
     /// Where the administrator's app may be used from, such as 10.0.0.0/8 [default: anywhere]
     #[arg(long, env = "PROCFLEET_ADMIN_FROM", value_name = "CIDR", value_delimiter = ',')]
     pub(crate) admin_from: Vec<AddressBlock>,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     /// What the chaos test wants to happen, and where
     #[cfg(feature = "failpoints")]
     #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
@@ -101,7 +104,7 @@ fn certificate_name(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    program::log();
+    args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
     files::take_all();

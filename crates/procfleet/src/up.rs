@@ -8,6 +8,7 @@ use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use procfleet_agent::exec::Containment;
+use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_proto::http::native::CreateToken;
@@ -51,7 +52,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    program::log();
+    args.server.log.init_tracing();
     let given = files::take_all();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
@@ -59,12 +60,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 async fn up(args: Args, given: files::Given) -> Result<()> {
-    let data = args.server.data.clone();
+    let (data, log) = (args.server.data.clone(), args.server.log.clone());
     let mut server = Server::start(args.server.into()).await?;
     tokio::spawn(crate::server::tend_memory());
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
-    let kept = (args.containment, args.output);
+    let kept = &(args.containment, args.output, log);
     // Now: when the agent has been upgraded, the file that this process runs has another name.
     let program = std::env::current_exe().context("finding this program")?;
     let mut agent = start_agent(&server, &program, &agent_data, host, kept, given).await?;
@@ -111,7 +112,7 @@ async fn start_agent(
     program: &Path,
     data: &Path,
     host: Host,
-    (containment, output): (Containment, program::OutputArgs),
+    (containment, output, log): &(Containment, program::OutputArgs, LogArgs),
     given: files::Given,
 ) -> Result<LocalAgent> {
     let containment = containment.to_possible_value().context("naming the containment")?;
@@ -125,6 +126,7 @@ async fn start_agent(
         .arg("--ip")
         .arg(host.ip.to_string())
         .args(["--containment", containment.get_name()])
+        .args(log.arguments().into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]))
         .args(["--log-size", &output.log_size.to_string(), "--log-keep", &output.log_keep.to_string()])
         .stdin(Stdio::piped())
         // Ctrl-C is for this process alone; it tells the agent itself.

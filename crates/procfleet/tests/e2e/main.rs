@@ -37,6 +37,7 @@ mod logs;
 mod lost_store;
 mod many_hosts;
 mod operations;
+mod operator;
 mod periodic;
 mod policy;
 mod replaced_store;

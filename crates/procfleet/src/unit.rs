@@ -1,0 +1,55 @@
+//! `procfleet server --print-systemd-unit`: a unit that runs the server with the arguments that were given.
+
+use anyhow::{Context, Result};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, ValueHint};
+use procfleet_agent::program::quoted;
+use std::path::Path;
+
+/// The flag that asks for the unit; it is not a part of it.
+const ASKING: &str = "print_systemd_unit";
+
+/// `command`: that of `procfleet server`, and what was given to it by flags or environment.
+pub(crate) fn print(command: &Command, given: &ArgMatches) -> Result<()> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut line = format!("{} server", quoted(&program.to_string_lossy()));
+    for word in arguments(command, given)? {
+        line.push(' ');
+        line.push_str(&quoted(&word));
+    }
+    println!("{}", include_str!("server.service").replace("@COMMAND@", &line).trim_end());
+    Ok(())
+}
+
+/// Everything that is not a default, and the data directory in any case: paths in full, because a unit has another directory.
+fn arguments(command: &Command, given: &ArgMatches) -> Result<Vec<String>> {
+    let mut words = Vec::new();
+    for argument in command.get_arguments().filter(|argument| argument.get_id() != ASKING) {
+        let (id, Some(long)) = (argument.get_id().as_str(), argument.get_long()) else { continue };
+        let is_given =
+            matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+        if !is_given && id != "data" {
+            continue;
+        }
+        if !argument.get_action().takes_values() {
+            if given.get_flag(id) {
+                words.push(format!("--{long}"));
+            }
+            continue;
+        }
+        for value in given.get_raw(id).into_iter().flatten() {
+            let is_path = matches!(
+                argument.get_value_hint(),
+                ValueHint::AnyPath | ValueHint::FilePath | ValueHint::DirPath
+            );
+            let value = match is_path {
+                true => {
+                    std::path::absolute(Path::new(value)).context("making a path absolute")?.into_os_string()
+                }
+                false => value.to_owned(),
+            };
+            words.extend([format!("--{long}"), value.to_string_lossy().into_owned()]);
+        }
+    }
+    Ok(words)
+}
