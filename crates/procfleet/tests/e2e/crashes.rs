@@ -57,7 +57,7 @@ fn a_process_that_is_not_hosted_stays_dead() {
 fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     let up = up();
     let proc = up.proc("short").policy("start_interval", 4).policy("start_retries", 2);
-    let crashing = proc.clone().starts(&format!("date +%s%N >> times; {}", programs::dies_after("1.2")));
+    let crashing = proc.clone().starts(&format!("date +%s%N >> times; {}", programs::dies_after("2.5")));
     crashing.op(Op::Start).assert_success().assert_hosted(true);
     let row = crashing.row_when(PATIENCE, "gave_up");
     assert_eq!((&row["hosted"], &row["pid"]), (&true.into(), &().into()));
