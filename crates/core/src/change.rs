@@ -46,6 +46,8 @@ fields! {
     "kill_cmd" => control.kill_cmd;
     "version_cmd" => control.version_cmd;
     "health_cmd" => control.health_cmd;
+    "stop_signal" => control.stop_signal;
+    "reload_signal" => control.reload_signal;
     "cpu" => resource.cpu;
     "mem" => resource.mem;
     "fd" => resource.fd;
@@ -53,6 +55,7 @@ fields! {
     "auto_type" => policy.kind;
     "start_check_secs" => policy.start_check;
     "stop_check_secs" => policy.stop_check;
+    "kill_after" => policy.kill_after;
     "start_retries" => policy.start_retries;
     "start_interval" => policy.start_interval;
     "op_timeout" => policy.op_timeout;

@@ -19,6 +19,7 @@ pub mod op;
 pub mod parts;
 pub mod process;
 pub mod select;
+pub mod signal;
 pub mod spec;
 pub mod spread;
 pub mod supervise;

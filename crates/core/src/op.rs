@@ -112,7 +112,10 @@ impl OpKind {
         let command = policy.op_timeout;
         // What comes at the last moment of the check is checked itself.
         let launch = command + policy.launch_check() + policy.sight_check();
-        let end = command + policy.stop_check + LAST_OF_IT;
+        let end = match policy.kill_after {
+            Some(kill_after) => command + policy.stop_check.max(kill_after) + KILLED + LAST_OF_IT,
+            None => command + policy.stop_check + LAST_OF_IT,
+        };
         match self {
             OpKind::Query
             | OpKind::Unhost
@@ -123,10 +126,13 @@ impl OpKind {
             OpKind::Start | OpKind::Host => launch,
             OpKind::Stop | OpKind::Kill => end,
             OpKind::Restart => end + launch,
-            OpKind::Reload => command,
+            OpKind::Reload => command + policy.start_check,
         }
     }
 }
+
+/// How long a process that was killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(5);
 
 /// How long what is left of a process that is gone may take to be told to end, killed and buried.
 const LAST_OF_IT: Duration = Duration::from_secs(2);

@@ -7,6 +7,7 @@
 //! an older peer does not know is ignored there, and one that it does not send has its default here.
 
 use crate::id::ProcKey;
+use crate::signal::SignalNumber;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -109,6 +110,23 @@ pub struct Control {
     pub version_cmd: String,
     pub health_cmd: String,
     pub shell: Shell,
+    /// What tells the process to end where there is no `stop_cmd`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub stop_signal: StopSignal,
+    /// What tells the process to read its configuration again where there is no `reload_cmd`. `None`: nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reload_signal: Option<SignalNumber>,
+}
+
+/// A signal on which a process is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StopSignal(pub SignalNumber);
+
+impl Default for StopSignal {
+    fn default() -> Self {
+        StopSignal(SignalNumber::TERM)
+    }
 }
 
 /// What reads the commands (`cmd_shell_ext`).
@@ -155,6 +173,9 @@ pub struct Policy {
     pub on_unhealthy: OnUnhealthy,
     #[serde(skip_serializing_if = "is_default")]
     pub detached: Detached,
+    /// How long after a process was told to end it is killed. `None`: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kill_after: Option<Duration>,
 }
 
 /// How many samples in a row must be over a limit; one of them is a peak, not a habit.
@@ -223,6 +244,7 @@ impl Default for Policy {
             limit_samples: LimitSamples::default(),
             on_unhealthy: OnUnhealthy::default(),
             detached: Detached::default(),
+            kill_after: None,
         }
     }
 }

@@ -93,6 +93,7 @@ struct Shape {
     limited: bool,
     on_unhealthy: OnUnhealthy,
     detached: Detached,
+    kill_after: Option<u64>,
 }
 
 impl Shape {
@@ -119,6 +120,7 @@ impl Shape {
         spec.policy.op_timeout = Duration::from_secs(4);
         spec.policy.on_unhealthy = self.on_unhealthy;
         spec.policy.detached = self.detached;
+        spec.policy.kill_after = self.kill_after.map(Duration::from_secs);
         spec
     }
 }
@@ -131,10 +133,12 @@ fn arb_shape() -> impl Strategy<Value = Shape> {
     let begin = prop_oneof![3 => Just(0), 1 => 1..8u64];
     let on_unhealthy = prop_oneof![Just(OnUnhealthy::Tell), Just(OnUnhealthy::Restart)];
     let detached = prop_oneof![3 => Just(Detached::End), 1 => Just(Detached::Keep)];
-    let times = (0..4u32, 1..12u64, 1..6u64, begin);
+    let times = (0..4u32, 1..12u64, 1..6u64, begin, option::weighted(0.3, 1..5u64));
     (any::<bool>(), any::<[bool; 3]>(), kind, times, any::<bool>(), on_unhealthy, detached).prop_map(
-        |(pid_file, commands, kind, (retries, interval, check, begin), limited, on_unhealthy, detached)| {
+        |(pid_file, commands, kind, times, limited, on_unhealthy, detached)| {
+            let (retries, interval, check, begin, kill_after) = times;
             Shape {
+                kill_after,
                 pid_file,
                 commands,
                 kind,
@@ -555,6 +559,7 @@ impl Odd {
                 Effect::Watch(_)
                 | Effect::EndRun(_)
                 | Effect::TermRun(_)
+                | Effect::SignalOne { .. }
                 | Effect::Retire(_)
                 | Effect::SignalRetired { .. }
                 | Effect::Signal { .. }

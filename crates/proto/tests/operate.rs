@@ -385,6 +385,49 @@ fn a_typo_in_a_spec_is_warned_of_and_other_extra_fields_are_not() {
 }
 
 #[test]
+fn our_own_words_of_the_control() {
+    let control = |fields: Value| {
+        let mut body = seed();
+        let control = body["spec"]["control"].as_object_mut().expect("an object");
+        control.extend(fields.as_object().expect("an object").clone());
+        operate_proc_v2(&body).map(|requests| requests[0].spec.clone().expect("a spec").control)
+    };
+    for (fields, stop, reload) in [
+        (json!({}), 15, None),
+        (json!({"stop_signal": "", "reload_signal": null}), 15, None),
+        (json!({"stop_signal": 0, "reload_signal": "0"}), 15, None),
+        (json!({"stop_signal": "SIGQUIT", "reload_signal": "hup"}), 3, Some(1)),
+        (json!({"stop_signal": 9, "reload_signal": "10"}), 9, Some(10)),
+    ] {
+        let control = control(fields.clone()).expect("good fields");
+        let read = (control.stop_signal.0.number(), control.reload_signal.map(|signal| signal.number()));
+        assert_eq!(read, (stop, reload), "{fields}");
+    }
+    for (fields, told) in [
+        (
+            json!({"stop_signal": "TREM", "reload_signal": 64}),
+            [
+                "stop_signal: is \"TREM\", must be the name of a signal",
+                "reload_signal: is \"64\", must be the name",
+            ],
+        ),
+        (
+            json!({"stop_signal": true, "reload_signal": -1}),
+            ["stop_signal: must be a string or an integer", "reload_signal: is \"-1\", must be"],
+        ),
+        (
+            json!({"stop_signal": "STOP", "reload_signal": "KILL"}),
+            ["stop_signal: does not end a process", "reload_signal: cannot make a process read"],
+        ),
+    ] {
+        let faults = control(fields.clone()).expect_err("both are wrong").to_string();
+        for told in told {
+            assert!(faults.contains(&format!("spec.control.{told}")), "{fields}: {faults}");
+        }
+    }
+}
+
+#[test]
 fn our_own_words_of_the_policy() {
     let policy = |fields: Value| {
         let mut body = seed();
@@ -421,6 +464,11 @@ fn our_own_words_of_the_policy() {
             "{fields}"
         );
     }
+    for (kill_after, read) in [(json!(null), None), (json!(0), None), (json!(7), Some(7))] {
+        let policy = policy(json!({"kill_after": kill_after})).expect("a good field");
+        assert_eq!(policy.kill_after.map(|after| after.as_secs()), read, "{kill_after}");
+    }
+    assert!(policy(json!({"kill_after": -1})).expect_err("too little").to_string().contains("kill_after"));
     let faults = policy(json!({"limit_samples": 1001, "on_unhealthy": "reboot", "detached": 1}))
         .expect_err("all of them are wrong");
     let told: Vec<String> = faults.to_string().split("; ").map(str::to_owned).collect();

@@ -331,8 +331,8 @@ impl Hands {
         self.stir();
         for group in self.left_groups() {
             match signal {
-                Signal::Term => cgroup::signal(&group, rustix::process::Signal::TERM),
                 Signal::Kill => cgroup::kill(&group),
+                Signal::Term | Signal::Other(_) => cgroup::signal(&group, signal::raw(signal)),
             }
         }
         if self.are_all_in_groups() && !self.escaped && !self.has_escaped() {
@@ -346,10 +346,10 @@ impl Hands {
             found
         };
         match signal {
-            Signal::Term => {
+            Signal::Term | Signal::Other(_) => {
                 let scan = nearby.scan(Freshness::Now);
                 let found = self.left_in(&scan);
-                tree::signal_all(&scan, found, rustix::process::Signal::TERM);
+                tree::signal_all(&scan, found, signal::raw(signal));
             }
             Signal::Kill => {
                 tree::kill_all(|| nearby.scan(Freshness::Now), targets);

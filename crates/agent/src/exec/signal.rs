@@ -48,10 +48,10 @@ impl Hands {
         self.stir();
         let nearby = self.nearby(Some(id));
         match (signal, detached) {
-            (Signal::Term, _) => {
+            (Signal::Term | Signal::Other(_), _) => {
                 let scan = nearby.scan(Freshness::AMomentAgo);
                 let targets = self.tree_of(&scan, id, process.found);
-                tree::signal_all(&scan, targets, rustix::process::Signal::TERM);
+                tree::signal_all(&scan, targets, raw(signal));
             }
             (Signal::Kill, Detached::End)
                 if let Some(group) = self.groups.holding(id.pid)
@@ -91,11 +91,20 @@ impl Hands {
         let spared = scan.with_descendants(spare.iter().map(id_of));
         let mut targets = self.tree_of(&scan, id, Found::PidFile);
         targets.retain(|target| !spared.contains(target));
-        let signal = match signal {
-            Signal::Term => rustix::process::Signal::TERM,
-            Signal::Kill => rustix::process::Signal::KILL,
-        };
-        tree::signal_all(&scan, targets, signal);
+        tree::signal_all(&scan, targets, raw(signal));
+    }
+
+    /// Signals the process and nothing that it has started.
+    pub fn signal_one(&mut self, process: Process, signal: Signal) {
+        let id = target_of(&process);
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process");
+        self.stir();
+        if tree::is_protected(id.pid) {
+            return;
+        }
+        if let Err(error) = pidfd::send(id, raw(signal)) {
+            tracing::warn!(key = %self.key, pid = id.pid, ?signal, %error, "a process could not be signalled");
+        }
     }
 
     /// The process itself first, then what descends from it, then its session.
@@ -128,5 +137,15 @@ fn target_of(process: &Process) -> Id {
     match (process.evidence.serial, pidfd::open_confirmed(process)) {
         (Some(_), Err(rustix::io::Errno::SRCH)) => Id { start_ticks: u64::MAX, ..id },
         (Some(_) | None, _) => id,
+    }
+}
+
+/// The signal as the kernel knows it.
+pub(super) fn raw(signal: Signal) -> rustix::process::Signal {
+    match signal {
+        Signal::Term => rustix::process::Signal::TERM,
+        Signal::Kill => rustix::process::Signal::KILL,
+        Signal::Other(signal) => rustix::process::Signal::from_named_raw(i32::from(signal.number()))
+            .unwrap_or(rustix::process::Signal::TERM),
     }
 }

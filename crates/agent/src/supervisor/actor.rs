@@ -336,6 +336,7 @@ impl Actor {
             Effect::Run { run, command, spec } => self.hands.run(run, &command, &spec),
             Effect::EndRun(run) => self.hands.end_run(run),
             Effect::TermRun(run) => self.hands.term_run(run),
+            Effect::SignalOne { process, signal } => self.hands.signal_one(process, signal),
             Effect::Retire(process) => self.hands.retire(process),
             Effect::SignalRetired { process, signal, spare } => {
                 self.hands.signal_retired(process, signal, &spare);

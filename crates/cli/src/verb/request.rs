@@ -153,7 +153,7 @@ mod tests {
                 "spec": {
                     "control": {"stop_cmd": "./stop"},
                     "identity": {"proc_name": "nginx", "setup_path": here, "pid_path": "", "user": "root"},
-                    "alive_monitor_policy": {"auto_type": 1},
+                    "alive_monitor_policy": {"auto_type": 1, "kill_after": 5},
                 },
                 "change": ["stop_cmd"],
             }),
@@ -174,7 +174,7 @@ mod tests {
                     },
                     "control": {"start_cmd": "a"},
                     "resource": {"cpu": 50.0},
-                    "alive_monitor_policy": {"auto_type": 0, "cycle_time": 60},
+                    "alive_monitor_policy": {"auto_type": 0, "cycle_time": 60, "kill_after": 5},
                     "instance_num": 2,
                 },
                 "change": ["setup_path", "pid_path", "user", "start_cmd", "cpu", "auto_type", "instance_num"],

@@ -5,6 +5,9 @@ use crate::Error;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
+/// The server's default for `stop_check_secs`.
+const STOP_CHECK_SECS: u64 = 5;
+
 /// With none of them (and no file) no spec is sent. On hosts that have a spec of the process stored, only the fields change
 /// whose flags were given; elsewhere the rest has defaults.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -13,15 +16,21 @@ pub struct SpecFlags {
     /// The command that starts the process
     #[arg(long = "cmd", value_name = "COMMAND")]
     pub start_cmd: Option<String>,
-    /// The command that stops it [none: SIGTERM]
+    /// The command that stops it [none: the stop signal]
     #[arg(long, value_name = "COMMAND")]
     pub stop_cmd: Option<String>,
     /// The command that restarts it [none: stop, then start]
     #[arg(long, value_name = "COMMAND")]
     pub restart_cmd: Option<String>,
-    /// The command that lets it read its configuration again
+    /// The command that lets it read its configuration again [none: the reload signal]
     #[arg(long, value_name = "COMMAND")]
     pub reload_cmd: Option<String>,
+    /// The signal that stops it where there is no stop command: a name or a number [default: TERM]
+    #[arg(long, value_name = "SIGNAL")]
+    pub stop_signal: Option<String>,
+    /// The signal that lets it read its configuration again where there is no reload command
+    #[arg(long, value_name = "SIGNAL")]
+    pub reload_signal: Option<String>,
     /// The command that ends it by force [none: SIGKILL]
     #[arg(long, value_name = "COMMAND")]
     pub kill_cmd: Option<String>,
@@ -70,6 +79,9 @@ pub struct SpecFlags {
     /// How long it may take to be gone
     #[arg(long, value_name = "SECS")]
     pub stop_check_secs: Option<u64>,
+    /// How long after it was told to end a stop or restart kills it; 0: never [default: as --stop-check-secs]
+    #[arg(long, value_name = "SECS")]
+    pub kill_after: Option<u64>,
     /// How long one command may run
     #[arg(long, value_name = "SECS")]
     pub op_timeout: Option<u64>,
@@ -153,6 +165,8 @@ impl SpecFlags {
             (CONTROL, "kill_cmd", text(&self.kill_cmd)),
             (CONTROL, "version_cmd", text(&self.version_cmd)),
             (CONTROL, "health_cmd", text(&self.health_cmd)),
+            (CONTROL, "stop_signal", text(&self.stop_signal)),
+            (CONTROL, "reload_signal", text(&self.reload_signal)),
             (RESOURCE, "cpu", self.cpu.map(Value::from)),
             (RESOURCE, "mem", self.mem.map(Value::from)),
             (RESOURCE, "fd", number(self.fd)),
@@ -161,6 +175,7 @@ impl SpecFlags {
             (POLICY, "crontab_rule", text(&self.crontab_rule)),
             (POLICY, "start_check_secs", number(self.start_check_secs)),
             (POLICY, "stop_check_secs", number(self.stop_check_secs)),
+            (POLICY, "kill_after", number(self.kill_after)),
             (POLICY, "op_timeout", number(self.op_timeout)),
             (POLICY, "start_retries", number(self.start_retries)),
             (POLICY, "start_interval", number(self.start_interval)),
@@ -189,6 +204,7 @@ impl SpecFlags {
         if given.is_empty() && !labels {
             return Ok(Vec::new());
         }
+        let from_file = body.contains_key("spec");
         let spec = child(body, "spec");
         let mut change = Vec::new();
         for Given { section, field, value } in given {
@@ -215,7 +231,13 @@ impl SpecFlags {
         or(identity, "pid_path", json!(""));
         or(identity, "user", json!("root"));
         child(spec, "control");
-        or(child(spec, "alive_monitor_policy"), "auto_type", json!(1));
+        let policy = child(spec, "alive_monitor_policy");
+        or(policy, "auto_type", json!(1));
+        // GSE's callers are told (836) when a process does not end. What is made of flags kills it, unless they say otherwise.
+        if !from_file {
+            let stop_check = self.stop_check_secs.filter(|secs| *secs > 0).unwrap_or(STOP_CHECK_SECS);
+            or(policy, "kill_after", json!(stop_check));
+        }
         Ok(change)
     }
 }
@@ -259,7 +281,7 @@ mod tests {
     const ALL: &str = "--cmd a --stop-cmd b --restart-cmd c --reload-cmd d --kill-cmd e --version-cmd f --health-cmd g \
         --pid-file run/web.pid --setup-path /srv/web --user www --proc-name java --config-path h --log-path i \
         --index-key j --cron @daily --instances 2 --start-check-secs 1 --stop-check-secs 2 --op-timeout 3 \
-        --start-retries 4 --start-interval 5 --cpu-limit 6.5 --mem-limit 7 --fd-limit 8 --limit-samples 9 \
+        --stop-signal QUIT --reload-signal 1 --kill-after 0 --start-retries 4 --start-interval 5 --cpu-limit 6.5 --mem-limit 7 --fd-limit 8 --limit-samples 9 \
         --on-unhealthy restart --detached keep --config-file /etc/x=0123456789abcdef0123456789abcdef --report-id 10";
 
     fn flags(line: &str) -> SpecFlags {
@@ -296,6 +318,25 @@ mod tests {
         let named = flags(ALL).write("web", true, &mut body).expect("good flags");
         let known: BTreeSet<&str> = change::FIELDS.iter().copied().collect();
         assert_eq!(named.iter().copied().collect::<BTreeSet<_>>(), known);
+    }
+
+    #[test]
+    fn what_is_made_of_flags_is_killed_if_it_does_not_end() {
+        for (line, file, kill_after) in [
+            ("--cmd a", json!({}), json!(5)),
+            ("--cmd a --stop-check-secs 9", json!({}), json!(9)),
+            ("--cmd a --kill-after 0", json!({}), json!(0)),
+            ("--cmd a", json!({"spec": {"identity": {}}}), Value::Null),
+        ] {
+            let mut body = file.as_object().expect("an object").clone();
+            let change = flags(line).write("web", false, &mut body).expect("good flags");
+            assert_eq!(body["spec"]["alive_monitor_policy"]["kill_after"], kill_after, "{line} {file}");
+            assert_eq!(
+                change.contains(&"kill_after"),
+                line.contains("--kill-after"),
+                "where it is stored: {line}"
+            );
+        }
     }
 
     #[test]

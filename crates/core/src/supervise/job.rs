@@ -64,6 +64,11 @@ pub(super) enum Stage {
         process: Process,
         gone: bool,
     },
+    /// The process got its `reload_signal`, and must not die of it.
+    Signalled {
+        process: Process,
+        until: Moment,
+    },
     /// The process is gone: is anything left of what it has started?
     Leaving(Leaving),
     /// A launch that was overtaken is ended: is anything of it left?
@@ -316,6 +321,7 @@ impl Stage {
             Stage::Leaving(leaving) => leaving.wake_at(),
             Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
+            Stage::Signalled { until, .. } => Some(*until),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
             | Stage::Reloading { command, .. } => command.deadline,
             Stage::Ending(Ending {
@@ -340,6 +346,7 @@ impl Stage {
                 EndPhase::Vanish { until } | EndPhase::Killed { until } => *until += by,
             },
             Stage::Reloading { command, .. } => command.delay(by),
+            Stage::Signalled { until, .. } => *until += by,
             Stage::Leaving(leaving) => {
                 leaving.command.iter_mut().for_each(|(command, _)| command.delay(by));
                 leaving.until += by;
@@ -374,6 +381,7 @@ impl Stage {
             Stage::Launching(launch) => launch.process().or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
+            Stage::Signalled { process, .. } => Some(*process),
         }
     }
 }

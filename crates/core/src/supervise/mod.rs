@@ -45,6 +45,8 @@
 //!   until it ends, and a stop, kill or restart ends it too.
 //! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
 //!   there are never two. What may be left of one that was not stopped is swept away first.
+//! - A stop or restart whose process does not end is given up after stop_check, or kills the process where the spec has a
+//!   `kill_after`.
 //! - A stop, kill or restart is done when nothing is left of what the process has started (`Leaving`), unless the spec says
 //!   that it may stay: what is left is told to end, and killed after what remains of stop_check.
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
@@ -79,6 +81,7 @@ use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
+use crate::signal::SignalNumber;
 use crate::spec::{Detached, OnUnhealthy, Resource, Spec};
 use crate::spread;
 use serde::{Deserialize, Serialize};
@@ -277,6 +280,11 @@ pub enum Effect {
         /// Whether a kill reaches also what has left the process.
         detached: Detached,
     },
+    /// Signal the process alone.
+    SignalOne {
+        process: Process,
+        signal: Signal,
+    },
     /// The process is an earlier generation of the program: report its exit, and count it among what is left behind.
     Retire(Process),
     /// Signal an earlier generation and all that it started, but these processes and what they have started.
@@ -355,6 +363,18 @@ pub enum Leader {
 pub enum Signal {
     Term,
     Kill,
+    /// Neither of these.
+    Other(SignalNumber),
+}
+
+impl From<SignalNumber> for Signal {
+    fn from(signal: SignalNumber) -> Signal {
+        match signal {
+            SignalNumber::TERM => Signal::Term,
+            SignalNumber::KILL => Signal::Kill,
+            other => Signal::Other(other),
+        }
+    }
 }
 
 /// Something that happened to a proc without an op.

@@ -116,6 +116,19 @@ pub(super) fn still_alive(
     if note.is_empty() { base } else { format!("{base}; {note}") }
 }
 
+/// Callers may match on the word of success, so the message begins with it.
+pub(super) fn success_but(remark: &str) -> String {
+    format!("{SUCCESS}: {remark}")
+}
+
+pub(super) fn had_to_be_killed(pid: u32, limit: Duration, note: &str) -> String {
+    let base = format!(
+        "pid {pid} was still running {} (kill_after) after it was told to end, and had to be killed",
+        secs(limit)
+    );
+    if note.is_empty() { base } else { format!("{base}; {note}") }
+}
+
 /// Something that the process had started cannot be ended.
 pub(super) fn left_behind(kind: OpKind, spec: &Spec, name: &str, pid: u32, note: &str) -> String {
     let base = format!(

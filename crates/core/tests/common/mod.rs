@@ -95,6 +95,8 @@ pub struct World {
     pub now: Moment,
     pub scripts: HashMap<String, Does>,
     pub term: Term,
+    /// What it does on its `reload_signal`.
+    pub on_reload: Term,
     /// What each process starts that leaves it: how it takes being told to end.
     pub leaves: Option<Term>,
     /// How long an answer to a look takes.
@@ -191,6 +193,7 @@ impl World {
             now: Moment(1_000_000),
             scripts: scripts.into_iter().map(|(name, does)| (name.to_owned(), does)).collect(),
             term: Term::Dies { after: 10 },
+            on_reload: Term::Ignores,
             leaves: None,
             look_delay: 0,
             fail_next_effects: false,
@@ -610,13 +613,20 @@ impl World {
                 });
             }
             Effect::SignalRetired { process, signal, .. } => match signal {
-                Signal::Term => self.terminate(process.pid),
+                Signal::Term | Signal::Other(_) => self.terminate(process.pid),
                 Signal::Kill => self.end(process.pid, Exit::Signal(9)),
             },
+            Effect::SignalOne { process, signal } => {
+                self.signals.push(signal);
+                if let Term::Dies { after } = self.on_reload {
+                    let exit = Exit::Signal(1);
+                    self.later(after, Happening::Dies { pid: process.pid, exit });
+                }
+            }
             Effect::Signal { process, signal, detached } => {
                 self.signals.push(signal);
                 match signal {
-                    Signal::Term => self.terminate(process.pid),
+                    Signal::Term | Signal::Other(_) => self.terminate(process.pid),
                     Signal::Kill => {
                         let reached = |live: &&Live| detached == Detached::End || live.role != Role::Left;
                         let pids: Vec<u32> =
@@ -629,8 +639,8 @@ impl World {
                 self.sweeps.push(Signal::Kill);
                 self.leftovers().into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
             }
-            Effect::Sweep(Signal::Term) => {
-                self.sweeps.push(Signal::Term);
+            Effect::Sweep(signal @ (Signal::Term | Signal::Other(_))) => {
+                self.sweeps.push(signal);
                 if let Some(Term::Dies { after }) = self.leaves {
                     let exit = Exit::Signal(15);
                     self.leftovers()

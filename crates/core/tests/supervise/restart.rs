@@ -5,6 +5,7 @@ use crate::given::{Given, Then, given, state};
 use procfleet_core::OpKind;
 use procfleet_core::op::Outcome;
 use procfleet_core::spec::Spec;
+use procfleet_core::supervise::Signal;
 use std::time::Duration;
 
 fn restartable() -> Spec {
@@ -89,4 +90,47 @@ fn how_a_reload_ends() {
     let began = world.now;
     world.order(OpKind::Reload, &spec());
     assert_eq!(world.now.since(began), Duration::from_millis(50));
+}
+
+/// The process alone gets the signal, and must survive it for a second; one that hands over to a successor does.
+#[test]
+fn how_a_reload_by_a_signal_ends() {
+    let hup = "HUP".parse().expect("a signal");
+    let mut spec = spec();
+    spec.control.reload_cmd.clear();
+    spec.control.reload_signal = Some(hup);
+    let rows = [
+        (Term::Ignores, 0, 1_000, "success"),
+        (Term::Dies { after: 50 }, 836, 1_050, "reload process (it) failed"),
+    ];
+    for (on_reload, code, millis, says) in rows {
+        let mut world = given(Given::UpHosted);
+        world.on_reload = on_reload;
+        let began = world.now;
+        let outcome = world.order(OpKind::Reload, &spec);
+        assert_eq!(outcome.code.number(), code, "{on_reload:?}: {}", outcome.message);
+        assert!(outcome.message.contains(says), "{on_reload:?}: {}", outcome.message);
+        assert_eq!(world.now.since(began), Duration::from_millis(millis), "{on_reload:?}");
+        assert_eq!(world.signals, [Signal::Other(hup)], "{on_reload:?}");
+        world.run_for(60_000);
+        assert_eq!((state(&world), world.hosted(), world.max_mains), (Then::Up, true, 1), "{on_reload:?}");
+    }
+    let mut world = given(Given::UpHosted);
+    world.on_reload = Term::Dies { after: 50 };
+    let op = world.send(OpKind::Reload, Some(spec.clone()));
+    world.run_for(60);
+    world.come_again();
+    assert_eq!(world.outcome(op).code.number(), 0, "it has a successor");
+    // A command comes first.
+    spec.control.reload_cmd = "reload".to_owned();
+    let mut world = given(Given::UpHosted);
+    assert_eq!(world.order(OpKind::Reload, &spec).code.number(), 0);
+    assert_eq!(world.signals, []);
+    // A kill does not wait for it.
+    spec.control.reload_cmd.clear();
+    let mut world = given(Given::UpHosted);
+    let reload = world.send(OpKind::Reload, Some(spec.clone()));
+    world.run_for(10);
+    let kill = world.order(OpKind::Kill, &spec);
+    assert_eq!((kill.code.number(), world.code(reload)), (0, Some(826)));
 }

@@ -4,6 +4,9 @@ use crate::common::{Does, Term, spec};
 use crate::given::{Given, Then, given, state};
 use procfleet_core::OpKind;
 use procfleet_core::process::Exit;
+use procfleet_core::signal::SignalNumber;
+use procfleet_core::spec::StopSignal;
+use procfleet_core::supervise::Signal;
 use std::time::Duration;
 
 struct End {
@@ -104,4 +107,78 @@ fn a_slow_disk_takes_no_time_from_the_process() {
         let outcome = world.order(kind, &spec());
         assert_eq!(outcome.code.number(), 0, "{}: {}", kind.verb(), outcome.message);
     }
+}
+
+/// With a `kill_after` a stop or restart kills what does not end, and says so. A `kill_cmd` is still judged by `stop_check`.
+#[test]
+fn what_does_not_end_is_killed_where_the_spec_wants_it() {
+    let told =
+        "success: pid 102 was still running 1 s (kill_after) after it was told to end, and had to be killed";
+    let rows = [
+        // (order, command, term, kill_after, code, takes, message)
+        (OpKind::Stop, None, Term::Ignores, 1, 0, 1_000, told),
+        (OpKind::Stop, Some(Does::EndMain { after: 50, code: 0 }), Term::Ignores, 1, 0, 1_050, told),
+        (
+            OpKind::Stop,
+            Some(Does::Hang),
+            Term::Ignores,
+            1,
+            0,
+            21_000,
+            "had to be killed; stop_cmd ran out of time",
+        ),
+        // Longer than stop_check, which does not count then.
+        (OpKind::Stop, None, Term::Ignores, 10, 0, 10_000, "10 s (kill_after)"),
+        (OpKind::Stop, None, Term::Dies { after: 500 }, 1, 0, 500, "success"),
+        (OpKind::Restart, None, Term::Ignores, 1, 0, 3_100, told),
+        (
+            OpKind::Kill,
+            Some(Does::EndMain { after: 50, code: 0 }),
+            Term::Ignores,
+            1,
+            836,
+            3_050,
+            "kill process",
+        ),
+    ];
+    for (kind, command, term, kill_after, code, millis, says) in rows {
+        let row = format!("{} by {command:?} of one that {term:?}", kind.verb());
+        let mut world = given(Given::UpHosted);
+        world.term = term;
+        let mut spec = spec();
+        spec.policy.kill_after = Some(Duration::from_secs(kill_after));
+        if let Some(does) = command {
+            let field = match kind {
+                OpKind::Kill => &mut spec.control.kill_cmd,
+                _ => &mut spec.control.stop_cmd,
+            };
+            kind.verb().clone_into(field);
+            world.set(kind.verb(), does);
+        }
+        let began = world.now;
+        let outcome = world.order(kind, &spec);
+        assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
+        assert!(outcome.message.contains(says), "{row}: {}", outcome.message);
+        assert_eq!(world.now.since(began), Duration::from_millis(millis), "{row}");
+        // What was said of this one is not said of the next.
+        world.term = Term::Dies { after: 10 };
+        spec.control.kill_cmd.clear();
+        world.order(OpKind::Kill, &spec);
+        assert_eq!(world.order(OpKind::Start, &spec).message, "success", "{row}");
+    }
+}
+
+#[test]
+fn a_stop_sends_the_signal_of_the_spec() {
+    let quit = "QUIT".parse().expect("a signal");
+    let mut spec = spec();
+    spec.control.stop_signal = StopSignal(quit);
+    let mut world = given(Given::UpHosted);
+    assert_eq!(world.order(OpKind::Stop, &spec).code.number(), 0);
+    assert_eq!(world.signals, [Signal::Other(quit)]);
+    spec.control.stop_signal = StopSignal(SignalNumber::KILL);
+    let mut world = given(Given::UpHosted);
+    world.term = Term::Ignores;
+    assert_eq!(world.order(OpKind::Stop, &spec).code.number(), 0);
+    assert_eq!(world.signals, [Signal::Kill]);
 }

@@ -157,6 +157,81 @@ fn a_process_that_ignores_sigterm() {
     });
 }
 
+/// With a `kill_after` a stop or restart ends it by force, and the outcome says so. Specs of our own client have one.
+#[test]
+fn a_stop_or_restart_kills_what_does_not_end_where_the_spec_says_so() {
+    let up = up();
+    let procs = [
+        up.proc("deaf").starts(&programs::deaf_to_term()),
+        up.proc("deaf-daemon").with_pid_file().starts(&programs::daemon_deaf_to_term()),
+        up.proc("deaf-command")
+            .with_pid_file()
+            .starts(&programs::daemon_deaf_to_term())
+            .control("stop_cmd", "true"),
+    ];
+    at_once(procs.map(|proc| proc.policy("stop_check_secs", 60).policy("kill_after", 1)), |proc| {
+        let told =
+            |pid| format!("success: pid {pid} was still running 1 s (kill_after) after it was told to end");
+        let first = proc.start();
+        let (restarted, took) = proc.timed(Op::Restart);
+        restarted.assert(0, &told(first)).assert_says("had to be killed").assert_hosted(true);
+        assert!(took >= Duration::from_secs(1), "kill_after is waited for: {took:?}");
+        assert!(!is_running(first));
+        let second = proc.pid().expect("it was restarted");
+        let (stopped, took) = proc.timed(Op::Stop);
+        stopped.assert(0, &told(second)).assert_hosted(false);
+        assert!(took >= Duration::from_secs(1), "kill_after is waited for: {took:?}");
+        assert!(!is_running(second));
+        assert_nothing_left(proc);
+    });
+    // The client's own specs.
+    let proc = up.proc("by-client").script("deaf.sh", "#!/bin/sh\ntrap '' TERM\nexec ./web 1000\n");
+    let folder = proc.folder.to_str().expect("a plain path").to_owned();
+    let (namespace, user) = (proc.namespace.clone(), account());
+    let flags =
+        ["--namespace", &namespace, "--cmd", "./deaf.sh", "--setup-path", &folder, "--proc-name", "web"];
+    let flags =
+        [&flags[..], &["--user", &user, "--stop-check-secs", "1", "--start-check-secs", "1"]].concat();
+    let started = up.cli(&[&["start", "by-client"], &flags[..]].concat());
+    assert_eq!(started.code, Some(0), "{started:?}");
+    let pid = proc.program_pid().expect("it runs");
+    let stopped = up.cli(&["stop", "by-client", "--namespace", &namespace]);
+    assert_eq!(stopped.code, Some(0), "{stopped:?}");
+    assert!(!is_running(pid));
+}
+
+/// Each signal goes where it belongs: the stop signal to all of it, the reload signal to the process alone.
+#[test]
+fn stop_and_reload_by_a_signal_of_the_spec() {
+    let up = up();
+    let text = "#!/bin/sh
+trap 'echo reload >> signals' HUP
+trap 'echo stop >> signals; exit 0' USR1
+trap '' TERM
+sh -c 'trap \"echo worker reload >> signals\" HUP; echo ready > ready; while :; do sleep 0.05; done' &
+while :; do sleep 0.05; done
+";
+    let proc = up
+        .proc("signalled")
+        .script("web.sh", text)
+        .starts("exec ./web.sh")
+        .control("stop_signal", "SIGUSR1")
+        .control("reload_signal", "HUP");
+    let pid = proc.start();
+    wait_until(PATIENCE, "the worker is ready", || proc.read("ready") == "ready\n");
+    proc.op(Op::Reload).assert_success().assert_hosted(true);
+    wait_until(PATIENCE, "it has reloaded", || proc.read("signals") == "reload\n");
+    assert_eq!(proc.pid(), Some(pid));
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    assert_eq!(proc.read("signals"), "reload\nstop\n");
+    assert_nothing_left(&proc);
+    // One that does not expect the signal dies of it.
+    let proc = up.proc("surprised").starts(&programs::foreground()).control("reload_signal", "USR2");
+    proc.start();
+    proc.op(Op::Reload).assert(836, "reload process (web) failed");
+    proc.op(Op::Kill);
+}
+
 /// Long before the end of the check it is certain that nothing will come.
 #[test]
 fn a_process_that_exits_at_once_with_0() {

@@ -10,9 +10,10 @@ use procfleet_core::change;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::select::Term;
+use procfleet_core::signal::SignalNumber;
 use procfleet_core::spec::{
     ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
-    Schedule, Shell, Spec,
+    Schedule, Shell, Spec, StopSignal,
 };
 use procfleet_core::task::{Request, Target};
 use schemars::JsonSchema;
@@ -338,7 +339,7 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
     };
     let identity =
         section("identity", faults).map(|r| read_identity(&r, lenient, faults)).unwrap_or_default();
-    let control = section("control", faults).map(|r| read_control(&r, faults)).unwrap_or_default();
+    let control = section("control", faults).map(|r| read_own_control(&r, faults)).unwrap_or_default();
     // Only the document of register_proc_info requires limits.
     let resource = match kind {
         OpKind::Register => spec.object("resource", faults),
@@ -412,6 +413,37 @@ pub(super) fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
         version_cmd: command("version_cmd"),
         health_cmd: command("health_cmd"),
         shell: Shell::Sh,
+        ..Control::default()
+    }
+}
+
+/// With procfleet's own words. JOB's calls have no place for them.
+fn read_own_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
+    let control = read_control(r, faults);
+    let stop_signal = read_signal(r, "stop_signal", faults);
+    if stop_signal.is_some_and(SignalNumber::halts_or_wakes) {
+        faults.add(r.path("stop_signal"), "does not end a process");
+    }
+    let reload_signal = read_signal(r, "reload_signal", faults);
+    if reload_signal.is_some_and(|signal| signal == SignalNumber::KILL || signal.halts_or_wakes()) {
+        faults.add(r.path("reload_signal"), "cannot make a process read its configuration");
+    }
+    let stop_signal = stop_signal.map_or_else(StopSignal::default, StopSignal);
+    Control { stop_signal, reload_signal, ..control }
+}
+
+/// A signal by name or number; absent, empty and 0 are none.
+fn read_signal(r: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<SignalNumber> {
+    let text = r.text_or_integer(field, LONGEST_NAME, faults);
+    if matches!(text.trim(), "" | "0") {
+        return None;
+    }
+    match text.parse() {
+        Ok(signal) => Some(signal),
+        Err(error) => {
+            faults.add(r.path(field), format!("is {text:?}, {error}"));
+            None
+        }
     }
 }
 
@@ -500,8 +532,11 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
         let given = r.integer(field, 0..=LONGEST_WAIT, faults).and_then(|secs| u64::try_from(secs).ok());
         given.filter(|secs| *secs > 0).map_or(default, Duration::from_secs)
     };
+    // Here 0 says something: it is never killed, as when nothing is sent.
+    let kill_after = secs("kill_after", Duration::ZERO);
     Policy {
         kind,
+        kill_after: (!kill_after.is_zero()).then_some(kill_after),
         start_check: secs("start_check_secs", default.start_check),
         stop_check: secs("stop_check_secs", default.stop_check),
         start_interval: secs("start_interval", default.start_interval),

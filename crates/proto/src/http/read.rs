@@ -341,6 +341,22 @@ impl<'v> Reader<'v> {
         }
     }
 
+    /// A text or a whole number, as a text; absent is empty.
+    pub fn text_or_integer(&self, field: &str, longest: usize, faults: &mut Faults) -> String {
+        if self.recorder(field, Shape::TextOrInteger { longest }).is_some() {
+            return String::new();
+        }
+        match self.get(field) {
+            Some(Value::Number(number)) if number.is_i64() || number.is_u64() => number.to_string(),
+            None | Some(Value::String(_)) => self.text(field, longest, faults),
+            Some(other) => {
+                faults
+                    .add(self.path(field), format!("must be a string or an integer, not {}", kind_of(other)));
+                String::new()
+            }
+        }
+    }
+
     /// A text that must be there and not be empty.
     pub fn required_text(&self, field: &str, longest: usize, faults: &mut Faults) -> String {
         self.recorder(field, Shape::Text { longest });

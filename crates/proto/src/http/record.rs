@@ -20,6 +20,10 @@ pub enum Shape {
     /// The same as numbers or texts.
     IntegerOrText(RangeInclusive<i64>),
     ChoiceOrText(&'static [i64]),
+    /// A name or a number.
+    TextOrInteger {
+        longest: usize,
+    },
     Number(RangeInclusive<f64>),
     Flag,
     Object,

@@ -4,7 +4,7 @@
 
 use super::native::SpecMeta;
 use procfleet_core::id::ProcKey;
-use procfleet_core::spec::{ConfigFile, Detached, Instances, Kind, OnUnhealthy, Schedule, Spec};
+use procfleet_core::spec::{ConfigFile, Detached, Instances, Kind, OnUnhealthy, Schedule, Spec, StopSignal};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -39,6 +39,12 @@ pub fn spec(spec: &Spec) -> Value {
         ("health_cmd", &control.health_cmd),
     ];
     add_texts(&mut commands, &texts);
+    if control.stop_signal != StopSignal::default() {
+        commands["stop_signal"] = json!(control.stop_signal.0.name());
+    }
+    if let Some(signal) = control.reload_signal {
+        commands["reload_signal"] = json!(signal.name());
+    }
     let mut monitored = json!({
         "auto_type": 1,
         "start_check_secs": secs(policy.start_check),
@@ -56,6 +62,9 @@ pub fn spec(spec: &Spec) -> Value {
             Detached::Keep => "keep",
         },
     });
+    if let Some(time) = policy.kill_after {
+        monitored["kill_after"] = json!(secs(time));
+    }
     match &policy.kind {
         Kind::Resident => {}
         Kind::Once => monitored["auto_type"] = json!(2),
@@ -111,7 +120,7 @@ mod tests {
     fn what_is_shown_is_read_as_what_was_stored() {
         let policies = [
             json!({"auto_type": 1, "start_check_secs": 7, "start_retries": 9, "on_unhealthy": "restart"}),
-            json!({"auto_type": 2, "op_timeout": 3, "detached": "keep", "limit_samples": 8}),
+            json!({"auto_type": 2, "op_timeout": 3, "detached": "keep", "limit_samples": 8, "kill_after": 6}),
             json!({"auto_type": 0, "cycle_time": 60, "stop_check_secs": 4, "start_interval": 2}),
             json!({"auto_type": 0, "crontab_rule": "*/5 * * * *"}),
         ];
@@ -124,7 +133,7 @@ mod tests {
                     "identity": {"proc_name": "nginx", "setup_path": "/srv", "pid_path": "/run/n.pid", "user": "www",
                         "config_path": "/etc/n", "log_path": "/var/log/n", "index_key": "k"},
                     "control": {"start_cmd": "a", "stop_cmd": "b", "restart_cmd": "c", "reload_cmd": "d",
-                        "kill_cmd": "e", "version_cmd": "f", "health_cmd": "g"},
+                        "kill_cmd": "e", "version_cmd": "f", "health_cmd": "g", "stop_signal": "QUIT", "reload_signal": 1},
                     "alive_monitor_policy": policy,
                     "resource": {"cpu": 10.5, "mem": 20, "fd": 30},
                     "warn_report_policy": {"report_id": 7},

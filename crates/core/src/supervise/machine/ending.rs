@@ -16,6 +16,25 @@ use std::time::Duration;
 /// How long one that was killed may take to be gone: the kernel has to take back all that it had.
 const LAST_BREATH: Duration = Duration::from_secs(5);
 
+/// How long a process that was told to end may take.
+pub(super) fn vanishes_within(purpose: &Purpose, spec: &Spec) -> Duration {
+    let kill_after = spec.policy.kill_after.filter(|_| escalates(purpose, spec));
+    kill_after.unwrap_or(spec.policy.stop_check)
+}
+
+/// Whether what does not end is killed. GSE's callers are told so instead (836), unless their spec wants it.
+fn escalates(purpose: &Purpose, spec: &Spec) -> bool {
+    match purpose {
+        Purpose::Limit { .. } => true,
+        Purpose::Op { kind: OpKind::Kill, .. } => false,
+        Purpose::Op { .. }
+        | Purpose::Upkeep { .. }
+        | Purpose::Turn
+        | Purpose::Recover { .. }
+        | Purpose::Aftermath => spec.policy.kill_after.is_some(),
+    }
+}
+
 impl Machine {
     pub(super) fn end(
         &mut self,
@@ -31,11 +50,11 @@ impl Machine {
             true => ("kill_cmd", spec.control.kill_cmd.clone()),
             false => ("stop_cmd", spec.control.stop_cmd.clone()),
         };
-        self.end_older(if kill { Signal::Kill } else { Signal::Term }, &[process], out);
+        let signal = if kill { Signal::Kill } else { spec.control.stop_signal.0.into() };
+        self.end_older(signal, &[process], out);
         let phase = if command.is_empty() {
-            let signal = if kill { Signal::Kill } else { Signal::Term };
             out.effects.push(Effect::Signal { process, signal, detached: spec.policy.detached });
-            EndPhase::Vanish { until: now + spec.policy.stop_check }
+            EndPhase::Vanish { until: now + vanishes_within(&purpose, &spec) }
         } else {
             EndPhase::Command(self.run(field, &command, &spec, now, out))
         };
@@ -65,7 +84,8 @@ impl Machine {
                         if !ending.gone && matches!(purpose, Purpose::Limit { .. }) =>
                     {
                         let (process, detached) = (ending.process, spec.policy.detached);
-                        out.effects.push(Effect::Signal { process, signal: Signal::Term, detached });
+                        let signal = spec.control.stop_signal.0.into();
+                        out.effects.push(Effect::Signal { process, signal, detached });
                     }
                     // Without the command, the process that is gone is still as it was asked to be.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
@@ -78,14 +98,14 @@ impl Machine {
                     CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
                 }
                 ending.note = words::command_note(field, (!command.timed_out).then_some(&end));
-                ending.phase = EndPhase::Vanish { until: now + spec.policy.stop_check };
+                ending.phase = EndPhase::Vanish { until: now + vanishes_within(&purpose, &spec) };
             }
             (EndPhase::Command(command), Input::Tick) => match command.overdue(now) {
                 Overdue::No => {}
                 Overdue::End => out.effects.push(Effect::EndRun(command.run)),
                 Overdue::Abandon => {
                     ending.note = words::command_note(command.field, None);
-                    ending.phase = EndPhase::Vanish { until: now + spec.policy.stop_check };
+                    ending.phase = EndPhase::Vanish { until: now + vanishes_within(&purpose, &spec) };
                 }
             },
             // Anything else only makes the clock below look again.
@@ -104,10 +124,14 @@ impl Machine {
             EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
                 return self.ended(now, purpose, spec, ending, out);
             }
-            EndPhase::Vanish { until } if now >= until && matches!(purpose, Purpose::Limit { .. }) => {
+            EndPhase::Vanish { until } if now >= until && escalates(&purpose, &spec) => {
                 let (process, detached) = (ending.process, spec.policy.detached);
                 out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
                 ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
+                if let Purpose::Op { .. } = purpose {
+                    self.remark =
+                        words::had_to_be_killed(process.pid, vanishes_within(&purpose, &spec), &ending.note);
+                }
             }
             // It belongs to a start that was cancelled, which must not go on.
             EndPhase::Vanish { until } | EndPhase::Killed { until }
@@ -124,7 +148,7 @@ impl Machine {
                     &spec,
                     &self.key.name,
                     ending.process.pid,
-                    spec.policy.stop_check,
+                    vanishes_within(&purpose, &spec),
                     &ending.note,
                 );
                 return self.end_failed(purpose, ending, Code::PostCheck, message, out);

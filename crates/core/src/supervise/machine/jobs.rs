@@ -13,7 +13,7 @@ use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
 use crate::supervise::words::Left;
-use crate::supervise::{Effect, Event, Hosting, Input, Signal, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, Input, Step, Write, words};
 use std::sync::Arc;
 
 impl Machine {
@@ -36,6 +36,9 @@ impl Machine {
             (Stage::Ending(ending), input) => self.ending(now, purpose, spec, ending, input, out),
             (Stage::Reloading { command, process, gone }, input) => {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
+            }
+            (Stage::Signalled { process, until }, input) => {
+                self.signalled(now, purpose, spec, process, until, input, out)
             }
             (Stage::Leaving(leaving), input) => self.leaving(now, purpose, spec, leaving, input, out),
             (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
@@ -110,7 +113,7 @@ impl Machine {
                     if spec.control.restart_cmd.is_empty() || spec.policy.kind.schedule().is_some() {
                         self.end(now, purpose, spec, process, launch, out)
                     } else {
-                        self.end_older(Signal::Term, &[process], out);
+                        self.end_older(spec.control.stop_signal.0.into(), &[process], out);
                         self.launch(now, purpose, spec, Some(process), out)
                     }
                 }
@@ -118,6 +121,9 @@ impl Machine {
                     // Hosting ends first, and durably: whatever happens from here on, nobody starts it again.
                     self.hosting = Hosting::Unhosted;
                     self.end(now, Purpose::Op { op, kind, before }, spec, process, launch, out)
+                }
+                OpKind::Reload if spec.control.reload_cmd.is_empty() => {
+                    self.reload_by_signal(now, Purpose::Op { op, kind, before }, spec, process, out)
                 }
                 OpKind::Reload => {
                     let command = self.run("reload_cmd", &spec.control.reload_cmd, &spec, now, out);

@@ -273,7 +273,7 @@ impl Machine {
                     self.hosting = Hosting::Hosted;
                 }
                 out.writes.push(Write::Event(Event::Started { pid: process.pid }));
-                self.answer(op, Code::Success, words::SUCCESS, out);
+                self.succeed(op, out);
             }
             Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));

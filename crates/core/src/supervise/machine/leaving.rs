@@ -190,7 +190,7 @@ impl Machine {
             }
             Purpose::Op { op, .. } => {
                 self.tidy(&spec, out);
-                self.answer(op, Code::Success, words::SUCCESS, out);
+                self.succeed(op, out);
                 match command {
                     // The caller is told as soon as it is gone; the next order waits for the command.
                     Some((command, process)) => {

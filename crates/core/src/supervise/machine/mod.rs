@@ -81,6 +81,8 @@ pub struct Machine {
     survived: bool,
     /// Earlier generations of a program that has replaced itself, as long as they run.
     older: Vec<Process>,
+    /// What the caller of the op under way is told although it succeeds; else empty.
+    remark: String,
     serial: u64,
 }
 
@@ -119,6 +121,7 @@ impl Machine {
             unsure: None,
             survived: false,
             older: Vec::new(),
+            remark: String::new(),
             serial: 0,
         }
     }
@@ -384,6 +387,13 @@ impl Machine {
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
+    /// Answers an op that has succeeded, with what its caller should know all the same.
+    fn succeed(&mut self, op: OpId, out: &mut Step) {
+        let remark = mem::take(&mut self.remark);
+        let message = if remark.is_empty() { words::SUCCESS.to_owned() } else { words::success_but(&remark) };
+        self.answer(op, Code::Success, message, out);
+    }
+
     fn answer_op(&self, purpose: &Purpose, code: Code, message: impl Into<String>, out: &mut Step) {
         if let Purpose::Op { op, .. } = purpose {
             self.answer(*op, code, message, out);
@@ -403,6 +413,7 @@ impl Machine {
             | Effect::EndRun(_)
             | Effect::TermRun(_)
             | Effect::Signal { .. }
+            | Effect::SignalOne { .. }
             | Effect::SignalRetired { .. }
             | Effect::Sweep(_)
             | Effect::ClearSince(_) => true,
@@ -558,7 +569,9 @@ fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
         OpKind::Restart if control.restart_cmd.is_empty() && control.start_cmd.is_empty() => {
             Some("restart_cmd and no start_cmd")
         }
-        OpKind::Reload if control.reload_cmd.is_empty() => Some("reload_cmd"),
+        OpKind::Reload if control.reload_cmd.is_empty() && control.reload_signal.is_none() => {
+            Some("reload_cmd")
+        }
         OpKind::Start
         | OpKind::Stop
         | OpKind::Query

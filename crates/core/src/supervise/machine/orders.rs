@@ -1,5 +1,6 @@
 //! How orders are taken, and which of them does not wait for another.
 
+use super::ending::vanishes_within;
 use super::vetting::Vet;
 use super::{Machine, State, busy, missing_command, op_kind, queue_limit};
 use crate::code::Code;
@@ -148,6 +149,7 @@ impl Machine {
             self.answer(op, Code::NoCommand, words::no_command(kind, field), out);
             return state;
         }
+        self.remark.clear();
         if launches(kind) || matches!(kind, OpKind::Stop | OpKind::Kill) {
             // From now on it is as somebody wanted it.
             self.fault.clear();
@@ -229,6 +231,7 @@ impl Machine {
             out,
         );
         self.fault.clear();
+        self.remark.clear();
         for passed in ahead {
             self.answer(passed.op, Code::Cancelled, words::overtaken(passed.kind, order.kind), out);
         }
@@ -252,7 +255,7 @@ impl Machine {
                 match &mut ending.phase {
                     EndPhase::Command(_) => {}
                     EndPhase::Vanish { until } | EndPhase::Killed { until } => {
-                        *until = now + job.spec.policy.stop_check;
+                        *until = now + vanishes_within(&purpose, &job.spec);
                     }
                 }
                 busy(purpose, job.spec, Stage::Ending(ending))
@@ -266,6 +269,7 @@ impl Machine {
                     false => self.found(now, purpose, spec, process, launch, out),
                 }
             }
+            Stage::Signalled { process, .. } => self.found(now, purpose, spec, process, None, out),
             Stage::Reloading { command, process, gone } => {
                 out.effects.push(Effect::EndRun(command.run));
                 match gone {

@@ -10,6 +10,10 @@ use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage
 use crate::supervise::policy::Fall;
 use crate::supervise::{CommandEnd, Effect, Input, Scope, Step, words};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a process must be alive after its `reload_signal`: one that does not expect the signal dies of it at once.
+const SURVIVES: Duration = Duration::from_secs(1);
 
 impl Machine {
     #[expect(
@@ -62,17 +66,9 @@ impl Machine {
                     self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
                     return State::Up(process);
                 }
-                if self.timetable().is_some() {
-                    // Nobody takes the place of a run.
-                    let kind = op_kind(&purpose);
-                    let message = words::post_check(kind, &spec, &self.key.name, words::RUN_OVER, &output);
-                    self.answer_op(&purpose, Code::PostCheck, message, out);
-                    return self.schedule(now, Since::Run, out);
-                }
                 let check = now + spec.policy.start_check;
                 let until = command.deadline.map_or(check, |deadline| deadline.min(check));
-                let review = Review { looking: None, next_look: now, until, output };
-                return self.reviewing(now, purpose, spec, review, Input::Tick, out);
+                return self.reload_lost(now, purpose, spec, output, until, out);
             }
             Some(CommandEnd::Exited { exit, output }) => {
                 (Code::CommandFailed, words::command_failed("reload_cmd", exit, &output))
@@ -80,6 +76,80 @@ impl Machine {
         };
         self.answer_op(&purpose, code, message.clone(), out);
         if gone { self.upkeep(now, message, out) } else { State::Up(process) }
+    }
+
+    /// Only the process itself is told: what it has started may not know what to do with it.
+    pub(super) fn reload_by_signal(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        process: Process,
+        out: &mut Step,
+    ) -> State {
+        if let Some(signal) = spec.control.reload_signal {
+            out.effects.push(Effect::SignalOne { process, signal: signal.into() });
+        }
+        busy(purpose, spec, Stage::Signalled { process, until: now + SURVIVES })
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of one stage, taken apart by the caller's match"
+    )]
+    pub(super) fn signalled(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        process: Process,
+        until: Moment,
+        input: Input,
+        out: &mut Step,
+    ) -> State {
+        match input {
+            Input::Exited { process: dead, .. } if process.is(&dead) => {
+                return self.reload_lost(now, purpose, spec, String::new(), now + SURVIVES, out);
+            }
+            Input::Tick
+            | Input::Exited { .. }
+            | Input::CommandEnded { .. }
+            | Input::Sighted { .. }
+            | Input::Order(_)
+            | Input::Inspected { .. }
+            | Input::Planned { .. }
+            | Input::Sampled { .. }
+            | Input::Succeeded { .. }
+            | Input::Overused { .. }
+            | Input::Health { .. }
+            | Input::Placed { .. } => {}
+        }
+        if now >= until {
+            self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
+            return State::Up(process);
+        }
+        busy(purpose, spec, Stage::Signalled { process, until })
+    }
+
+    /// The process did not survive its reload. It may have handed over to a successor.
+    fn reload_lost(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        output: String,
+        until: Moment,
+        out: &mut Step,
+    ) -> State {
+        if self.timetable().is_some() {
+            // Nobody takes the place of a run.
+            let kind = op_kind(&purpose);
+            let message = words::post_check(kind, &spec, &self.key.name, words::RUN_OVER, &output);
+            self.answer_op(&purpose, Code::PostCheck, message, out);
+            return self.schedule(now, Since::Run, out);
+        }
+        let review = Review { looking: None, next_look: now, until, output };
+        self.reviewing(now, purpose, spec, review, Input::Tick, out)
     }
 
     pub(super) fn reviewing(

@@ -88,6 +88,7 @@ pub(super) fn query(api: &Api, runs: &Runs, words: &mut Words) -> Vec<Value> {
             | Shape::Choice(_)
             | Shape::IntegerOrText(_)
             | Shape::ChoiceOrText(_)
+            | Shape::TextOrInteger { .. }
             | Shape::Number(_)
             | Shape::Flag => {
                 parameter["schema"] = schema;
@@ -179,6 +180,9 @@ fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Word
         Shape::ChoiceOrText(known) => {
             let texts: Vec<String> = known.iter().map(i64::to_string).collect();
             json!({"anyOf": [{"type": "integer", "enum": known}, {"type": "string", "enum": texts}]})
+        }
+        Shape::TextOrInteger { longest } => {
+            json!({"anyOf": [{"type": "string", "maxLength": longest}, {"type": "integer"}]})
         }
         Shape::Number(range) => {
             json!({"type": "number", "minimum": range.start(), "maximum": range.end()})

@@ -168,6 +168,18 @@ pub(super) const TEXTS: &[Text] = &[
         "reload 命令。未提供时 reload 返回 827。",
     ),
     (
+        "spec.control.stop_signal",
+        "The signal that ends the process where there is no stop_cmd: a name such as TERM or SIGQUIT, or a number from 1 to 31. \
+         Absent: TERM. (procfleet's own)",
+        "没有 stop_cmd 时用于停止进程的信号：名称（如 TERM、SIGQUIT）或 1 至 31 的编号。不填为 TERM。（procfleet 扩展）",
+    ),
+    (
+        "spec.control.reload_signal",
+        "The signal that makes the process read its configuration again where there is no reload_cmd. Only the process itself gets it, \
+         and must be alive a second later. Absent: none, and a reload without reload_cmd is 827. (procfleet's own)",
+        "没有 reload_cmd 时用于重新加载配置的信号，仅发送给进程本身，一秒后进程必须存活。不填则没有 reload_cmd 时返回 827。（procfleet 扩展）",
+    ),
+    (
         "spec.control.kill_cmd",
         "Kills the process. Without it: SIGKILL to all that it started.",
         "kill 命令。未提供时向整个进程树发送 SIGKILL。",
@@ -229,6 +241,13 @@ pub(super) const TEXTS: &[Text] = &[
         "spec.alive_monitor_policy.stop_check_secs",
         "How long the process may take to end after the stop command, in seconds. 0 or absent: 5.",
         "停止命令执行后等待进程退出的时间，单位秒。0 或不填为 5。",
+    ),
+    (
+        "spec.alive_monitor_policy.kill_after",
+        "How many seconds after it was told to end a process that is still running is killed by a stop or restart, with all that it \
+         started. The outcome is 0 then, and its message says so. stop_check_secs does not count then. 0 or absent: never, and the \
+         answer is 836. (procfleet's own)",
+        "停止或重启时，进程在收到停止要求多少秒后仍未退出则强制结束（连同其启动的所有进程），结果为 0，并在信息中说明；此时 stop_check_secs 不起作用。0 或不填为不强制结束，返回 836。（procfleet 扩展）",
     ),
     (
         "spec.alive_monitor_policy.start_retries",
