@@ -148,7 +148,7 @@ fn a_pid_file_behind_a_strangers_link_is_not_believed() {
     }
     let up = up();
     let nobody = Some(65_534);
-    let proc = up.proc("linked").starts(&programs::foreground());
+    let proc = up.proc("linked").starts(&programs::silent_daemon());
     let mut victim = Program::new(proc.folder.join(programs::NAME)).args(["1000"]).current_dir(&proc.folder);
     victim.start();
     let victims = up.folder("run").join("victim.pid");
