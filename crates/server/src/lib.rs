@@ -3,6 +3,7 @@
 //! A request goes once round: `http` reads it, `app` writes it to the `store`, the `keeper` hands it to a session, the
 //! agent reports, the keeper writes the outcome, and queries read the store.
 
+pub mod agent_limits;
 pub mod app;
 pub mod clock;
 pub mod config;
@@ -195,6 +196,8 @@ impl Server {
             bell: app.bell.clone(),
             questions: app.questions.clone(),
             clones: Default::default(),
+            budgets: Default::default(),
+            keep: config.keep,
             stop: stopped.clone(),
         };
         let link_threads = LinkThreads::start().map_err(ServerError::Threads)?;

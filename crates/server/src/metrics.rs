@@ -35,6 +35,35 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct WhatLabel {
+    what: &'static str,
+}
+
+/// What agents send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    Events,
+    States,
+    Groups,
+    Outcomes,
+    /// Messages of whatever kind, where one is not told from another.
+    Messages,
+}
+
+impl Sent {
+    fn label(self) -> WhatLabel {
+        let what = match self {
+            Sent::Events => "events",
+            Sent::States => "states",
+            Sent::Groups => "groups",
+            Sent::Outcomes => "outcomes",
+            Sent::Messages => "messages",
+        };
+        WhatLabel { what }
+    }
+}
+
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -49,6 +78,9 @@ pub struct Metrics {
     events: Family<EventLabel, Counter>,
     exits: Family<ExitLabel, Counter>,
     cuts: Family<ReasonLabel, Counter>,
+    dropped: Family<WhatLabel, Counter>,
+    delayed: Family<WhatLabel, Counter>,
+    shortened: Family<WhatLabel, Counter>,
 }
 
 impl Metrics {
@@ -77,6 +109,13 @@ impl Metrics {
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
         registry.register("events", "What happened to procs without an op, by kind", events.clone());
         registry.register("sessions_cut", "Agents' sessions that the server ended, by reason", cuts.clone());
+        let (dropped, delayed, shortened) = (Family::default(), Family::default(), Family::default());
+        let words = "What agents sent beyond their limits and was not stored";
+        registry.register("agent_dropped", words, dropped.clone());
+        let words = "Messages of agents that had to wait because their agent was above its budget";
+        registry.register("agent_delayed", words, delayed.clone());
+        let words = "What agents sent with texts that were too long, and was stored with shorter ones";
+        registry.register("agent_shortened", words, shortened.clone());
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
         Metrics {
@@ -92,6 +131,9 @@ impl Metrics {
             calls,
             events,
             cuts,
+            dropped,
+            delayed,
+            shortened,
         }
     }
 
@@ -108,10 +150,27 @@ impl Metrics {
         self.cuts.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// An agent may be of another version, and know kinds that we do not; what is no word at all is not counted by name.
+    /// An agent's items that were not stored.
+    pub fn dropped(&self, what: Sent, count: usize) {
+        if count > 0 {
+            self.dropped.get_or_create(&what.label()).inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// An agent's message that has to wait.
+    pub fn delayed(&self, what: Sent) {
+        self.delayed.get_or_create(&what.label()).inc();
+    }
+
+    /// An agent's items that were stored with shorter texts.
+    pub fn shortened(&self, what: Sent, count: usize) {
+        if count > 0 {
+            self.shortened.get_or_create(&what.label()).inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// The kind is one of those that the server knows, or `unknown`, so the number of labels is bounded.
     pub fn event(&self, kind: &str) {
-        let is_word = kind.len() <= 32 && kind.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-        let kind = if is_word { kind } else { "other" };
         self.events.get_or_create(&EventLabel { kind: kind.to_owned() }).inc();
     }
 

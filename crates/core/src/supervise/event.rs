@@ -14,6 +14,22 @@ pub enum Severity {
 }
 
 impl Event {
+    /// The names of all events.
+    pub const KINDS: [&'static str; 12] = [
+        "started",
+        "unhealthy",
+        "config_drift",
+        "exited",
+        "took_over",
+        "restart_succeeded",
+        "restart_failed",
+        "gave_up",
+        "run_failed",
+        "run_missed",
+        "over_limit",
+        "group_over_limit",
+    ];
+
     /// Its name for programs; it never changes.
     pub fn kind(&self) -> &'static str {
         match self {

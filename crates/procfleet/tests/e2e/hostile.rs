@@ -49,7 +49,7 @@ pub(crate) fn peer(up: &Up, ip: &str) -> Peer {
 
 /// A session that the server has welcomed.
 #[track_caller]
-fn welcome<'a>(peer: &'a Peer, life: &str) -> Talk<'a> {
+pub(crate) fn welcome<'a>(peer: &'a Peer, life: &str) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
     talk.send(peer.hello(life).into_bytes());
     let said = talk.hear();
@@ -69,7 +69,7 @@ pub(crate) fn welcome_as<'a>(peer: &'a Peer, change: impl FnOnce(&mut Hello)) ->
     talk
 }
 
-fn cuts(up: &Up, reason: &str) -> u64 {
+pub(crate) fn cuts(up: &Up, reason: &str) -> u64 {
     let line = format!("procfleet_sessions_cut_total{{reason=\"{reason}\"}} ");
     let page = up.client.page("/metrics").text;
     let count = page.lines().find_map(|found| found.strip_prefix(&line)).map(|count| count.parse());

@@ -20,6 +20,7 @@ mod deaths;
 mod duplicates;
 mod enrolment;
 mod events;
+mod excess;
 mod exits;
 mod faults;
 mod first_generation;

@@ -30,7 +30,7 @@ pub async fn read(app: &App, caller: &Caller, question: LogsQuery) -> Result<Log
         let left = until.saturating_duration_since(Instant::now());
         let first = ask(app, caller, &found, &of, Part { at, lines, wait: left.as_millis(), beyond }).await?;
         let LogRead { begin, mut bytes, mut end, skipped, file, message: note, .. } = first;
-        skipped_bytes += skipped;
+        skipped_bytes = skipped.saturating_add(skipped_bytes);
         // Then what follows, as far as it is there already.
         while !bytes.is_empty() && bytes.len() < MOST && begin + (bytes.len() as u64) < end {
             let at = Some(begin + bytes.len() as u64);

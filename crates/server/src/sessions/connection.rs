@@ -2,23 +2,22 @@
 
 use super::certificates::{self, Standing};
 use super::clones;
+use super::intake::Intake;
 use super::listener::Link;
 use super::places::Place;
-use super::questions::{Answer, Understands};
+use super::questions::Understands;
 use super::{CutReason, LastHeard, Orders, Outbox};
-use crate::app::events;
+use crate::agent_limits::{self, Excess};
 use crate::clock::WallMs;
 use crate::keeper::{Knows, Note, RETIRED, revoked};
 use crate::pki;
 use crate::secret;
-use crate::store::{GroupsRecord, NewEvent, ProcRecord};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::{SinkExt, StreamExt};
-use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey};
+use procfleet_core::id::{AgentId, Epoch, OpId};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
-    BadMessage, Events, EventsStored, GroupsMessage, Hello, Refused, Report, States, Welcome, agent_message,
-    decode_agent, server_message::Body,
+    BadMessage, Hello, Refused, Welcome, agent_message, decode_agent, server_message::Body,
 };
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -47,6 +46,8 @@ pub(super) enum End {
     Garbled(#[source] axum::Error),
     #[error("it sent a frame or a message that is larger than any may be")]
     Oversized(#[source] axum::Error),
+    #[error("{0}")]
+    Excess(#[from] Excess),
     #[error("the connection broke")]
     Broken(#[source] axum::Error),
     #[error("it has been silent for {0:?}")]
@@ -65,7 +66,7 @@ impl End {
         match self {
             End::Refused(_) => Some("refused"),
             End::Protocol(_) | End::Garbled(_) => Some("protocol"),
-            End::Oversized(_) => Some("oversized"),
+            End::Oversized(_) | End::Excess(_) => Some("oversized"),
             End::Silent(_) => Some("silent"),
             End::Cut(cause) => Some(cause.word()),
             End::Broken(_) => Some("broken"),
@@ -141,8 +142,12 @@ pub(super) async fn run(
 }
 
 async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch> {
-    let facts = serde_json::to_string(&hello.host).expect("a few texts and numbers are JSON");
-    match link.store.agent_connected(agent, &hello.version, &facts, link.clock.wall()).await {
+    let (mut facts, now) = (hello.host.clone(), link.clock.wall());
+    if let Some(facts) = &mut facts {
+        agent_limits::bound_facts(facts, now / 1_000);
+    }
+    let facts = serde_json::to_string(&facts).expect("a few texts and numbers are JSON");
+    match link.store.agent_connected(agent, &hello.version, &facts, now).await {
         Ok(epoch) => Some(epoch),
         Err(error) => {
             warn!(
@@ -168,6 +173,7 @@ async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, heard: WallMs, end: E
         // It would not read it either.
         End::Cut(CutReason::Slow) => return,
         End::Cut(reason) => Some(Body::Refused(Refused { reason: reason.to_string() })),
+        End::Excess(excess) => Some(Body::Refused(Refused { reason: excess.to_string() })),
         End::Protocol(_)
         | End::Garbled(_)
         | End::Oversized(_)
@@ -197,9 +203,10 @@ async fn greet(
     socket: &mut WebSocket,
 ) -> Result<(AgentId, Hello, Standing), End> {
     let first = timeout(HELLO, next(socket)).await.map_err(|_| End::Silent(HELLO))??;
-    let agent_message::Body::Hello(hello) = first else {
+    let agent_message::Body::Hello(mut hello) = first else {
         return Err(End::Refused("the first message must be a hello".to_owned()));
     };
+    agent_limits::check_hello(&mut hello)?;
     let named = pki::agent_of(certificate)
         .ok_or_else(|| End::Refused("the certificate names no agent".to_owned()))?;
     if hello.agent != named.as_str() {
@@ -309,7 +316,8 @@ async fn converse(
     socket: &mut WebSocket,
 ) -> End {
     let mut cas = link.ca.changes();
-    // Start of the silence. Reset after every store write, since nothing is read from the socket meanwhile.
+    let mut intake = Intake::begin(link, agent);
+    // Start of the silence. Reset after every store write and pause, since nothing is read from the socket meanwhile.
     let mut silent_since = Instant::now();
     // Each session has its own rhythm, so that ten thousand do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
@@ -325,7 +333,7 @@ async fn converse(
                 Some(order) => in_time(send_all(socket, order, &mut orders)).await,
             },
             _ = beat.tick() => {
-                if silent_since.elapsed() > HEARTBEAT * 2 {
+                if !intake.is_paused() && silent_since.elapsed() > HEARTBEAT * 2 {
                     return End::Silent(silent_since.elapsed());
                 }
                 in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
@@ -333,7 +341,14 @@ async fn converse(
             Ok(()) = cas.changed(), if renews => {
                 in_time(send(socket, certificates::ask_for_renewal(certificates::soon(link)))).await
             }
-            message = socket.next() => {
+            () = until(intake.wake_at()) => {
+                if intake.is_paused() {
+                    // It was not listened to meanwhile.
+                    silent_since = Instant::now();
+                }
+                answered(socket, Box::pin(intake.go_on(link, agent)).await).await
+            }
+            message = socket.next(), if !intake.is_paused() => {
                 silent_since = Instant::now();
                 last_heard.set(link.clock.wall());
                 let (body, size) = match message {
@@ -346,11 +361,8 @@ async fn converse(
                         Err(error) => return End::Protocol(error),
                     },
                 };
-                let heeded = match Box::pin(heed(link, agent, epoch, body, size)).await {
-                    Ok(None) => Ok(()),
-                    Ok(Some(answer)) => in_time(send(socket, answer)).await,
-                    Err(end) => Err(end),
-                };
+                let heeded = Box::pin(intake.heed(link, agent, epoch, body, size)).await;
+                let heeded = answered(socket, heeded).await;
                 // A slow store is not the agent's silence.
                 silent_since = Instant::now();
                 heeded
@@ -362,113 +374,26 @@ async fn converse(
     }
 }
 
+/// Never, if there is no such moment.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn answered(socket: &mut WebSocket, answer: Result<Option<Body>, End>) -> Result<(), End> {
+    match answer? {
+        Some(body) => in_time(send(socket, body)).await,
+        None => Ok(()),
+    }
+}
+
 /// Boxed, for a session writes seldom and waits for long.
 async fn in_time(write: impl Future<Output = Result<(), axum::Error>>) -> Result<(), End> {
     match Box::pin(timeout(WRITE, write)).await {
         Ok(written) => written.map_err(End::Broken),
         Err(_) => Err(End::Cut(CutReason::Slow)),
-    }
-}
-
-/// Acts on one message of a welcome agent; some are answered at once.
-async fn heed(
-    link: &Link,
-    agent: &AgentId,
-    epoch: Epoch,
-    body: agent_message::Body,
-    size: usize,
-) -> Result<Option<Body>, End> {
-    match body {
-        agent_message::Body::Reports(reports) => {
-            let reports =
-                reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<_>, BadMessage>>()?;
-            hit(Point::ServerReportReceived);
-            link.keeper.report(agent, epoch, reports, size).await;
-            Ok(None)
-        }
-        agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
-        agent_message::Body::Events(events) => store_events(link, agent, events).await,
-        agent_message::Body::Renew(request) => certificates::renew(link, agent, request).await,
-        agent_message::Body::LogRead(answer) => {
-            link.questions.answered(agent, epoch, Answer::Log(answer));
-            Ok(None)
-        }
-        agent_message::Body::SpecRead(answer) => {
-            link.questions.answered(agent, epoch, Answer::Spec(answer));
-            Ok(None)
-        }
-        agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
-            Err(End::Refused("a session has one hello and no enrolment".to_owned()))
-        }
-    }
-}
-
-async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), End> {
-    let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
-    for state in states.procs {
-        let report = state.report()?;
-        let proc = ProcKey { namespace: state.namespace, name: state.name };
-        match report {
-            None => forgotten.push(proc),
-            Some(_) => {
-                let status = String::from_utf8_lossy(&state.report).into_owned();
-                records.push(ProcRecord { proc, revision: state.revision, status });
-            }
-        }
-    }
-    let mut groups = Vec::with_capacity(states.groups.len());
-    for message in states.groups {
-        let of_namespace = message.groups()?;
-        let GroupsMessage { namespace, revision, .. } = message;
-        groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
-    }
-    // Side by side, so that they share a commit.
-    let (procs, groups) = tokio::join!(
-        async {
-            match states.all {
-                true => link.store.replace_procs(agent, records).await,
-                false if records.is_empty() && forgotten.is_empty() => Ok(()),
-                false => link.store.put_procs(agent, records, forgotten).await,
-            }
-        },
-        async {
-            match states.all {
-                true => link.store.replace_process_groups(agent, groups).await,
-                false if groups.is_empty() => Ok(()),
-                false => link.store.put_process_groups(agent, groups).await,
-            }
-        }
-    );
-    // A status that could not be written is sent again in full after the next connect.
-    procs.and(groups).map_err(|error| {
-        warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
-        End::Refused("the server cannot store states now".to_owned())
-    })
-}
-
-async fn store_events(link: &Link, agent: &AgentId, events: Events) -> Result<Option<Body>, End> {
-    let Some(last) = events.events.last() else { return Ok(None) };
-    let stored = EventsStored { journal: last.journal.clone(), up_to: last.number };
-    let new = events.events.into_iter().map(|event| NewEvent {
-        journal: event.journal,
-        journal_number: event.number,
-        at: event.at,
-        proc: ProcKey { namespace: event.namespace, name: event.name },
-        kind: event.kind,
-        message: event.message,
-        details: String::from_utf8_lossy(&event.details).into_owned(),
-        report_id: event.report_id,
-        proc_name: event.proc_name,
-        account: event.user,
-    });
-    let (new, now) = (new.collect(), link.clock.wall());
-    match events::take(&link.store, &link.metrics, &link.bell, agent, new, now).await {
-        Ok(()) => Ok(Some(Body::EventsStored(stored))),
-        // They are sent again after the next connect.
-        Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "writing events failed");
-            Err(End::Refused("the server cannot store events now".to_owned()))
-        }
     }
 }
 

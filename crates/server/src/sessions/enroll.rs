@@ -1,6 +1,7 @@
 //! A new host becomes an agent: token and signing request in, certificate out.
 
 use super::listener::Link;
+use crate::agent_limits;
 use crate::keeper::{Note, RETIRED};
 use crate::secret;
 use crate::store::{AGENT_REPLACED, CertificateRecord, JoiningAgent, TokenUse};
@@ -36,7 +37,9 @@ pub(super) async fn run(link: Link, from: IpAddr, mut socket: WebSocket) {
     let _ = socket.send(Message::Close(None)).await;
 }
 
-async fn enroll(link: &Link, from: IpAddr, request: Enroll) -> Result<Enrolled, String> {
+async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enrolled, String> {
+    agent_limits::bound_version(&mut request.version);
+    agent_limits::check_signing_request(&request.csr).map_err(|excess| excess.to_string())?;
     let token: JoinToken = request.token.parse().map_err(|error| format!("{error}"))?;
     let ip = match request.ip.as_str() {
         "" => from,

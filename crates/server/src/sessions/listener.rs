@@ -1,7 +1,7 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
 use super::places::{Place, Places};
-use super::{Clones, Questions, connection, enroll};
+use super::{Budgets, Clones, Questions, connection, enroll};
 use crate::app::events::Bell;
 use crate::clock::Clock;
 use crate::keeper::Keeper;
@@ -55,6 +55,9 @@ pub struct Link {
     pub bell: Bell,
     pub questions: Questions,
     pub clones: Clones,
+    pub budgets: Budgets,
+    /// How long events are kept: older ones are not believed.
+    pub keep: Duration,
     pub stop: watch::Receiver<bool>,
 }
 

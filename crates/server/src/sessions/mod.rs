@@ -4,14 +4,17 @@
 //! session never touches ops: it hands reports to the keeper and writes what the keeper gives it. What is asked of an agent and is
 //! no op goes through `questions`.
 
+mod budget;
 mod certificates;
 mod clones;
 mod connection;
 mod enroll;
+mod intake;
 mod listener;
 mod places;
 mod questions;
 
+pub use budget::Budgets;
 pub use clones::Clones;
 pub use listener::{Link, LinkError};
 pub use questions::{Questions, Unanswered};

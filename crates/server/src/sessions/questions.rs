@@ -4,6 +4,7 @@
 //! only from the agent that was asked.
 
 use super::Outbox;
+use crate::agent_limits::{self, Excess};
 use procfleet_core::id::{AgentId, Epoch};
 use procfleet_proto::link::{LogRead, ReadLog, ReadSpec, SpecRead, server_message::Body};
 use std::collections::HashMap;
@@ -56,6 +57,8 @@ struct Session {
 struct Asked {
     agent: AgentId,
     epoch: Epoch,
+    /// How many bytes of a log it may have.
+    most: usize,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -109,14 +112,20 @@ impl Questions {
         lock(&self.inner.open).retain(|_, asked| asked.agent != *agent || asked.epoch != epoch);
     }
 
-    pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, answer: Answer) {
+    /// What nobody asked, or nobody waits for any more, is ignored. An answer that is larger than what was asked for is not passed on.
+    pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, mut answer: Answer) -> Result<(), Excess> {
         let mut open = lock(&self.inner.open);
         let id = answer.id();
         let is_asked = open.get(&id).is_some_and(|asked| asked.agent == *agent && asked.epoch == epoch);
         if is_asked && let Some(asked) = open.remove(&id) {
+            match &mut answer {
+                Answer::Log(answer) => agent_limits::check_log(answer, asked.most)?,
+                Answer::Spec(answer) => agent_limits::bound_spec_answer(answer),
+            }
             // Nobody waits any more only when the caller has left.
             let _ = asked.answer.send(answer);
         }
+        Ok(())
     }
 
     pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
@@ -174,11 +183,16 @@ impl Questions {
         let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        let asked = Asked { agent: agent.clone(), epoch: session.epoch, answer };
+        let question = body(id);
+        let most = match &question {
+            Body::ReadLog(question) => usize::try_from(question.most).unwrap_or(usize::MAX),
+            _ => 0,
+        };
+        let asked = Asked { agent: agent.clone(), epoch: session.epoch, most, answer };
         lock(&self.inner.open).insert(id, asked);
         let _withdraw = Withdraw(&self.inner, id);
         let outbox = session.outbox.upgrade().ok_or(Unanswered::Away)?;
-        outbox.send(Box::new(body(id))).await.map_err(|_| Unanswered::Away)?;
+        outbox.send(Box::new(question)).await.map_err(|_| Unanswered::Away)?;
         drop(outbox);
         answered.await.map_err(|_| Unanswered::Away)
     }
@@ -216,10 +230,9 @@ mod tests {
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
-        questions.answered(&other, Epoch(1), Answer::Log(answer(1)));
-        questions.answered(&one, Epoch(1), Answer::Log(answer(2)));
-        questions.answered(&one, Epoch(2), Answer::Log(answer(3)));
-        questions.answered(&one, Epoch(2), Answer::Log(answer(4)));
+        for (agent, epoch, end) in [(&other, 1, 1), (&one, 1, 2), (&one, 2, 3), (&one, 2, 4)] {
+            assert_eq!(questions.answered(agent, Epoch(epoch), Answer::Log(answer(end))), Ok(()));
+        }
         assert_eq!(asking.await.expect("it was answered"), Ok(answer(3)));
 
         let asking = tokio::spawn({
@@ -239,8 +252,17 @@ mod tests {
         });
         let Some(Body::ReadSpec(question)) = asked.recv().await else { panic!("a question") };
         let answer = SpecRead { id: question.id, spec: b"{}".to_vec(), ..SpecRead::default() };
-        questions.answered(&one, Epoch(3), Answer::Spec(answer.clone()));
+        assert_eq!(questions.answered(&one, Epoch(3), Answer::Spec(answer.clone())), Ok(()));
         assert_eq!(asking.await.expect("it was answered"), Ok(answer));
+
+        let asking = tokio::spawn({
+            let (questions, one) = (questions.clone(), one.clone());
+            async move { questions.ask(&one, ReadLog { most: 10, ..ReadLog::default() }).await }
+        });
+        let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
+        let answer = LogRead { id: question.id, bytes: vec![0; 11], ..LogRead::default() };
+        assert!(questions.answered(&one, Epoch(3), Answer::Log(answer)).is_err(), "more than was asked for");
+        assert_eq!(asking.await.expect("it was told"), Err(Unanswered::Away));
     }
 
     #[tokio::test]

@@ -1,8 +1,9 @@
 //! The process groups of each namespace, as the agents say that they have them.
 
 use super::agents::require;
-use super::columns::{agent, from_json, integer, to_json};
+use super::columns::{agent, from_json, integer, natural, to_json};
 use super::{Fault, Store, StoreError};
+use crate::agent_limits;
 use procfleet_core::AgentId;
 use procfleet_core::spec::ProcessGroup;
 use rusqlite::{Connection, params};
@@ -18,12 +19,13 @@ pub struct GroupsRecord {
 }
 
 impl Store {
-    /// Takes over what is newer than the stored groups. The agent must be enrolled.
+    /// Takes over what is newer than the stored groups. The agent must be enrolled. Returns how many namespaces were left out
+    /// because the agent has too many.
     pub async fn put_process_groups(
         &self,
         agent: &AgentId,
         groups: Vec<GroupsRecord>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing changed process groups", move |db| {
             require(db, &agent)?;
@@ -32,12 +34,12 @@ impl Store {
         .await
     }
 
-    /// Takes over an agent's full list: what is not in it is forgotten.
+    /// Takes over an agent's full list: what is not in it is forgotten. Returns how many were left out, as `put_process_groups`.
     pub async fn replace_process_groups(
         &self,
         agent: &AgentId,
         groups: Vec<GroupsRecord>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing an agent's process groups", move |db| {
             require(db, &agent)?;
@@ -68,14 +70,25 @@ impl Store {
     }
 }
 
-fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<(), Fault> {
+fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<usize, Fault> {
     let sql = "INSERT INTO process_groups (agent, namespace, revision, groups_json) VALUES (?, ?, ?, ?) \
                ON CONFLICT (agent, namespace) DO UPDATE \
                SET revision = excluded.revision, groups_json = excluded.groups_json \
                WHERE excluded.revision > revision";
     let mut set = db.prepare_cached(sql)?;
     let mut clear = db.prepare_cached("DELETE FROM process_groups WHERE agent = ? AND namespace = ?")?;
+    let mut known = db.prepare_cached("SELECT 1 FROM process_groups WHERE agent = ? AND namespace = ?")?;
+    let sql = "SELECT count(*) FROM process_groups WHERE agent = ?";
+    let stored = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0))?;
+    let (mut count, mut left_out) = (natural(stored), 0);
     for GroupsRecord { namespace, revision, groups } in groups {
+        if !groups.is_empty() && !known.exists([agent.as_str(), namespace])? {
+            if count >= agent_limits::GROUP_NAMESPACES as u64 {
+                left_out += 1;
+                continue;
+            }
+            count += 1;
+        }
         match groups.is_empty() {
             true => clear.execute([agent.as_str(), namespace])?,
             false => {
@@ -84,5 +97,5 @@ fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<(
             }
         };
     }
-    Ok(())
+    Ok(left_out)
 }

@@ -3,9 +3,11 @@
 use super::agents::require;
 use super::columns::{agent, host, integer, natural};
 use super::{Fault, Store, StoreError};
+use crate::agent_limits;
 use procfleet_core::access::Scope;
 use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
 use rusqlite::{Connection, ToSql, params};
+use std::collections::HashSet;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcRecord {
@@ -33,13 +35,14 @@ pub struct ProcPage {
 }
 
 impl Store {
-    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled.
+    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled. Returns how many
+    /// procs were left out because the agent has too many.
     pub async fn put_procs(
         &self,
         agent: &AgentId,
         procs: Vec<ProcRecord>,
         gone: Vec<ProcKey>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing changed procs", move |db| {
             require(db, &agent)?;
@@ -54,8 +57,8 @@ impl Store {
     }
 
     /// Takes over an agent's full list: what is not in it is forgotten, and its revisions hold even where they
-    /// are lower, because an agent that lost its journal counts from the beginning.
-    pub async fn replace_procs(&self, agent: &AgentId, procs: Vec<ProcRecord>) -> Result<(), StoreError> {
+    /// are lower, because an agent that lost its journal counts from the beginning. Returns how many were left out, as `put_procs`.
+    pub async fn replace_procs(&self, agent: &AgentId, procs: Vec<ProcRecord>) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing an agent's procs", move |db| {
             require(db, &agent)?;
@@ -165,14 +168,56 @@ impl Store {
     }
 }
 
-fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<(), Fault> {
+fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<usize, Fault> {
+    let excess = excess(db, agent, procs)?;
     let sql = "INSERT INTO procs (agent, namespace, name, revision, status_json) VALUES (?, ?, ?, ?, ?) \
                ON CONFLICT (agent, namespace, name) DO UPDATE \
                SET revision = excluded.revision, status_json = excluded.status_json \
                WHERE excluded.revision > revision";
     let mut statement = db.prepare_cached(sql)?;
-    for ProcRecord { proc, revision, status } in procs {
+    for ProcRecord { proc, revision, status } in procs.iter().filter(|record| !excess.contains(&record.proc))
+    {
         statement.execute(params![agent.as_str(), proc.namespace, proc.name, integer(*revision), status])?;
     }
-    Ok(())
+    Ok(excess.len())
+}
+
+/// Those for which the agent has no room left. An agent within its limits pays for one count in an index.
+fn excess<'a>(
+    db: &Connection,
+    agent: &AgentId,
+    procs: &'a [ProcRecord],
+) -> Result<HashSet<&'a ProcKey>, Fault> {
+    let mut excess = HashSet::new();
+    let is_large = |record: &&ProcRecord| record.status.len() > agent_limits::LARGE_STATE;
+    if procs.iter().any(|record| is_large(&record)) {
+        let sql = "SELECT coalesce(sum(length(CAST(status_json AS BLOB))), 0) FROM procs \
+                   WHERE agent = ?1 AND length(CAST(status_json AS BLOB)) > ?2";
+        let large = integer(agent_limits::LARGE_STATE as u64);
+        let stored = db.prepare_cached(sql)?.query_row(params![agent.as_str(), large], |row| row.get(0))?;
+        let mut bytes = natural(stored);
+        for record in procs.iter().filter(is_large) {
+            bytes += record.status.len() as u64;
+            if bytes > agent_limits::LARGE_STATES as u64 {
+                excess.insert(&record.proc);
+            }
+        }
+    }
+    let sql = "SELECT count(*) FROM procs WHERE agent = ?";
+    let stored = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0))?;
+    let mut count = natural(stored);
+    if count + procs.len() as u64 > agent_limits::PROCS as u64 {
+        let mut known =
+            db.prepare_cached("SELECT 1 FROM procs WHERE agent = ? AND namespace = ? AND name = ?")?;
+        for ProcRecord { proc, .. } in procs {
+            if known.exists([agent.as_str(), &proc.namespace, &proc.name])? {
+                continue;
+            }
+            count += 1;
+            if count > agent_limits::PROCS as u64 {
+                excess.insert(proc);
+            }
+        }
+    }
+    Ok(excess)
 }

@@ -1,6 +1,7 @@
 //! Process groups as the agents report them.
 
 use super::*;
+use crate::agent_limits;
 use procfleet_core::spec::ProcessGroup;
 
 fn groups(namespace: &str, revision: u64, ids: &[&str]) -> GroupsRecord {
@@ -43,4 +44,16 @@ async fn the_agents_word_counts() {
     assert_eq!(seen("web").await, "", "they went with the agent");
     let late = store.put_process_groups(&agent("b"), vec![groups("web", 9, &["x"])]).await;
     assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
+}
+
+#[tokio::test]
+async fn an_agent_above_its_number_of_namespaces_keeps_those_that_it_has() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["a"]).await;
+    let many = (0..agent_limits::GROUP_NAMESPACES + 3).map(|number| groups(&format!("n{number}"), 1, &["x"]));
+    assert_eq!(store.replace_process_groups(&agent("a"), many.collect()).await.expect("stored"), 3);
+    let mixed = vec![groups("new", 2, &["x"]), groups("n0", 2, &["y"])];
+    assert_eq!(store.put_process_groups(&agent("a"), mixed).await.expect("stored"), 1);
+    assert!(store.process_groups("new").await.expect("no error").is_empty());
+    let known = store.process_groups("n0").await.expect("no error");
+    assert_eq!(known[&agent("a")][0].id, "y", "what is known is still updated");
 }

@@ -1,6 +1,7 @@
 //! What agents said about their procs.
 
 use super::*;
+use crate::agent_limits;
 use procfleet_core::access::Scope;
 
 fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
@@ -106,4 +107,37 @@ async fn a_namespace_is_read_page_by_page() {
 
     let page = store.proc_page("web", &Scope::All, 2, 1).await.expect("no error");
     assert_eq!(page.procs[0].2, said("z", 3, "z"));
+}
+
+#[tokio::test]
+async fn an_agent_above_its_number_of_procs_keeps_those_that_it_has() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "b"]).await;
+    let most = agent_limits::PROCS;
+    let many = (0..most + 5).map(|number| said(&format!("p{number}"), 1, "1")).collect();
+    assert_eq!(store.replace_procs(&agent("a"), many).await.expect("stored"), 5);
+    assert_eq!(all(&store).await.len(), most);
+    let mixed = vec![said("new", 2, "2"), said("p0", 2, "2")];
+    assert_eq!(store.put_procs(&agent("a"), mixed.clone(), Vec::new()).await.expect("stored"), 1);
+    assert!(all(&store).await.contains(&said("p0", 2, "2")), "what is known is still updated");
+    assert_eq!(
+        store.put_procs(&agent("b"), mixed.clone(), Vec::new()).await.expect("stored"),
+        0,
+        "another agent"
+    );
+    let gone = vec![proc("p1")];
+    assert_eq!(store.put_procs(&agent("a"), mixed, gone).await.expect("stored"), 0, "there is room again");
+}
+
+#[tokio::test]
+async fn large_states_of_one_agent_are_bounded_together() {
+    let Fixture { folder: _folder, store } = fixture_with_agents(&["a"]).await;
+    let size = agent_limits::LARGE_STATES / 4;
+    let large = |name: &str| said(name, 1, &"x".repeat(size));
+    let some = vec![large("p1"), large("p2"), large("p3")];
+    assert_eq!(store.put_procs(&agent("a"), some, Vec::new()).await.expect("stored"), 0);
+    let more = vec![large("p4"), large("p5"), said("small", 1, "1")];
+    assert_eq!(store.put_procs(&agent("a"), more, Vec::new()).await.expect("stored"), 1);
+    let mut names: Vec<String> = all(&store).await.into_iter().map(|record| record.proc.name).collect();
+    names.sort();
+    assert_eq!(names, ["p1", "p2", "p3", "p4", "small"]);
 }

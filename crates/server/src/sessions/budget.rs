@@ -1,0 +1,198 @@
+//! How much each agent may send: token buckets, one set for each agent.
+//!
+//! They belong to the agent and not to its session, so that reconnecting does not refill them. Nothing of them is stored: after a
+//! restart of the server every bucket is full. A full bucket is the same as none, so full ones are forgotten, and the memory is bounded by
+//! the agents that sent something in the last minutes.
+
+use procfleet_core::id::AgentId;
+use procfleet_core::moment::Moment;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Events, one token for each KiB begun. The burst has room for the 10,000 events that wait on a host while the server is away.
+const EVENTS: Rate = Rate { burst: 12_000.0, each_second: 10.0 };
+/// States, process groups, outcomes and answers: one token for each of them and each KiB begun. The burst has room for
+/// the full list of the largest host; the rate for 2,500 procs whose figures change with every sample, or for 150 ops a second.
+const MESSAGES: Rate = Rate { burst: 40_000.0, each_second: 500.0 };
+/// So often an agent's excess is logged.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
+/// Below this number of agents none is forgotten.
+const REMEMBERED: usize = 1_024;
+
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    burst: f64,
+    each_second: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    level: f64,
+    at: Moment,
+}
+
+impl Bucket {
+    fn refill(&mut self, rate: Rate, now: Moment) {
+        let more = now.since(self.at).as_secs_f64() * rate.each_second;
+        *self = Bucket { level: (self.level + more).min(rate.burst), at: now };
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    events: Bucket,
+    messages: Bucket,
+    complained: Option<Moment>,
+}
+
+impl Budget {
+    fn full(now: Moment) -> Budget {
+        let bucket = |rate: Rate| Bucket { level: rate.burst, at: now };
+        Budget { events: bucket(EVENTS), messages: bucket(MESSAGES), complained: None }
+    }
+
+    fn refill(&mut self, now: Moment) {
+        self.events.refill(EVENTS, now);
+        self.messages.refill(MESSAGES, now);
+    }
+
+    fn is_forgettable(&mut self, now: Moment) -> bool {
+        self.refill(now);
+        let is_full = self.events.level >= EVENTS.burst && self.messages.level >= MESSAGES.burst;
+        is_full && self.complained.is_none_or(|at| now.since(at) >= COMPLAIN_EVERY)
+    }
+}
+
+/// The budgets of all agents.
+#[derive(Clone, Debug, Default)]
+pub struct Budgets {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    agents: HashMap<AgentId, Budget>,
+    /// At this number of agents the full ones are forgotten.
+    forget_at: usize,
+}
+
+impl Inner {
+    fn of(&mut self, agent: &AgentId, now: Moment) -> &mut Budget {
+        if self.agents.len() >= self.forget_at.max(REMEMBERED) && !self.agents.contains_key(agent) {
+            self.agents.retain(|_, budget| !budget.is_forgettable(now));
+            self.forget_at = self.agents.len() * 2;
+        }
+        let budget = self.agents.entry(agent.clone()).or_insert_with(|| Budget::full(now));
+        budget.refill(now);
+        budget
+    }
+}
+
+impl Budgets {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pays for events. `Err`: there is not enough; ask again after so long. Nothing was taken then.
+    pub(super) fn pay_for_events(&self, agent: &AgentId, cost: usize, now: Moment) -> Result<(), Duration> {
+        let mut inner = self.lock();
+        let bucket = &mut inner.of(agent, now).events;
+        let left = bucket.level - tokens(cost).min(EVENTS.burst);
+        if left < 0.0 {
+            return Err(Duration::from_secs_f64(-left / EVENTS.each_second) + Duration::from_millis(1));
+        }
+        bucket.level = left;
+        Ok(())
+    }
+
+    /// Pays for a message that has been read. Returns how long the next one is to be left unread.
+    pub(super) fn pay_for_message(&self, agent: &AgentId, cost: usize, now: Moment) -> Duration {
+        let mut inner = self.lock();
+        let bucket = &mut inner.of(agent, now).messages;
+        // A debt is bounded, so that an agent that behaves again is soon heard as before.
+        bucket.level = (bucket.level - tokens(cost)).max(-MESSAGES.burst);
+        Duration::from_secs_f64((-bucket.level).max(0.0) / MESSAGES.each_second)
+    }
+
+    /// Whether the log is to say that this agent sends too much.
+    pub(super) fn complain(&self, agent: &AgentId, now: Moment) -> bool {
+        let mut inner = self.lock();
+        let complained = &mut inner.of(agent, now).complained;
+        let is_due = complained.is_none_or(|at| now.since(at) >= COMPLAIN_EVERY);
+        if is_due {
+            *complained = Some(now);
+        }
+        is_due
+    }
+}
+
+/// What a number of bytes costs.
+pub(super) fn cost_of(bytes: usize) -> usize {
+    bytes.div_ceil(1024).max(1)
+}
+
+fn tokens(cost: usize) -> f64 {
+    u32::try_from(cost).map_or(f64::MAX, f64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(number: usize) -> AgentId {
+        format!("a{number}").parse().expect("an agent id")
+    }
+
+    fn second(number: u64) -> Moment {
+        Moment(number * 1_000)
+    }
+
+    #[test]
+    fn a_burst_after_an_absence_is_taken_at_once_and_then_so_many_each_second() {
+        let (budgets, one) = (Budgets::default(), agent(1));
+        for _ in 0..120 {
+            assert_eq!(budgets.pay_for_events(&one, 100, second(0)), Ok(()));
+        }
+        let wait = budgets.pay_for_events(&one, 100, second(0)).expect_err("it is used up");
+        assert!((10_000..10_100).contains(&wait.as_millis()), "{wait:?}");
+        assert!(budgets.pay_for_events(&one, 100, second(9)).is_err(), "not early");
+        assert_eq!(budgets.pay_for_events(&one, 100, second(11)), Ok(()));
+        assert_eq!(budgets.pay_for_events(&agent(2), 100, second(0)), Ok(()), "another agent has its own");
+        assert_eq!(budgets.pay_for_events(&agent(3), usize::MAX, second(0)), Ok(()), "no cost is for ever");
+    }
+
+    #[test]
+    fn who_sends_too_many_messages_is_read_more_slowly() {
+        let (budgets, one) = (Budgets::default(), agent(1));
+        for _ in 0..40 {
+            assert_eq!(budgets.pay_for_message(&one, 1_000, second(0)), Duration::ZERO);
+        }
+        assert_eq!(budgets.pay_for_message(&one, 1_000, second(0)), Duration::from_secs(2));
+        assert_eq!(budgets.pay_for_message(&one, 1_000, second(2)), Duration::from_secs(2));
+        assert_eq!(budgets.pay_for_message(&one, 1_000, second(100)), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_agent_is_complained_about_once_a_minute() {
+        let budgets = Budgets::default();
+        let said: Vec<bool> =
+            [0, 1, 59, 60, 61].map(|at| budgets.complain(&agent(1), second(at))).into_iter().collect();
+        assert_eq!(said, [true, false, false, true, false]);
+    }
+
+    #[test]
+    fn only_agents_that_have_used_something_are_remembered() {
+        let budgets = Budgets::default();
+        assert!(budgets.pay_for_events(&agent(0), 12_000, second(0)).is_ok());
+        for number in 1..10 * REMEMBERED {
+            let now = second(u64::try_from(number).expect("a small number") / 100);
+            budgets.pay_for_message(&agent(number), 1, now);
+        }
+        assert!(budgets.lock().agents.len() <= 2 * REMEMBERED);
+        assert!(
+            budgets.pay_for_events(&agent(0), 12_000, second(110)).is_err(),
+            "what is owed is not forgotten"
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! What agents send, on its way into the store and to the keeper, within the limits of [`agent_limits`] and the agent's budget.
+//!
+//! Events above the budget are held: one message, in memory, while the session goes on. The agent sends its next events when these are
+//! confirmed, so an agent of ours only waits and loses nothing. More events while some are held come from a peer that
+//! does not wait; they are dropped and counted. Other messages above the budget cause back-pressure: the session does not
+//! read for a while, but still writes ops and pings.
+
+use super::budget::cost_of;
+use super::certificates;
+use super::connection::End;
+use super::listener::Link;
+use super::questions::Answer;
+use crate::agent_limits::{self, Bounded};
+use crate::app::events;
+use crate::metrics::Sent;
+use crate::store::{GroupsRecord, NewEvent, ProcRecord};
+use procfleet_core::id::{AgentId, Epoch, ProcKey};
+use procfleet_failpoint::{Point, hit};
+use procfleet_proto::link::{
+    BadMessage, Done, EventMessage, EventsStored, GroupsMessage, Report, Reports, States, agent_message,
+    server_message::Body,
+};
+use std::time::Duration;
+use tokio::time::Instant;
+use tracing::warn;
+
+/// So much is charged for a certificate beside its bytes: signing one takes longer than storing a state.
+const SIGNING: usize = 100;
+/// No pause is longer, so that a real agent never takes the server for a silent one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// What a session has from its agent and has not dealt with.
+#[derive(Debug, Default)]
+pub(super) struct Intake {
+    held: Option<Held>,
+    /// Nothing is read before.
+    paused_until: Option<Instant>,
+}
+
+/// Events that the agent's budget does not cover yet.
+#[derive(Debug)]
+struct Held {
+    events: Vec<EventMessage>,
+    due: Instant,
+}
+
+impl Intake {
+    /// An agent that is in debt is not listened to at once, so that it gains nothing by connecting again.
+    pub(super) fn begin(link: &Link, agent: &AgentId) -> Intake {
+        let mut intake = Intake::default();
+        intake.pay(link, agent, 0);
+        intake
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
+    }
+
+    /// When [`Intake::go_on`] is to be called.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let due = self.held.as_ref().map(|held| held.due);
+        [due, self.paused_until].into_iter().flatten().min()
+    }
+
+    /// Ends a pause that is over, and stores held events that the budget covers now.
+    pub(super) async fn go_on(&mut self, link: &Link, agent: &AgentId) -> Result<Option<Body>, End> {
+        let now = Instant::now();
+        self.paused_until = self.paused_until.filter(|until| *until > now);
+        match self.held.take_if(|held| held.due <= now) {
+            Some(held) => self.take_events(link, agent, held.events).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Acts on one message of a welcome agent; some are answered at once.
+    pub(super) async fn heed(
+        &mut self,
+        link: &Link,
+        agent: &AgentId,
+        epoch: Epoch,
+        body: agent_message::Body,
+        size: usize,
+    ) -> Result<Option<Body>, End> {
+        let items = match &body {
+            // They have a budget of their own.
+            agent_message::Body::Events(_) => 0,
+            agent_message::Body::Reports(reports) => reports.reports.len(),
+            agent_message::Body::States(states) => states.procs.len() + states.groups.len(),
+            agent_message::Body::Renew(_) => SIGNING,
+            agent_message::Body::LogRead(_) | agent_message::Body::SpecRead(_) => 1,
+            agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
+                return Err(End::Refused("a session has one hello and no enrolment".to_owned()));
+            }
+        };
+        if items > 0 {
+            self.pay(link, agent, items.min(agent_limits::ITEMS).max(cost_of(size)));
+        }
+        match body {
+            agent_message::Body::Reports(reports) => take_reports(link, agent, epoch, reports, size).await,
+            agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
+            agent_message::Body::Events(events) => {
+                agent_limits::check_events(&events)?;
+                match self.held {
+                    None => self.take_events(link, agent, events.events).await,
+                    Some(_) => {
+                        link.metrics.dropped(Sent::Events, events.events.len());
+                        complain(link, agent, "events were dropped");
+                        Ok(None)
+                    }
+                }
+            }
+            agent_message::Body::Renew(request) => {
+                agent_limits::check_signing_request(&request.csr)?;
+                certificates::renew(link, agent, request).await
+            }
+            agent_message::Body::LogRead(answer) => {
+                link.questions.answered(agent, epoch, Answer::Log(answer))?;
+                Ok(None)
+            }
+            agent_message::Body::SpecRead(answer) => {
+                link.questions.answered(agent, epoch, Answer::Spec(answer))?;
+                Ok(None)
+            }
+            agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => Ok(None),
+        }
+    }
+
+    fn pay(&mut self, link: &Link, agent: &AgentId, cost: usize) {
+        let pause = link.budgets.pay_for_message(agent, cost, link.clock.now()).min(LONGEST_PAUSE);
+        if !pause.is_zero() {
+            link.metrics.delayed(Sent::Messages);
+            complain(link, agent, "it is read more slowly");
+            self.paused_until = Some(Instant::now() + pause);
+        }
+    }
+
+    async fn take_events(
+        &mut self,
+        link: &Link,
+        agent: &AgentId,
+        events: Vec<EventMessage>,
+    ) -> Result<Option<Body>, End> {
+        let cost = events.iter().map(|event| cost_of(event.size())).sum();
+        match link.budgets.pay_for_events(agent, cost, link.clock.now()) {
+            Ok(()) => store_events(link, agent, events).await,
+            Err(wait) => {
+                link.metrics.delayed(Sent::Events);
+                complain(link, agent, "its events wait");
+                self.held = Some(Held { events, due: Instant::now() + wait });
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// One line for each agent and minute.
+fn complain(link: &Link, agent: &AgentId, consequence: &'static str) {
+    if link.budgets.complain(agent, link.clock.now()) {
+        warn!(
+            %agent,
+            consequence,
+            "an agent sends more than its limits allow; if this goes on, look at its host, or revoke the agent"
+        );
+    }
+}
+
+async fn take_reports(
+    link: &Link,
+    agent: &AgentId,
+    epoch: Epoch,
+    reports: Reports,
+    size: usize,
+) -> Result<Option<Body>, End> {
+    if reports.reports.len() > agent_limits::ITEMS {
+        return Err(agent_limits::Excess("a list of outcomes").into());
+    }
+    let mut reports =
+        reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<Done>, BadMessage>>()?;
+    let outcomes = reports.iter_mut().filter_map(|(_, outcome)| outcome.as_mut());
+    let shortened = outcomes.map(agent_limits::bound_outcome).filter(|was_cut| *was_cut).count();
+    link.metrics.shortened(Sent::Outcomes, shortened);
+    hit(Point::ServerReportReceived);
+    link.keeper.report(agent, epoch, reports, size).await;
+    Ok(None)
+}
+
+async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), End> {
+    agent_limits::check_states(&states)?;
+    let now = link.clock.wall() / 1_000;
+    let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
+    let mut shortened = 0;
+    for state in states.procs {
+        let report = state.report()?;
+        let proc = ProcKey { namespace: state.namespace, name: state.name };
+        let Some(mut report) = report else {
+            forgotten.push(proc);
+            continue;
+        };
+        let bounded = agent_limits::bound_state(&mut report, now);
+        shortened += usize::from(bounded == Bounded::Cut);
+        let status = match bounded {
+            // The agent's own text: a newer agent's may have fields that this server does not know.
+            Bounded::AsSent => String::from_utf8_lossy(&state.report).into_owned(),
+            Bounded::Clamped | Bounded::Cut => {
+                serde_json::to_string(&report).expect("a report has only text keys, so it is JSON")
+            }
+        };
+        records.push(ProcRecord { proc, revision: state.revision, status });
+    }
+    link.metrics.shortened(Sent::States, shortened);
+    let mut groups = Vec::with_capacity(states.groups.len());
+    for message in states.groups {
+        let of_namespace = message.groups()?;
+        let GroupsMessage { namespace, revision, .. } = message;
+        groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
+    }
+    // Side by side, so that they share a commit.
+    let (procs, groups) = tokio::join!(
+        async {
+            match states.all {
+                true => link.store.replace_procs(agent, records).await,
+                false if records.is_empty() && forgotten.is_empty() => Ok(0),
+                false => link.store.put_procs(agent, records, forgotten).await,
+            }
+        },
+        async {
+            match states.all {
+                true => link.store.replace_process_groups(agent, groups).await,
+                false if groups.is_empty() => Ok(0),
+                false => link.store.put_process_groups(agent, groups).await,
+            }
+        }
+    );
+    // A status that could not be written is sent again in full after the next connect.
+    let (procs, groups) = procs.and_then(|procs| groups.map(|groups| (procs, groups))).map_err(|error| {
+        warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
+        End::Refused("the server cannot store states now".to_owned())
+    })?;
+    link.metrics.dropped(Sent::States, procs);
+    link.metrics.dropped(Sent::Groups, groups);
+    if procs + groups > 0 {
+        complain(link, agent, "it has too many procs or groups, and new ones are not stored");
+    }
+    Ok(())
+}
+
+/// Stores all of them and confirms them.
+async fn store_events(link: &Link, agent: &AgentId, events: Vec<EventMessage>) -> Result<Option<Body>, End> {
+    let Some(last) = events.last() else { return Ok(None) };
+    let stored = EventsStored { journal: last.journal.clone(), up_to: last.number };
+    let now = link.clock.wall();
+    let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    let times =
+        (now.saturating_sub(millis(link.keep)).max(0), now.saturating_add(millis(agent_limits::EVENT_AHEAD)));
+    let (mut new, mut shortened) = (Vec::with_capacity(events.len()), 0);
+    for mut event in events {
+        shortened += usize::from(agent_limits::bound_event(&mut event, times));
+        new.push(NewEvent {
+            journal: event.journal,
+            journal_number: event.number,
+            at: event.at,
+            proc: ProcKey { namespace: event.namespace, name: event.name },
+            kind: event.kind,
+            message: event.message,
+            details: String::from_utf8_lossy(&event.details).into_owned(),
+            report_id: event.report_id,
+            proc_name: event.proc_name,
+            account: event.user,
+        });
+    }
+    link.metrics.shortened(Sent::Events, shortened);
+    match events::take(&link.store, &link.metrics, &link.bell, agent, new, now).await {
+        Ok(()) => Ok(Some(Body::EventsStored(stored))),
+        // They are sent again after the next connect.
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "writing events failed");
+            Err(End::Refused("the server cannot store events now".to_owned()))
+        }
+    }
+}
