@@ -150,6 +150,7 @@ impl Session<'_> {
             reads_logs: true,
             changes_specs: true,
             limits_accounts: true,
+            ip: self.config.ip.map(|ip| ip.to_string()).unwrap_or_default(),
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
@@ -460,6 +461,7 @@ mod tests {
             reads_logs: true,
             changes_specs: true,
             limits_accounts: true,
+            ip: "f".repeat(39),
         };
         assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
     }

@@ -2,6 +2,7 @@
 
 mod generate;
 mod server;
+mod store;
 mod unit;
 mod up;
 
@@ -31,6 +32,9 @@ enum Command {
     Server(ServerProgram),
     /// The agent: carries out operations on this host and keeps hosted processes alive
     Agent(program::Args),
+    /// Back up the server's store, or put a backup back
+    #[command(subcommand)]
+    Store(store::Verb),
     /// Print the API's document (OpenAPI 3.1), as /api/openapi.json has it
     Openapi,
     /// Print a script that completes these commands in a shell
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(args),
         Command::Server(args) if args.print_systemd_unit => print_unit(&matches),
         Command::Server(args) => server::run(args.server),
+        Command::Store(verb) => store::run(verb),
         Command::Agent(args) => return program::main(args),
         Command::Openapi => print_document(),
         Command::Completions(args) => generate::completions(&args, Main::command()),

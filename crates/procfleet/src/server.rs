@@ -38,6 +38,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECS", hide = true, conflicts_with = "agent_cert_days",
           value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) agent_cert_secs: Option<u64>,
+    /// After a backup was restored: let agents that joined or renewed their certificates since back in, for so many minutes from the
+    /// start. They get cloud area 0 and the default business
+    #[arg(long, env = "PROCFLEET_READMIT", value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=10_080))]
+    pub(crate) readmit: Option<u64>,
     /// Make a new CA in place of one that was lost; every host has to join again then
     #[arg(long)]
     pub(crate) new_ca: bool,
@@ -84,6 +88,7 @@ impl From<Args> for Config {
             agent_certificate: Duration::from_secs(
                 args.agent_cert_secs.unwrap_or(args.agent_cert_days * 86_400),
             ),
+            readmit: args.readmit.map(|minutes| Duration::from_secs(minutes * 60)),
             new_ca: args.new_ca,
             login_url: args.login_url,
             tls: match (args.tls_cert, args.tls_key, args.tls) {

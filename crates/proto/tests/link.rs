@@ -106,6 +106,7 @@ fn what_agents_say() {
                 reads_logs: false,
                 changes_specs: false,
                 limits_accounts: false,
+                ip: String::new(),
             }),
         ),
         (
@@ -119,6 +120,10 @@ fn what_agents_say() {
         (
             "hello_accounts",
             Body::Hello(Hello { agent: "a1".to_owned(), limits_accounts: true, ..Hello::default() }),
+        ),
+        (
+            "hello_ip",
+            Body::Hello(Hello { agent: "a1".to_owned(), ip: "127.0.0.2".to_owned(), ..Hello::default() }),
         ),
         ("hello_logs", Body::Hello(Hello { agent: "a1".to_owned(), reads_logs: true, ..Hello::default() })),
         (
@@ -147,6 +152,7 @@ fn what_agents_say() {
                 reads_logs: false,
                 changes_specs: false,
                 limits_accounts: false,
+                ip: String::new(),
             }),
         ),
         ("renew", Body::Renew(Renew { csr: vec![1, 2], kept: Vec::new() })),

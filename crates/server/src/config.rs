@@ -21,6 +21,8 @@ pub struct Config {
     pub keep: Duration,
     /// How long an agent's certificate is good; it is renewed at two thirds of it.
     pub agent_certificate: Duration,
+    /// For how long from the start agents are let back in that a restored store does not know.
+    pub readmit: Option<Duration>,
     /// Make a CA in place of one that was lost.
     pub new_ca: bool,
     /// Whom to ask about a `bk_token` that is none of ours.

@@ -21,6 +21,7 @@ pub mod store;
 use crate::app::App;
 use crate::app::ca::Succession;
 use crate::app::refusals::Refusals;
+use crate::app::restored;
 use crate::app::retention::Retention;
 use crate::app::setup::{self, Reached, SetupError};
 use crate::app::webhooks::Delivery;
@@ -43,10 +44,11 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 /// The file of the store, in the data folder.
-const STORE: &str = "server.db";
+pub const STORE: &str = "server.db";
 /// How many connections may wait to be accepted, where the kernel allows so many: all agents may come back at once.
 const BACKLOG: u32 = 4_096;
 /// How long an orderly end may take, altogether.
@@ -145,6 +147,7 @@ impl Server {
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(path).await?;
         let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
+        restored::settle(&store, clock).await?;
         let beginning = match config.new_ca {
             true => Beginning::Again,
             false => Beginning::AfterHosts(store.agents_that_may_come().await?),
@@ -198,6 +201,7 @@ impl Server {
             clones: Default::default(),
             budgets: Default::default(),
             keep: config.keep,
+            readmit_until: config.readmit.map(|long| Instant::now() + long),
             stop: stopped.clone(),
         };
         let link_threads = LinkThreads::start().map_err(ServerError::Threads)?;

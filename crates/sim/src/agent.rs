@@ -212,6 +212,7 @@ impl Agent {
             changes_specs: true,
             // Its processes are nobody's.
             limits_accounts: true,
+            ip: String::new(),
         };
         send(socket, agent_message::Body::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| End::Closed)?;

@@ -7,7 +7,7 @@
 //!
 //! On a file system without `fallocate`, and on one that copies on write (btrfs), there is no such guarantee.
 
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::fs::{FallocateFlags, StatVfsMountFlags, fallocate, statvfs};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
@@ -48,6 +48,16 @@ impl Reserve {
         let size = self.database.metadata()?.len();
         allocate(&self.log, LOG)?;
         allocate(&self.database, size + GROWTH)
+    }
+
+    /// Whether the file system takes no writes.
+    pub fn is_read_only(&self) -> bool {
+        statvfs(&self.folder).is_ok_and(|disk| disk.f_flag.contains(StatVfsMountFlags::RDONLY))
+    }
+
+    /// The open database file, for a look at it: opening and closing it once more would release SQLite's locks.
+    pub fn database(&self) -> &File {
+        &self.database
     }
 
     /// Whether the disk has no room for anything that is not essential.

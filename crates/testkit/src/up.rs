@@ -117,6 +117,11 @@ impl Up {
         self.begin();
     }
 
+    /// What it is given, too, when it is started again.
+    pub fn add_flags(&mut self, flags: &[&str]) {
+        self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    }
+
     /// Tells it to end, and says with which code it did.
     #[track_caller]
     pub fn end(&mut self, signal: Signal) -> Option<i32> {

@@ -88,7 +88,8 @@ fn a_store_whose_log_was_altered_is_not_believed() {
     let log = data.join("server.db-wal");
     let sound = fs::read(&log).expect("it was killed, so its log is there");
     let mut altered = sound.clone();
-    altered[sound.len() / 2] ^= 4;
+    // In the first frame: those behind the newest may be of an older log, which nobody reads.
+    altered[200] ^= 4;
     fs::write(&log, &altered).expect("our own file");
     let done = server(&data).finish(PATIENCE);
     assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");

@@ -8,6 +8,7 @@ mod access;
 mod accounts;
 mod agent_itself;
 mod api_shape;
+mod backups;
 mod bad_input;
 mod batches;
 mod cancel;

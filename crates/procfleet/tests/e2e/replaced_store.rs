@@ -1,7 +1,7 @@
 //! A server whose store is replaced or removed while it runs accepts nothing more, and ends with 78.
 
 use crate::up;
-use procfleet_testkit::{Signal, Up};
+use procfleet_testkit::{Program, Signal, Up};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
@@ -35,7 +35,15 @@ fn a_store_that_is_replaced_or_removed_while_the_server_runs_ends_it() {
     let remove = |store: &Path| fs::remove_file(store).expect("our own file");
     let remove_log =
         |store: &Path| fs::remove_file(store.with_file_name("server.db-wal")).expect("our own file");
-    let ways: [&(dyn Fn(&Path) + Sync); 3] = [&replace, &remove, &remove_log];
+    // The inode is the same; what is in it is not.
+    let overwrite = |store: &Path| {
+        let (data, copy) = (store.parent().expect("a folder"), store.with_file_name("copy.db"));
+        let program = Program::new(env!("CARGO_BIN_EXE_procfleet")).args(["store", "backup"]);
+        let done = program.args([&copy]).env("PROCFLEET_DATA", data).run();
+        assert_eq!(done.code, Some(0), "{done:?}");
+        fs::copy(&copy, store).expect("our own file");
+    };
+    let ways: [&(dyn Fn(&Path) + Sync); 4] = [&replace, &remove, &remove_log, &overwrite];
     std::thread::scope(|scope| {
         for harm in ways {
             scope.spawn(move || {

@@ -113,6 +113,9 @@ pub struct Hello {
     /// them, so it is given no op and asked no question of an app that is limited to accounts.
     #[prost(bool, tag = "13")]
     pub limits_accounts: bool,
+    /// The address that the agent was told its host is known by; empty: the one that it connects from.
+    #[prost(string, tag = "14")]
+    pub ip: String,
 }
 
 /// What does not change while an agent runs.

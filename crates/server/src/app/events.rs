@@ -7,6 +7,7 @@ use procfleet_core::id::AgentId;
 use procfleet_core::supervise::Event;
 use procfleet_core::task::Target;
 use procfleet_proto::http::events::{EventRow, EventsView};
+use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::query::EventsQuery;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -56,6 +57,9 @@ pub async fn take(
 
 /// Those of the caller's businesses and namespaces, in the order in which they came.
 pub async fn list(app: &App, caller: &Caller, question: EventsQuery) -> Result<EventsView, AppError> {
+    if let Some(after) = question.after {
+        refuse_lost_cursor(app, after).await?;
+    }
     let agent = match question.host {
         None => None,
         Some(host) => {
@@ -98,6 +102,25 @@ pub async fn list(app: &App, caller: &Caller, question: EventsQuery) -> Result<E
             let _ = tokio::time::timeout_at(until, bell.changed()).await;
         }
     }
+}
+
+/// A cursor of events that were lost with a restored backup would skip those that came since, or repeat some.
+async fn refuse_lost_cursor(app: &App, after: u64) -> Result<(), AppError> {
+    const AGAIN: &str = "list the events again without `after`, and go on from the `last` of that answer";
+    let mut faults = Faults::default();
+    if let Some(at) = app.store.event_lost_at(after).await? {
+        let at = jiff::Timestamp::from_millisecond(at).unwrap_or_default();
+        faults.add(
+            "after",
+            format!("event {after} was lost when a backup of the store was restored at {at:.0}; {AGAIN}"),
+        );
+    } else if after > app.store.newest_event_number().await? {
+        faults.add(
+            "after",
+            format!("no event has had the number {after} yet: it is of another store; {AGAIN}"),
+        );
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults.into()) }
 }
 
 /// Of a process whose account the caller may not use, that something happened is told, but not in the words of the host: they may

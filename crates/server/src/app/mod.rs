@@ -14,6 +14,7 @@ pub mod process_groups;
 pub mod procs;
 pub mod refusals;
 pub mod registration;
+pub mod restored;
 pub mod results;
 pub mod retention;
 pub mod retry;

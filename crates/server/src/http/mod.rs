@@ -54,11 +54,11 @@ async fn healthz() -> impl IntoResponse {
     "ok\n"
 }
 
-/// It can do its work: the store answers.
+/// It can do its work: the store takes changes.
 async fn readyz(State(app): State<App>) -> impl IntoResponse {
-    match app.store.setting("ready").await {
-        Ok(_) => (StatusCode::OK, "ready\n".to_owned()),
-        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store does not answer: {error}\n")),
+    match app.store.refuses_changes().await {
+        None => (StatusCode::OK, "ready\n".to_owned()),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store takes no changes: {reason}\n")),
     }
 }
 

@@ -6,6 +6,7 @@ use super::intake::Intake;
 use super::listener::Link;
 use super::places::Place;
 use super::questions::Understands;
+use super::readmission;
 use super::{CutReason, LastHeard, Orders, Outbox};
 use crate::agent_limits::{self, Excess};
 use crate::clock::WallMs;
@@ -219,9 +220,14 @@ async fn greet(
         End::Refused("the server cannot check the certificate now".to_owned())
     };
     let sha256 = secret::hash(certificate);
-    let found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
+    let mut found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
+    if !matches!(found, Some((_, Some(_)))) && readmission::is_open(link).await {
+        readmission::readmit(link, &named, certificate, &hello, ip).await?;
+        found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
+    }
     let Some((record, shown)) = found else {
-        return Err(End::Refused(format!("agent {named} is not known here")));
+        let hint = readmission::hint(link).await;
+        return Err(End::Refused(format!("agent {named} is not known here{hint}")));
     };
     if let Some(why) = &record.revoked {
         return Err(End::Refused(format!("agent {named} {}", revoked(&why.why))));
@@ -230,7 +236,8 @@ async fn greet(
         return Err(End::Refused(format!("agent {named} {RETIRED}")));
     }
     let Some(shown) = shown else {
-        return Err(End::Refused(format!("this is not a present certificate of agent {named}")));
+        let hint = readmission::hint(link).await;
+        return Err(End::Refused(format!("this is not a present certificate of agent {named}{hint}")));
     };
     let standing = certificates::standing(link, certificate, &shown);
     if standing == Standing::Expired && !hello.renews {

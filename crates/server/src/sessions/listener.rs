@@ -23,6 +23,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{debug, warn};
@@ -58,6 +59,8 @@ pub struct Link {
     pub budgets: Budgets,
     /// How long events are kept: older ones are not believed.
     pub keep: Duration,
+    /// Until when agents are let back in that a restored store does not know.
+    pub readmit_until: Option<Instant>,
     pub stop: watch::Receiver<bool>,
 }
 

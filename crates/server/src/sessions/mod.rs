@@ -13,6 +13,7 @@ mod intake;
 mod listener;
 mod places;
 mod questions;
+mod readmission;
 
 pub use budget::Budgets;
 pub use clones::Clones;

@@ -418,7 +418,7 @@ fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> 
     Ok(retired)
 }
 
-fn insert(db: &Connection, joining: &JoiningAgent, to: &Belonging, now: i64) -> Result<(), Fault> {
+pub(super) fn insert(db: &Connection, joining: &JoiningAgent, to: &Belonging, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO agents (agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, \
                connected, changed_at, epoch, business_id, certificate_ca, certificate_expires_at) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7, ?8, ?9) \

@@ -4,18 +4,31 @@
 //! damaged. From then on the writer refuses every change, and [`super::Store::failed`] returns, which ends the program.
 //! The files are left as they are.
 
-use super::{StoreError, sound};
+use super::{StoreError, file_id, sound};
+use procfleet_sqlite::Reserve;
 use rusqlite::ErrorCode;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
 #[derive(Debug)]
 pub(super) struct Health {
     path: PathBuf,
     files: [OpenFile; 2],
+    /// Holds the database open, and the stamps that it may have.
+    reserve: Arc<Reserve>,
+    stamps: Vec<u32>,
+    last_commit_failed: AtomicBool,
     condemned: watch::Sender<Option<Condemned>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Commit {
+    Done,
+    Failed,
 }
 
 /// Why the store cannot be used any more.
@@ -34,19 +47,35 @@ struct OpenFile {
 
 impl Health {
     /// For a store that has just been opened: both files are there.
-    pub(super) fn of(path: &Path) -> io::Result<Health> {
+    pub(super) fn of(path: &Path, reserve: Arc<Reserve>, stamps: Vec<u32>) -> io::Result<Health> {
         let open = |path: PathBuf| Ok::<_, io::Error>(OpenFile { id: id_of(&path)?, path });
         let files = [open(path.to_owned())?, open(sound::beside(path, "-wal"))?];
-        Ok(Health { path: path.to_owned(), files, condemned: watch::Sender::new(None) })
+        Ok(Health {
+            path: path.to_owned(),
+            files,
+            reserve,
+            stamps,
+            last_commit_failed: AtomicBool::new(false),
+            condemned: watch::Sender::new(None),
+        })
     }
 
-    /// Checks that the paths still lead to the open files. Two calls of `stat`.
+    /// Checks that the paths still lead to the open files, and that nobody has copied another store over the open file. Costs two calls
+    /// of `stat` and one of `pread`.
     pub(super) fn check(&self) -> Result<(), Condemned> {
         if let Some(condemned) = self.condemned() {
             return Err(condemned);
         }
-        let Some(file) = self.files.iter().find(|file| file.is_replaced()) else { return Ok(()) };
-        Err(self.condemn(Condemned::Replaced { path: self.path.clone(), file: file.path.clone() }))
+        let replaced = self.files.iter().find(|file| file.is_replaced()).map(|file| &file.path);
+        let overwritten = || (!self.has_its_stamp()).then_some(&self.path);
+        let Some(file) = replaced.or_else(overwritten) else { return Ok(()) };
+        Err(self.condemn(Condemned::Replaced { path: self.path.clone(), file: file.clone() }))
+    }
+
+    /// A file that cannot be read proves nothing.
+    fn has_its_stamp(&self) -> bool {
+        let stamp = file_id::stamp_of(self.reserve.database());
+        stamp.map_or(true, |stamp| stamp.is_some_and(|stamp| self.stamps.contains(&stamp)))
     }
 
     /// Condemns the store if this error says that the file is damaged.
@@ -60,6 +89,14 @@ impl Health {
         if corrupt.contains(&source.sqlite_error_code()) && self.condemned().is_none() {
             self.condemn(Condemned::Damaged { path: self.path.clone(), reason: source.to_string() });
         }
+    }
+
+    pub(super) fn note_commit(&self, commit: Commit) {
+        self.last_commit_failed.store(commit == Commit::Failed, Ordering::Relaxed);
+    }
+
+    pub(super) fn last_commit_failed(&self) -> bool {
+        self.last_commit_failed.load(Ordering::Relaxed)
     }
 
     pub(super) fn condemned(&self) -> Option<Condemned> {
@@ -98,6 +135,13 @@ impl OpenFile {
 }
 
 impl Condemned {
+    pub(super) fn in_short(&self) -> &'static str {
+        match self {
+            Condemned::Replaced { .. } => "its files were replaced, and the server ends",
+            Condemned::Damaged { .. } => "it is damaged, and the server ends",
+        }
+    }
+
     /// For those whose change was not accepted because of it.
     pub(super) fn as_sqlite_error(&self) -> rusqlite::Error {
         let (code, reason) = match self {

@@ -19,16 +19,21 @@
 mod agents;
 mod apps;
 mod audit;
+mod backup;
 mod boots;
 mod businesses;
 mod certificates;
 mod columns;
 mod events;
+mod file_id;
+mod generation;
 mod health;
+mod integrity;
 mod ops;
 mod process_groups;
 mod procs;
 mod reader;
+mod readmit;
 mod retention;
 mod schema;
 mod settings;
@@ -45,12 +50,14 @@ mod tests;
 pub use agents::{AGENT_REPLACED, AgentRecord, Found, Joined, JoiningAgent, Revoked};
 pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
 pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
+pub use backup::{backup, restore};
 pub use businesses::{Business, BusinessSet};
 pub use certificates::CertificateRecord;
 pub use events::{EventFilter, EventRecord, NewEvent, Page, Webhook};
 pub use ops::{Applied, Finished, OpenOpRow};
 pub use process_groups::GroupsRecord;
 pub use procs::{ProcFilter, ProcPage, ProcRecord};
+pub use readmit::ReadmitRefusal;
 pub use retention::{Deleted, Slice};
 pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
 pub use tasks::{Counts, LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
@@ -58,13 +65,14 @@ pub use tokens::{NewToken, Replaces, TokenRecord, TokenRefusal, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
 use health::Health;
+use integrity::{BackgroundCheck, Size};
 use procfleet_core::AgentId;
 use procfleet_sqlite::Reserve;
 use reader::Readers;
 use rusqlite::Connection;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use writer::Writer;
 
@@ -80,6 +88,7 @@ pub struct Store {
 
 #[derive(Debug)]
 struct Inner {
+    check: Mutex<Option<BackgroundCheck>>,
     /// First, because fields are dropped in order and the last connection to close tidies the file up.
     readers: Readers,
     writer: Writer,
@@ -97,13 +106,21 @@ pub enum StoreError {
     )]
     Newer { path: PathBuf, found: i64, known: i64 },
     #[error(
-        "{0} cannot be used: {reason}. It was left as it is. Put the last backup of it in its place, and move {0}-wal and {0}-shm \
-         away, which belong to this one; what can still be read of it, `sqlite3 {0} .recover` prints",
+        "{0} cannot be used: {reason}. It was left as it is. Put the last backup in its place with `procfleet store restore`; \
+         what can still be read of it, `sqlite3 {0} .recover` prints",
         path.display()
     )]
     Damaged { path: PathBuf, reason: String },
     #[error(
-        "{} is {how}, and this server had one: {} is there. Put the last backup of it in its place. To begin anew without its agents, \
+        "{0}-wal belongs to another file than {0}: somebody has put another store, perhaps a backup, in the place of the last. Both were left as \
+         they are. Put the backup in place with `procfleet store restore`. To use {0} as it is, move {0}-wal and {0}-shm away",
+        path.display()
+    )]
+    ForeignLog { path: PathBuf },
+    #[error("{} cannot be restored: {reason}. Nothing was changed", path.display())]
+    BadBackup { path: PathBuf, reason: String },
+    #[error(
+        "{} is {how}, and this server had one: {} is there. Put the last backup in its place with `procfleet store restore`. To begin anew without its agents, \
          apps and tasks, so that every host has to join again, move that certificate away",
         path.display(), later.display()
     )]
@@ -166,6 +183,7 @@ impl StoreError {
             StoreError::Damaged { .. }
                 | StoreError::Lost { .. }
                 | StoreError::Replaced { .. }
+                | StoreError::ForeignLog { .. }
                 | StoreError::Newer { .. }
         )
     }
@@ -184,10 +202,18 @@ impl Store {
             };
             let reserve =
                 Arc::new(Reserve::of(&path).map_err(failed("opening, to reserve disk space, the files of"))?);
-            let health = Arc::new(Health::of(&path).map_err(failed("looking at the files of"))?);
+            let health = Arc::new(
+                Health::of(&path, reserve.clone(), opened.stamps)
+                    .map_err(failed("looking at the files of"))?,
+            );
             let writer = Writer::start(opened.connection, reserve.clone(), health.clone(), opened.lock)
                 .map_err(failed("starting the writer of"))?;
-            let store = Store { inner: Arc::new(Inner { readers, writer, reserve, health }) };
+            let check = match opened.size {
+                Size::Small => None,
+                Size::Large => Some(BackgroundCheck::start(&path, health.clone())?),
+            };
+            let check = Mutex::new(check);
+            let store = Store { inner: Arc::new(Inner { check, readers, writer, reserve, health }) };
             store.fill_reserve();
             Ok(store)
         };
@@ -211,6 +237,30 @@ impl Store {
         }
     }
 
+    /// Why the store takes no changes now; `None`: it does.
+    pub async fn refuses_changes(&self) -> Option<String> {
+        let Inner { health, reserve, .. } = &*self.inner;
+        if let Some(condemned) = health.condemned() {
+            // Everybody may ask, so no path is named.
+            return Some(condemned.in_short().to_owned());
+        }
+        if reserve.is_read_only() {
+            return Some("the file system of the data folder is read-only".to_owned());
+        }
+        if self.is_disk_full() {
+            return Some("the disk of the data folder is full".to_owned());
+        }
+        // Only after a failure: everybody may ask, and a change costs a sync.
+        let tried = match health.last_commit_failed() {
+            true => self.touch().await,
+            false => self.setting("ready").await.map(|_| ()),
+        };
+        tried.err().map(|error| match std::error::Error::source(&error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        })
+    }
+
     /// Returns when the store cannot be used any more: its files were replaced, or it is damaged.
     pub async fn failed(&self) -> StoreError {
         let mut condemned = self.inner.health.subscribe();
@@ -228,6 +278,8 @@ impl Store {
     /// Stops taking jobs, carries out those that were taken, and leaves one tidy file. Other clones of the
     /// handle get [`StoreError::Closed`] from then on.
     pub async fn close(self) -> Result<(), StoreError> {
+        let check = self.inner.check.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = tokio::task::spawn_blocking(|| drop(check)).await;
         self.inner.readers.close().await;
         self.inner.writer.close().await
     }

@@ -1,6 +1,9 @@
 //! Opening the file: the lock, the pragmas, the migrations.
 
-use super::{Fault, StoreError, sound};
+use super::file_id::{self, Origin};
+use super::integrity::Size;
+use super::{Fault, StoreError, generation, sound};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
@@ -21,6 +24,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0011_last_heard.sql"),
     include_str!("migrations/0012_event_account.sql"),
     include_str!("migrations/0013_tokens.sql"),
+    include_str!("migrations/0014_generations.sql"),
 ];
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.
@@ -33,6 +37,10 @@ const STATEMENTS: usize = 64;
 pub(super) struct Opened {
     pub(super) connection: Connection,
     pub(super) lock: StoreLock,
+    /// The stamps that its file may have.
+    pub(super) stamps: Vec<u32>,
+    /// A large one is still to be checked.
+    pub(super) size: Size,
 }
 
 /// Held for as long as the store may be written. The kernel lets go of it when the process ends, however it ends.
@@ -46,13 +54,28 @@ pub(super) fn open(path: &Path) -> Result<Opened, StoreError> {
     // locks that SQLite holds on it in this process.
     let lock = lock(path)?;
     sound::look_at_file(path)?;
+    let (origin, stamp) = file_id::origin(path)?;
+    let size = Size::of(path);
     create(path).map_err(|source| StoreError::File { doing: "creating", path: path.to_owned(), source })?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
         .map_err(|source| StoreError::Database { doing: "opening the store", source }.named(path))?;
+    let named = |source| StoreError::Database { doing: "opening the store", source }.named(path);
+    // What is damaged is left as it is: closing it must not copy its log into it.
+    let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+    connection.set_db_config(keep_log, true).map_err(named)?;
     sound::look_inside(&connection, path)?;
+    if size == Size::Small {
+        sound::check(&connection, path)?;
+    }
+    connection.set_db_config(keep_log, false).map_err(named)?;
     upgrade(&mut connection, path).map_err(|error| error.named(path))?;
+    if origin == Origin::Other {
+        generation::begin(&mut connection)
+            .map_err(|fault| fault.during("beginning a generation").named(path))?;
+    }
+    let stamps = file_id::stamp(&connection, path, stamp)?;
     tracing::info!(path = %path.display(), schema = MIGRATIONS.len(), "store opened");
-    Ok(Opened { connection, lock })
+    Ok(Opened { connection, lock, stamps, size })
 }
 
 pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
@@ -60,7 +83,28 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
         .map_err(|source| StoreError::Database { doing: "opening the store for reading", source })
 }
 
-fn lock(path: &Path) -> Result<StoreLock, StoreError> {
+/// Refuses what this version cannot use as a store.
+pub(super) fn check_backup(copy: &Path, named: &Path) -> Result<(), StoreError> {
+    let failed = |source| StoreError::Database { doing: "looking into the backup", source };
+    let connection = Connection::open_with_flags(copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
+    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    let found = version(&connection).map_err(|fault| fault.during("looking into the backup"))?;
+    if found > known {
+        return Err(StoreError::Newer { path: named.to_owned(), found, known });
+    }
+    let sql =
+        "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN ('agents', 'apps', 'tasks')";
+    let tables: i64 = connection.query_row(sql, [], |row| row.get(0)).map_err(failed)?;
+    if tables == 3 && found > 0 {
+        return Ok(());
+    }
+    Err(StoreError::BadBackup {
+        path: named.to_owned(),
+        reason: "it is a database, and not a store of procfleet".to_owned(),
+    })
+}
+
+pub(super) fn lock(path: &Path) -> Result<StoreLock, StoreError> {
     let path_of_lock = sound::beside(path, ".lock");
     let failed = |source| StoreError::File { doing: "locking", path: path_of_lock.clone(), source };
     let file = create(&path_of_lock).map_err(failed)?;

@@ -13,6 +13,16 @@ impl Store {
         .await
     }
 
+    /// A change that means nothing, to see whether changes are taken.
+    pub(super) async fn touch(&self) -> Result<(), StoreError> {
+        self.write("trying a change", |db| {
+            db.prepare_cached("INSERT OR REPLACE INTO settings (key, value) VALUES ('ready', '')")?
+                .execute([])?;
+            Ok(())
+        })
+        .await
+    }
+
     /// Returns the value that holds: `value`, or the one that was there before.
     pub async fn put_setting_if_absent(&self, key: &str, value: &str) -> Result<String, StoreError> {
         let (key, value) = (key.to_owned(), value.to_owned());

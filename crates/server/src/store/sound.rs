@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 /// The certificate of the server's own CA, beside the store. It is made after the store, so where it is, there was one.
 const LATER: &str = "ca.cert.der";
 
+const CHECKING: &str = "checking the store";
+
 /// What can be told without opening it as a database, which would make a new one where there is none.
 pub(super) fn look_at_file(path: &Path) -> Result<(), StoreError> {
     match std::fs::metadata(path) {
@@ -37,6 +39,43 @@ pub(super) fn look_inside(connection: &Connection, path: &Path) -> Result<(), St
     if written == 0 { new_only(path, "empty") } else { Ok(()) }
 }
 
+/// Reads all of the database, and says where its structure is broken.
+pub(super) fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    check_with(connection, path, "PRAGMA quick_check(1)")
+}
+
+/// The same, with a read transaction for each table.
+pub(super) fn check_by_table(
+    connection: &Connection,
+    path: &Path,
+    stopped: impl Fn() -> bool,
+) -> Result<(), StoreError> {
+    let tables = || -> rusqlite::Result<Vec<String>> {
+        let sql = "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name";
+        connection.prepare(sql)?.query_map([], |row| row.get(0))?.collect()
+    };
+    let tables = tables().map_err(|source| name(StoreError::Database { doing: CHECKING, source }, path))?;
+    for table in tables {
+        if stopped() {
+            return Err(StoreError::Closed);
+        }
+        let table = table.replace('\'', "''");
+        check_with(connection, path, &format!("PRAGMA quick_check('{table}')"))?;
+    }
+    Ok(())
+}
+
+fn check_with(connection: &Connection, path: &Path, pragma: &str) -> Result<(), StoreError> {
+    match connection.query_row(pragma, [], |row| row.get::<_, String>(0)) {
+        Ok(said) if said == "ok" => Ok(()),
+        Ok(said) => {
+            let first = said.lines().find(|line| !line.starts_with("***")).unwrap_or(&said);
+            Err(damaged(path, format!("it is malformed: {first}")))
+        }
+        Err(source) => Err(name(StoreError::Database { doing: CHECKING, source }, path)),
+    }
+}
+
 fn log_damage(path: &Path) -> io::Result<Option<Damage>> {
     let log = File::open(beside(path, "-wal"))?;
     wal::damage(log.metadata()?.len(), |at, bytes| log.read_exact_at(bytes, at))
@@ -55,6 +94,7 @@ fn damaged(path: &Path, reason: impl Into<String>) -> StoreError {
 pub(super) fn name(error: StoreError, path: &Path) -> StoreError {
     match &error {
         StoreError::Database { source, .. } if comes_of_the_file(source) => damaged(path, source.to_string()),
+        StoreError::Commit { source, .. } if comes_of_the_file(source) => damaged(path, source.to_string()),
         StoreError::Unreadable { .. } => damaged(path, error.to_string()),
         _ => error,
     }
@@ -74,6 +114,12 @@ fn comes_of_the_file(error: &rusqlite::Error) -> bool {
         | rusqlite::Error::Utf8Error(..) => true,
         _ => false,
     }
+}
+
+/// Makes the names of the files in the folder of this one durable.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// What SQLite keeps beside the file.

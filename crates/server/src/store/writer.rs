@@ -10,7 +10,7 @@
 //!
 //! Before and after each group the writer checks that the files are still those that it opened (see `health`).
 
-use super::health::Health;
+use super::health::{Commit, Health};
 use super::schema::StoreLock;
 use super::{Fault, StoreError};
 use procfleet_failpoint::{Point, fails};
@@ -198,13 +198,18 @@ fn run_group(connection: &Connection, health: &Health, group: &mut Vec<Box<dyn J
         let ended = run_job(connection, job.as_mut());
         ran.push(job);
         if let Err(error) = ended {
+            health.note_commit(Commit::Failed);
             abandon(connection, error, &mut ran);
         }
     }
-    if !connection.is_autocommit()
-        && let Err(error) = commit(connection)
-    {
-        abandon(connection, error, &mut ran);
+    if !connection.is_autocommit() {
+        match commit(connection) {
+            Ok(()) => health.note_commit(Commit::Done),
+            Err(error) => {
+                health.note_commit(Commit::Failed);
+                abandon(connection, error, &mut ran);
+            }
+        }
     }
     match health.check() {
         Ok(()) => ran.into_iter().for_each(|job| job.answer(None)),

@@ -486,7 +486,10 @@ pub(super) const TITLES: &[Titled] = &[
     (
         "readyz",
         ["It can do its work", "就绪检查"],
-        ["200 when the store answers, else 503.", "存储可用时为 200，否则为 503。"],
+        [
+            "200 when the store takes changes, else 503 with the reason.",
+            "存储可写时为 200，否则为 503 并说明原因。",
+        ],
     ),
     (
         "metrics",

@@ -1,0 +1,45 @@
+//! `procfleet store`: backups of the server's store.
+
+use anyhow::Result;
+use procfleet_server::{STORE, ServerError, store};
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(clap::Subcommand)]
+pub(crate) enum Verb {
+    /// Copy the server's store to a new file; the server may run meanwhile
+    Backup(Args),
+    /// Put a backup in the place of the server's store; the server must not run
+    ///
+    /// The backup is checked first. The store that is there now is moved aside, with its write-ahead log. README says what a
+    /// restored backup means for agents, events and tasks of the time that is lost.
+    Restore(Args),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The backup
+    file: PathBuf,
+    /// The server's data folder
+    #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
+    data: PathBuf,
+}
+
+pub(crate) fn run(verb: Verb) -> Result<()> {
+    let mut out = std::io::stdout();
+    match verb {
+        Verb::Backup(Args { file, data }) => {
+            let bytes = store::backup(&data.join(STORE), &file).map_err(ServerError::Store)?;
+            writeln!(out, "{} holds the store of {}: {bytes} bytes", file.display(), data.display())?;
+            writeln!(out, "keep it together with ca.* and admin.json of the same folder")?;
+        }
+        Verb::Restore(Args { file, data }) => {
+            let aside = store::restore(&data.join(STORE), &file).map_err(ServerError::Store)?;
+            writeln!(out, "{} has the store of {} now", data.display(), file.display())?;
+            if let Some(aside) = aside {
+                writeln!(out, "the store that was there is {}", aside.display())?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Agents come back that a restored store does not know: they joined, or renewed their certificates, after the backup was made.
+//!
+//! Their certificate is of our own CA, or TLS would not have let them in. That is enough while the operator says so (`--readmit`).
+
+use super::connection::End;
+use super::listener::Link;
+use crate::pki;
+use crate::secret;
+use crate::store::{CertificateRecord, JoiningAgent};
+use procfleet_core::id::AgentId;
+use procfleet_proto::link::Hello;
+use std::net::IpAddr;
+use tokio::time::Instant;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tracing::{info, warn};
+
+/// Only after a restore: otherwise an agent that is not known is a stranger.
+pub(super) async fn is_open(link: &Link) -> bool {
+    link.readmit_until.is_some_and(|until| Instant::now() < until)
+        && link.store.was_restored().await.unwrap_or_default()
+}
+
+pub(super) async fn readmit(
+    link: &Link,
+    agent: &AgentId,
+    certificate: &CertificateDer<'static>,
+    hello: &Hello,
+    from: IpAddr,
+) -> Result<(), End> {
+    let (issued_at, expires_at) = pki::validity(certificate).unzip();
+    let ip = match hello.ip.as_str() {
+        "" => from,
+        text => text.parse().map_err(|_| End::Refused("ip of its hello is not an IP address".to_owned()))?,
+    };
+    // Which CA it is of is not noted, so that the agent soon asks for a certificate that is.
+    let certificate =
+        CertificateRecord { sha256: secret::hash(certificate), ca: None, issued_at, expires_at };
+    let back = JoiningAgent { agent: agent.clone(), ip, certificate, version: hello.version.clone(), from };
+    match link.store.readmit(back, link.clock.wall()).await {
+        Ok(Ok(host)) => info!(%agent, %host, "an agent that the restored store did not know was readmitted"),
+        Ok(Err(reason)) => return Err(End::Refused(format!("agent {agent} cannot be readmitted: {reason}"))),
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "an agent could not be readmitted");
+            return Err(End::Refused("the server cannot readmit agents now".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// What is added to a refusal that a restored backup may explain.
+pub(super) async fn hint(link: &Link) -> &'static str {
+    match link.store.was_restored().await {
+        Ok(true) => {
+            ": the server's store was restored from a backup. Start the server with --readmit, or join again with a token"
+        }
+        Ok(false) | Err(_) => "",
+    }
+}

@@ -1,0 +1,82 @@
+//! Checks that the whole store can be read, at each start.
+//!
+//! A small store is checked before the server is up. A large one is checked while the server works, a table at a time: each is one read
+//! transaction, so that the write-ahead log can be written from its beginning again in between. Damage condemns the store
+//! (see `health`), which ends the server.
+
+use super::health::{Condemned, Health};
+use super::{StoreError, schema, sound};
+use rusqlite::{Connection, InterruptHandle};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// A store of this size is read in less than a second.
+const SMALL: u64 = 64 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    Small,
+    Large,
+}
+
+impl Size {
+    pub(super) fn of(path: &Path) -> Size {
+        match std::fs::metadata(path) {
+            Ok(file) if file.len() > SMALL => Size::Large,
+            Ok(_) | Err(_) => Size::Small,
+        }
+    }
+}
+
+/// The check of a large store. Dropping it cuts it off.
+pub(super) struct BackgroundCheck {
+    stop: Arc<AtomicBool>,
+    interrupt: InterruptHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BackgroundCheck {
+    pub(super) fn start(path: &Path, health: Arc<Health>) -> Result<BackgroundCheck, StoreError> {
+        let connection = schema::open_reader(path)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (interrupt, stopped, path) = (connection.get_interrupt_handle(), stop.clone(), path.to_owned());
+        let named = path.clone();
+        let thread = std::thread::Builder::new()
+            .name("procfleet-check".to_owned())
+            .spawn(move || check_tables(&connection, &path, &health, &stopped))
+            .map_err(|source| StoreError::File { doing: "starting the check of", path: named, source })?;
+        Ok(BackgroundCheck { stop, interrupt, thread: Some(thread) })
+    }
+}
+
+impl std::fmt::Debug for BackgroundCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BackgroundCheck").finish_non_exhaustive()
+    }
+}
+
+impl Drop for BackgroundCheck {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.interrupt.interrupt();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn check_tables(connection: &Connection, path: &Path, health: &Health, stop: &AtomicBool) {
+    match sound::check_by_table(connection, path, || stop.load(Ordering::Relaxed)) {
+        Ok(()) => tracing::info!(path = %path.display(), "store checked"),
+        Err(StoreError::Damaged { path, reason }) => {
+            health.condemn(Condemned::Damaged { path, reason });
+        }
+        // It was cut off, or SQLite could not read at that moment.
+        Err(error) => tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "the check of the store was not completed; the next start checks it again"
+        ),
+    }
+}
