@@ -77,9 +77,18 @@ pub(super) fn launched(
     let members = run.members(&scan, whom.mark);
     let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
     let found = if leads.is_some() { Found::Foreground } else { Found::Name };
-    if let (Some(_), Some(cause), Leader::Refuse) = (leads, cause.as_ref().filter(may_change), leader) {
+    if let (Some(leads), Some(cause)) = (leads, cause.as_ref().filter(may_change)) {
         // A control script is often called as its process is, so names say nothing before it has ended.
-        return Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
+        let waiting = Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
+        let meant = scan.get(unwrap(&scan, leads, run).pid);
+        let named = |stat: &&Stat| Program::of(stat).is_executable_of(&whom.identity.proc_name);
+        match leader {
+            Leader::Accept => {}
+            Leader::Refuse => return waiting,
+            Leader::AcceptNamed => {
+                return meant.filter(named).map_or(waiting, |stat| running(stat.id, Found::Foreground));
+            }
+        }
     }
 
     let meant = leads.map(|leads| unwrap(&scan, leads, run));

@@ -164,6 +164,11 @@ impl Program {
             || self.scripts().any(|script| file_is_it(Path::new(script)))
     }
 
+    /// Whether it is the program that the spec names, and no interpreter that runs a script of that name.
+    pub(super) fn is_executable_of(&self, proc_name: &str) -> bool {
+        self.is_named(proc_name) && !self.is_interpreter()
+    }
+
     /// The kernel keeps 15 bytes of a name. That many are enough only where there is nothing better to go by:
     /// `order-service-a` and `order-service-b1` differ later than that.
     fn comm_is_cut_from(&self, proc_name: &str) -> bool {

@@ -164,6 +164,8 @@ pub(super) struct Launch {
     /// becomes another program and cannot be recognised.
     pub(super) hopeless_looks: u32,
     pub(super) looking: Option<LookId>,
+    /// The command has run out of time, and was looked at once more: it may be the process itself.
+    pub(super) last_look: bool,
     pub(super) next_look: Moment,
     /// The pause before the next look.
     pub(super) pause: Duration,
@@ -232,6 +234,10 @@ impl Measure {
 impl Running {
     fn delay(&mut self, by: Duration) {
         self.deadline.iter_mut().for_each(|deadline| *deadline += by);
+    }
+
+    pub(super) fn is_overdue(&self, now: Moment) -> bool {
+        !self.timed_out && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// The deadline has come. The first time the command is to be ended, the second time it is not waited for.

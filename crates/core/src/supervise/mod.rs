@@ -356,6 +356,8 @@ pub enum Scope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leader {
     Accept,
+    /// Only if its executable is called as the process: then it is a program in the foreground that writes no pid file.
+    AcceptNamed,
     Refuse,
 }
 

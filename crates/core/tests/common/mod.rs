@@ -976,8 +976,13 @@ impl World {
         let shell = members.iter().find(|live| live.role != Role::Main);
         let any = match leader {
             Leader::Accept => members.first(),
-            Leader::Refuse => None,
+            Leader::AcceptNamed | Leader::Refuse => None,
         };
+        if let (Leader::AcceptNamed, Some(both)) =
+            (leader, members.iter().find(|live| live.role == Role::Both))
+        {
+            return self.running(both.process.pid, Found::Foreground);
+        }
         match (shell.filter(|_| cause.is_none() || leader == Leader::Accept), any) {
             (Some(shell), _) => self.running(shell.process.pid, at_work(shell.role)),
             (None, Some(member)) => self.running(member.process.pid, Found::Name),

@@ -53,6 +53,7 @@ impl Machine {
             missing: None,
             hopeless_looks: 0,
             looking: None,
+            last_look: false,
             next_look: now,
             pause: LOOK_EVERY,
         };
@@ -95,7 +96,10 @@ impl Machine {
                             }
                             Kind::Resident | Kind::Once => out.effects.push(Effect::Watch(process)),
                         }
-                        if launch.sees(now, process) == Sight::Again && now >= launch.check_until(&spec) {
+                        // It has been at work for as long as a command may, and was one to stay.
+                        let stays = launch.last_look && process.found == Found::Foreground;
+                        let seen = launch.sees(now, process);
+                        if stays || seen == Sight::Again && now >= launch.check_until(&spec) {
                             return self.launch_succeeded(purpose, &launch, process, out);
                         }
                     }
@@ -214,6 +218,21 @@ impl Machine {
                     let output = ended.output.clone();
                     return self.not_alive(now, purpose, spec, launch, &output, out);
                 }
+            }
+            // The answer to a look decides what comes next.
+            (None, None) if launch.looking.is_some() => {}
+            // A program in the foreground that never writes its pid file is not ended for that. A restart_cmd whose old
+            // process still runs is no such program.
+            (None, None)
+                if resident
+                    && launch.old.is_none()
+                    && launch.command.is_overdue(now)
+                    && !launch.last_look =>
+            {
+                launch.last_look = true;
+                let scope = Scope::Launch { run: launch.command.run, leader: Leader::AcceptNamed };
+                launch.looking = Some(self.look(scope, &spec, out));
+                return busy(purpose, spec, Stage::Launching(launch));
             }
             (None, None) => {
                 let looked = launch.missing.is_some() || launch.old.is_some() || !resident;
