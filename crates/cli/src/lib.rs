@@ -98,7 +98,7 @@ pub enum Verb {
     /// Show what became of the tasks
     #[command(subcommand)]
     Task(Task),
-    /// Show the agents, assign them to a business, or revoke them
+    /// Show the agents, assign them to a business, label, revoke or forget them
     Agents(Agents),
     /// Make join tokens for new agents
     #[command(subcommand)]

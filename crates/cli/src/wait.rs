@@ -62,6 +62,16 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
+    /// Only these ops are shown; the counts stay those of the whole task.
+    pub(crate) fn keep(&mut self, wanted: impl Fn(&OpRow) -> bool) {
+        let kept: Vec<bool> = self.view.ops.iter().map(&wanted).collect();
+        if let Some(ops) = self.data["ops"].as_array_mut() {
+            let mut kept = kept.iter();
+            ops.retain(|_| kept.next().copied().unwrap_or(true));
+        }
+        self.view.ops.retain(wanted);
+    }
+
     pub(crate) fn exit(&self, strict: bool) -> Exit {
         let well = |op: &OpRow| match how(op) {
             How::Ok => true,

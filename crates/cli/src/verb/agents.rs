@@ -1,11 +1,14 @@
 //! `procfleet agents`: who has joined, who is connected, and whose they are.
 
+use super::list::{self, Watching, host_order};
 use super::operate::label;
 use super::token::Ttl;
+use crate::client::Answer;
 use crate::output::{Format, Output, age};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{AgentRow, AssignAgents, LabelAgents, RevokeAgents};
+use serde_json::{Value, json};
 
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -39,6 +42,11 @@ pub struct Agents {
     /// How many at most [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
+    /// What they are ordered by [default: host; with --after or --limit: id]
+    #[arg(long, value_name = "COLUMN", value_enum)]
+    pub sort: Option<Sort>,
+    #[command(flatten)]
+    pub watching: Watching,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -53,6 +61,29 @@ pub enum Change {
     Label(Box<Label>),
     /// Cut agents off, for good: only a new join token lets their hosts in again
     Revoke(Box<Revoke>),
+    /// Forget agents that are away and will not come back: they and their processes are listed no more
+    Forget(Box<Forget>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    Id,
+    Host,
+    Version,
+    State,
+    /// Those that were heard last come first
+    Heard,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Forget {
+    /// Agents by their ids, or hosts as CLOUD:IP; none of them may be connected
+    #[arg(value_name = "AGENT_OR_HOST", required = true)]
+    pub agents: Vec<String>,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub connection: Connection,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -107,16 +138,22 @@ impl Agents {
             Some(Change::Assign(assign)) => assign.output,
             Some(Change::Label(label)) => label.output,
             Some(Change::Revoke(revoke)) => revoke.output,
+            Some(Change::Forget(forget)) => forget.output,
         }
     }
 
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let (answer, output) = match &self.change {
-            None => (self.connection.client()?.get("/api/v1/agents", &self.filters())?, self.output),
+        let answer = match &self.change {
+            None => {
+                let client = self.connection.client()?;
+                return self.watching.repeat(around, |around| {
+                    let answer = client.get("/api/v1/agents", &self.filters())?;
+                    self.show(&answer, around)
+                });
+            }
             Some(Change::Assign(assign)) => {
                 let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
-                let client = assign.connection.client()?;
-                (client.post("/api/v1/agents/assign", &wanted)?, assign.output)
+                assign.connection.client()?.post("/api/v1/agents/assign", &wanted)?
             }
             Some(Change::Label(label)) => {
                 let wanted = LabelAgents {
@@ -124,22 +161,42 @@ impl Agents {
                     set: label.set.iter().cloned().collect(),
                     remove: label.remove.clone(),
                 };
-                (label.connection.client()?.post("/api/v1/agents/label", &wanted)?, label.output)
+                label.connection.client()?.post("/api/v1/agents/label", &wanted)?
             }
             Some(Change::Revoke(revoke)) => {
                 let wanted = RevokeAgents { agents: revoke.agents.clone(), reason: revoke.reason.clone() };
-                let client = revoke.connection.client()?;
-                (client.post("/api/v1/agents/revoke", &wanted)?, revoke.output)
+                revoke.connection.client()?.post("/api/v1/agents/revoke", &wanted)?
+            }
+            Some(Change::Forget(forget)) => {
+                let wanted = json!({"agents": forget.agents});
+                forget.connection.client()?.post("/api/v1/agents/forget", &wanted)?
             }
         };
-        match output.format() {
-            Format::Json => around.json(&answer.data)?,
+        self.show(&answer, around)
+    }
+
+    fn show(&self, answer: &Answer, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let mut rows: Vec<(Value, AgentRow)> = list::rows(answer)?;
+        // A page is a part of the list by ids, and goes on after its last one.
+        let paged = self.after.is_some() || self.limit.is_some();
+        let sort = self.sort.unwrap_or(if paged { Sort::Id } else { Sort::Host });
+        rows.sort_by_cached_key(|(_, row)| {
+            let host = host_order(row.bk_cloud_id, &row.ip);
+            match sort {
+                Sort::Id => (0, row.bk_agent_id.clone(), host),
+                Sort::Host => (0, String::new(), host),
+                Sort::Version => (0, row.version.clone(), host),
+                Sort::State => (0, state(row), host),
+                Sort::Heard => (-row.heard_at, String::new(), host),
+            }
+        });
+        match self.output().format() {
+            Format::Json => around.json(&list::json(&rows))?,
             Format::Text => {
-                let rows: Vec<AgentRow> = answer.read()?;
                 let now = around.now;
                 around.table(
                     ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE", "LAST HEARD", "LABELS"],
-                    rows.iter().map(|row| cells(row, now)).collect(),
+                    rows.iter().map(|(_, row)| cells(row, now)).collect(),
                     match self.filters().is_empty() {
                         true => "no agent has joined yet: procfleet token create makes a token for one",
                         false => "no agent is so",
@@ -168,18 +225,22 @@ impl Agents {
     }
 }
 
+fn state(row: &AgentRow) -> String {
+    match (row.revoked_at, row.connected, row.revoked_why.as_str()) {
+        (0, true, _) => "connected".to_owned(),
+        (0, false, _) => "away".to_owned(),
+        (_, _, "") => "revoked".to_owned(),
+        (_, _, why) => format!("revoked ({why})"),
+    }
+}
+
 fn cells(row: &AgentRow, now: i64) -> [String; 8] {
     [
         row.bk_agent_id.clone(),
         format!("{}:{}", row.bk_cloud_id, row.ip),
         format!("{} {}", row.bk_biz_id, row.bk_biz_name),
         row.version.clone(),
-        match (row.revoked_at, row.connected, row.revoked_why.as_str()) {
-            (0, true, _) => "connected".to_owned(),
-            (0, false, _) => "away".to_owned(),
-            (_, _, "") => "revoked".to_owned(),
-            (_, _, why) => format!("revoked ({why})"),
-        },
+        state(row),
         age(row.since.max(row.revoked_at), now),
         age(row.heard_at, now),
         row.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","),

@@ -1,14 +1,23 @@
 //! `procfleet audit`: who did what, and from where.
 
+use super::list::{self, MOST_ROWS};
+use super::token::Ttl;
 use crate::output::{Format, Output};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_proto::http::native::AuditRow;
+use serde_json::Value;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Audit {
     /// How many of the newest lines to show
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub limit: u32,
+    /// Only what was refused or denied
+    #[arg(long)]
+    pub failed: bool,
+    /// Only what was done in the last so long, such as 10m or 2d
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Ttl>,
     /// Only what this app did
     #[arg(long, value_name = "CODE")]
     pub app: Option<String>,
@@ -23,15 +32,23 @@ pub struct Audit {
 
 impl Audit {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let mut query = vec![("limit", self.limit.to_string())];
+        let filtered = self.failed || self.since.is_some();
+        let asked = if filtered { MOST_ROWS } else { self.limit };
+        let mut query = vec![("limit", asked.to_string())];
         query.extend(self.app.iter().map(|app| ("app", app.clone())));
         query.extend(self.action.iter().map(|action| ("action", action.clone())));
         let answer = self.connection.client()?.get("/api/v1/audit", &query)?;
+        let mut rows: Vec<(Value, AuditRow)> = list::rows(&answer)?;
+        let now = around.now;
+        rows.retain(|(_, row)| {
+            (!self.failed || row.code != 0)
+                && self.since.is_none_or(|time| time.includes(row.at.max(row.last_at), now))
+        });
+        rows.truncate(self.limit as usize);
         match self.output.format() {
-            Format::Json => around.json(&answer.data)?,
+            Format::Json => around.json(&list::json(&rows))?,
             Format::Text => {
-                let rows: Vec<AuditRow> = answer.read()?;
-                let rows = rows.into_iter().map(|row| cells(row, around)).collect();
+                let rows = rows.into_iter().map(|(_, row)| cells(row, around)).collect();
                 around.table(
                     ["AT", "USER", "APP", "FROM", "ACTION", "SUBJECT", "CODE", "DETAIL"],
                     rows,

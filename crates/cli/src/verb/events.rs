@@ -1,6 +1,9 @@
 //! `procfleet events`: what happened to the processes without anybody asking for it.
 
+use super::list::MOST_ROWS;
+use super::ps::selected;
 use super::targets::host;
+use super::token::Ttl;
 use crate::output::{Format, Output, Pace, plain, plain_lines};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::Host;
@@ -30,6 +33,12 @@ pub struct Events {
     /// Only those of this kind, such as exited or gave_up
     #[arg(long, value_name = "KIND")]
     pub kind: Option<String>,
+    /// Only those of the last so long, such as 10m or 2d, and those that follow
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Ttl>,
+    /// Only those on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    #[arg(long, value_name = "TERM")]
+    pub select: Vec<String>,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -47,13 +56,36 @@ impl Events {
             filters.extend(value.iter().map(|value| (field, value.clone())));
         }
         let mut query = filters.clone();
-        query.push(("limit", self.limit.to_string()));
-        let answer = client.get("/api/v1/events", &query)?;
+        let filtered = self.since.is_some() || !self.select.is_empty();
+        let asked = if filtered { MOST_ROWS } else { self.limit };
+        query.push(("limit", asked.to_string()));
+        let selected = match self.select.is_empty() {
+            true => None,
+            false => Some(selected(&client, &self.select)?),
+        };
+        let now = around.now;
+        let wanted = |event: &EventRow| {
+            selected.as_ref().is_none_or(|agents| agents.contains(&event.bk_agent_id))
+                && self.since.is_none_or(|time| time.includes(event.at / 1000, now))
+        };
+        let mut answer = client.get("/api/v1/events", &query)?;
+        let mut view: EventsView = answer.read()?;
+        let kept: Vec<bool> = view.events.iter().map(&wanted).collect();
+        // The newest, as the server gives them.
+        let surplus = kept.iter().filter(|kept| **kept).count().saturating_sub(self.limit as usize);
+        if filtered {
+            if let Some(events) = answer.data["events"].as_array_mut() {
+                let mut kept = kept.iter();
+                events.retain(|_| kept.next().copied().unwrap_or(true));
+                events.drain(..surplus.min(events.len()));
+            }
+            view.events.retain(&wanted);
+            view.events.drain(..surplus);
+        }
         if !self.follow && self.output.format() == Format::Json {
             around.json(&answer.data)?;
             return Ok(Exit::Done);
         }
-        let mut view: EventsView = answer.read()?;
         let mut failed_tries = 0;
         loop {
             self.show(&view.events, around)?;
@@ -67,6 +99,7 @@ impl Events {
                 Ok(answer) => {
                     failed_tries = 0;
                     view = answer.read()?;
+                    view.events.retain(&wanted);
                 }
                 // A server that restarts is worth waiting for: nothing is missed, for the question names the last event seen.
                 Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {

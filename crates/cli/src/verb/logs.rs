@@ -3,6 +3,8 @@
 //! Without `--follow` it ends where the log ended when it was first asked for, however fast the process writes. With it, each
 //! instance is followed by a thread of its own, and this one prints what they bring, so that lines never mix.
 
+use super::list::target_order;
+use super::ps::selected;
 use super::targets::host;
 use crate::client::Client;
 use crate::output::{Format, Output, Pace};
@@ -39,6 +41,9 @@ pub struct Logs {
     /// An agent to read it from, by its id; give it again for more
     #[arg(long = "agent", value_name = "ID")]
     pub agents: Vec<AgentId>,
+    /// Only hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    #[arg(long, value_name = "TERM", conflicts_with_all = ["hosts", "agents"])]
+    pub select: Vec<String>,
     /// Only this instance of the process
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub instance: Option<u32>,
@@ -101,9 +106,14 @@ impl Logs {
     fn sources(&self, client: &Client) -> Result<Vec<Source>, Error> {
         let rows: Vec<ProcRow> =
             client.get("/api/v1/procs", &[("namespace", self.namespace.clone())])?.read()?;
+        let selected = match self.select.is_empty() {
+            true => None,
+            false => Some(selected(client, &self.select)?),
+        };
         let wanted = ProcKey { namespace: self.namespace.clone(), name: self.name.clone() };
         let found: Vec<(String, String, u32)> = rows
             .iter()
+            .filter(|row| selected.as_ref().is_none_or(|agents| agents.contains(&row.bk_agent_id)))
             .filter_map(|row| {
                 let key = ProcKey { namespace: row.namespace.clone(), name: row.name.clone() };
                 let instance = match key.whole() {
@@ -134,10 +144,17 @@ impl Logs {
             let at = Some((*kind, place.clone()));
             sources.extend(instances.into_iter().map(|instance| Source { at: at.clone(), instance }));
         }
+        if sources.is_empty() && selected.is_some() {
+            return Err(Error::Usage("no selected host is known to have the process".to_owned()));
+        }
         if sources.is_empty() {
             sources.insert(Source { at: None, instance: self.instance.unwrap_or(1) });
         }
-        Ok(sources.into_iter().collect())
+        let mut sources: Vec<Source> = sources.into_iter().collect();
+        sources.sort_by_cached_key(|source| {
+            (source.at.as_ref().map(|(_, place)| target_order(place)), source.instance)
+        });
+        Ok(sources)
     }
 
     fn show(

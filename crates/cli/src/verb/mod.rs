@@ -6,6 +6,7 @@ pub(crate) mod audit;
 pub(crate) mod business;
 pub(crate) mod ca;
 pub(crate) mod events;
+pub(crate) mod list;
 pub(crate) mod logs;
 pub(crate) mod operate;
 pub(crate) mod ps;

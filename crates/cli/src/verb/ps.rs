@@ -1,10 +1,14 @@
 //! `procfleet ps`: the processes as the server knows them. It causes no work on any host; `status` does.
 
+use super::list::{self, Watching, host_order};
 use super::targets::host;
+use crate::client::Client;
 use crate::output::{Format, Output, age, yes_no};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::Host;
-use procfleet_proto::http::native::{ProcRow, ProcState};
+use procfleet_proto::http::native::{AgentRow, ProcRow, ProcState};
+use serde_json::Value;
+use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Ps {
@@ -17,14 +21,49 @@ pub struct Ps {
     /// Only the processes of this host, as CLOUD:IP, or IP for cloud area 0
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub host: Option<Host>,
+    /// Only the processes on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    #[arg(long, value_name = "TERM")]
+    pub select: Vec<String>,
+    /// Only the processes that are so
+    #[arg(long, value_name = "STATE", value_parser = STATES)]
+    pub state: Option<String>,
+    /// Only the processes that are not as they should be: given up, unhealthy, or with a note
+    #[arg(long)]
+    pub failed: bool,
+    /// What they are ordered by
+    #[arg(long, value_name = "COLUMN", value_enum, default_value_t)]
+    pub sort: Sort,
+    /// How many at most [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: Option<u32>,
+    #[command(flatten)]
+    pub watching: Watching,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
     pub connection: Connection,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sort {
+    #[default]
+    Host,
+    Name,
+    State,
+    /// Those that were started last come first
+    Since,
+}
+
+const STATES: [&str; 8] =
+    ["running", "stopped", "starting", "stopping", "restarting", "reloading", "changing", "gave-up"];
+
 impl Ps {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let client = self.connection.client()?;
+        self.watching.repeat(around, |around| self.show(&client, around))
+    }
+
+    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let query: Vec<(&str, String)> = [
             ("namespace", self.namespace.clone()),
             ("name", self.name.clone()),
@@ -33,25 +72,62 @@ impl Ps {
         .into_iter()
         .filter_map(|(key, value)| Some((key, value?)))
         .collect();
-        let answer = self.connection.client()?.get("/api/v1/procs", &query)?;
+        let answer = client.get("/api/v1/procs", &query)?;
+        let selected = match self.select.is_empty() {
+            true => None,
+            false => Some(selected(client, &self.select)?),
+        };
+        let mut rows: Vec<(Value, ProcRow)> = list::rows(&answer)?;
+        rows.retain(|(_, row)| self.wants(row, selected.as_ref()));
+        rows.sort_by_cached_key(|(_, row)| {
+            let (since, state, name) = match self.sort {
+                Sort::Host => (0, "", String::new()),
+                Sort::Name => (0, "", format!("{}:{}", row.namespace, row.name)),
+                Sort::State => (0, word(row.state), String::new()),
+                Sort::Since => (-row.started_at, "", String::new()),
+            };
+            (
+                since,
+                state,
+                name,
+                host_order(row.bk_cloud_id, &row.ip),
+                row.namespace.clone(),
+                row.name.clone(),
+            )
+        });
+        rows.truncate(self.limit.map_or(usize::MAX, |limit| limit as usize));
         match self.output.format() {
-            Format::Json => around.json(&answer.data)?,
+            Format::Json => around.json(&list::json(&rows))?,
             Format::Text => {
-                let rows: Vec<ProcRow> = answer.read()?;
                 let now = around.now;
                 around.table(
                     ["HOST", "NAMESPACE", "NAME", "STATE", "HOSTED", "PID", "SINCE", "NOTE"],
-                    rows.iter().map(|row| cells(row, now)).collect(),
+                    rows.iter().map(|(_, row)| cells(row, now)).collect(),
                     "no processes",
                 )?;
             }
         }
         Ok(Exit::Done)
     }
+
+    fn wants(&self, row: &ProcRow, selected: Option<&BTreeSet<String>>) -> bool {
+        let failed =
+            row.state == ProcState::GaveUp || row.health.starts_with("unhealthy") || !row.note.is_empty();
+        let state = self.state.as_ref().map(|state| state.replace('-', " "));
+        selected.is_none_or(|agents| agents.contains(&row.bk_agent_id))
+            && state.is_none_or(|state| state == word(row.state))
+            && (!self.failed || failed)
+    }
 }
 
-fn cells(row: &ProcRow, now: i64) -> [String; 8] {
-    let state = match row.state {
+/// The agents that a selection means.
+pub(super) fn selected(client: &Client, terms: &[String]) -> Result<BTreeSet<String>, Error> {
+    let agents: Vec<AgentRow> = client.get("/api/v1/agents", &[("select", terms.join(","))])?.read()?;
+    Ok(agents.into_iter().map(|agent| agent.bk_agent_id).collect())
+}
+
+fn word(state: ProcState) -> &'static str {
+    match state {
         ProcState::Running => "running",
         ProcState::Stopped => "stopped",
         ProcState::Starting => "starting",
@@ -60,7 +136,11 @@ fn cells(row: &ProcRow, now: i64) -> [String; 8] {
         ProcState::Reloading => "reloading",
         ProcState::Changing => "changing",
         ProcState::GaveUp => "gave up",
-    };
+    }
+}
+
+fn cells(row: &ProcRow, now: i64) -> [String; 8] {
+    let state = word(row.state);
     // The row has the time of the last start only, which says nothing about a process that is gone.
     let since = match row.pid {
         Some(_) => age(row.started_at, now),

@@ -1,13 +1,15 @@
 //! `procfleet task`: what became of the calls that were accepted.
 
-use crate::client::path_segment;
+use super::list::{self, MOST_ROWS, Watching, target_order};
+use super::token::Ttl;
+use crate::client::{Client, path_segment};
 use crate::output::{Format, Output, age, plain};
 use crate::wait::{self, How, Waiting, Watched, how};
 use crate::{Connection, Error, Exit, Surroundings};
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[derive(Deserialize)]
 struct Accepted {
@@ -17,7 +19,7 @@ struct Accepted {
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Task {
     /// Show a task and its ops as they are now
-    Show(Show),
+    Show(Shown),
     /// Wait until a task has ended
     Watch(Watch),
     /// Cancel a task: what has not begun does not begin, and nobody waits for the rest
@@ -26,6 +28,15 @@ pub enum Task {
     Retry(Retry),
     /// Show the newest tasks
     List(List),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Shown {
+    /// Only the operations that failed
+    #[arg(long)]
+    pub failed: bool,
+    #[command(flatten)]
+    pub show: Show,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -75,8 +86,19 @@ pub struct Retry {
 #[derive(Clone, Debug, clap::Args)]
 pub struct List {
     /// How many of the newest tasks to show
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub limit: u32,
+    /// Only those in which an operation failed
+    #[arg(long)]
+    pub failed: bool,
+    /// Only those that are so
+    #[arg(long, value_name = "STATE", value_parser = ["open", "ended"])]
+    pub state: Option<String>,
+    /// Only those of the last so long, such as 10m or 2d
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Ttl>,
+    #[command(flatten)]
+    pub watching: Watching,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -86,7 +108,8 @@ pub struct List {
 impl Task {
     pub(crate) fn output(&self) -> Output {
         match self {
-            Task::Show(show) | Task::Cancel(show) => show.output,
+            Task::Show(shown) => shown.show.output,
+            Task::Cancel(show) => show.output,
             Task::Watch(watch) => watch.output,
             Task::Retry(retry) => retry.output,
             Task::List(list) => list.output,
@@ -95,7 +118,7 @@ impl Task {
 
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         match self {
-            Task::Show(show) => show.run(around),
+            Task::Show(shown) => shown.run(around),
             Task::Watch(watch) => watch.run(around),
             Task::Cancel(cancel) => cancel.cancel(around),
             Task::Retry(retry) => retry.run(around),
@@ -104,10 +127,14 @@ impl Task {
     }
 }
 
-impl Show {
+impl Shown {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let seen = wait::show(&self.connection.client()?, &self.task.to_string())?;
-        match self.output.format() {
+        let Show { task, output, connection } = &self.show;
+        let mut seen = wait::show(&connection.client()?, &task.to_string())?;
+        if self.failed {
+            seen.keep(|op| how(op) == How::Failed);
+        }
+        match output.format() {
             Format::Json => around.json(&seen.data)?,
             Format::Text => describe(&seen, around)?,
         }
@@ -176,20 +203,34 @@ fn conclude(
 
 impl List {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let answer = self.connection.client()?.get("/api/v1/tasks", &[("limit", self.limit.to_string())])?;
+        let client = self.connection.client()?;
+        self.watching.repeat(around, |around| self.show(&client, around))
+    }
+
+    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+        let filtered = self.failed || self.state.is_some() || self.since.is_some();
+        let asked = if filtered { MOST_ROWS } else { self.limit };
+        let answer = client.get("/api/v1/tasks", &[("limit", asked.to_string())])?;
+        let mut rows: Vec<(Value, TaskRow)> = list::rows(&answer)?;
+        let now = around.now;
+        rows.retain(|(_, row)| self.wants(row, now));
+        rows.truncate(self.limit as usize);
         match self.output.format() {
-            Format::Json => around.json(&answer.data)?,
-            Format::Text => {
-                let rows: Vec<TaskRow> = answer.read()?;
-                let now = around.now;
-                around.table(
-                    ["TASK", "AGE", "USER", "APP", "WHAT", "TOTAL", "OPEN", "OK", "FAILED"],
-                    rows.into_iter().map(|row| list_cells(row, now)).collect(),
-                    "no tasks",
-                )?;
-            }
+            Format::Json => around.json(&list::json(&rows))?,
+            Format::Text => around.table(
+                ["TASK", "AGE", "USER", "APP", "WHAT", "TOTAL", "OPEN", "OK", "FAILED"],
+                rows.into_iter().map(|(_, row)| list_cells(row, now)).collect(),
+                "no tasks",
+            )?,
         }
         Ok(Exit::Done)
+    }
+
+    fn wants(&self, row: &TaskRow, now: i64) -> bool {
+        let state = if row.counts.open > 0 { "open" } else { "ended" };
+        (!self.failed || row.counts.failed > 0)
+            && self.state.as_ref().is_none_or(|wanted| wanted == state)
+            && self.since.is_none_or(|time| time.includes(row.created_at, now))
     }
 }
 
@@ -206,7 +247,9 @@ fn describe(seen: &Watched, around: &mut Surroundings<'_>) -> Result<(), Error> 
         let at = around.moment(task.cancelled_at);
         around.note(&format!("cancelled at {at}"));
     }
-    let rows = seen.view.ops.iter().map(|op| op_cells(op, around)).collect();
+    let mut ops: Vec<&OpRow> = seen.view.ops.iter().collect();
+    ops.sort_by_cached_key(|op| (target_order(&op.target), op.namespace.clone(), op.name.clone()));
+    let rows = ops.into_iter().map(|op| op_cells(op, around)).collect();
     around.table(
         ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],
         rows,

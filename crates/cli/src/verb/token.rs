@@ -103,6 +103,13 @@ impl FromStr for Ttl {
     }
 }
 
+impl Ttl {
+    /// Whether something that was then is not longer ago than this.
+    pub(super) fn includes(self, then: i64, now: i64) -> bool {
+        now.saturating_sub(then) <= i64::try_from(self.secs).unwrap_or(i64::MAX)
+    }
+}
+
 impl Token {
     pub(crate) fn output(&self) -> Output {
         match self {

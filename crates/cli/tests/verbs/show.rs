@@ -17,10 +17,10 @@ fn ps_is_a_table_and_says_what_is_stale() {
     let mut ill = row("ill", "running", json!(44), true, "");
     ill["health"] = json!("unhealthy: no answer");
     let data = json!([
-        row("nginx", "running", json!(42), true, ""),
-        row("redis", "gave_up", Value::Null, true, "exit 1, 4 times"),
         row("cron", "running", json!(43), false, "over limit"),
         ill,
+        row("nginx", "running", json!(42), true, ""),
+        row("redis", "gave_up", Value::Null, true, "exit 1, 4 times"),
     ]);
     let server = Server::start([("GET /api/v1/procs", vec![ok(data.clone())])]);
     let ran = run(&server, "ps --namespace web --host 0:10.0.0.1");
@@ -28,10 +28,10 @@ fn ps_is_a_table_and_says_what_is_stale() {
     assert_eq!(
         ran.out,
         "HOST        NAMESPACE  NAME   STATE     HOSTED  PID  SINCE  NOTE\n\
-         0:10.0.0.1  web        nginx  running   yes     42   5m     -\n\
-         0:10.0.0.1  web        redis  gave up   yes     -    -      exit 1, 4 times\n\
          0:10.0.0.1  web        cron   running?  yes     43   5m     agent away, last heard 90s ago; over limit\n\
-         0:10.0.0.1  web        ill    running   yes     44   5m     unhealthy: no answer\n"
+         0:10.0.0.1  web        ill    running   yes     44   5m     unhealthy: no answer\n\
+         0:10.0.0.1  web        nginx  running   yes     42   5m     -\n\
+         0:10.0.0.1  web        redis  gave up   yes     -    -      exit 1, 4 times\n"
     );
     assert_eq!(server.lines(), ["GET /api/v1/procs?namespace=web&host=0%3A10.0.0.1"]);
 

@@ -35,6 +35,7 @@ mod kinds;
 mod leftovers;
 mod lifecycle;
 mod limits;
+mod lists;
 mod logs;
 mod lost_store;
 mod many_hosts;

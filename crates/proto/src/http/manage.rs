@@ -118,6 +118,11 @@ pub fn revoke_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, Str
     })
 }
 
+/// The agents as they were named.
+pub fn forget_agents<'v>(body: impl Into<Body<'v>>) -> Result<Vec<AgentId>, Faults> {
+    read(body.into(), &["agents"], read_agents)
+}
+
 /// What is to be said of the hosts of some agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelChange {

@@ -4,7 +4,7 @@ use super::select::candidate;
 use super::{App, AppError, Caller, access, audit};
 use crate::clock::WallMs;
 use crate::keeper::{Note, revoked};
-use crate::store::{AgentRecord, Found};
+use crate::store::{AgentRecord, FORGOTTEN, Found};
 use procfleet_core::access::Scope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::select::{glob, means};
@@ -112,6 +112,35 @@ pub async fn revoke(
     done.await.map_err(|_| AppError::Ending)??;
     let rows = list(app, caller, AgentsQuery::default()).await?;
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
+}
+
+/// All of the agents, or none: those that are away and will not come back. They are listed no more. Answers with their last rows.
+pub async fn forget(app: &App, caller: &Caller, named: Vec<AgentId>) -> Result<Vec<AgentRow>, AppError> {
+    let agents = all_of(app, &named).await?;
+    let mut faults = Faults::default();
+    for agent in agents.iter().filter(|agent| app.presences.contains(agent)) {
+        faults.add("agents", format!("agent {agent} is connected; only one that is away can be forgotten"));
+    }
+    if !faults.is_empty() {
+        return Err(faults.into());
+    }
+    let listed: Vec<&str> = agents.iter().map(AgentId::as_str).collect();
+    let rows = list(app, caller, AgentsQuery::default()).await?;
+    let rows = rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect();
+    let (subject, detail) = (format!("{} agents", listed.len()), listed.join(", "));
+    let record = audit::entry(app, caller, "agents_forget", &subject, detail);
+    let (store, keeper, now) = (app.store.clone(), app.keeper.clone(), app.clock.wall());
+    let forgetting: Vec<AgentId> = agents.iter().cloned().collect();
+    // In a task of its own: a caller that hangs up must not keep the keeper from hearing of it.
+    let done = tokio::spawn(async move {
+        store.forget_agents(forgetting.clone(), now, record).await?;
+        for agent in forgetting {
+            keeper.tell(Note::Dismissed { agent, reason: revoked(FORGOTTEN) }).await;
+        }
+        Ok::<_, AppError>(())
+    });
+    done.await.map_err(|_| AppError::Ending)??;
+    Ok(rows)
 }
 
 /// The agents that are named by their ids or hosts; every one that is not known is a fault.

@@ -37,6 +37,7 @@ pub(super) fn routes() -> Routes {
         .post("token_create", "/api/v1/tokens", only(create_token))
         .post("agents_assign", "/api/v1/agents/assign", only(assign_agents))
         .post("agents_revoke", "/api/v1/agents/revoke", only(revoke_agents))
+        .post("agents_forget", "/api/v1/agents/forget", only(forget_agents))
         .post("agents_label", "/api/v1/agents/label", only(label_agents))
         .get("ca_show", "/api/v1/ca", only(show_ca))
         .post("ca_rotate", "/api/v1/ca/rotate", only(rotate_ca))
@@ -156,6 +157,10 @@ async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
 async fn revoke_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
     let (named, why) = manage::revoke_agents(&call.body)?;
     Ok(agents::revoke(&call.app, &call.caller, named, why).await?)
+}
+
+async fn forget_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
+    Ok(agents::forget(&call.app, &call.caller, manage::forget_agents(&call.body)?).await?)
 }
 
 async fn label_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {

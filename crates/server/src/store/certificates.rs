@@ -137,7 +137,33 @@ impl Store {
         })
         .await
     }
+
+    /// They are listed no more, and neither is what they said of their procs. They are revoked, too: what comes back with
+    /// one of their certificates needs a new token.
+    pub async fn forget_agents(
+        &self,
+        agents: Vec<AgentId>,
+        at: i64,
+        audit: NewAudit,
+    ) -> Result<(), StoreError> {
+        self.write("forgetting agents", move |db| {
+            let sql = "UPDATE agents SET revoked_at = coalesce(revoked_at, ?1), \
+                       revoked_why = iif(revoked_at IS NULL, ?2, revoked_why), retired_at = ?1 \
+                       WHERE agent_id = ?3 AND retired_at IS NULL";
+            let mut forget = db.prepare_cached(sql)?;
+            for agent in &agents {
+                forget.execute(params![at, FORGOTTEN, agent.as_str()])?;
+                db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
+                db.prepare_cached("DELETE FROM process_groups WHERE agent = ?")?.execute([agent.as_str()])?;
+            }
+            insert_audit(db, &audit)
+        })
+        .await
+    }
 }
+
+/// Why an agent that was forgotten is kept out.
+pub const FORGOTTEN: &str = "it was forgotten";
 
 pub(super) fn insert(db: &Connection, agent: &AgentId, certificate: &CertificateRecord) -> Result<(), Fault> {
     let sql = "INSERT INTO certificates (agent, sha256, ca_sha256, issued_at, expires_at) VALUES (?, ?, ?, ?, ?) \

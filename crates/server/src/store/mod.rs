@@ -52,7 +52,7 @@ pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
 pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
 pub use backup::{backup, restore};
 pub use businesses::{Business, BusinessSet};
-pub use certificates::CertificateRecord;
+pub use certificates::{CertificateRecord, FORGOTTEN};
 pub use events::{EventFilter, EventRecord, NewEvent, Page, Webhook};
 pub use ops::{Applied, Finished, OpenOpRow};
 pub use process_groups::GroupsRecord;

@@ -182,6 +182,7 @@ pub const APIS: &[Api] = &[
     api("token_create", Admin, reads!(manage::create_token)),
     api("agents_assign", Admin, reads!(manage::assign_agents)),
     api("agents_revoke", Admin, reads!(manage::revoke_agents)),
+    api("agents_forget", Admin, reads!(manage::forget_agents)),
     api("agents_label", Admin, reads!(manage::label_agents)),
     plain("ca_show", Admin),
     plain("ca_rotate", Admin),

@@ -37,6 +37,7 @@ pub fn request(api: &str) -> Option<Value> {
         "app_revoke" => json!({"ops": ["stop"]}),
         "token_create" => json!({"ttl_secs": 3600, "uses": 20, "bk_cloud_id": 0, "bk_biz_id": 1}),
         "agents_assign" => json!({"agents": ["0:10.0.0.5"], "bk_biz_id": 7}),
+        "agents_forget" => json!({"agents": ["0:10.0.0.5"]}),
         "agents_revoke" => json!({"agents": ["0:10.0.0.5"], "reason": "the disk was stolen"}),
         "task_cancel" | "task_retry" => json!({}),
         "agents_label" => json!({"agents": ["0:10.0.0.5"], "set": {"role": "web"}, "remove": ["old"]}),
@@ -132,7 +133,7 @@ pub(super) fn data(api: &str) -> Option<Value> {
             }
             json!([all])
         }
-        "agents" | "agents_assign" | "agents_revoke" | "agents_label" => json!([agent]),
+        "agents" | "agents_assign" | "agents_forget" | "agents_revoke" | "agents_label" => json!([agent]),
         "operate" => json!({"task_id": TASK, "count": 2, "hosts": ["0:10.0.0.5", "0:10.0.0.6"], "procs": [
             {"namespace": "gse", "name": "proc-test", "hosts": ["0:10.0.0.5", "0:10.0.0.6"]}]}),
         "spec" => {

@@ -421,6 +421,14 @@ pub(super) const TITLES: &[Titled] = &[
         ["Answered with the agents as they are then.", "返回变更后的 agent。"],
     ),
     (
+        "agents_forget",
+        ["Forget agents", "删除 agent"],
+        [
+            "For agents that are away and will not come back. They and their processes are listed no more, and what comes back with one of their certificates is refused until it joins with a new token. Answered with the agents as they were.",
+            "用于不再恢复的离线 agent。删除后不再列出其与其进程；持原证书者须用新令牌重新加入。返回删除前的 agent。",
+        ],
+    ),
+    (
         "agents_revoke",
         ["Revoke agents", "吊销 agent"],
         [

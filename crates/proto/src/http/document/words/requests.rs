@@ -715,6 +715,11 @@ pub(super) const TEXTS: &[Text] = &[
         "agent ID，或 CLOUD:IP 形式的主机。全部成功或全部不变。",
     ),
     (
+        "agents_forget/agents",
+        "Agent ids, or hosts as CLOUD:IP. All of them or none; none of them may be connected.",
+        "agent ID，或 CLOUD:IP 形式的主机。全部成功或全部不变，且均不得在线。",
+    ),
+    (
         "agents_revoke/agents",
         "Agent ids, or hosts as CLOUD:IP. All of them or none.",
         "agent ID，或 CLOUD:IP 形式的主机。全部成功或全部不变。",
