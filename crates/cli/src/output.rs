@@ -89,7 +89,7 @@ pub struct Output {
     /// Whether states are coloured; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub color: When,
-    /// See https://no-color.org
+    /// See <https://no-color.org>
     #[arg(long, env = "NO_COLOR", hide = true, action = clap::ArgAction::Set, value_parser = not_empty, default_value = "")]
     pub no_color: bool,
 }
