@@ -33,7 +33,7 @@ use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::{Beginning, Ca, PkiError};
-use crate::sessions::{Link, LinkError, Presences};
+use crate::sessions::{Link, LinkError, Presences, RefusalLog};
 use crate::store::{Store, StoreError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -191,6 +191,7 @@ impl Server {
         };
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
+            refusal_log: RefusalLog::default(),
             store: app.store.clone(),
             keeper: app.keeper.clone(),
             ca: app.ca.clone(),

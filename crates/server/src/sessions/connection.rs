@@ -114,7 +114,9 @@ pub(super) async fn run(
         Ok(greeting) => greeting,
         Err(end) => {
             link.metrics.refused_sessions.inc();
-            warn!(from = %ip, reason = %end, "an agent's session was refused");
+            if link.refusal_log.admits_a_line() {
+                warn!(from = %ip, reason = %end, "an agent's session was refused");
+            }
             let refused = Body::Refused(Refused { reason: end.to_string() });
             Box::pin(say_goodbye(&mut socket, Some(refused))).await;
             return;

@@ -29,7 +29,9 @@ pub(super) async fn run(link: Link, from: IpAddr, mut socket: WebSocket) {
         Ok(enrolled) => Body::Enrolled(enrolled),
         Err(reason) => {
             link.metrics.refused_sessions.inc();
-            warn!(%from, %reason, "an enrolment was refused");
+            if link.refusal_log.admits_a_line() {
+                warn!(%from, %reason, "an enrolment was refused");
+            }
             Body::Refused(Refused { reason })
         }
     };
@@ -53,12 +55,21 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
         ));
     }
     let now = link.clock.wall();
+    let shown = TokenUse { id: token.public_id(), secret_hash: secret::hash(&token.secret) };
+    // By a reader, before anything is signed or handed to the store's writer: who has no token costs neither.
+    match link.store.token_refusal(shown.clone(), now).await {
+        Ok(None) => {}
+        Ok(Some(refusal)) => return Err(refusal.to_string()),
+        Err(error) => {
+            warn!(error = &error as &dyn std::error::Error, "a join token could not be checked");
+            return Err("the server cannot enrol agents now".to_owned());
+        }
+    }
     let agent = new_agent_id(now);
     let signed = link
         .ca
         .sign_agent(&request.csr, &agent, now)
         .map_err(|_| "the certificate request cannot be used".to_owned())?;
-    let shown = TokenUse { id: token.public_id(), secret_hash: secret::hash(&token.secret) };
     let joining = JoiningAgent {
         agent: agent.clone(),
         ip,

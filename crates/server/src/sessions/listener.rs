@@ -1,7 +1,7 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
 use super::places::{Place, Places};
-use super::{Budgets, Clones, Questions, connection, enroll};
+use super::{Budgets, Clones, Questions, RefusalLog, connection, enroll};
 use crate::app::events::Bell;
 use crate::clock::Clock;
 use crate::keeper::Keeper;
@@ -57,6 +57,7 @@ pub struct Link {
     pub questions: Questions,
     pub clones: Clones,
     pub budgets: Budgets,
+    pub refusal_log: RefusalLog,
     /// How long events are kept: older ones are not believed.
     pub keep: Duration,
     /// Until when agents are let back in that a restored store does not know.
@@ -108,7 +109,8 @@ impl Link {
             // As it is now: a CA may have come or gone.
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
             let coming = Coming { from, place: Arc::new(place), present: present.clone() };
-            connections.spawn(welcome(stream, coming, acceptor, router.clone(), self.metrics.clone()));
+            let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
+            connections.spawn(welcome(stream, coming, acceptor, router.clone(), metrics, refusal_log));
         }
         drop((listener, present));
         // Sessions end with their outboxes; the caller bounds how long this may take.
@@ -131,6 +133,7 @@ async fn welcome(
     acceptor: TlsAcceptor,
     router: Router,
     metrics: Arc<Metrics>,
+    refusal_log: RefusalLog,
 ) {
     let Coming { from, place, present } = coming;
     let handshake = tokio::select! {
@@ -146,7 +149,9 @@ async fn welcome(
         }
         Some(Ok(Err(error))) => {
             metrics.refused_sessions.inc();
-            warn!(%from, %error, "an agent's TLS handshake was refused");
+            if refusal_log.admits_a_line() {
+                warn!(%from, %error, "an agent's TLS handshake was refused");
+            }
         }
         Some(Err(_)) | None => {
             metrics.refused_sessions.inc();
@@ -210,7 +215,9 @@ async fn open_link(
 ) -> Response {
     let Some(certificate) = peer.certificate.clone() else {
         link.metrics.refused_sessions.inc();
-        warn!(from = %peer.ip, "an agent without a certificate was refused");
+        if link.refusal_log.admits_a_line() {
+            warn!(from = %peer.ip, "an agent without a certificate was refused");
+        }
         let reason = "this link needs a client certificate; join with a token first (procfleet agent --token-file FILE)";
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };

@@ -14,11 +14,13 @@ mod listener;
 mod places;
 mod questions;
 mod readmission;
+mod refusal_log;
 
 pub use budget::Budgets;
 pub use clones::Clones;
 pub use listener::{Link, LinkError};
 pub use questions::{Questions, Unanswered};
+pub use refusal_log::RefusalLog;
 
 use crate::clock::WallMs;
 use crate::metrics::Metrics;

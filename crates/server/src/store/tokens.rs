@@ -106,6 +106,11 @@ impl Store {
         .await
     }
 
+    /// Why nobody can join with this token now. `None`: it is good.
+    pub async fn token_refusal(&self, token: TokenUse, now: i64) -> Result<Option<TokenRefusal>, StoreError> {
+        self.read("checking a join token", move |db| Ok(check(db, &token, now)?.err())).await
+    }
+
     /// The newest first. Those that expired long ago are deleted.
     pub async fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
         self.read("reading join tokens", |db| {
@@ -160,7 +165,7 @@ fn replaces(any: bool) -> Replaces {
     if any { Replaces::AnyAgent } else { Replaces::LostAgents }
 }
 
-/// Takes one use of the token. The caller's savepoint gives it back if what follows fails.
+/// Where the agents of this token belong, if it is good. Changes nothing.
 pub(super) fn check(
     db: &Connection,
     token: &TokenUse,
