@@ -127,3 +127,24 @@ fn no_test_says_how_soon_something_happens() {
         }
     }
 }
+
+/// Each statement of the security page names the tests that show it.
+#[test]
+fn the_tests_that_the_security_page_names_are_there() {
+    let page = std::fs::read_to_string(root().join("docs/operator/security.md")).expect("the page");
+    let folders = ["crates/procfleet/tests/e2e", "crates/agent/tests/exec_processes", "crates/server/src"];
+    let files: Vec<PathBuf> = folders.iter().flat_map(|folder| rust_files(&root().join(folder))).collect();
+    let has = |module: &str, function: &str| {
+        files
+            .iter()
+            .filter(|file| file.file_stem().is_some_and(|stem| stem == module))
+            .any(|file| std::fs::read_to_string(file).expect("a file").contains(&format!("fn {function}(")))
+    };
+    let names: Vec<&str> = page.split('`').skip(1).step_by(2).filter(|word| word.contains("::")).collect();
+    assert!(names.len() > 30, "the page names its tests: {names:?}");
+    for name in names {
+        let (module, function) = name.split_once("::").expect("a module and a test");
+        let function = function.rsplit("::").next().unwrap_or(function);
+        assert!(has(module, function), "docs/operator/security.md names {name}, which is nowhere");
+    }
+}
