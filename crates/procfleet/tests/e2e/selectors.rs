@@ -101,7 +101,7 @@ fn agents_are_listed_by_what_they_are() {
         Some(true)
     );
     // Labels are the host's: another agent for it bears them too.
-    let token = up.token(&[]);
+    let token = up.token(&["--replace"]);
     let mut again = Joined::start(up.binary(), &up.link(), &up.folder("again"), "127.0.0.3", Some(&token));
     again.wait_until_connected(&up, "127.0.0.3");
     assert_eq!(ips(&cli(&up, &["agents", "--label", "dc=west", "--state", "connected"])), ["127.0.0.3"]);
