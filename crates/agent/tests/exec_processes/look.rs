@@ -45,6 +45,8 @@ async fn a_daemon_is_found_by_its_pid_file() {
     let mut proc = Proc::with_pid_file("daemon");
     let run = proc.run(DAEMON);
     let pid = proc.pid_in("web.pid").await;
+    // The shell writes the file before its child has become the program.
+    until_called(pid, "web").await;
     let process = running(proc.launched(run, Leader::Refuse));
     assert_eq!((process.pid, process.found), (pid, Found::PidFile));
     assert_eq!(proc.settled(), Sighting::Running(process));
