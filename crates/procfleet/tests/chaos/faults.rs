@@ -1,6 +1,8 @@
 //! Disks that are full or fail, ways that lose bytes or stand still, a server that stops for a while, clocks that are wrong.
 
+use crate::flood::Flood;
 use crate::history;
+use crate::overtake;
 use crate::proxy::Way;
 use crate::table::Row;
 use crate::world::{AGENT, Side, World, folder};
@@ -20,6 +22,8 @@ const SYNCS: u64 = 14;
 const OPS_EACH: usize = 4;
 /// The agent cannot write it down, and does not begin.
 const REFUSED: u64 = 101;
+/// The server cannot write it down, and does not take it.
+const SERVER_REFUSED: u64 = 1_000_101;
 /// Its agent is not there.
 const NO_AGENT: u64 = 117;
 /// It did not end by its deadline.
@@ -53,6 +57,14 @@ pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
         job(
             "partition in the middle of an op",
             Box::new(move || partition("partition in the middle of an op", secs(10, 4))),
+        ),
+        job(
+            "stops that overtake slow starts",
+            Box::new(|| overtake::game("stops that overtake slow starts")),
+        ),
+        job(
+            "an agent floods the server",
+            Box::new(move || flooded("an agent floods the server", secs(20, 4))),
         ),
         job("server stopped", Box::new(move || stopped("server stopped", secs(60, 4)))),
         job("agent's clock an hour ahead", Box::new(|| clock("agent's clock an hour ahead", AGENT, HOUR))),
@@ -106,17 +118,81 @@ fn disk_full(name: &str, side: Side) -> Row {
     };
     let world = World::start_in(folder, server, vec![agent], Vec::new());
     let row = play(name, world, |world| {
+        let own = |name: &str| world.own_proc(name).starts(&programs::foreground());
+        let procs = ["queried", "stopped", "killed"].map(own);
+        let (pids, refused) = (procs.each_ref().map(Proc::start), own("refused"));
         disk.fill();
+        let mut trouble = check_full_disk(side, &procs, pids, &refused);
         wait(Duration::from_secs(3));
         // Whoever dies while there is no room comes back when there is some.
         world.kill(side);
         disk.free();
         world.start_side(side, "");
-        Vec::new()
+        world.wait_until_connected();
+        let runs = [&procs[0], &procs[1], &procs[2], &refused].map(|proc| (proc.pids(), proc.runs()));
+        if runs != [(vec![pids[0]], 1), (Vec::new(), 1), (Vec::new(), 1), (Vec::new(), 0)] {
+            trouble.push(format!("of {pids:?}, these run when there is room again, and so often: {runs:?}"));
+        }
+        if procs[0].op(Op::Kill).code != 0 || refused.op(Op::Start).code != 0 {
+            trouble.push("not all is as before when there is room again".to_owned());
+        }
+        refused.op(Op::Kill);
+        // A server does not store what it refuses.
+        world.others += 12 + usize::from(side == AGENT);
+        trouble
     });
     drop(disk);
     // What was mounted kept its folder from being taken away with the world.
     let _ = fs::remove_dir_all(place);
+    row
+}
+
+/// What can be done on a full disk, and what cannot. The procs are to be queried, stopped and killed.
+fn check_full_disk(side: Side, procs: &[Proc; 3], pids: [u32; 3], refused: &Proc) -> Vec<String> {
+    let mut trouble = Vec::new();
+    let said = match side {
+        Side::Server => {
+            let answer = refused.client.post("/api/v2/proc/operate_proc_v2", refused.body(Op::Start)).body;
+            (answer["code"].as_u64(), answer["message"].to_string())
+        }
+        Side::Agent(_) => {
+            let outcome = refused.op(Op::Start);
+            (Some(outcome.code), outcome.message)
+        }
+    };
+    let code = if side == Side::Server { SERVER_REFUSED } else { REFUSED };
+    if said.0 != Some(code) || !said.1.contains("full") {
+        trouble.push(format!("start on a full disk: {said:?}"));
+    }
+    for ((proc, pid), op) in procs.iter().zip(pids).zip([Op::Query, Op::Stop, Op::Kill]) {
+        let outcome = proc.op(op);
+        let runs = proc.pids().contains(&pid);
+        if outcome.code != 0 || runs != (op == Op::Query) {
+            trouble.push(format!("{op:?} on a full disk (pid {pid} runs: {runs}): {outcome:?}"));
+        }
+    }
+    trouble
+}
+
+/// An agent sends events and states without end, and the server is killed meanwhile.
+fn flooded(name: &str, time: Duration) -> Row {
+    let world = World::start();
+    let flood = Flood::start(&world);
+    let row = play(name, world, |world| {
+        let client = world.client.clone();
+        wait_until(PATIENCE * 4, "the server drops what is too much", || {
+            ["events", "states"].iter().all(|what| {
+                let counter = format!("procfleet_agent_dropped_total{{what=\"{what}\"}} ");
+                let page = client.page("/metrics").text;
+                page.lines().any(|line| line.strip_prefix(&counter).is_some_and(|count| count != "0"))
+            })
+        });
+        world.kill(Side::Server);
+        world.start_side(Side::Server, "");
+        wait(time);
+        Vec::new()
+    });
+    drop(flood);
     row
 }
 
@@ -366,11 +442,7 @@ fn agent_clock_is_set(name: &str) -> Row {
         world.hosts[0].environment = clock.environment();
         world.start_side(AGENT, "");
         world.wait_until_connected();
-        let own = |name: &str| {
-            let folder = world.folder().join(name);
-            fs::create_dir_all(&folder).expect("our own folder");
-            Proc::new(world.client.clone(), &world.namespace, name, folder).on_host(&world.hosts[0].ip)
-        };
+        let own = |name: &str| world.own_proc(name);
         let hosted = own("hosted").starts(&programs::foreground());
         let note = "echo run >> runs";
         let cycle = own("cycle").policy("auto_type", 0).policy("cycle_time", 1).starts(note);
@@ -409,12 +481,12 @@ fn agent_clock_is_set(name: &str) -> Row {
         }
         let events = world.client.data("/api/v1/events?limit=1000");
         let odd = |event: &&Value| {
+            let is_of = |proc: &&Proc| event["name"] == proc.name.as_str();
             let kind = event["kind"].as_str().unwrap_or_default();
-            !["started", "run_missed"].contains(&kind)
+            [&hosted, &cycle, &rule].iter().any(is_of) && !["started", "run_missed"].contains(&kind)
         };
-        trouble.extend(
-            events.as_array().into_iter().flatten().filter(odd).map(|event| format!("told of: {event}")),
-        );
+        let events = events["events"].as_array().expect("a list");
+        trouble.extend(events.iter().filter(odd).map(|event| format!("told of: {event}")));
         hosted.op(Op::Kill).assert_success();
         world.others += 11;
         trouble

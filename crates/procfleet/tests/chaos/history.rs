@@ -27,6 +27,7 @@ const SUCCESS: u64 = 0;
 const RUNNING: u64 = 115;
 const NO_AGENT: u64 = 117;
 const INTERRUPTED: u64 = 805;
+const NOT_RUNNING: u64 = 829;
 
 /// One task that was accepted.
 #[derive(Clone, Debug)]
@@ -39,6 +40,14 @@ pub(crate) struct Sent {
     keys: BTreeMap<String, String>,
     /// The addresses in the order of the ops.
     hosts: Vec<String>,
+    pub(crate) op: Op,
+    /// The processes of the proc that ran when a stop or kill had said that there are none.
+    pub(crate) left: Vec<u32>,
+}
+
+/// Whether the outcome of a stop or kill says that nothing runs.
+pub(crate) fn says_gone(code: u64) -> bool {
+    matches!(code, SUCCESS | NOT_RUNNING)
 }
 
 /// How often the command of a task was run on a host: by the task's word and the host's address.
@@ -55,7 +64,7 @@ pub(crate) struct Verdict {
     pub(crate) twice: usize,
     /// None, or one that came later than the deadline and 5 s.
     pub(crate) without: usize,
-    /// Outcomes that say that nothing was done where something was, and tasks that nobody sent.
+    /// Outcomes that say that nothing was done or nothing runs where something was or does, and tasks that nobody sent.
     pub(crate) untrue: usize,
     pub(crate) codes: BTreeMap<u64, usize>,
     /// What outcomes that are no successes say, one of each code.
@@ -69,6 +78,11 @@ impl Verdict {
         self.ops > 0 && self.lost + self.twice + self.without + self.untrue == 0
     }
 
+    pub(crate) fn untrue(&mut self, note: String) {
+        self.untrue += 1;
+        self.note(note);
+    }
+
     fn note(&mut self, note: String) {
         if self.notes.len() < NOTES {
             self.notes.push(note);
@@ -80,12 +94,22 @@ impl Verdict {
 pub(crate) fn send(client: &Client, proc: &Proc, hosts: &[String], word: &str, takes: &str) -> Sent {
     // Appended by one write: what two shells say at once stays two lines.
     let command = format!("echo '{word}' $PROCFLEET_PROC >> log{takes}");
-    let mut body = proc.clone().policy("auto_type", 2).starts(&command).body(Op::Start);
+    send_op(client, &proc.clone().policy("auto_type", 2).starts(&command), hosts, Op::Start, word)
+}
+
+/// The same for any op.
+pub(crate) fn send_op(client: &Client, proc: &Proc, hosts: &[String], op: Op, word: &str) -> Sent {
+    let mut body = proc.body(op);
     let hosts: Vec<String> = hosts.iter().cloned().chain([NOWHERE.to_owned()]).collect();
     body["hosts"] = hosts.iter().map(|ip| json!({"ip": ip, "bk_cloud_id": 0})).collect();
-    let task = submit(client, &body, word).unwrap_or_else(|| panic!("{word} was not accepted in {AWAY:?}"));
+    let task = submit_until_accepted(client, &body, word);
     let key = |ip: &String| (format!("0:{ip}:{}:{}", proc.namespace, proc.name), ip.clone());
-    Sent { word: word.to_owned(), body, task, keys: hosts.iter().map(key).collect(), hosts }
+    let keys = hosts.iter().map(key).collect();
+    Sent { word: word.to_owned(), body, task, keys, hosts, op, left: Vec::new() }
+}
+
+fn submit_until_accepted(client: &Client, body: &Value, key: &str) -> String {
+    submit(client, body, key).unwrap_or_else(|| panic!("{key} was not accepted in {AWAY:?}"))
 }
 
 fn submit(client: &Client, body: &Value, key: &str) -> Option<String> {
@@ -100,6 +124,17 @@ impl Sent {
     pub(crate) fn ops(&self) -> impl Iterator<Item = (String, &String)> {
         let task = self.task.trim_start_matches("GSETASK:").replace(':', "-");
         self.hosts.iter().enumerate().map(move |(index, ip)| (format!("{task}-{index}"), ip))
+    }
+
+    /// The name of its proc.
+    pub(crate) fn name(&self) -> String {
+        self.body["meta"]["name"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The same request as a task of its own.
+    pub(crate) fn send_again(&self, client: &Client, word: &str) -> Sent {
+        let task = submit_until_accepted(client, &self.body, word);
+        Sent { word: word.to_owned(), task, left: Vec::new(), ..self.clone() }
     }
 
     /// Whether it has an outcome by now; false, too, if the server cannot say.
@@ -154,14 +189,16 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], runs: impl FnOnce() -> Runs)
             match ip == NOWHERE {
                 true if code == NO_AGENT => {}
                 true => {
-                    verdict.untrue += 1;
-                    verdict.note(format!("{}: {code} {message} for a host that nobody knows", one.word));
+                    verdict.untrue(format!("{}: {code} {message} for a host that nobody knows", one.word));
                 }
                 false => {
                     *verdict.codes.entry(code).or_default() += 1;
-                    outcomes.insert((one.word.clone(), ip.clone()), (code, message));
+                    outcomes.insert((one.word.clone(), ip.clone()), (one.op, code, message));
                 }
             }
+        }
+        if !one.left.is_empty() {
+            verdict.untrue(format!("{} ({}): {:?} ran after its outcome", one.word, one.task, one.left));
         }
         // The same request under the same key is the same task, now and for ever.
         let again = submit(client, &one.body, &one.word);
@@ -190,8 +227,12 @@ pub(crate) fn runs_in(log: &Path, hosts: &BTreeMap<String, String>) -> Runs {
     runs
 }
 
-fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<(String, String), (u64, String)>, mut runs: Runs) {
-    for (place, (code, message)) in outcomes {
+fn check_runs(
+    verdict: &mut Verdict,
+    outcomes: &BTreeMap<(String, String), (Op, u64, String)>,
+    mut runs: Runs,
+) {
+    for (place, (op, code, message)) in outcomes {
         let times = runs.remove(place).unwrap_or(0);
         let word = format!("{} on {}", place.0, place.1);
         match (*code, times) {
@@ -199,7 +240,7 @@ fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<(String, String), (u64,
                 verdict.twice += 1;
                 verdict.note(format!("{word}: run {times} times; {code} {message}"));
             }
-            (SUCCESS, 0) => {
+            (SUCCESS, 0) if *op == Op::Start => {
                 verdict.lost += 1;
                 verdict.note(format!("{word}: success without a run"));
             }
@@ -207,12 +248,10 @@ fn check_runs(verdict: &mut Verdict, outcomes: &BTreeMap<(String, String), (u64,
             (INTERRUPTED, _) => _ = verdict.examples.entry(*code).or_insert_with(|| message.clone()),
             (SUCCESS, _) => {}
             (_, 1) if message.contains("nothing was done") || message.contains("not begun") => {
-                verdict.untrue += 1;
-                verdict.note(format!("{word}: was run, and its outcome is {code} {message}"));
+                verdict.untrue(format!("{word}: was run, and its outcome is {code} {message}"));
             }
             (_, _) if message.is_empty() => {
-                verdict.untrue += 1;
-                verdict.note(format!("{word}: {code} says nothing"));
+                verdict.untrue(format!("{word}: {code} says nothing"));
             }
             (_, _) => _ = verdict.examples.entry(*code).or_insert_with(|| message.clone()),
         }

@@ -2,14 +2,16 @@
 //! whole history is checked. `scripts/chaos` is the front of it, docs/chaos.md says how to read it.
 //!
 //! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
-//! - `history`: what was sent, and what must be true of it in the end;
-//! - `points`, `random`, `faults`, `fleet`: what goes wrong;
+//! - `history`: what was sent, and what must be true of it in the end; `overtake`: the part of it that stops and kills slow starts;
+//! - `points`, `random`, `faults`, `fleet`: what goes wrong; `flood`: an agent that sends too much meanwhile;
 //! - `table`: what is printed.
 
 mod dice;
 mod faults;
 mod fleet;
+mod flood;
 mod history;
+mod overtake;
 mod points;
 mod proxy;
 mod random;

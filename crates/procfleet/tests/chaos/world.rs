@@ -1,6 +1,7 @@
 //! A server and some agents in processes of their own, a way between them, and a workload.
 
 use crate::history::{self, Runs, Sent, Verdict};
+use crate::overtake;
 use crate::proxy::Proxy;
 use procfleet_testkit::{Client, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
 use std::path::{Path, PathBuf};
@@ -91,6 +92,7 @@ impl World {
         server_environment: Vec<(String, String)>,
     ) -> World {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
+        std::fs::create_dir_all(folder.path().join("procs")).expect("our own folder");
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let hosts = agents.into_iter().enumerate().map(|(place, data)| Host::new(place, data));
         let mut world = World {
@@ -262,6 +264,12 @@ impl World {
     /// A proc of the first host.
     pub(crate) fn proc(&self, name: &str) -> Proc {
         let folder = self.folder.path().join("procs");
+        Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
+    }
+
+    /// The same with a folder of its own.
+    pub(crate) fn own_proc(&self, name: &str) -> Proc {
+        let folder = self.folder.path().join(name);
         std::fs::create_dir_all(&folder).expect("our own folder");
         Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
     }
@@ -291,7 +299,8 @@ impl World {
 
     /// With both running again: everything that was sent, looked at from all sides.
     pub(crate) fn judge(&mut self, sent: &[Sent]) -> Verdict {
-        let verdict = history::judge(&self.client, sent, || self.runs());
+        let mut verdict = history::judge(&self.client, sent, || self.runs());
+        self.others += overtake::check(&mut verdict, &self.client, &self.namespace, sent);
         self.close(verdict)
     }
 
@@ -365,7 +374,20 @@ impl Workload {
                 }
             })
         };
-        let callers = (0..CALLERS).map(caller).collect();
+        let mut callers: Vec<JoinHandle<()>> = (0..CALLERS).map(caller).collect();
+        let (stopped, all, begins, client) =
+            (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+        let slow = overtake::procs(world, addresses);
+        callers.push(std::thread::spawn(move || {
+            for (round, proc) in slow.iter().cycle().enumerate() {
+                if stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+                begins.fetch_add(2, Ordering::SeqCst);
+                let both = proc.play(&client, round, || {});
+                all.lock().expect("nobody panics with it").extend(both);
+            }
+        }));
         Workload { stop, sent, begun, callers }
     }
 
