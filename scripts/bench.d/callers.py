@@ -18,10 +18,12 @@ class Api:
         host, port = self.address.rsplit(":", 1)
         return http.client.HTTPConnection(host, int(port), timeout=self.patience)
 
-    def call(self, method, path, body=None, connection=None):
+    def call(self, method, path, body=None, connection=None, key=None):
         """The bytes of the answer. They are read later, if at all: reading them takes a core that the server needs."""
         own = connection or self.connect()
         headers = {"X-Bkapi-Authorization": self.admin, "Content-Type": "application/json"}
+        if key:
+            headers["Idempotency-Key"] = key
         own.request(method, path, json.dumps(body) if body is not None else None, headers)
         answer = own.getresponse()
         content = answer.read()
@@ -31,8 +33,8 @@ class Api:
             raise RuntimeError(f"{path}: {answer.status} {content[:300]!r}")
         return content
 
-    def data(self, method, path, body=None):
-        answer = json.loads(self.call(method, path, body))
+    def data(self, method, path, body=None, key=None):
+        answer = json.loads(self.call(method, path, body, key=key))
         if answer["code"] != 0:
             raise RuntimeError(f"{path}: {answer['message']}"[:500])
         return answer["data"]

@@ -43,9 +43,9 @@ def table(rows):
             yield "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
 
 
-def record(name, report):
+def record(name, report, script=None):
     """Puts the report into docs/bench/NAME.md, between its marks."""
-    begin, end = f"<!-- written by scripts/bench {name} --record: begin -->", "<!-- end -->"
+    begin, end = f"<!-- written by {script or f'scripts/bench {name}'} --record: begin -->", "<!-- end -->"
     document = os.path.join(ROOT, "docs", "bench", f"{name}.md")
     with open(document, encoding="utf-8") as file:
         text = file.read()
