@@ -207,7 +207,6 @@ fn tell_life(config: &Config, host: &Host, procs: usize) {
 /// What has to be done now and then.
 async fn keep_house(host: &Arc<Host>, journal: &journal::Journal) -> std::convert::Infallible {
     let mut ended = signal(SignalKind::child()).ok();
-    let mut reopen = signal(SignalKind::user_defined2()).ok();
     let mut trim = tokio::time::interval(HOUSEKEEPING);
     let mut prune = tokio::time::interval(PRUNING);
     loop {
@@ -216,11 +215,6 @@ async fn keep_house(host: &Arc<Host>, journal: &journal::Journal) -> std::conver
                 // Of many that end together, all are reaped together.
                 tokio::time::sleep(REAPING).await;
                 host.reap_orphans();
-            }
-            () = told(&mut reopen) => {
-                info!("logs are reopened, as SIGUSR2 asks");
-                let host = host.clone();
-                tokio::task::spawn_blocking(move || host.reopen_logs());
             }
             _ = trim.tick() => {
                 host.hear_kernel();

@@ -2,7 +2,10 @@
 
 use crate::AgentError;
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
-use crate::exec::{Containment, Rotation, allow_many_files, begin_anew_with, use_little_memory};
+use crate::exec::{
+    Containment, Rotation, allow_many_files, begin_anew_with, ignore_reopen_signal, release_signals,
+    use_little_memory,
+};
 use crate::log_args::LogArgs;
 use crate::upgrade;
 use clap::ValueEnum;
@@ -120,8 +123,11 @@ impl std::fmt::Debug for Args {
 /// program was given, and somebody has to look.
 const NEEDS_SOMEBODY: u8 = 78;
 
-/// Runs the agent until it is told to stop, or does what looks after it.
+/// Runs the agent until it is told to stop, or does what looks after it. To be called with signals held (`hold_signals`).
 pub fn main(args: Args) -> ExitCode {
+    if args.verb.is_some() {
+        release_signals();
+    }
     match &args.verb {
         None if args.print_systemd_unit => return print_systemd_unit(&args),
         None => {}
@@ -223,6 +229,8 @@ fn serve(config: Config, until_stdin_closes: bool) -> Result<Ending, AgentError>
         let _within = runtime.enter();
         signal(SignalKind::hangup())
     };
+    ignore_reopen_signal();
+    release_signals();
     let stop = async move {
         tokio::select! {
             () = told_to_stop() => Ending::Stop,

@@ -8,6 +8,7 @@ mod up;
 
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use procfleet_agent::exec::{hold_signals, release_signals};
 use procfleet_agent::program;
 use procfleet_server::ServerError;
 use std::io::Write;
@@ -55,8 +56,18 @@ struct ServerProgram {
 }
 
 fn main() -> ExitCode {
+    hold_signals();
     let matches = Main::command().get_matches();
     let main = Main::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match main.command {
+        // These unblock what they hold when they listen for it.
+        Command::Up(_) | Command::Server(_) | Command::Agent(_) => {}
+        Command::Store(_)
+        | Command::Openapi
+        | Command::Completions(_)
+        | Command::Man(_)
+        | Command::Client(_) => release_signals(),
+    }
     let done = match main.command {
         Command::Up(args) => up::run(args),
         Command::Server(args) if args.print_systemd_unit => print_unit(&matches),

@@ -1,6 +1,7 @@
 //! `procfleet server`.
 
 use anyhow::{Context, Result};
+use procfleet_agent::exec::release_signals;
 use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
 use procfleet_server::config::{Config, TlsSource};
@@ -117,6 +118,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut server = Server::start(args.into()).await?;
+        release_signals();
         tokio::spawn(tend_memory());
         println!("procfleet server is ready: {} (agents: https://{})", server.shown_url(), server.link);
         tokio::select! {

@@ -7,7 +7,7 @@
 use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use procfleet_agent::exec::Containment;
+use procfleet_agent::exec::{Containment, release_signals};
 use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
@@ -62,6 +62,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 async fn up(args: Args, given: files::Given) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
     let mut server = Server::start(args.server.into()).await?;
+    release_signals();
     tokio::spawn(crate::server::tend_memory());
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };

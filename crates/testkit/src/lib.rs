@@ -8,7 +8,7 @@
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended; [`connect_from`]: from another address;
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
-//! - [`Disk`]: a small disk that can be filled; [`need`]: what not every machine allows;
+//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that holds its reader up; [`need`]: what not every machine allows;
 //! - [`fuzz`]: what nobody would send;
 //! - [`pattern`]: what an answer should look like;
 //! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every one;
@@ -17,6 +17,7 @@
 mod client;
 mod connect;
 mod disk;
+mod fifo;
 pub mod fuzz;
 mod joined;
 mod machine;
@@ -32,6 +33,7 @@ mod wait;
 pub use client::{Answer, Client, Outcome, Raw};
 pub use connect::connect_from;
 pub use disk::Disk;
+pub use fifo::{Fifo, HeldReader};
 pub use joined::Joined;
 pub use machine::{Need, has, need};
 pub use proc::{Op, Proc, Task};

@@ -212,11 +212,6 @@ impl Host {
         self.sinks.tend_forgotten();
     }
 
-    /// Puts all logs right that somebody renamed.
-    pub fn reopen_logs(&self) {
-        self.sinks.reopen();
-    }
-
     /// Removes cgroups that nobody needs any more, once they are empty; to be called now and then.
     pub fn trim_groups(&self) {
         self.groups.trim();

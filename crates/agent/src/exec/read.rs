@@ -1,7 +1,7 @@
 //! Reading a proc's log for somebody who asks. Nothing is run for it, and nothing but logs is read.
 
 use super::host::Host;
-use super::sink::{Passage, Reopened, Sink, Start};
+use super::sink::{Passage, Sink, Start};
 use procfleet_core::access::Scope;
 use procfleet_core::op::OpKind;
 use procfleet_core::{Code, ProcKey};
@@ -55,31 +55,6 @@ impl Host {
         }
         let host = self.clone();
         self.beside(move || host.read(&sink, &question)).await
-    }
-
-    /// Says what was done, for people.
-    pub async fn reopen_log(
-        self: &Arc<Host>,
-        proc: ProcKey,
-        accounts: &Scope<String>,
-    ) -> Result<Reading, (Code, String)> {
-        self.may_read()?;
-        let (host, sink) = (self.clone(), self.sinks.of(&proc));
-        self.may_read_of(&sink, accounts)?;
-        self.beside(move || {
-            let live = sink.live(&host.sinks).ok_or_else(|| host.nothing(&sink, &proc))?;
-            let note = match live.reopen() {
-                Ok(Reopened::AsItWas) => format!("{} is what the process writes to", live.path().display()),
-                Ok(Reopened::Moved { to }) => format!(
-                    "{} is what the process writes to again; what it wrote until now is in {}",
-                    live.path().display(),
-                    to.display()
-                ),
-                Err(reason) => return Err((Code::FileInvalid, reason)),
-            };
-            Ok(Reading { file: live.path().display().to_string(), note, ..Reading::default() })
-        })
-        .await
     }
 
     fn may_read(&self) -> Result<(), (Code, String)> {

@@ -4,8 +4,8 @@
 //! open is closed by the kernel, for all of it is marked so. What else a process hands down, such as limits, is put back to what
 //! the agent itself was given.
 
-use super::fork;
 use super::procfs::Stat;
+use super::{fork, own_signals};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -16,7 +16,9 @@ use std::path::Path;
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
 pub fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     fork::allow_files_as_given();
-    ignore_hangup();
+    own_signals::ignore_hangup();
+    // An earlier version would never unblock what it inherits.
+    own_signals::release_signals();
     let error = std::process::Command::new(program).args(arguments).exec();
     tracing::error!(program = %program.display(), %error, "the new program cannot be run; the old one begins anew");
     // Its file may have another name by now, or none.
@@ -36,13 +38,6 @@ pub fn begin_anew_with(arguments: &[OsString], variable: &str, value: &str) -> i
     let mut command = std::process::Command::new(&program);
     command.arg0(name.map_or(program.as_os_str(), OsString::as_os_str));
     command.args(arguments).env(variable, value).exec()
-}
-
-/// Until the successor listens, being told once more to renew must not end it: what it was told for, it is about to do.
-#[expect(unsafe_code, reason = "there is no safe way to change what a signal does")]
-fn ignore_hangup() {
-    // SAFETY: no function of ours is called for it, then or later.
-    unsafe { nix::libc::signal(nix::libc::SIGHUP, nix::libc::SIG_IGN) };
 }
 
 /// When a process was started, in ticks since the host's boot: with its pid it is that process and no other.

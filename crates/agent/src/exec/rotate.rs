@@ -80,9 +80,6 @@ pub(super) struct Note {
     /// The place up to which everything is in copies, or gone.
     pub(super) taken: u64,
     step: Step,
-    /// The renamed file that is to get what was written until now; see `Sink::reopen`.
-    #[serde(default)]
-    pub(super) moving: Option<Moving>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,16 +89,6 @@ enum Step {
     Cutting,
     /// So many bytes, all of them a hole, are to be taken off the file's beginning.
     Collapsing(u64),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Moving {
-    /// The copy, whole and durable.
-    pub(super) part: PathBuf,
-    /// What the copy is to be called.
-    pub(super) to: PathBuf,
-    /// The place where the copy ends.
-    pub(super) up_to: u64,
 }
 
 /// Which file it is, whatever it is called. A number is given again when a file is gone, but not with the same time of birth.
@@ -147,7 +134,7 @@ impl Tracked {
         let note = known.unwrap_or_else(|| {
             // Behind what an earlier file of that name left.
             let begin = copies(log).last().map_or(0, |copy| copy.place + copy.length);
-            Note { id, log: log.to_owned(), base: begin, taken: begin, step: Step::Settled, moving: None }
+            Note { id, log: log.to_owned(), base: begin, taken: begin, step: Step::Settled }
         });
         let accounts = LogAccounts::load(folder, id, log);
         Tracked { id, note_path, accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
@@ -164,7 +151,7 @@ impl Tracked {
         &self.note_path
     }
 
-    pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
+    fn alone(&self) -> MutexGuard<'_, ()> {
         self.rotating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -234,7 +221,7 @@ impl Note {
 
     /// Everything before this place is in a copy, or is to go: takes it out of the file.
     pub(super) fn take(&mut self, file: &File, up_to: u64, path: &Path, means: Means) -> io::Result<()> {
-        (self.taken, self.step, self.moving) = (up_to, Step::Cutting, None);
+        (self.taken, self.step) = (up_to, Step::Cutting);
         self.save(path)?;
         self.cut_out(file, path, means)
     }
@@ -339,7 +326,7 @@ impl Rotator<'_> {
     }
 
     /// Everything before this place is in a copy, or is to go.
-    pub(super) fn take(&self, up_to: u64) -> io::Result<()> {
+    fn take(&self, up_to: u64) -> io::Result<()> {
         let mut note = self.tracked.note(self.file)?;
         note.take(self.file, up_to, self.tracked.note_path(), self.rotation.means)
     }
@@ -406,7 +393,7 @@ impl Rotator<'_> {
         OpenOptions::new().write(true).create_new(true).mode(mode).open(part)
     }
 
-    pub(super) fn copy_to(&self, from: u64, to: u64, part: &Path) -> io::Result<()> {
+    fn copy_to(&self, from: u64, to: u64, part: &Path) -> io::Result<()> {
         let mut copy = self.create(part)?;
         let written = copy_range(self.file, from, to, &mut copy).and_then(|()| copy.sync_all());
         if written.is_err() {
@@ -488,7 +475,7 @@ fn copy_range(file: &File, mut from: u64, to: u64, copy: &mut File) -> io::Resul
 }
 
 /// Behind the last newline from `start` to `end`.
-pub(super) fn newline_before(file: &File, start: u64, end: u64) -> io::Result<Option<u64>> {
+fn newline_before(file: &File, start: u64, end: u64) -> io::Result<Option<u64>> {
     let mut block = vec![0; BLOCK];
     let mut end = end;
     while end > start {

@@ -8,14 +8,13 @@ use super::log;
 use super::log_accounts::{self, Stretch};
 use super::output::{self, TAIL};
 use super::procfs::Id;
-use super::rotate::{self, Copied, FileId, Moving, Note, Rotated, Rotation, Rotator, Tracked};
+use super::rotate::{self, Copied, FileId, Note, Rotated, Rotation, Rotator, Tracked};
 use super::user::Account;
 use procfleet_core::access::Scope;
 use procfleet_core::{ProcKey, Spec};
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -151,22 +150,6 @@ impl Sinks {
         let used = |id: &FileId| lock(&self.tracked).get(id).is_some_and(|one| one.strong_count() > 0);
         rotate::forget_lost(&self.notes(), used);
         log_accounts::forget_lost(&self.notes(), used);
-    }
-
-    /// Puts right what others renamed, in all logs; see [`Live::reopen`].
-    pub(super) fn reopen(&self) {
-        let sinks: Vec<Arc<Sink>> = lock(&self.by_stem).values().filter_map(Weak::upgrade).collect();
-        for live in sinks.iter().filter_map(|sink| sink.live(self)) {
-            match live.reopen() {
-                Ok(Reopened::AsItWas) => {}
-                Ok(Reopened::Moved { to }) => {
-                    tracing::info!(log = %live.path.display(), moved = %to.display(), "a log was reopened")
-                }
-                Err(reason) => {
-                    tracing::warn!(log = %live.path.display(), %reason, "a log could not be reopened")
-                }
-            }
-        }
     }
 }
 
@@ -375,16 +358,6 @@ pub(super) struct Passage {
     pub(super) skipped: u64,
 }
 
-/// What a log is that was to be reopened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reopened {
-    AsItWas,
-    /// What was written until now is in this file, and the log has its name again.
-    Moved {
-        to: PathBuf,
-    },
-}
-
 impl Live {
     pub(super) fn path(&self) -> &Path {
         &self.path
@@ -464,96 +437,12 @@ impl Live {
             return Ok(Rotated::default());
         }
         let file = self.file()?;
-        self.finish_move(&file)?;
         let rotator = Rotator { file: &file, path: &self.path, tracked: &self.tracked, rotation };
         let held = length.saturating_sub(self.tracked.note(&file)?.start());
         if held <= rotation.size {
             return Ok(Rotated::default());
         }
         self.as_owner(|| rotator.rotate())
-    }
-
-    /// Somebody renamed the log, and wants the old name to be the log's again: what was written until now stays under the new
-    /// name, in a copy, and the file that the process writes to gets its name back without it.
-    pub(super) fn reopen(&self) -> Result<Reopened, String> {
-        let failed = |error: io::Error| format!("{}: {error}", self.path.display());
-        let Place::Theirs { file, .. } = &self.place else { return Ok(Reopened::AsItWas) };
-        self.finish_move(file).map_err(failed)?;
-        let at = |path: &Path| fs::symlink_metadata(path).ok().map(|data| FileId::of(&data));
-        if at(&self.path) == Some(self.tracked.id) {
-            return Ok(Reopened::AsItWas);
-        }
-        let data = file.metadata().map_err(failed)?;
-        if data.nlink() == 0 {
-            return Err(format!(
-                "{} was deleted, and the process still writes to what has no name any more; `procfleet logs` reads it \
-                 until the process ends; restart the process to have the file again",
-                self.path.display()
-            ));
-        }
-        if fs::symlink_metadata(&self.path).is_ok_and(|data| !data.is_file() || data.len() > 0) {
-            return Err(format!(
-                "{} is another file by now, and not empty; move it away and ask again",
-                self.path.display()
-            ));
-        }
-        let Some(to) = self.new_name(file) else {
-            return Err(format!("{} was renamed, and it cannot be told to what", self.path.display()));
-        };
-        let rotation = Rotation::default();
-        let rotator = Rotator { file, path: &self.path, tracked: &self.tracked, rotation };
-        let _alone = self.tracked.alone();
-        let (start, taken) = {
-            let note = self.tracked.note(file).map_err(failed)?;
-            (note.start(), note.taken)
-        };
-        let end = file.metadata().map_err(failed)?.len();
-        let cut = rotate::newline_before(file, start, end).map_err(failed)?.unwrap_or(start);
-        let part =
-            to.with_file_name(format!(".{}.part", to.file_name().unwrap_or_default().to_string_lossy()));
-        self.as_owner(|| rotator.copy_to(start, cut, &part)).map_err(failed)?;
-        {
-            let mut note = self.tracked.note(file).map_err(failed)?;
-            note.moving = Some(Moving { part, to: to.clone(), up_to: taken + (cut - start) });
-            note.save(self.tracked.note_path()).map_err(failed)?;
-        }
-        self.finish_move(file).map_err(failed)?;
-        Ok(Reopened::Moved { to })
-    }
-
-    /// What the log is called now. The kernel knows it, unless that name was taken from the file and given to a copy before.
-    fn new_name(&self, file: &File) -> Option<PathBuf> {
-        let is_it = |path: &PathBuf| {
-            fs::symlink_metadata(path).is_ok_and(|data| FileId::of(&data) == self.tracked.id)
-        };
-        let known = fs::read_link(descriptor(file)).ok().filter(is_it);
-        known.or_else(|| {
-            let entries = fs::read_dir(self.path.parent()?).ok()?;
-            entries.flatten().map(|entry| entry.path()).find(is_it)
-        })
-    }
-
-    /// Carries out what [`Live::reopen`] has written down. Each step may have been done before.
-    fn finish_move(&self, file: &File) -> io::Result<()> {
-        let Some(Moving { part, to, up_to }) = self.tracked.note(file)?.moving.clone() else { return Ok(()) };
-        let draft = self
-            .path
-            .with_file_name(format!(".{}.new", self.path.file_name().unwrap_or_default().to_string_lossy()));
-        let descriptor = descriptor(file);
-        self.as_owner(|| {
-            if fs::symlink_metadata(&self.path).map(|data| FileId::of(&data)).ok() != Some(self.tracked.id) {
-                let _ = fs::remove_file(&draft);
-                let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
-                rustix::fs::linkat(rustix::fs::CWD, &descriptor, rustix::fs::CWD, &draft, follow)?;
-                fs::rename(&draft, &self.path)?;
-            }
-            match fs::rename(&part, &to) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                Ok(()) | Err(_) => Ok(()),
-            }
-        })?;
-        let rotation = Rotation::default();
-        Rotator { file, path: &self.path, tracked: &self.tracked, rotation }.take(up_to)
     }
 
     /// The very file, opened anew where that is possible.
@@ -676,11 +565,6 @@ impl Pieces<'_> {
         }
         Ok(reached)
     }
-}
-
-/// The file by what it is, whatever it is called.
-fn descriptor(file: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 fn make_folder(path: &Path) -> io::Result<()> {

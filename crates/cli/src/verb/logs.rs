@@ -12,9 +12,8 @@ use crate::{Connection, Error, Exit, Surroundings};
 use nix::sys::signal::{SigSet, Signal};
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, Host, ProcKey};
-use procfleet_proto::http::logs::{LogsView, ReopenedView};
+use procfleet_proto::http::logs::LogsView;
 use procfleet_proto::http::native::ProcRow;
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -56,9 +55,6 @@ pub struct Logs {
     /// Print control characters as they are, such as colours
     #[arg(long)]
     pub raw: bool,
-    /// Read nothing: give a log in log_path that was renamed its name back
-    #[arg(long, conflicts_with_all = ["follow", "lines", "raw"])]
-    pub reopen: bool,
     #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
@@ -93,9 +89,6 @@ impl Logs {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
         let client = self.connection.client()?;
         let sources = self.sources(&client)?;
-        if self.reopen {
-            return self.reopen(&client, &sources, around);
-        }
         match self.follow {
             true => self.follow(&client, &sources, around),
             false => self.show(&client, &sources, around),
@@ -288,27 +281,6 @@ impl Logs {
                 return;
             }
         }
-    }
-
-    fn reopen(
-        &self,
-        client: &Client,
-        sources: &[Source],
-        around: &mut Surroundings<'_>,
-    ) -> Result<Exit, Error> {
-        each(sources, around, |source, label, around| {
-            let mut body =
-                json!({"namespace": self.namespace, "name": self.name, "instance": source.instance});
-            if let Some((kind, place)) = &source.at {
-                body[*kind] = json!(place);
-            }
-            let answer = client.post("/api/v1/logs/reopen", &body)?;
-            match self.output.format() {
-                Format::Json => around.json(&answer.data)?,
-                Format::Text => around.say(&format!("{label}{}", answer.read::<ReopenedView>()?.note))?,
-            }
-            Ok(true)
-        })
     }
 
     fn ask(

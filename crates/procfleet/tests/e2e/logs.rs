@@ -2,9 +2,7 @@
 
 use crate::access::{OTHER, granted_app};
 use crate::up;
-use procfleet_testkit::{
-    Joined, Op, PATIENCE, Proc, Program, Signal, Up, account, kill, programs, wait_until,
-};
+use procfleet_testkit::{Joined, Op, PATIENCE, Proc, Program, Signal, Up, account, programs, wait_until};
 use serde_json::json;
 use std::fs;
 
@@ -81,9 +79,6 @@ fn what_cannot_be_read_says_why() {
     client.get("/api/v1/logs?namespace=a&name=b&host=0:10.9.9.9").assert_refused(BAD_REQUEST, &["10.9.9.9"]);
     let unknown = up.proc("unknown");
     client.get(&question(&unknown, "")).assert_refused(FILE_INVALID, &["unknown", "never started here"]);
-    client
-        .post("/api/v1/logs/reopen", json!({"namespace": up.namespace, "name": "unknown"}))
-        .assert_refused(FILE_INVALID, &["never started here"]);
     let bad = up.cli(&["logs", "unknown", "--lines", "0"]);
     assert_eq!(bad.code, Some(2), "{bad:?}");
 
@@ -182,47 +177,34 @@ fn following_goes_on_through_rotation_and_the_agents_death() {
     assert_eq!(one["lines"], json!([expected[0]]));
 }
 
+/// As logrotate does it, with `copytruncate` and without.
 #[test]
-fn a_renamed_log_gets_its_name_back() {
+fn a_log_that_others_empty_or_rename_is_still_read() {
     let up = up();
     let folder = up.folder("logs");
     let ticks = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.02; done";
     let proc = up.proc("ticks").starts(ticks).identity("log_path", folder.to_str().expect("a plain path"));
     proc.start();
-    let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
-    let count = |name: &str| text(name).matches("tick").count();
-    let renamed = |to: &str| fs::rename(folder.join("ticks.log"), folder.join(to)).expect("our own folder");
-    wait_until(PATIENCE, "it ticks", || count("ticks.log") > 3);
-    assert!(logs(&up, &proc, &["--reopen"]).contains("ticks.log is what the process writes to"));
-    renamed("ticks.log.1");
-    let said = logs(&up, &proc, &["--reopen"]);
-    assert!(said.contains("ticks.log.1"), "{said}");
-    wait_until(PATIENCE, "it ticks again", || count("ticks.log") > 3);
-    // Somebody who has the agent's pid and no server, after a life of the agent that knew more.
+    let last = || -> u64 {
+        let shown = logs(&up, &proc, &["-n", "1"]);
+        shown.trim().strip_prefix("tick ").and_then(|n| n.parse().ok()).unwrap_or_default()
+    };
+    let goes_on = |what: &str| {
+        let before = last();
+        wait_until(PATIENCE, what, || last() > before + 1);
+    };
+    wait_until(PATIENCE, "it ticks", || last() > 3);
+    let log = folder.join("ticks.log");
+    fs::copy(&log, folder.join("ticks.log.1")).expect("our own folder");
+    fs::OpenOptions::new().write(true).truncate(true).open(&log).expect("our own file");
+    goes_on("the emptied log is read");
+    fs::rename(&log, folder.join("ticks.log.2")).expect("our own folder");
+    goes_on("the renamed log is read");
     up.kill_agent();
     up.wait_for_agent();
-    renamed("ticks.log.2");
-    fs::write(folder.join("ticks.log"), "").expect("as logrotate's create does");
-    kill(up.agent_pid(), Signal::USR2);
-    wait_until(PATIENCE, "it ticks once more", || count("ticks.log") > 3);
-    // The move of lines from one file to the other may be under way.
-    wait_until(PATIENCE, "every line is in one of the files, once and in order", || {
-        let new = text("ticks.log");
-        let old = text("ticks.log.1") + text("ticks.log.2").trim_start_matches('\0');
-        let count = old.lines().count();
-        let expected: String = (1..=count).map(|i| format!("tick {i}\n")).collect();
-        let next = format!("tick {}\n", count + 1);
-        old == expected && new.trim_start_matches('\0').starts_with(&next)
-    });
-    // What has no name any more cannot get one.
-    fs::remove_file(folder.join("ticks.log")).expect("our own folder");
-    let reopen = up.cli(&["logs", "ticks", "--namespace", &up.namespace, "--reopen"]);
-    assert_eq!(reopen.code, Some(1), "{reopen:?}");
-    assert!(
-        reopen.stderr.contains("was deleted") && reopen.stderr.contains("restart the process"),
-        "{reopen:?}"
-    );
-    assert!(logs(&up, &proc, &["-n", "2"]).contains("tick"), "it can still be read");
+    goes_on("the next agent finds the renamed log");
+    fs::remove_file(folder.join("ticks.log.2")).expect("our own folder");
+    goes_on("the deleted log is read");
 }
 
 /// What a command wrote last is in its outcome, also when what it wrote before was taken out of the file meanwhile.

@@ -46,6 +46,7 @@ mod policy;
 mod replaced_store;
 mod retention;
 mod selectors;
+mod signals;
 mod silence;
 mod spec_fields;
 mod stranger;

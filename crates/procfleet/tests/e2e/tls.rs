@@ -1,6 +1,6 @@
 //! TLS for the API: what the server shows, and what the client believes.
 
-use procfleet_testkit::{Finished, PATIENCE, Program, Signal, Up, connect_from, kill, wait_until};
+use procfleet_testkit::{Fifo, Finished, PATIENCE, Program, Signal, Up, connect_from, kill, wait_until};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, date_time_ymd,
@@ -192,6 +192,32 @@ fn certificate_files_are_loaded_again_and_a_pair_that_cannot_be_used_is_not() {
     wait_until(PATIENCE, "it is in use", || by_flags(&up, &["--ca", &ca2]).code != Some(0));
     assert_refused(&by_flags(&up, &["--ca", &ca2]), "TLS failed");
     assert_done(&up.cli(&["ps"]));
+}
+
+#[test]
+fn a_hangup_before_the_server_listens_does_not_end_it() {
+    let (authority, files) = (Authority::new("a CA"), Files::new());
+    let (certificate, key) = authority.sign("127.0.0.1", 2100);
+    let (path, key) = (files.path("cert.pem"), files.write("key.pem", &key));
+    // The server reads its certificate before it listens for signals.
+    let fifo = Fifo::make(&path);
+    let mut server = Program::new(PROGRAM)
+        .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--tls-key", &key, "--tls-cert"])
+        .args([&path])
+        .args([Path::new("--data"), &files.path("data")]);
+    server.start();
+    let held = fifo.wait_for_reader();
+    kill(server.pid(), Signal::HUP);
+    held.release(&certificate);
+    wait_until(PATIENCE, "the server is ready, and has loaded the certificate again", || {
+        assert!(server.is_running(), "the server has ended: {}", server.stderr());
+        server.stdout().contains("procfleet server is ready")
+            && server.stderr().contains("the API's certificate was replaced")
+    });
+    // Nothing waits for a thread that would take it.
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("it runs");
+    assert!(status.contains("ShdPnd:\t0000000000000000"), "{status}");
+    assert_eq!(server.end(Signal::TERM, PATIENCE).0.code(), Some(0), "{}", server.stderr());
 }
 
 #[test]

@@ -57,18 +57,6 @@ pub struct LogsView {
     pub note: String,
 }
 
-/// The answer to `POST /api/v1/logs/reopen`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ReopenedView {
-    pub bk_agent_id: String,
-    pub bk_cloud_id: u32,
-    pub ip: String,
-    /// What the log is called on the host.
-    pub file: String,
-    /// What was done.
-    pub note: String,
-}
-
 pub fn logs<'v>(body: impl Into<Body<'v>>) -> Result<LogsQuery, Faults> {
     let known = ["namespace", "name", "instance", "host", "agent", "lines", "since", "wait_ms"];
     read(body.into(), &known, |reader, faults| {
@@ -81,10 +69,6 @@ pub fn logs<'v>(body: impl Into<Body<'v>>) -> Result<LogsQuery, Faults> {
             wait: wait(reader, faults),
         }
     })
-}
-
-pub fn reopen<'v>(body: impl Into<Body<'v>>) -> Result<LogOf, Faults> {
-    read(body.into(), &["namespace", "name", "instance", "host", "agent"], log_of)
 }
 
 /// Whose stored spec is asked for.

@@ -334,7 +334,8 @@ pub struct ReadLog {
     pub wait_ms: u64,
     #[prost(uint64, tag = "8")]
     pub beyond: u64,
-    /// Nothing is read: a log that somebody renamed gets its name back.
+    /// Only servers of earlier versions say so: give a renamed log its name back. Agents refuse it. The tag stays taken, for an
+    /// agent that did not know it would answer as if it had been done.
     #[prost(bool, tag = "9")]
     pub reopen: bool,
     /// What servers of earlier versions say: only if the log is of one of these OS accounts; none: whoever it is of.

@@ -2,7 +2,7 @@
 //!
 //! Asking runs nothing and changes nothing on the host. An answer is bounded, and so is the time that it may take.
 
-use super::{App, AppError, Caller, access, audit};
+use super::{App, AppError, Caller, access};
 use crate::sessions::Unanswered;
 use crate::store::{Found, ProcFilter};
 use procfleet_core::access::Scope;
@@ -10,7 +10,7 @@ use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, ReopenedView, split};
+use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, split};
 use procfleet_proto::link::{AccountList, LOG_BYTES, LogRead, ReadLog};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -62,21 +62,6 @@ pub async fn read(app: &App, caller: &Caller, question: LogsQuery) -> Result<Log
         // A part of a line is no line: the end of it is waited for.
         (at, beyond) = (Some(begin), Some(end));
     }
-}
-
-/// Lets the host put a log right that somebody renamed.
-pub async fn reopen(app: &App, caller: &Caller, of: LogOf) -> Result<ReopenedView, AppError> {
-    let (agent, host) = find(app, caller, &of).await?;
-    let question = ReadLog { reopen: true, ..question(caller, &of) };
-    let LogRead { file, message: note, .. } = answered(app, &agent, host, question).await?;
-    app.store.audit(audit::entry(app, caller, "logs_reopen", &of.proc.to_string(), note.clone())).await?;
-    Ok(ReopenedView {
-        bk_agent_id: agent.to_string(),
-        bk_cloud_id: host.cloud.0,
-        ip: host.ip.to_string(),
-        file,
-        note,
-    })
 }
 
 /// Which part of a log is asked for.

@@ -9,7 +9,7 @@ use procfleet_core::access::Scope;
 use procfleet_core::task::Target;
 use procfleet_proto::http::events::EventsView;
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::logs::{self as logs_shape, LogsView, ReopenedView};
+use procfleet_proto::http::logs::{self as logs_shape, LogsView};
 use procfleet_proto::http::native::{AgentRow, MeantProc, Operated, ProcRow, SpecView, TaskRow, TaskView};
 use procfleet_proto::http::operate::{self, Accepted, Sending};
 use procfleet_proto::http::query::{self, ProcsQuery};
@@ -27,7 +27,6 @@ pub(super) fn routes() -> Routes {
         .get("events", "/api/v1/events", list_events)
         .get("spec", "/api/v1/specs", show_spec)
         .get("logs", "/api/v1/logs", read_log)
-        .post("logs_reopen", "/api/v1/logs/reopen", reopen_log)
 }
 
 async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
@@ -98,8 +97,4 @@ async fn show_spec(call: Call) -> Result<SpecView, CallError> {
 
 async fn read_log(call: Call) -> Result<LogsView, CallError> {
     Ok(logs::read(&call.app, &call.caller, logs_shape::logs(&call.body)?).await?)
-}
-
-async fn reopen_log(call: Call) -> Result<ReopenedView, CallError> {
-    Ok(logs::reopen(&call.app, &call.caller, logs_shape::reopen(&call.body)?).await?)
 }

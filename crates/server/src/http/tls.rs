@@ -130,25 +130,32 @@ impl ApiTls {
     }
 
     /// Follows the files, or the CA, until told to stop. `changed` is told what clients may pin from then on.
-    pub(crate) async fn follow(self, mut stop: watch::Receiver<bool>, changed: impl Fn([u8; 32])) {
+    /// The handler of SIGHUP is there when the call returns, and not only when the future runs.
+    pub(crate) fn follow(
+        self,
+        mut stop: watch::Receiver<bool>,
+        changed: impl Fn([u8; 32]),
+    ) -> impl Future<Output = ()> {
         let mut wake = Wake::of(&self.source, self.seen.clone());
-        loop {
-            tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => return,
-                () = wake.next(&self.source) => {}
-            }
-            match self.source.load() {
-                Ok(pair) => {
-                    let pin = pair.pin;
-                    *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = pair;
-                    info!("the API's certificate was replaced");
-                    changed(pin);
+        async move {
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = stop.wait_for(|stop| *stop) => return,
+                    () = wake.next(&self.source) => {}
                 }
-                Err(error) => error!(
-                    error = &error as &dyn std::error::Error,
-                    "the API's new certificate cannot be used; the one before stays in use. Put a usable pair in its place"
-                ),
+                match self.source.load() {
+                    Ok(pair) => {
+                        let pin = pair.pin;
+                        *self.shown.0.write().unwrap_or_else(PoisonError::into_inner) = pair;
+                        info!("the API's certificate was replaced");
+                        changed(pin);
+                    }
+                    Err(error) => error!(
+                        error = &error as &dyn std::error::Error,
+                        "the API's new certificate cannot be used; the one before stays in use. Put a usable pair in its place"
+                    ),
+                }
             }
         }
     }

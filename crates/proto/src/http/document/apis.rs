@@ -162,7 +162,6 @@ pub const APIS: &[Api] = &[
     api("events", Native, reads!(query::events)),
     api("spec", Native, reads!(logs::spec)),
     api("logs", Native, reads!(logs::logs)),
-    api("logs_reopen", Native, reads!(logs::reopen)),
     plain("app_list", Admin),
     api("app_create", Admin, reads!(manage::create_app)),
     plain("app_show", Admin),

@@ -52,7 +52,6 @@ pub fn request(api: &str) -> Option<Value> {
         "get_process_group_info" => json!({"meta": {"namespace": "gse"}, "hosts": supplied}),
         "spec" => json!({"namespace": "gse", "name": "proc-test", "host": "1:10.0.0.1"}),
         "logs" => json!({"namespace": "gse", "name": "proc-test", "host": "1:10.0.0.1", "lines": 2}),
-        "logs_reopen" => json!({"namespace": "gse", "name": "proc-test", "host": "1:10.0.0.1"}),
         "get_task_state" => json!({"task_id": TASK}),
         "upgrade_to_agent_id" => {
             json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 1, "bk_agent_id": AGENT}]})
@@ -156,10 +155,6 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "logs" => json!({"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1",
             "file": "/var/lib/procfleet/output/gse+proc-test/out.log", "lines": ["listening on 8080", "ready"],
             "rest": "", "cursor": "10486024", "end": "10486024", "skipped_bytes": 0, "lossy": false, "note": ""}),
-        "logs_reopen" => json!({"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1",
-            "file": "/var/log/proc-test/proc-test.log",
-            "note": "/var/log/proc-test/proc-test.log is what the process writes to again; what it wrote until now is in \
-                /var/log/proc-test/proc-test.log.1"}),
         "get_task_state" => {
             json!({"task_id": TASK, "result": {"state": "executing", "successed_agents": [AGENT],
             "timeout_agents": [], "failed_agents": [], "pending_agents": ["0:10.0.0.2"], "offline_agents": [],

@@ -291,8 +291,6 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     ("LogsView.lossy", "Some bytes are no UTF-8 and were replaced.", "有字节不是 UTF-8，已被替换。"),
     ("LogsView.note", "What the reader should know beside it; else empty.", "附加说明，没有则为空。"),
-    ("ReopenedView.file", "What the log is called on the host.", "日志在主机上的路径。"),
-    ("ReopenedView.note", "What was done.", "所做的处理。"),
     // Events.
     ("EventsView.events", "The events, in the order in which they came.", "事件，按到达顺序。"),
     ("EventsView.last", "Ask for what comes after this number next time.", "下次以此编号作为 after 查询。"),

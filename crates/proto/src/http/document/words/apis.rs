@@ -345,15 +345,6 @@ pub(super) const TITLES: &[Titled] = &[
         ],
     ),
     (
-        "logs_reopen",
-        ["Reopen a process's log", "重新打开进程日志"],
-        [
-            "For a log in log_path that was renamed, as logrotate does: what was written until now stays in the renamed file, and \
-             the process goes on writing to the old name.",
-            "用于 log_path 中被改名的日志（如 logrotate）：此前的内容留在改名后的文件中，进程继续写入原文件名。",
-        ],
-    ),
-    (
         "webhook_list",
         ["List webhooks", "推送列表"],
         ["Who is told of events, and what waits for them.", "事件推送的接收方及其待接收数量。"],

@@ -627,15 +627,6 @@ pub(super) const TEXTS: &[Text] = &[
         "所在主机（CLOUD:IP）。只有一台主机有该进程时可不填。",
     ),
     ("spec/agent", "Its host, by the agent's id.", "所在主机的 agent ID。"),
-    ("logs_reopen/namespace", "The process's namespace.", "进程的命名空间。"),
-    ("logs_reopen/name", "The process's name.", "进程名。"),
-    ("logs_reopen/instance", "Which instance of it. Absent: the first.", "第几个实例。不填为第一个。"),
-    (
-        "logs_reopen/host",
-        "Its host, as CLOUD:IP. May be absent if only one host has the process.",
-        "所在主机（CLOUD:IP）。只有一台主机有该进程时可不填。",
-    ),
-    ("logs_reopen/agent", "Its host, by the agent's id.", "所在主机的 agent ID。"),
     ("logs/lines", "How many lines at most. Absent: 100.", "返回行数上限。不填为 100。"),
     (
         "logs/since",

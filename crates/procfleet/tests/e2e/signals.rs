@@ -1,0 +1,55 @@
+//! Signals to the agent at whatever moment, and the signals that its processes begin with.
+
+use crate::up;
+use procfleet_testkit::{Fifo, Joined, Op, PATIENCE, Signal, is_running, kill, programs, wait_until};
+use std::fs;
+
+const IP: &str = "127.0.0.2";
+
+/// The lines of /proc/PID/status about blocked, ignored and caught signals.
+fn signals(status: &str) -> Vec<&str> {
+    let fields = ["SigBlk:", "SigIgn:", "SigCgt:"];
+    status.lines().filter(|line| fields.iter().any(|field| line.starts_with(field))).collect()
+}
+
+#[test]
+fn signals_before_the_agent_listens_do_not_end_it() {
+    let up = up();
+    let (data, token) = (up.folder("joined"), up.folder("token").join("token"));
+    // The agent reads its token before it listens for signals.
+    let fifo = Fifo::make(&token);
+    let environment = [("PROCFLEET_TOKEN_FILE", token.as_path())];
+    let mut agent = Joined::start_with(up.binary(), &up.link(), &data, IP, None, &environment);
+    let held = fifo.wait_for_reader();
+    kill(agent.pid(), Signal::HUP);
+    kill(agent.pid(), Signal::USR2);
+    held.release(&up.token(&[]));
+    agent.wait_until_log_says("ending=Renew");
+    agent.wait_until_connected(&up, IP);
+}
+
+/// A host's logrotate may still send the signal on which earlier versions gave renamed logs their names back.
+#[test]
+fn sigusr2_does_not_end_the_agent() {
+    let up = up();
+    up.wait_for_agent();
+    let (agent, proc) = (up.agent_pid(), up.proc("web").starts(&programs::foreground()));
+    kill(agent, Signal::USR2);
+    proc.start();
+    assert!(is_running(agent), "{}", up.stderr());
+    assert_eq!(up.agent_pid(), agent);
+}
+
+#[test]
+fn a_process_begins_with_default_signals_and_none_blocked() {
+    let up = up();
+    let proc = up.proc("web").starts(&programs::foreground());
+    let proc = proc.control("reload_cmd", "cat /proc/self/status > reload.status");
+    let pid = proc.start();
+    wait_until(PATIENCE, "the shell has become the program", || proc.program_pid() == Some(pid));
+    let none = ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000", "SigCgt:\t0000000000000000"];
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    assert_eq!(signals(&status), none);
+    proc.op(Op::Reload).assert_success();
+    assert_eq!(signals(&proc.read("reload.status")), none, "of another command");
+}
