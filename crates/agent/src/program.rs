@@ -307,15 +307,17 @@ fn failed(error: &dyn Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// SIGTERM or Ctrl-C.
-pub async fn told_to_stop() {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+/// SIGTERM or Ctrl-C. The handlers are there when the call returns, and not only when the future runs.
+pub fn told_to_stop() -> impl Future<Output = ()> {
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    async move {
+        let (Ok(mut term), Ok(mut int)) = signals else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
     }
 }
 

@@ -118,13 +118,15 @@ pub(crate) fn run(args: Args) -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut server = Server::start(args.into()).await?;
+        // Before anybody is told that it is ready, and may tell it to end.
+        let stop = program::told_to_stop();
         release_signals();
         tokio::spawn(tend_memory());
         println!("procfleet server is ready: {} (agents: https://{})", server.shown_url(), server.link);
         tokio::select! {
             // A part that fails ends the program, so that whoever supervises it can act.
             failed = server.failed() => return Err(why_it_failed(failed)),
-            () = program::told_to_stop() => {}
+            () = stop => {}
         }
         server.stop().await;
         Ok(())

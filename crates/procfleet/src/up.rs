@@ -62,6 +62,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 async fn up(args: Args, given: files::Given) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
     let mut server = Server::start(args.server.into()).await?;
+    // Before anybody is told that it is ready, and may tell it to end.
+    let stop = program::told_to_stop();
     release_signals();
     tokio::spawn(crate::server::tend_memory());
     let agent_data = data.join("agent");
@@ -70,14 +72,19 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
     // Now: when the agent has been upgraded, the file that this process runs has another name.
     let program = std::env::current_exe().context("finding this program")?;
     let mut agent = start_agent(&server, &program, &agent_data, host, kept, given).await?;
-    announce(&server, host, &data).await;
-
-    let stop = program::told_to_stop();
     tokio::pin!(stop);
+    let mut is_told = tokio::select! {
+        biased;
+        () = &mut stop => true,
+        () = announce(&server, host, &data) => false,
+    };
     let failed = loop {
+        if is_told {
+            break None;
+        }
         tokio::select! {
             biased;
-            () = &mut stop => break None,
+            () = &mut stop => is_told = true,
             failed = server.failed() => break Some(crate::server::why_it_failed(failed)),
             ended = agent.child.wait() => {
                 let code = ended.as_ref().ok().and_then(std::process::ExitStatus::code);
@@ -85,7 +92,10 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
                 warn!(status = ?ended.ok(), "the agent has ended; starting it again");
                 tokio::select! {
                     () = sleep(pause) => {}
-                    () = &mut stop => break None,
+                    () = &mut stop => {
+                        is_told = true;
+                        continue;
+                    }
                 }
                 agent = start_agent(&server, &program, &agent_data, host, kept, given).await?;
             }
