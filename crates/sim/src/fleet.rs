@@ -177,9 +177,19 @@ async fn join(
             Err(EnrollError::Connect(ConnectError::Tcp(..) | ConnectError::Silent(_))) => {
                 tokio::time::sleep(JOIN_AGAIN).await;
             }
+            // A server with more peers on their way in than it has places lets the slowest go.
+            Err(EnrollError::Connect(ConnectError::Tls(_, error))) if is_broken(&error) => {
+                tokio::time::sleep(JOIN_AGAIN).await;
+            }
             Err(error) => return Err(chain(&error)),
         }
     }
+}
+
+/// The connection ended in the middle of the handshake, and nobody was refused.
+fn is_broken(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
