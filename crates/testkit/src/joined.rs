@@ -1,7 +1,7 @@
 //! An agent that runs apart from `up`, as on another host.
 
 use crate::process::kill;
-use crate::program::{Finished, Program};
+use crate::program::{Finished, Program, sessions};
 use crate::up::Up;
 use crate::wait::{PATIENCE, wait_until};
 use rustix::process::Signal;
@@ -41,11 +41,15 @@ impl Joined {
         Joined { program }
     }
 
-    /// Waits until the server of `up` says that the host is there.
+    /// Waits until the server of `up` says that the host is there, and this very agent says so, too: for a while the server
+    /// believes in a session of one that was killed.
     #[track_caller]
     pub fn wait_until_connected(&mut self, up: &Up, ip: &str) {
         wait_until(PATIENCE, "the second agent is connected", || {
             assert!(self.program.is_running(), "the agent has ended: {}", self.program.stderr());
+            if sessions(&self.program.stderr()) == 0 {
+                return false;
+            }
             let agents = up.client.data("/api/v1/agents");
             let mut agents = agents.as_array().expect("agents are a list").iter();
             agents.any(|agent| agent["ip"] == ip && agent["connected"] == true)

@@ -67,8 +67,8 @@ impl Proc {
                     "version_cmd": "", "health_cmd": "",
                 },
                 "alive_monitor_policy": {
-                    "auto_type": 1, "start_check_secs": 1, "stop_check_secs": 2, "start_retries": 3,
-                    "start_interval": 1, "op_timeout": 20,
+                    "auto_type": 1, "start_check_secs": 1, "stop_check_secs": 10, "start_retries": 3,
+                    "start_interval": 1, "op_timeout": 60,
                 },
             },
         });
@@ -186,6 +186,12 @@ impl Proc {
         self.pids().into_iter().filter(|pid| name(pid).trim() == programs::NAME).collect()
     }
 
+    /// Waits until its process has become the program. Until then it is a shell.
+    #[track_caller]
+    pub fn wait_for_program(&self) -> u32 {
+        wait_for(PATIENCE, &format!("{} runs its program", self.name), || self.program_pid())
+    }
+
     pub fn program_pid(&self) -> Option<u32> {
         self.program_pids().first().copied()
     }
@@ -219,6 +225,11 @@ impl Proc {
 
     pub fn read(&self, file: &str) -> String {
         fs::read_to_string(self.folder.join(file)).unwrap_or_default()
+    }
+
+    /// Makes a file in its folder for which a command waits; see [`programs::gate`].
+    pub fn open_gate(&self, file: &str) {
+        fs::write(self.folder.join(file), "").expect("our own folder");
     }
 
     /// The lines of [`programs::RUNS`]: how often something was run.

@@ -60,15 +60,20 @@ pub fn account() -> String {
     mine.into_iter().next().expect("the tests run as an account that has a name")
 }
 
-/// The processes that were started for a proc whose `namespace:name` begins so, by the mark that the agent leaves in
-/// their environment.
+/// The processes that were started for the proc `namespace:name` and its other instances, by the mark that the agent leaves
+/// in their environment. A proc whose name only begins so is another.
 pub fn pids_marked(proc: &str) -> Vec<u32> {
+    marked(|key| key.strip_prefix(proc).is_some_and(|rest| rest.is_empty() || rest.starts_with('#')))
+}
+
+/// The processes with a mark whose `namespace:name` is so.
+fn marked(is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
     let bears = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let variables = String::from_utf8_lossy(&environment);
         let mut marks = variables.split('\0').filter_map(|variable| variable.strip_prefix("PROCFLEET_PROC="));
         // What stands before the namespace is the agent's own business.
-        marks.any(|mark| mark.starts_with(proc) || mark.contains(&format!("/{proc}")))
+        marks.any(|mark| is_wanted(mark.split_once('/').map_or(mark, |(_, key)| key)))
     };
     all().into_iter().filter(bears).filter(|pid| is_running(*pid)).collect()
 }
@@ -99,7 +104,8 @@ pub(crate) fn kill_working_in(folder: &Path) {
 /// Kills all of a namespace, and looks again for what was forked meanwhile.
 pub(crate) fn kill_marked(namespace: &str) {
     for _ in 0..100 {
-        let marked = pids_marked(&format!("{namespace}:"));
+        let prefix = format!("{namespace}:");
+        let marked = marked(|key| key.starts_with(&prefix));
         if marked.is_empty() {
             return;
         }

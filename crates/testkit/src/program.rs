@@ -141,6 +141,11 @@ impl Drop for Program {
     }
 }
 
+/// How often an agent's log tells of a session.
+pub(crate) fn sessions(log: &str) -> usize {
+    log.matches("connected epoch=").count()
+}
+
 fn file(folder: &TempDir, name: &str) -> File {
     File::create(folder.path().join(name)).expect("a file for output")
 }

@@ -7,6 +7,8 @@
 pub const NAME: &str = "web";
 pub const PID_FILE: &str = "web.pid";
 pub const RUNS: &str = "runs";
+/// What [`gated_daemon`] waits for.
+pub const GATE: &str = "gate";
 
 /// Leaves a line behind.
 const NOTE: &str = "echo run >> runs";
@@ -60,6 +62,16 @@ pub fn daemon_without_environment() -> String {
 /// Takes `secs` until it starts the daemon.
 pub fn slow_daemon(secs: u32) -> String {
     format!("{NOTE}; sleep {secs}; {}; until test -s web.pid; do sleep 0.01; done", daemon_body(""))
+}
+
+/// As [`daemon`], once the test has made the file [`GATE`] in its folder.
+pub fn gated_daemon() -> String {
+    format!("{NOTE}; {}; {}; until test -s web.pid; do sleep 0.01; done", gate(GATE), daemon_body(""))
+}
+
+/// Waits until the test has made this file.
+pub fn gate(file: &str) -> String {
+    format!("until test -e {file}; do sleep 0.05; done")
 }
 
 /// Takes `secs` until it starts a daemon with a pid file that lives for 0.7 s. The command ends a moment after the pid file is

@@ -4,18 +4,18 @@ use crate::client::Client;
 use crate::disk::Disk;
 use crate::proc::Proc;
 use crate::process::{self, kill};
-use crate::program::{Finished, Program, Stdin};
-use crate::wait::{PATIENCE, wait_for, wait_until};
+use crate::program::{Finished, Program, Stdin, sessions};
+use crate::wait::{EVERY, PATIENCE, ask_again, wait_for, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const ANY_PORT: &str = "127.0.0.1:0";
 /// How long `up` may take to end at the end of a test before it is killed.
 const END: Duration = Duration::from_secs(5);
 /// How much of a log a failed test shows.
@@ -28,10 +28,14 @@ pub struct Up {
     program: Program,
     /// What it is given beside its addresses and folder.
     flags: Vec<String>,
+    /// Of the agents' link.
+    link_address: Ipv4Addr,
     /// Different for every `Up` on this machine: the mark that the agent leaves in processes holds it.
     pub namespace: String,
     pub client: Client,
     logs: Vec<String>,
+    /// How many sessions agents of this life of `up` had before the last one was ended.
+    sessions_before: AtomicUsize,
     // Last, so that it outlives the programs that use it.
     folder: TempDir,
 }
@@ -67,14 +71,17 @@ impl Up {
         make_data(&folder.path().join("data"));
         let binary = binary.as_ref().to_owned();
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let program = program(&binary, folder.path(), ANY_PORT, &flags);
+        let link = format!("{}:0", own_address(serial));
+        let program = program(&binary, folder.path(), &link, &flags);
         let mut up = Up {
             binary,
             program,
             flags,
+            link_address: own_address(serial),
             namespace: format!("e2e-{}-{serial}", std::process::id()),
             client: Client::new("", "", ""),
             logs: Vec::new(),
+            sessions_before: AtomicUsize::new(0),
             folder,
         };
         up.begin();
@@ -95,6 +102,11 @@ impl Up {
         let field = |name: &str| admin[name].as_str().expect("admin.json holds texts").to_owned();
         assert_eq!(field("url"), url, "admin.json and the ready line name one url");
         self.client = Client::new(&url, &field("bk_app_code"), &field("bk_app_secret"));
+        self.sessions_before.store(0, Ordering::Relaxed);
+        // On a busy machine `up` says that it is ready before its agent is. Some tests have one that cannot connect.
+        if self.stderr().contains("the agent has not connected yet") {
+            ask_again(EVERY, PATIENCE, || self.is_agent_connected().then_some(()));
+        }
     }
 
     /// Starts it again on the same data, after it has ended.
@@ -102,7 +114,8 @@ impl Up {
     pub fn again(&mut self) {
         assert!(!self.program.is_running(), "it still runs");
         self.logs.push(self.program.stderr());
-        self.program = program(&self.binary, self.folder.path(), ANY_PORT, &self.flags);
+        let link = format!("{}:0", self.link_address);
+        self.program = program(&self.binary, self.folder.path(), &link, &self.flags);
         self.begin();
     }
 
@@ -188,24 +201,53 @@ impl Up {
         process::children(self.pid()).into_iter().find(|pid| process::is_running(*pid))
     }
 
-    /// `kill -9` of the agent; waits until it is dead, not until there is another.
+    /// `kill -9` of the agent; waits until the next one is connected. Says the pid of the dead one.
     #[track_caller]
     pub fn kill_agent(&self) -> u32 {
-        let agent = self.agent_pid();
-        kill(agent, Signal::KILL);
-        wait_until(PATIENCE, "the agent is dead", || !process::is_running(agent));
+        let agent = self.take_agent_away();
+        self.wait_for_agent();
         agent
     }
 
-    /// Waits until this host's agent is connected.
+    /// As [`Up::kill_agent`], and there may be no other agent yet. An op that is sent now ends with 117 where the machine
+    /// takes more than 5 s to start one.
+    #[track_caller]
+    pub fn take_agent_away(&self) -> u32 {
+        let agent = self.agent_pid();
+        kill(agent, Signal::KILL);
+        wait_until(PATIENCE, "the agent is dead", || !process::is_running(agent));
+        // Whatever connects from now on is its successor.
+        self.sessions_before.store(self.sessions(), Ordering::Relaxed);
+        agent
+    }
+
+    /// Tells the agent to become its program's file of now (SIGHUP), and waits until it is connected again.
+    #[track_caller]
+    pub fn renew_agent(&self) {
+        self.wait_for_agent();
+        self.sessions_before.store(self.sessions(), Ordering::Relaxed);
+        kill(self.agent_pid(), Signal::HUP);
+        self.wait_for_agent();
+    }
+
+    /// Waits until this host's agent is connected: the one that runs now, and not the one that was killed, which the
+    /// server believes in for a while.
     #[track_caller]
     pub fn wait_for_agent(&self) {
-        wait_until(PATIENCE, "the agent is connected", || {
-            self.client
-                .data("/api/v1/agents")
-                .as_array()
-                .is_some_and(|agents| agents.iter().any(|a| a["connected"] == true))
-        });
+        wait_until(PATIENCE, "the agent is connected", || self.is_agent_connected());
+    }
+
+    fn is_agent_connected(&self) -> bool {
+        let is_listed = || {
+            let agents = self.client.data("/api/v1/agents");
+            agents.as_array().is_some_and(|agents| agents.iter().any(|agent| agent["connected"] == true))
+        };
+        self.sessions() > self.sessions_before.load(Ordering::Relaxed) && is_listed()
+    }
+
+    /// How many sessions the agents of this life of `up` have told of.
+    fn sessions(&self) -> usize {
+        sessions(&self.stderr())
     }
 
     /// The address of the agents' link.
@@ -277,6 +319,15 @@ impl Drop for Up {
         process::kill_marked(&self.namespace);
         process::kill_working_in(self.folder.path());
     }
+}
+
+/// A loopback address that no other `up` of this machine has, nor any connection: a port of it that was let go can be had
+/// again.
+fn own_address(serial: u32) -> Ipv4Addr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let [.., last] = serial.to_be_bytes();
+    // 127.0.0.0/10 is for the hosts of tests.
+    Ipv4Addr::new(127, 64 | (high & 0x3f), low, last)
 }
 
 fn program(binary: &Path, folder: &Path, link: &str, flags: &[String]) -> Program {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Deadline for everything that a test waits for. A test passes as soon as the condition holds, so this is only how
 /// long a failure takes. It must be enough on a machine whose cores are all busy with something else.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-const EVERY: Duration = Duration::from_millis(10);
+pub(crate) const EVERY: Duration = Duration::from_millis(10);
 
 /// Asks until there is an answer, and panics with `what` was waited for when there is none in time.
 #[track_caller]

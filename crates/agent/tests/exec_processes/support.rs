@@ -245,8 +245,7 @@ impl Stranger {
     pub(crate) fn shell(folder: &Path, arguments: &[&str]) -> Stranger {
         let mut command = Command::new("/bin/sh");
         command.args(arguments).current_dir(folder).env_clear();
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Stranger(command.spawn().expect("a stranger"))
+        Stranger::spawn(&mut command)
     }
 
     pub(crate) fn pid(&self) -> u32 {

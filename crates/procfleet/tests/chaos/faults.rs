@@ -28,8 +28,8 @@ const SERVER_REFUSED: u64 = 1_000_101;
 const NO_AGENT: u64 = 117;
 /// It did not end by its deadline.
 const TIMEOUT: u64 = 120;
-/// How long an op may wait for an agent that is away: 5 s by rule, and the rest for a loaded machine.
-const ABSENCE: Duration = Duration::from_secs(15);
+/// How long an op may wait for an agent that is away: 5 s by rule, and the rest for a loaded machine. Much less than an hour.
+const ABSENCE: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(50);
 const RULE_PATIENCE: Duration = Duration::from_secs(75);
 /// An hour, in seconds.

@@ -128,7 +128,6 @@ fn an_account_that_is_not_granted_is_safe_from_an_app_that_names_its_own() {
     assert_eq!(lines(&app, "&since=0"), json!(["words of nobody"]));
     assert_eq!(lines(&app, "&since=3&lines=100"), json!(["words of nobody"]));
     up.kill_agent();
-    up.wait_for_agent();
     wait_until(PATIENCE, "the next agent answers", || app.get(&log(&mine, "")).body["code"] == 0);
     assert_eq!(lines(&app, "&since=0"), json!(["words of nobody"]), "the next agent knows it, too");
     mine.op(Op::Query).assert_success();

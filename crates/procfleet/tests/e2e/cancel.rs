@@ -14,7 +14,7 @@ fn cli(up: &Up, args: &[&str]) -> Value {
 #[test]
 fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
     let up = up();
-    let proc = up.proc("slow").with_pid_file().starts(&programs::slow_daemon(3));
+    let proc = up.proc("slow").with_pid_file().starts(&programs::gated_daemon());
     let under_way = proc.submit(Op::Start);
     proc.wait_for_runs(1);
     let waiting = proc.submit(Op::Restart);
@@ -29,6 +29,7 @@ fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
     under_way.outcome().assert(826, "cancelled: start was under way; what it has begun goes on");
     assert_eq!(proc.read(programs::PID_FILE), "", "it was not waited for");
     // What was begun comes to its end all the same, once.
+    proc.open_gate(programs::GATE);
     let row = proc.row_when(PATIENCE, "running");
     assert_eq!((&row["hosted"], proc.runs()), (&json!(true), 1));
     assert_eq!(seen(&under_way.id)["counts"], json!({"total": 1, "open": 0, "succeeded": 0, "failed": 1}));
@@ -52,7 +53,7 @@ fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
 fn an_op_that_waits_for_an_absent_host_ends_when_it_is_cancelled() {
     let up = up();
     let proc = up.proc("here").starts(&programs::foreground());
-    up.kill_agent();
+    up.take_agent_away();
     let task = proc.submit(Op::Start);
     up.client.post(&format!("/api/v1/tasks/{}/cancel", task.id), json!({})).data();
     let outcome = task.outcome();
@@ -103,8 +104,10 @@ fn a_task_is_tried_again_where_it_failed_and_nowhere_else() {
     good.outcome();
     let retry = |task: &str| up.client.post(&format!("/api/v1/tasks/{task}/retry"), json!({}));
     retry(&good.id).assert_refused(1_000_811, &["task_id: none of its operations has failed"]);
-    let slow = up.proc("slow").with_pid_file().starts(&programs::slow_daemon(2)).submit(Op::Start);
+    let gated = up.proc("slow").with_pid_file().starts(&programs::gated_daemon());
+    let slow = gated.submit(Op::Start);
     retry(&slow.id).assert_refused(1_000_811, &["task_id: 1 of its operations are still open"]);
+    gated.open_gate(programs::GATE);
     slow.outcome();
     retry("GSETASK:20190813145456:7").assert_refused(1_000_806, &["no such task"]);
     up.client
@@ -161,13 +164,14 @@ fn an_op_that_was_cancelled_while_its_agent_was_away_does_not_begin_when_it_is_b
     let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
     let mut joined = start(Some(&up.token(&[])));
     joined.wait_until_connected(&up, IP);
-    let proc = up.proc("slow").on_host(IP).with_pid_file().starts(&programs::slow_daemon(5));
+    let proc = up.proc("slow").on_host(IP).with_pid_file().starts(&programs::gated_daemon());
     let under_way = proc.submit(Op::Start);
     proc.wait_for_runs(1);
     let (unwanted, wanted) = (proc.submit(Op::Restart), proc.submit(Op::Unhost));
     wait_until(PATIENCE, "it has taken all of them", || joined.stderr().matches("op taken").count() == 3);
     assert!(!under_way.has_ended() && !unwanted.has_ended() && !wanted.has_ended());
     joined.end(Signal::KILL);
+    proc.open_gate(programs::GATE);
     wait_until_away(&up, IP);
     let path = format!("/api/v1/tasks/{}", unwanted.id);
     up.client.post(&format!("{path}/cancel"), json!({})).data();

@@ -42,16 +42,16 @@ fn kept(data: &Path) -> Vec<u8> {
 
 #[test]
 fn certificates_rotate_again_and_again_under_an_op_that_runs() {
-    let up = up_with("3");
+    let up = up_with("6");
     let data = up.folder("second");
     let mut joined = join(&up, &data, Some(&up.token(&[])));
     joined.wait_until_connected(&up, IP);
     let first = fs::read(data.join("agent.cert.der")).expect("it has joined");
-    // The command takes longer than two certificates live.
-    let proc = up.proc("long").on_host(IP).with_pid_file().starts(&programs::slow_daemon(7));
+    let proc = up.proc("long").on_host(IP).with_pid_file().starts(&programs::gated_daemon());
     let task = proc.submit(Op::Start);
     wait_until(PATIENCE, "two renewals", || renewals(&joined) >= 2);
     assert!(!task.has_ended(), "the op is still under way");
+    proc.open_gate(programs::GATE);
     task.outcome().assert_success();
     wait_until(PATIENCE, "three renewals", || renewals(&joined) >= 3);
     assert_eq!(joined.stderr().matches("connected epoch=").count(), 1, "all in one session");

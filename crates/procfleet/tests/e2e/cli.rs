@@ -2,7 +2,7 @@
 
 use crate::up;
 use procfleet_testkit::{
-    Finished, Need, Op, PATIENCE, Program, Up, account, is_running, need, programs, wait_for,
+    Finished, Need, Op, PATIENCE, Program, Up, account, is_running, need, programs, wait_for, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -159,12 +159,12 @@ fn tasks_are_shown_listed_and_watched() {
 #[test]
 fn a_wait_that_takes_too_long_ends_and_the_task_goes_on() {
     let up = up();
-    let proc = up.proc("slow").starts(&programs::foreground()).policy("start_check_secs", 3);
+    let proc = up.proc("slow").starts(&programs::foreground()).policy("start_check_secs", 600);
     let body = proc.body(Op::Start).to_string();
     let cut = up.cli_with_stdin(&["start", "slow", "-f", "-", "--timeout", "1"], &body);
     assert_exit(&cut, 1);
     assert!(cut.stderr.contains("task watch GSETASK:"), "{cut:?}");
-    assert!(proc.pid().is_some());
+    wait_until(PATIENCE, "it was started all the same", || proc.pid().is_some());
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn a_process_that_is_not_hosted_stays_dead() {
 #[test]
 fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     let up = up();
-    let proc = up.proc("short").policy("start_interval", 4).policy("start_retries", 2);
+    let proc = up.proc("short").policy("start_interval", 5).policy("start_retries", 2);
     let crashing = proc.clone().starts(&format!("date +%s%N >> times; {}", programs::dies_after("2.5")));
     crashing.op(Op::Start).assert_success().assert_hosted(true);
     let row = crashing.row_when(PATIENCE, "gave_up");
@@ -65,7 +65,9 @@ fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     assert!(note.contains("gave up after 2 restarts"), "{note}");
     assert_eq!(crashing.runs(), 3, "one start and two restarts");
     let times: Vec<u64> = crashing.read("times").lines().map(|line| line.parse().expect("a time")).collect();
-    for (pair, least) in times.windows(2).zip([3_900, 7_900]) {
+    // The agent counts from when it starts the shell, and the shell may write down its time much later: half of what is left
+    // of each pause is for that.
+    for (pair, least) in times.windows(2).zip([3_750, 7_500]) {
         let (pause, least) = (Duration::from_nanos(pair[1] - pair[0]), Duration::from_millis(least));
         assert!(pause > least, "{pause:?}");
     }
@@ -111,7 +113,6 @@ fn a_killed_agent_comes_back_and_adopts_its_processes() {
     let pids: Vec<u32> = procs.iter().map(|proc| proc.pid().expect("it runs")).collect();
     let born: Vec<_> = pids.iter().map(|pid| start_time(*pid)).collect();
     let old = up.kill_agent();
-    // The op waits for the agent that `up` starts.
     for (place, proc) in procs.iter().enumerate() {
         let seen = proc.op(Op::Query);
         seen.assert_success().assert_hosted(true);
@@ -135,7 +136,7 @@ fn a_process_that_dies_while_the_agent_is_away_is_replaced() {
     let up = up();
     let proc = up.proc("orphan").with_pid_file().starts(&programs::daemon());
     let pid = proc.start();
-    up.kill_agent();
+    up.take_agent_away();
     kill(pid, Signal::KILL);
     let row = wait_for(PATIENCE, "it was replaced", || {
         proc.row().filter(|row| {
@@ -220,7 +221,6 @@ fn a_start_command_that_outlives_the_agent_is_not_the_process() {
         task
     });
     up.kill_agent();
-    up.wait_for_agent();
     for (proc, task) in procs.iter().zip(&tasks) {
         task.outcome()
             .assert(805, "interrupted")
@@ -274,8 +274,10 @@ fn check_accepted_op_is_carried_out(signal: Signal) {
         let ended = up.client.outcome(&id);
         eprintln!("{}: {} {}", proc.name, ended.code, ended.message);
         assert!(matches!(ended.code, 0 | 805), "{ended:?}");
+        // A command that was cut off goes on by itself.
+        let pid = proc.pid_in_file();
+        wait_until(PATIENCE, "the agent knows the process", || proc.pid() == Some(pid));
         assert_eq!(proc.runs(), 1, "{}: it is carried out once: {ended:?}", proc.name);
-        assert_eq!(proc.pid(), Some(proc.pid_in_file()));
         proc.op(Op::Stop).assert_success();
     }
 }

@@ -207,10 +207,11 @@ impl<'a> Fleet<'a> {
         let member = &self.members[place];
         if let Deed::Order(op) = deed {
             let code = code.expect("an order is a task");
+            // 117: the machine took more than 5 s to start the next agent, and the op was never sent.
             let fine = match op {
-                Op::Start => &[0, 828, 805][..],
-                Op::Stop | Op::Kill | Op::Reload => &[0, 829, 805],
-                Op::Query | Op::Host | Op::Unhost | Op::Restart => &[0, 805],
+                Op::Start => &[0, 828, 805, 117][..],
+                Op::Stop | Op::Kill | Op::Reload => &[0, 829, 805, 117],
+                Op::Query | Op::Host | Op::Unhost | Op::Restart => &[0, 805, 117],
             };
             assert!(fine.contains(&code), "{context}: {:?}", member.proc.name);
         }

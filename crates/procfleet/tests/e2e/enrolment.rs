@@ -334,11 +334,16 @@ fn a_token_does_not_stay_in_the_command_line() {
         .args(["agent", "--server", &up.link(), "--ip", IP, "--token", &token, "--data"])
         .args([&data]);
     agent.start();
-    let connected = || {
-        let agents = up.client.data("/api/v1/agents");
-        agents.as_array().is_some_and(|all| all.iter().any(|a| a["ip"] == IP && a["connected"] == true))
+    let wait_until_connected = |agent: &Program| {
+        wait_until(PATIENCE, "it is connected", || {
+            let agents = up.client.data("/api/v1/agents");
+            let is_it = |row: &Value| row["ip"] == IP && row["connected"] == true;
+            // For a while the server believes in the session of the agent before.
+            agent.stderr().contains("connected epoch=")
+                && agents.as_array().is_some_and(|all| all.iter().any(is_it))
+        });
     };
-    wait_until(PATIENCE, "it is connected", connected);
+    wait_until_connected(&agent);
     let line = fs::read(format!("/proc/{}/cmdline", agent.pid())).expect("it runs");
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     assert!(line.contains("agent --server") && line.contains("--data"), "{line}");
@@ -358,11 +363,11 @@ fn a_token_does_not_stay_in_the_command_line() {
     };
     let third = up.folder("third");
     let mut agent = start(&third, &file);
-    wait_until(PATIENCE, "it is connected", connected);
+    wait_until_connected(&agent);
     agent.end(Signal::TERM, PATIENCE);
     fs::remove_file(&file).expect("our own file");
     let mut agent = start(&third, &file);
-    wait_until(PATIENCE, "it is connected again", connected);
+    wait_until_connected(&agent);
     agent.end(Signal::TERM, PATIENCE);
     fs::write(&file, "no token").expect("our own file");
     let refused = start(&up.folder("fourth"), &file).finish(PATIENCE);

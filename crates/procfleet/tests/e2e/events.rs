@@ -24,7 +24,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 /// Kills the process when it has lived longer than `start_interval`, and waits for its successor.
 #[track_caller]
 fn kill_and_replace(proc: &Proc) -> u32 {
-    let pid = proc.program_pid().expect("it runs");
+    let pid = proc.wait_for_program();
     let_pass(Duration::from_millis(1_200));
     kill(pid, Signal::KILL);
     wait_for(PATIENCE, "there is a replacement", || proc.program_pid().filter(|other| *other != pid));
@@ -60,9 +60,13 @@ fn a_question_waits_for_the_next_event() {
     let up = up();
     let proc = up.proc("awaited").starts(&programs::foreground());
     proc.start();
+    wait_until(PATIENCE, "the start was told", || kinds(&events_of(&up, &proc)) == ["started"]);
     let last = up.client.data("/api/v1/events?limit=1")["last"].as_u64().expect("a number");
+    // A question is answered without an event after its time.
+    let ask = || up.client.data(&format!("/api/v1/events?after={last}&wait_ms=20000"));
+    let told = || Some(ask()).filter(|view| view["events"].as_array().is_some_and(|told| !told.is_empty()));
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| up.client.data(&format!("/api/v1/events?after={last}&wait_ms=20000")));
+        let asked = scope.spawn(|| wait_for(PATIENCE, "the question is answered with an event", told));
         kill_and_replace(&proc);
         let view = asked.join().expect("an answer");
         assert_eq!(view["events"][0]["kind"], "exited", "{view}");

@@ -84,7 +84,6 @@ fn groups_outlive_the_programs_and_go_with_the_agents_data() {
     let mut up = up();
     set_here(&up, json!([group("kept", 5.0)]));
     up.kill_agent();
-    up.wait_for_agent();
     assert_eq!(ids(&get(&up.client, &up.namespace)), ["kept"], "the agent has them still");
     up.end(Signal::TERM);
     up.again();
@@ -148,7 +147,6 @@ fn a_namespace_that_uses_too_much_loses_its_largest_process() {
     limit["resource"]["mem_pool_limit"] = json!(memory_share(90.0));
     set_here(&up, json!([limit]));
     up.kill_agent();
-    up.wait_for_agent();
     let (first, modest) = (heavy.start(), light.start());
     let event = wait_for(PATIENCE, "the heavy one is found to be too much", || {
         events_of(&up, &heavy).into_iter().find(|event| event["kind"] == "group_over_limit")

@@ -101,7 +101,7 @@ fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     check_cut(&up, &peer, "refused", |talk| talk.send(peer.hello("one").into_bytes()));
 
     // An op of the first agent, reported by another.
-    let proc = up.proc("here").with_pid_file().starts(&programs::slow_daemon(2));
+    let proc = up.proc("here").with_pid_file().starts(&programs::gated_daemon());
     let task = proc.submit(Op::Start);
     let op = up.client.data(&format!("/api/v1/tasks/{}", task.id))["ops"][0]["op_id"].clone();
     let op = op.as_str().expect("an id").parse().expect("an op's id");
@@ -109,6 +109,7 @@ fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     check_cut(&up, &peer, "not_its_own", |talk| {
         talk.send(agent_message::Body::Reports(Reports { reports: vec![lie] }).into_bytes());
     });
+    proc.open_gate(programs::GATE);
     task.outcome().assert_success();
 
     // A connection of an older epoch: the newer one wins, and the older hears why it ends.

@@ -179,16 +179,23 @@ fn a_proc_that_is_merely_called_so_is_none_of_the_instances() {
     assert_eq!(running(&namesake), other);
 }
 
-/// One has been started and is being checked, one has begun, and then the agent dies.
+/// One has been started and is being checked, the others have begun, and then the agent dies.
 #[test]
 fn the_agent_dies_in_the_middle_of_a_start() {
     let up = up();
-    let command = format!("test $PROCFLEET_INSTANCE = 1 || sleep 2; {DAEMON}");
+    let command = format!(
+        "touch begun.$PROCFLEET_INSTANCE; test $PROCFLEET_INSTANCE = 1 || {{ {}; }}; {DAEMON}",
+        programs::gate(programs::GATE)
+    );
     let proc = with_instances(up.proc("cut-off").with_pid_file().starts(&command), 3);
-    let task = proc.clone().policy("start_check_secs", 3).submit(Op::Start);
+    let task = proc.clone().policy("start_check_secs", 60).submit(Op::Start);
     let first = proc.pid_in_file();
+    wait_until(PATIENCE, "all three commands have begun", || {
+        (1..=3).all(|instance| proc.folder.join(format!("begun.{instance}")).exists())
+    });
     assert!(!task.has_ended());
     up.kill_agent();
+    proc.open_gate(programs::GATE);
     let ended = task.outcome();
     ended.assert(805, "instance 1: interrupted").assert_says("(instances 2, 3 failed too)");
     // The commands go on by themselves, and what they start is taken up.
@@ -216,7 +223,7 @@ fn the_agent_dies_when_some_instances_have_been_answered() {
     proc.op(Op::Start).assert_success();
     let before = running(&proc);
     // The second takes its time.
-    let slow = "test $PROCFLEET_INSTANCE = 1 || { touch begun; sleep 3; }";
+    let slow = "test $PROCFLEET_INSTANCE = 1 || { touch begun; sleep 50; }";
     let task = proc.clone().control("reload_cmd", slow).submit(Op::Reload);
     let stamp = task.id.strip_prefix("GSETASK:").expect("a task id").replace(':', "-");
     let answered = format!("op done op={stamp}-{} ", 1 << 20);

@@ -313,7 +313,7 @@ fn commands_of_the_callers_own_run_it() {
     assert_eq!(once.read("calls"), "ran\n");
     let several = json!({
         "start_cmd": "exec ./web 1000", "instance_num": 2, "start_check_begin_time": 1, "pid_path": "/nonexistent/",
-        "op_timeout": 2,
+        "op_timeout": 10,
     });
     let several = Script::new(&up, "several").with(several);
     several.check(&api, 0, 0);

@@ -51,7 +51,6 @@ fn check(up: &Up) {
     assert!(next.iter().all(|pid| is_running(*pid)), "and what the new one has started is not");
     // An agent that was killed ends what its last life has started.
     up.kill_agent();
-    up.wait_for_agent();
     assert!(next.iter().all(|pid| is_running(*pid)));
     proc.op(Op::Stop).assert_success();
     assert!(!next.iter().any(|pid| is_running(*pid)));
@@ -83,7 +82,7 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
     let proc = up
         .proc("master")
         .starts("./web 1001 & echo $! > worker; exec ./web 1000")
-        .policy("start_interval", 5)
+        .policy("start_interval", 15)
         .policy("start_retries", 1);
     let mut master = proc.start();
     let worker = || proc.read("worker").trim().parse::<u32>().expect("a pid");
@@ -105,7 +104,7 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
     let master = proc.start();
     let orphan = worker();
     // The agent first, and the master before there is another agent.
-    kill(up.agent_pid(), Signal::KILL);
+    up.take_agent_away();
     kill(master, Signal::KILL);
     up.wait_for_agent();
     wait_until(PATIENCE, "there is another master", || {
@@ -150,7 +149,6 @@ fn what_is_detached_is_kept_where_the_spec_says_so() {
     kill(main, Signal::KILL);
     jobs.extend(escaped(&proc, 1));
     up.kill_agent();
-    up.wait_for_agent();
     proc.op(Op::Restart).assert_success();
     jobs.extend(escaped(&proc, 1));
     for op in [Op::Stop, Op::Kill] {

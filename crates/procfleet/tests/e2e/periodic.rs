@@ -102,11 +102,12 @@ fn a_slow_run_is_not_overtaken_by_the_next() {
     assert!(!is_running(pid), "each run has its own process");
     // Unhosted, the run goes on to its end, and there is no other.
     close(&proc);
-    wait_until(PATIENCE, "another run is under way", || proc.pid().is_some());
+    let ends = || proc.read("log").matches("end").count();
+    wait_until(PATIENCE, "another run is under way", || beginnings(&proc).len() > ends());
     proc.op(Op::Unhost).assert_success().assert_hosted(false);
     let begun = beginnings(&proc).len();
     open(&proc);
-    wait_until(PATIENCE, "the run has ended", || proc.read("log").matches("end").count() == begun);
+    wait_until(PATIENCE, "the run has ended", || ends() == begun);
     let_pass(Duration::from_millis(1_500));
     assert_eq!(beginnings(&proc).len(), begun);
     check_one_at_a_time(&proc);
@@ -163,7 +164,6 @@ fn a_killed_agent_repeats_no_run_and_goes_on_with_the_schedule() {
     wait_for_beginnings(&proc, 1);
     let pid = wait_for(PATIENCE, "a run is under way", || proc.pid());
     up.kill_agent();
-    up.wait_for_agent();
     let seen = proc.op(Op::Query);
     seen.assert_success().assert_hosted(true);
     assert_eq!((seen.pid(), beginnings(&proc).len()), (Some(pid), 1), "the same run");

@@ -52,4 +52,9 @@ fn a_process_begins_with_default_signals_and_none_blocked() {
     assert_eq!(signals(&status), none);
     proc.op(Op::Reload).assert_success();
     assert_eq!(signals(&proc.read("reload.status")), none, "of another command");
+    // An agent that was renewed has inherited how its last life treated signals.
+    up.renew_agent();
+    proc.op(Op::Restart).assert_success();
+    let status = fs::read_to_string(format!("/proc/{}/status", proc.wait_for_program())).expect("it runs");
+    assert_eq!(signals(&status), none, "of a process of the renewed agent");
 }

@@ -8,6 +8,9 @@ const HOST: &str = "127.0.3.1";
 /// Silence is noticed after 30 s; the rest is for a busy machine.
 const NOTICED: std::time::Duration = PATIENCE.saturating_mul(4);
 
+/// So many seconds after it was sent a message may be read. Less than it takes to notice the silence.
+const LATE: i64 = 20;
+
 /// A process that is stopped goes on when the test is over, so that it can end.
 struct Stopped(u32);
 
@@ -87,9 +90,9 @@ fn an_agent_that_hangs_is_away_and_was_last_heard_before() {
     assert_eq!(away["status_code"], -1, "{away}");
     for field in ["report_time", "last_work_time"] {
         let last = number(&away, field);
-        assert!(number(&heard, field) <= last && last <= at + 1, "{field}: stopped at {at}: {away}");
+        assert!(number(&heard, field) <= last && last <= at + LATE, "{field}: stopped at {at}: {away}");
     }
-    assert!(number(&info(), "report_time") <= at + 1, "{}", info());
+    assert!(number(&info(), "report_time") <= at + LATE, "{}", info());
     assert!(number(&row(&up), "since") > at, "it counts as away from when that was noticed");
     assert!(up.cli(&["agents"]).stdout.contains("LAST HEARD"));
     drop(stopped);

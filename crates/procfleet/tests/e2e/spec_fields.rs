@@ -72,7 +72,7 @@ fn version_and_health_show_in_every_status() {
     let asked = proc.read("asked").lines().count();
     up.kill_agent();
     seen("2.0", "healthy");
-    assert!(proc.read("asked").lines().count() > asked);
+    wait_until(PATIENCE, "it was asked again", || proc.read("asked").lines().count() > asked);
     proc.op(Op::Stop).assert_success();
     seen("2.0", "");
     assert!(!is_running(pid));
@@ -223,7 +223,6 @@ fn the_hosting_file_lists_what_is_hosted() {
     });
     let before = listed();
     up.kill_agent();
-    up.wait_for_agent();
     procs[0].op(Op::Query).assert_success();
     assert_eq!(listed(), before, "it is the same for the next agent");
     // What happens just before the end is in it too.

@@ -126,7 +126,6 @@ fn a_sibling_in_the_same_setup_path_is_a_stranger() {
     let says = format!("names pid {}, which is another program", sibling.pid());
     check_left_alone(&proc, &says);
     up.kill_agent();
-    up.wait_for_agent();
     check_left_alone(&proc, &says);
     let ours = proc.start();
     assert_ne!(ours, sibling.pid());
@@ -282,11 +281,11 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
         let told = wait_for(PATIENCE, "it is told", || {
             events_of(&up, proc).into_iter().find(|event| event["kind"] == "took_over")
         });
-        let words = match proc.name.as_str() {
-            "beside" => format!("pid {new} took the place of pid {old}"),
-            _ => format!("pid {new} took its place"),
-        };
-        assert_eq!(told["message"], words);
+        // The agent may have looked in the moment in which both were there.
+        let beside = format!("pid {new} took the place of pid {old}");
+        let after = format!("pid {new} took its place");
+        let said = told["message"].as_str().expect("a message");
+        assert!(said == beside || (proc.name == "gone" && said == after), "{said}");
         assert_eq!((proc.pid(), proc.runs(), proc.read("starts").lines().count()), (Some(new), 1, 2));
         let kinds: Vec<String> = events_of(&up, proc).iter().map(|event| event["kind"].to_string()).collect();
         assert!(!kinds.iter().any(|kind| kind.contains("restart")), "{kinds:?}");

@@ -19,11 +19,12 @@ fn a_task_stands_agent_by_agent() {
         })
     };
 
-    let slow = up.proc("slow").starts(&programs::foreground()).policy("start_check_secs", 3);
+    let slow = up.proc("slow").with_pid_file().starts(&programs::gated_daemon());
     let task = slow.submit(Op::Start).id;
     let data = state(json!({"task_id": task, "agent_id_list": []})).data();
     assert_eq!((&data["task_id"], &data["result"]["state"]), (&json!(task), &json!("executing")));
     assert_eq!(data["result"]["pending_agents"], json!([agent]));
+    slow.open_gate(programs::GATE);
     let result = ended(&task);
     assert_eq!(
         result,
