@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Does, Term, World, daemon, spec};
+use procfleet_core::OpKind;
 use procfleet_core::process::Exit;
 use procfleet_core::spec::{Kind, LimitSamples, OnUnhealthy, Schedule, Spec};
 use procfleet_core::supervise::{Event, Health, Past, Signal, Usage};
-use procfleet_core::{Content, OpKind};
 use std::time::Duration;
 
 fn limited() -> Spec {
@@ -112,24 +112,161 @@ fn a_peak_is_no_habit() {
     assert_eq!((world.events.len(), world.starts.len()), (0, 1));
 }
 
+/// Hosting is both: that it is started again, and that its limits hold. Operators unhost a process to work on it by hand.
 #[test]
-fn what_is_not_hosted_stays_down_and_says_why() {
+fn what_is_not_hosted_is_left_alone() {
     let mut world = up(&limited());
     world.order(OpKind::Unhost, &limited());
+    let pid = world.main_pid();
     strain(&mut world);
-    world.run_for(60_000);
-    assert_eq!((world.mains(), world.starts.len(), world.hosted()), (0, 1, false));
-    assert!(world.note().contains("used too much"), "{}", world.note());
-    assert!(!world.machine.has_given_up());
-    // It survives the agent, and is told by a query.
+    world.overuse(Past::OnceWithin);
+    world.send(OpKind::Reload, Some(limited()));
+    strain(&mut world);
+    assert_eq!((world.main_pid(), world.starts.len(), kinds(&world)), (pid, 1, vec![]));
+    assert_eq!((world.note().as_str(), &world.signals), ("", &vec![]));
+    // What it used while it was left alone is not held against it.
+    world.sample(over());
+    world.sample(over());
+    world.order(OpKind::Host, &limited());
+    world.sample(over());
+    assert_eq!(kinds(&world), [""; 0]);
+    strain(&mut world);
+    world.run_for(5_000);
+    assert_eq!((kinds(&world), world.starts.len()), (vec!["over_limit", "restart_succeeded"], 2));
+    // A restart leaves hosting as it was.
+    let mut slow = limited();
+    slow.policy.start_check = Duration::from_secs(60);
+    let mut world = up(&slow);
+    world.order(OpKind::Unhost, &slow);
+    let restart = world.send(OpKind::Restart, Some(slow));
+    world.run_for(1_000);
+    strain(&mut world);
+    assert_eq!((world.outcome(restart).code.number(), kinds(&world)), (0, vec!["started"]));
+}
+
+const TOO_MUCH: &str = "used too much: cpu 80.0, 80.0, 80.0 % (limit 50)";
+
+/// Its check may be long, and a process that is over from its beginning is not to wait for its end.
+#[test]
+fn a_start_that_is_ended_by_a_limit_says_so() {
+    let foreground = || Does::Foreground { lives: None, code: 0 };
+    for (kind, does, pid_file) in [
+        (OpKind::Start, daemon(), true),
+        (OpKind::Start, foreground(), false),
+        // The shell of a command that may be the process.
+        (OpKind::Start, Does::Hang, false),
+        (OpKind::Host, daemon(), true),
+        (OpKind::Restart, daemon(), true),
+    ] {
+        let row = format!("{} of {does:?}", kind.verb());
+        let mut spec = limited();
+        spec.policy.start_check = Duration::from_secs(60);
+        if !pid_file {
+            spec.identity.pid_path.clear();
+        }
+        let mut world = if kind == OpKind::Restart { up(&spec) } else { World::new() };
+        world.set("start", does);
+        let op = world.send(kind, Some(spec.clone()));
+        world.run_for(1_000);
+        let starts = world.starts.len();
+        strain(&mut world);
+        let outcome = world.outcome(op);
+        assert_eq!(outcome.code.number(), 836, "{row}: {}", outcome.message);
+        let begins =
+            format!("{} process (it) failed, for post-check status not alive: it was ended", kind.verb());
+        assert!(outcome.message.starts_with(&begins), "{row}: {}", outcome.message);
+        assert!(outcome.message.ends_with(TOO_MUCH), "{row}: {}", outcome.message);
+        assert_eq!((world.mains(), kinds(&world).last()), (0, Some(&"over_limit")), "{row}");
+        world.run_for(60_000);
+        // What is hosted comes back under its policy; a start that failed has hosted nothing.
+        let comes_back = kind != OpKind::Start;
+        assert_eq!((world.hosted(), world.starts.len() > starts), (comes_back, comes_back), "{row}");
+        assert_eq!(world.max_mains, 1, "{row}");
+    }
+}
+
+#[test]
+fn limits_hold_for_what_runs_once() {
+    let mut spec = limited();
+    spec.policy.kind = Kind::Once;
+    spec.policy.op_timeout = Duration::from_secs(600);
+    let lasts = || Does::Exit { after: 300_000, code: 0 };
+    for (kind, term, signals) in [
+        (OpKind::Start, Term::Dies { after: 200 }, vec![Signal::Term]),
+        (OpKind::Start, Term::Ignores, vec![Signal::Term, Signal::Kill]),
+        (OpKind::Host, Term::Dies { after: 200 }, vec![Signal::Term]),
+    ] {
+        let row = format!("{} of one that {term:?}", kind.verb());
+        let mut world = World::new().script("start", lasts());
+        world.term = term;
+        let op = world.send(kind, Some(spec.clone()));
+        assert!(world.machine.process().is_some(), "{row}: its run is its process");
+        strain(&mut world);
+        let outcome = world.outcome(op);
+        assert_eq!(outcome.code.number(), 836, "{row}: {}", outcome.message);
+        assert!(outcome.message.ends_with(TOO_MUCH), "{row}: {}", outcome.message);
+        assert_eq!((kinds(&world), world.signals.clone()), (vec!["over_limit"], signals), "{row}");
+        world.run_for(60_000);
+        assert_eq!((world.starts.len(), world.machine.process()), (1, None), "{row}: nobody starts it again");
+        assert!(world.note().ends_with(TOO_MUCH), "{row}: {}", world.note());
+    }
+    // One that keeps within them runs to its end, and one that hangs is ended at op_timeout.
+    let mut world = World::new().script("start", lasts());
+    let op = world.send(OpKind::Start, Some(spec.clone()));
+    world.run_for(5_000);
+    world.sample(Usage::default());
+    assert_eq!((world.outcome(op).code.number(), world.machine.process()), (0, None));
+    spec.policy.op_timeout = Duration::from_secs(20);
+    let outcome = World::new().script("start", Does::Hang).order(OpKind::Start, &spec);
+    assert_eq!(outcome.code.number(), 822, "{}", outcome.message);
+    // The run is limited after the agent's return, too.
+    let mut world = World::new().script("start", lasts());
+    world.send(OpKind::Start, Some(spec));
+    world.run_for(1_000);
     world.crash();
-    let Content::Status(status) = world.order(OpKind::Query, &limited()).content else {
-        panic!("a query answers with a status")
-    };
-    assert!(status.note.contains("used too much"), "{}", status.note);
-    // An order begins anew.
-    world.order(OpKind::Start, &limited());
-    assert_eq!(world.note(), "");
+    strain(&mut world);
+    world.run_for(10_000);
+    assert_eq!((kinds(&world), world.machine.process()), (vec!["over_limit"], None));
+}
+
+#[test]
+fn a_reload_does_not_keep_a_process_from_its_limits() {
+    let mut world = up(&limited());
+    world.set("reload", Does::Hang);
+    let op = world.send(OpKind::Reload, Some(limited()));
+    strain(&mut world);
+    let outcome = world.outcome(op);
+    assert_eq!(outcome.code.number(), 836, "{}", outcome.message);
+    assert!(outcome.message.starts_with("reload process (it) failed"), "{}", outcome.message);
+    world.run_for(5_000);
+    assert_eq!((kinds(&world), world.mains()), (vec!["over_limit", "restart_succeeded"], 1));
+    // So with a group.
+    let mut world = up(&limited());
+    world.set("reload", Does::Hang);
+    let op = world.send(OpKind::Reload, Some(limited()));
+    world.overuse(Past::OnceWithin);
+    assert_eq!(world.outcome(op).code.number(), 836);
+}
+
+/// A stop does not wait for what a limit ends, and whoever gave the order is told once.
+#[test]
+fn a_start_that_a_limit_ends_can_be_overtaken_and_let_go() {
+    let mut spec = limited();
+    spec.policy.start_check = Duration::from_secs(60);
+    for cancels in [false, true] {
+        let mut world = World::new();
+        world.term = Term::Dies { after: 2_000 };
+        let start = world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(1_000);
+        strain(&mut world);
+        if cancels {
+            assert!(world.cancel(start));
+        }
+        let stop = world.order(OpKind::Stop, &spec);
+        assert_eq!((stop.code.number(), world.code(start)), (0, Some(826)), "{}", stop.message);
+        world.run_for(60_000);
+        assert_eq!((world.mains(), world.starts.len(), world.hosted()), (0, 1, false));
+    }
 }
 
 /// It counts as a death: too often in a row, and the agent gives up.
@@ -252,13 +389,10 @@ fn how_many_samples_make_an_overuse_is_a_setting() {
 
 #[test]
 fn a_victim_of_its_group_is_ended_as_by_its_own_limit() {
-    for (stop_cmd, hosted) in [("stop", true), ("", true), ("", false)] {
+    for stop_cmd in ["stop", ""] {
         let mut spec = spec();
         spec.control.stop_cmd = stop_cmd.to_owned();
         let mut world = up(&spec);
-        if !hosted {
-            world.order(OpKind::Unhost, &spec);
-        }
         world.term = Term::Ignores;
         world.overuse(Past::OnceWithin);
         assert_eq!(kinds(&world), ["group_over_limit"]);
@@ -266,7 +400,7 @@ fn a_victim_of_its_group_is_ended_as_by_its_own_limit() {
         world.overuse(Past::OnceWithin);
         world.run_for(10_000);
         let killed = world.signals.last() == Some(&Signal::Kill);
-        assert_eq!((killed, world.mains() == 1, world.starts.len()), (true, hosted, 1 + usize::from(hosted)));
+        assert_eq!((killed, world.mains(), world.starts.len()), (true, 1, 2));
         let note = "it was ended: pid 102 is ended, for its namespace used too much: mem 12.00, 12.00, 12.00 % together \
                     (limit 10 of group g); ended in this order: it";
         assert_eq!(world.note(), note);

@@ -381,6 +381,42 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    /// Limits hold whatever is under way, but for what is being ended; and never for a resident process that is not hosted.
+    #[test]
+    fn limits_hold_for_what_is_hosted_or_runs_to_its_end(
+        shape in arb_shape(),
+        start in arb_start(),
+        orders in vec((arb_kind(), 0..8_000u64), 1..6),
+    ) {
+        let spec = Shape { limited: true, ..shape }.spec();
+        let resident = spec.policy.kind == Kind::Resident;
+        let mut world = World::new().script("start", start);
+        world.only_fair = true;
+        for (kind, wait) in orders {
+            world.send(kind, Some(spec.clone()));
+            world.run_for(wait);
+            let (limited, process) = (world.machine.limited_process(), world.machine.process());
+            if !world.machine.is_busy() {
+                let expected = process.filter(|_| world.hosted() || !resident);
+                prop_assert!(limited == expected || !resident && !world.hosted(), "{:#?}", world.machine);
+            }
+            let over = |world: &World| world.events.iter().filter(|event| event.kind() == "over_limit").count();
+            let before = over(&world);
+            (0..3).for_each(|_| world.sample(Usage { cpu: 90.0, ..Usage::default() }));
+            prop_assert_eq!(over(&world) - before, usize::from(limited.is_some()), "{:#?}", world.machine);
+            if let Some(limited) = limited {
+                world.run_for(60_000);
+                prop_assert!(!world.is_live(limited.pid), "{:#?}", world.machine);
+            }
+        }
+        world.run_for(600_000);
+        prop_assert_eq!(world.open_ops(), vec![]);
+    }
+}
+
 #[derive(Clone, Debug)]
 enum OddInput {
     Order(OpKind, Option<Shape>, u64),

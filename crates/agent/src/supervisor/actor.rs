@@ -4,8 +4,9 @@ use super::cancels::Cancels;
 use super::full_disk::FullDisk;
 use super::ledger::Ledger;
 use super::open::OpenOps;
+use super::pools::Pooled;
 use super::probes::{Pace, Probes, Seen, Standing};
-use super::sampler::{Heed, Sampler};
+use super::sampler::{Follow, Heed, Sampler};
 use super::timetable::{Clocks, Timetable};
 use crate::exec::{self, Hands, Host, Inbox, Inputs};
 use crate::hosting_file::HostingFile;
@@ -72,7 +73,7 @@ pub(super) struct Actor {
     /// The present process, as it was last looked at.
     sample: Option<Sample>,
     /// What is sampled for it.
-    followed: (Option<Process>, Heed, Resource),
+    followed: Option<Follow>,
     /// Where the sampler looks for its successor.
     pid_file: String,
     timetable: Timetable,
@@ -97,7 +98,7 @@ impl Actor {
             ledger,
             registered_at,
             sample: None,
-            followed: (None, Heed::Changes, Resource::default()),
+            followed: None,
             pid_file: String::new(),
             timetable: Timetable::default(),
             answers: VecDeque::new(),
@@ -298,14 +299,8 @@ impl Actor {
                 Write::Forget => {
                     self.registered_at = 0;
                     self.probes.forget();
-                    self.followed = (None, Heed::Changes, Resource::default());
-                    self.around.sampler.follow(
-                        &key,
-                        None,
-                        Heed::Changes,
-                        Resource::default(),
-                        &Identity::default(),
-                    );
+                    self.followed = None;
+                    self.around.sampler.follow(&key, None, &Identity::default());
                     self.hands.forget_output();
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
@@ -423,19 +418,20 @@ impl Actor {
                 Some(Sample { process, began_at, usage })
             });
         }
-        let heed = match (
-            spec.resource != Resource::default(),
-            self.machine.note(self.around.host.now()).is_empty(),
-        ) {
+        let limited = self.machine.limited_process();
+        let limits = if limited.is_some() { spec.resource } else { Resource::default() };
+        let heed = match (limits != Resource::default(), self.machine.note(self.around.host.now()).is_empty())
+        {
             (true, _) => Heed::Limits,
             // The next samples say whether what is noted is over.
             (false, false) => Heed::Each,
             (false, true) => Heed::Changes,
         };
-        let (limits, pid_file) = (spec.resource, &spec.identity.pid_path);
-        if self.followed != (process, heed, limits) || *pid_file != self.pid_file {
-            (self.followed, self.pid_file) = ((process, heed, limits), pid_file.clone());
-            self.around.sampler.follow(self.machine.key(), process, heed, limits, &spec.identity);
+        let pooled = if limited.is_some() { Pooled::Yes } else { Pooled::No };
+        let follow = limited.or(process).map(|process| Follow { process, heed, limits, pooled });
+        if self.followed != follow || spec.identity.pid_path != self.pid_file {
+            (self.followed, self.pid_file) = (follow, spec.identity.pid_path.clone());
+            self.around.sampler.follow(self.machine.key(), follow, &spec.identity);
         }
         let sample = self.sample.as_ref();
         let report = ProcReport {

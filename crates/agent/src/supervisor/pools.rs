@@ -15,7 +15,7 @@ pub(super) struct Pools {
     course: groups::Pools,
 }
 
-/// Whether the processes of a namespace are sampled for what they use together.
+/// Whether the processes of a namespace, or one of them, are sampled for what all use together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pooled {
     Yes,
@@ -38,8 +38,9 @@ impl Pools {
     pub(super) fn sampled(&mut self, round: &Round) -> Vec<(ProcKey, Input)> {
         let mut told = Vec::new();
         for (namespace, groups) in &self.groups {
-            let members: Vec<Member> =
-                round.iter().filter(|sampled| sampled.key.namespace == *namespace).map(member).collect();
+            let counts =
+                |sampled: &&Sampled| sampled.key.namespace == *namespace && sampled.pooled == Pooled::Yes;
+            let members: Vec<Member> = round.iter().filter(counts).map(member).collect();
             for ruling in self.course.sampled(namespace, groups, &members) {
                 told.extend(ruling.victims.into_iter().map(|victim| {
                     let overuse = Box::new(ruling.overuse.clone());
@@ -81,6 +82,7 @@ mod tests {
             process: Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() },
             usage: Usage { mem, ..Usage::default() },
             limits: Resource::default(),
+            pooled: Pooled::Yes,
             told: false,
         }
     }
@@ -101,5 +103,14 @@ mod tests {
         assert_eq!([victims(round()), victims(round())].concat(), [""; 0]);
         assert_eq!(pools.set("web", &groups(None)), Pooled::No);
         assert_eq!(pools.sampled(&round()), []);
+        // What is left alone neither counts nor is ended.
+        assert_eq!(pools.set("web", &groups(Some(10.0))), Pooled::Yes);
+        for _ in 0..6 {
+            let alone = |sampled: Sampled| Sampled { pooled: Pooled::No, ..sampled };
+            assert_eq!(
+                pools.sampled(&vec![alone(sampled(1, "web", "a", 99.0)), sampled(2, "web", "b", 4.0)]),
+                []
+            );
+        }
     }
 }

@@ -35,6 +35,17 @@ pub(super) enum Heed {
     Limits,
 }
 
+/// What is sampled for a proc.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Follow {
+    pub(super) process: Process,
+    pub(super) heed: Heed,
+    /// What it may use itself.
+    pub(super) limits: Resource,
+    /// Whether it counts in the pools of its namespace. An unhosted process is left alone, so it does not.
+    pub(super) pooled: Pooled,
+}
+
 /// The samples of one moment, in the order of their keys.
 pub(super) type Round = Vec<Sampled>;
 
@@ -45,6 +56,7 @@ pub(super) struct Sampled {
     pub(super) usage: Usage,
     /// What it may use itself.
     pub(super) limits: Resource,
+    pub(super) pooled: Pooled,
     /// Whether its actor wants to hear of it.
     pub(super) told: bool,
 }
@@ -59,9 +71,7 @@ pub(super) struct Sampler {
 
 #[derive(Debug)]
 struct Followed {
-    process: Process,
-    heed: Heed,
-    limits: Resource,
+    what: Follow,
     meter: Meter,
     /// Its pid file, if there is one, and the account that may know what is in it: a program that replaces itself says so there.
     pid_file: Option<Box<(String, String)>>,
@@ -73,7 +83,7 @@ impl Followed {
     fn is_replaced(&self) -> bool {
         self.pid_file
             .as_deref()
-            .is_some_and(|(path, user)| exec::pid_file_names_another(path, user, self.process.pid))
+            .is_some_and(|(path, user)| exec::pid_file_names_another(path, user, self.what.process.pid))
     }
 }
 
@@ -92,27 +102,20 @@ impl Sampler {
     }
 
     /// This is the proc's process from now on, and what it may use. `None`: it has none.
-    pub(super) fn follow(
-        &self,
-        key: &Arc<ProcKey>,
-        process: Option<Process>,
-        heed: Heed,
-        limits: Resource,
-        identity: &Identity,
-    ) {
+    pub(super) fn follow(&self, key: &Arc<ProcKey>, what: Option<Follow>, identity: &Identity) {
         let Identity { pid_path, user, .. } = identity;
         let pid_file = (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
         let mut followed = self.lock();
-        match (process, followed.get_mut(key)) {
+        match (what, followed.get_mut(key)) {
             (None, None) => {}
             (None, Some(_)) => {
                 followed.remove(key);
             }
-            (Some(process), Some(known)) if known.process.is(&process) => {
-                (known.heed, known.limits, known.pid_file) = (heed, limits, pid_file);
+            (Some(what), Some(known)) if known.what.process.is(&what.process) => {
+                (known.what, known.pid_file) = (what, pid_file);
             }
-            (Some(process), _) => {
-                let new = Followed { process, heed, limits, meter: Meter::default(), pid_file, told: None };
+            (Some(what), _) => {
+                let new = Followed { what, meter: Meter::default(), pid_file, told: None };
                 followed.insert(key.clone(), new);
             }
         }
@@ -136,7 +139,8 @@ impl Sampler {
     async fn round(&self, host: &Host, all: bool) -> Option<Round> {
         let pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_due = |key: &ProcKey, followed: &Followed| {
-            all || followed.heed == Heed::Limits || pooled.contains(&key.namespace)
+            let counts = || followed.what.pooled == Pooled::Yes && pooled.contains(&key.namespace);
+            all || followed.what.heed == Heed::Limits || counts()
         };
         let due: Vec<Arc<ProcKey>> =
             self.lock().iter().filter(|(key, proc)| is_due(key, proc)).map(|(key, _)| key.clone()).collect();
@@ -152,15 +156,15 @@ impl Sampler {
                 let mut followed = self.lock();
                 for key in due.by_ref().take(AT_ONCE) {
                     let Some(proc) = followed.get_mut(&key) else { continue };
-                    let Some(usage) = scene.usage(host, &proc.process, &mut proc.meter) else { continue };
-                    let told = proc.heed != Heed::Changes
+                    let Follow { process, heed, limits, pooled } = proc.what;
+                    let Some(usage) = scene.usage(host, &process, &mut proc.meter) else { continue };
+                    let told = heed != Heed::Changes
                         || is_news(proc.told, scene.taken(), usage)
                         || proc.is_replaced();
                     if told {
                         proc.told = Some((scene.taken(), usage));
                     }
-                    let (process, limits) = (proc.process, proc.limits);
-                    round.push(Sampled { key, process, usage, limits, told });
+                    round.push(Sampled { key, process, usage, limits, pooled, told });
                 }
             }
             tokio::task::yield_now().await;
@@ -235,10 +239,15 @@ mod tests {
             evidence: Evidence::default(),
         };
         let gone = Process { start_ticks: 1, ..us };
+        let follow = |name: &str, what: Option<(Process, Heed, Pooled)>| {
+            let limits = Resource::default();
+            let what = what.map(|(process, heed, pooled)| Follow { process, heed, limits, pooled });
+            sampler.follow(&key(name), what, &Identity::default());
+        };
         for (name, process, heed) in
             [("idle", us, Heed::Changes), ("limited", us, Heed::Limits), ("gone", gone, Heed::Limits)]
         {
-            sampler.follow(&key(name), Some(process), heed, Resource::default(), &Identity::default());
+            follow(name, Some((process, heed, Pooled::Yes)));
         }
         let told = async |all| {
             let round = sampler.round(&host, all).await.expect("somebody is there");
@@ -250,15 +259,17 @@ mod tests {
         let (idle, limited) = ("idle".to_owned(), "limited".to_owned());
         assert_eq!(told(true).await, [(idle.clone(), true, true), (limited.clone(), true, true)]);
         assert_eq!(told(false).await, [(limited.clone(), true, true)], "in between only what has limits");
-        sampler.follow(&key("limited"), None, Heed::Limits, Resource::default(), &Identity::default());
-        sampler.follow(&key("gone"), None, Heed::Limits, Resource::default(), &Identity::default());
+        follow("limited", None);
+        follow("gone", None);
         assert!(sampler.round(&host, false).await.is_none());
         assert_eq!(told(true).await.len(), 1);
         sampler.pool("web", Pooled::Yes);
         // Whether its figures are news depends on what the other tests in this process do.
         let names: Vec<String> = told(false).await.into_iter().map(|(name, _, _)| name).collect();
         assert_eq!(names, [idle], "its namespace has limits");
-        sampler.follow(&key("idle"), None, Heed::Changes, Resource::default(), &Identity::default());
+        follow("idle", Some((us, Heed::Changes, Pooled::No)));
+        assert!(sampler.round(&host, false).await.is_some_and(|round| round.is_empty()), "it is left alone");
+        follow("idle", None);
         assert!(sampler.round(&host, false).await.is_some_and(|round| round.is_empty()));
         sampler.pool("web", Pooled::No);
         assert!(sampler.round(&host, false).await.is_none());

@@ -32,8 +32,9 @@ pub(super) enum Purpose {
     Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
-    /// It uses more than it or its namespace is allowed, or is ill, and is ended for it.
-    Limit { fall: Fall },
+    /// It uses more than it or its namespace is allowed, or is ill, and is ended for it. `op`: the order that was under way, and
+    /// that is answered when the process is gone.
+    Limit { fall: Fall, op: Option<(OpId, OpKind)> },
     /// The next run of a periodic process: when it is due, and its beginning.
     Turn,
     /// The agent has just started.
@@ -260,6 +261,17 @@ pub(super) enum Overdue {
     Abandon,
 }
 
+impl Purpose {
+    /// The order that is answered when the job ends.
+    pub(super) fn op(&self) -> Option<(OpId, OpKind)> {
+        match self {
+            Purpose::Op { op, kind, .. } => Some((*op, *kind)),
+            Purpose::Limit { op, .. } => *op,
+            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } | Purpose::Aftermath => None,
+        }
+    }
+}
+
 impl Job {
     pub(super) fn activity(&self) -> Activity {
         if let Stage::Awaiting(_) = self.stage {
@@ -411,6 +423,11 @@ impl Launch {
         self.seen.map(|seen| seen.process).filter(|process| process.found != Found::Shell)
     }
 
+    /// The process that the check judges. What runs once is judged by how its command ends.
+    pub(super) fn judged(&self, spec: &Spec) -> Option<Seen> {
+        self.seen.filter(|_| spec.policy.kind != Kind::Once)
+    }
+
     /// When the process must have been alive until, as things stand. The window begins when the process was first seen or when
     /// the command ended, whichever is later. While the command is at work it may be the process, and only the sight counts.
     pub(super) fn check_until(&self, spec: &Spec) -> Moment {
@@ -472,7 +489,7 @@ impl Launch {
 
     fn wake_at(&self, spec: &Spec) -> Option<Moment> {
         let check = self.check_until(spec);
-        match (&self.ended, self.seen, self.looking) {
+        match (&self.ended, self.judged(spec), self.looking) {
             // The verdict waits for the answer.
             (_, _, Some(_)) => None,
             // A process has been recognised: the command's own limit no longer counts.

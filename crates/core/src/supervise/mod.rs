@@ -52,7 +52,8 @@
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
 //! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or SIGTERM, and after
-//!   stop_check by SIGKILL. Then it is one that died. So is one whose turn it is when its namespace uses too much, and one that
+//!   stop_check by SIGKILL. Then it is one that died. An order under way is answered with the reason. A resident process that is
+//!   not hosted is left alone. So is ended one whose turn it is when its namespace uses too much, and one that
 //!   is unhealthy and whose spec wants it started again for that.
 //! - What died while the agent was away waits for its place among all that did (see [`crate::spread`]), and so does what is to be
 //!   started after a boot of the host. An order does not wait for it.

@@ -300,9 +300,14 @@ impl World {
         self.live.retain(|live| live.role == Role::Shell);
     }
 
+    /// The process that samples are taken of.
+    fn sampled(&self) -> Option<Process> {
+        self.machine.limited_process().or(self.machine.process())
+    }
+
     /// The main process is looked at, and uses so much.
     pub fn sample(&mut self, usage: Usage) {
-        if let Some(process) = self.machine.process() {
+        if let Some(process) = self.sampled() {
             self.feed(Input::Sampled { process, usage });
         }
     }
@@ -316,7 +321,7 @@ impl World {
 
     /// Its namespace uses too much, and it is its turn.
     pub fn overuse(&mut self, past: Past) {
-        if let Some(process) = self.machine.process() {
+        if let Some(process) = self.sampled() {
             let overuse = Overuse {
                 group: "g".to_owned(),
                 pool: Pool::Mem,
@@ -854,7 +859,7 @@ impl World {
         process.pid
     }
 
-    fn is_live(&self, pid: u32) -> bool {
+    pub fn is_live(&self, pid: u32) -> bool {
         self.live.iter().any(|live| live.process.pid == pid)
     }
 

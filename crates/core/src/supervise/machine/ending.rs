@@ -181,7 +181,11 @@ impl Machine {
                 self.tidy(&spec, out);
                 State::Down(Rest::Idle)
             }
-            Purpose::Limit { fall } => self.limited(now, fall, out),
+            Purpose::Limit { fall, op } => {
+                // Its start command may be at work beside it.
+                out.effects.extend(ending.launch.map(Effect::EndRun));
+                self.limited(now, fall, op, out)
+            }
             Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
                 self.rest(now, Fall::Died, "it was ended", out)
             }
@@ -196,10 +200,10 @@ impl Machine {
         message: String,
         out: &mut Step,
     ) -> State {
-        if let Purpose::Op { op, before, .. } = purpose {
+        if let Purpose::Op { before, .. } = &purpose {
             self.hosting = before.hosting;
-            self.answer(op, code, message, out);
         }
+        self.answer_op(&purpose, code, message, out);
         State::Up(ending.process)
     }
 }

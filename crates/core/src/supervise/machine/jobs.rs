@@ -236,7 +236,7 @@ impl Machine {
             },
             Purpose::Upkeep { last } => self.revive(now, &last, out),
             Purpose::Turn => self.schedule(now, Since::Run, out),
-            Purpose::Limit { fall } => self.limited(now, fall, out),
+            Purpose::Limit { fall, op } => self.limited(now, fall, op, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.tell_death(None, &interrupted, out);

@@ -59,8 +59,10 @@ impl Machine {
         };
         launch.await_foreground(now, &spec);
         if periodic {
-            // It runs to its end, and must be known from the beginning: nobody could find it by its name or pid file.
             launch.command.deadline = None;
+        }
+        if spec.policy.kind != Kind::Resident {
+            // It runs to its end, and must be known from the beginning: nobody could find it by its name or pid file.
             launch.looking = Some(self.look(Scope::Run(launch.command.run), &spec, out));
         }
         busy(purpose, spec, Stage::Launching(launch))
@@ -200,7 +202,7 @@ impl Machine {
     ) -> State {
         let check_until = launch.check_until(&spec);
         let resident = spec.policy.kind == Kind::Resident;
-        match (&launch.ended, launch.seen) {
+        match (&launch.ended, launch.judged(&spec)) {
             (_, Some(Seen { process, .. })) if purpose == Purpose::Turn => {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }

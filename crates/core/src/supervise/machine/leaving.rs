@@ -202,7 +202,8 @@ impl Machine {
                 }
             }
             Purpose::Aftermath => State::Down(Rest::Idle),
-            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Turn | Purpose::Recover { .. } => {
+            Purpose::Limit { fall, op } => self.limited(now, fall, op, out),
+            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
                 self.rest(now, Fall::Died, "it was ended", out)
             }
         }

@@ -272,14 +272,12 @@ impl Machine {
             {
                 self.schedule(now, Since::Now, &mut out)
             }
-            (State::Up(up), Input::Sampled { process, usage }) if up.is(&process) => {
-                self.sampled(now, up, usage, &mut out)
+            (state, Input::Sampled { process, usage }) => self.sampled(now, state, process, usage, &mut out),
+            (state, Input::Overused { process, overuse, past }) => {
+                self.overused(now, state, process, *overuse, past, &mut out)
             }
             (State::Up(up), Input::Succeeded { old, process }) if up.is(&old) => {
                 self.succeeded(up, process, &mut out)
-            }
-            (State::Up(up), Input::Overused { process, overuse, past }) if up.is(&process) => {
-                self.overused(now, up, *overuse, past, &mut out)
             }
             (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
@@ -295,9 +293,7 @@ impl Machine {
                 | Input::Sighted { .. }
                 | Input::CommandEnded { .. }
                 | Input::Planned { .. }
-                | Input::Sampled { .. }
                 | Input::Succeeded { .. }
-                | Input::Overused { .. }
                 | Input::Placed { .. },
             ) => state,
         };
@@ -395,8 +391,8 @@ impl Machine {
     }
 
     fn answer_op(&self, purpose: &Purpose, code: Code, message: impl Into<String>, out: &mut Step) {
-        if let Purpose::Op { op, .. } = purpose {
-            self.answer(*op, code, message, out);
+        if let Some((op, _)) = purpose.op() {
+            self.answer(op, code, message, out);
         }
     }
 
@@ -547,14 +543,7 @@ fn brings_within(spec: &Spec) -> std::time::Duration {
 }
 
 fn op_kind(purpose: &Purpose) -> OpKind {
-    match purpose {
-        Purpose::Op { kind, .. } => *kind,
-        Purpose::Upkeep { .. }
-        | Purpose::Limit { .. }
-        | Purpose::Turn
-        | Purpose::Recover { .. }
-        | Purpose::Aftermath => OpKind::Start,
-    }
+    purpose.op().map_or(OpKind::Start, |(_, kind)| kind)
 }
 
 /// The command without which the order is pointless, whatever the process does.

@@ -46,18 +46,13 @@ impl Machine {
             return Some(out);
         }
         match &self.state {
-            State::Busy(job) => match job.purpose {
-                Purpose::Op { op: under_way, kind, .. } if under_way == op && self.let_go != Some(op) => {
+            State::Busy(job) => match job.purpose.op() {
+                Some((under_way, kind)) if under_way == op && self.let_go != Some(op) => {
                     self.answer(op, Code::Cancelled, words::let_go(kind), &mut out);
                     self.let_go = Some(op);
                     Some(out)
                 }
-                Purpose::Op { .. }
-                | Purpose::Upkeep { .. }
-                | Purpose::Limit { .. }
-                | Purpose::Turn
-                | Purpose::Recover { .. }
-                | Purpose::Aftermath => None,
+                Some(_) | None => None,
             },
             State::Down(_) | State::Up(_) => None,
         }

@@ -1,32 +1,94 @@
 //! What a sample of the process means: nothing, or that it is to be ended.
+//!
+//! Limits are a part of hosting, so a resident process that is not hosted is left alone. What runs to its end is limited for as
+//! long as its run lasts. A process that is being checked or reloaded is limited as any other, and the order under way is
+//! answered with the reason; one that is being ended already is not judged.
 
 use super::{Machine, State};
+use crate::code::Code;
 use crate::groups::Overuse;
+use crate::id::OpId;
 use crate::moment::Moment;
-use crate::process::Process;
-use crate::spec::Kind;
-use crate::supervise::job::Purpose;
-use crate::supervise::limits::{Past, Usage, Verdict};
+use crate::op::OpKind;
+use crate::process::{Found, Process};
+use crate::spec::{Detached, Kind, Spec};
+use crate::supervise::job::{Job, Purpose, Stage};
+use crate::supervise::limits::{Past, Strain, Usage, Verdict};
 use crate::supervise::policy::Fall;
-use crate::supervise::{Event, Hosting, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, words};
+use std::sync::Arc;
 
 impl Machine {
-    pub(super) fn sampled(&mut self, now: Moment, process: Process, usage: Usage, out: &mut Step) -> State {
-        let Some(spec) = self.spec.clone() else { return State::Up(process) };
+    /// The process that limits hold for now. While a start is checked that may be the shell of its command.
+    pub fn limited_process(&self) -> Option<Process> {
+        self.limited_in(&self.state)
+    }
+
+    fn limited_in(&self, state: &State) -> Option<Process> {
+        let job = match state {
+            State::Down(_) => return None,
+            State::Up(process) => return Some(*process).filter(|process| self.limits_hold(process)),
+            State::Busy(job) => job,
+        };
+        match &job.stage {
+            Stage::Launching(launch) => {
+                let seen = launch.seen.filter(|_| !launch.command.timed_out)?.process;
+                // A process that is being started is hosted from the moment it is up.
+                let is_started =
+                    matches!(job.purpose, Purpose::Op { kind: OpKind::Start | OpKind::Host, .. });
+                (is_started || self.limits_hold(&seen)).then_some(seen)
+            }
+            Stage::Reloading { process, gone: false, .. } | Stage::Signalled { process, .. } => {
+                self.limits_hold(process).then_some(*process)
+            }
+            Stage::Reloading { gone: true, .. }
+            | Stage::Looking { .. }
+            | Stage::Ending(_)
+            | Stage::Leaving(_)
+            | Stage::Clearing(_)
+            | Stage::Awaiting(_)
+            | Stage::Reviewing(_)
+            | Stage::Planning { .. } => None,
+        }
+    }
+
+    fn limits_hold(&self, process: &Process) -> bool {
+        match (self.hosting, self.spec.as_ref().map(|spec| &spec.policy.kind)) {
+            (Hosting::Hosted, _) | (_, Some(Kind::Periodic(_))) => true,
+            // The command is the run; what was found by name or pid file is not.
+            (Hosting::Unhosted, Some(Kind::Once)) => process.found == Found::Foreground,
+            (Hosting::Unhosted, Some(Kind::Resident) | None) => false,
+        }
+    }
+
+    pub(super) fn sampled(
+        &mut self,
+        now: Moment,
+        state: State,
+        process: Process,
+        usage: Usage,
+        out: &mut Step,
+    ) -> State {
+        let Some(spec) = self.spec.clone() else { return state };
+        if !self.limited_in(&state).is_some_and(|limited| limited.is(&process)) {
+            if matches!(state, State::Up(up) if up.is(&process)) {
+                // Nobody counts: what it used while it was left alone is not held against it later.
+                self.strain = Strain::default();
+                self.forget_fault(now, &spec);
+            }
+            return state;
+        }
         match self.strain.weigh(process, usage, &spec.resource, spec.policy.limit_samples) {
             Verdict::Within => {
-                let stable = |start| now.since(start) > spec.policy.start_interval;
-                if !self.fault.is_empty() && self.streak.last_start.is_none_or(stable) {
-                    self.fault.clear();
+                if let State::Up(_) = state {
+                    self.forget_fault(now, &spec);
                 }
-                State::Up(process)
+                state
             }
-            Verdict::Wait => State::Up(process),
+            Verdict::Wait => state,
             Verdict::Over { samples, past } => {
                 let event = Event::OverLimit { pid: process.pid, limits: spec.resource, samples };
-                self.fault = words::over_limit(&event);
-                out.writes.push(Write::Event(event));
-                self.end(now, Purpose::Limit { fall: fall(past) }, spec, process, None, out)
+                self.end_over(now, state, spec, process, past, event, out)
             }
         }
     }
@@ -35,29 +97,95 @@ impl Machine {
     pub(super) fn overused(
         &mut self,
         now: Moment,
+        state: State,
         process: Process,
         overuse: Overuse,
         past: Past,
         out: &mut Step,
     ) -> State {
-        let Some(spec) = self.spec.clone() else { return State::Up(process) };
+        let limited = self.limited_in(&state).filter(|limited| limited.is(&process));
+        let (Some(spec), Some(process)) = (self.spec.clone(), limited) else { return state };
         let event = Event::GroupOverLimit { pid: process.pid, overuse };
+        self.end_over(now, state, spec, process, past, event, out)
+    }
+
+    /// The reason for which it was ended stands until it runs stably again.
+    fn forget_fault(&mut self, now: Moment, spec: &Spec) {
+        let stable = |start| now.since(start) > spec.policy.start_interval;
+        if !self.fault.is_empty() && self.streak.last_start.is_none_or(stable) {
+            self.fault.clear();
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one verdict, and the state that it is about")]
+    fn end_over(
+        &mut self,
+        now: Moment,
+        state: State,
+        spec: Arc<Spec>,
+        process: Process,
+        past: Past,
+        event: Event,
+        out: &mut Step,
+    ) -> State {
         self.fault = words::over_limit(&event);
         out.writes.push(Write::Event(event));
-        self.end(now, Purpose::Limit { fall: fall(past) }, spec, process, None, out)
+        let (op, launch) = match state {
+            State::Busy(job) => interrupt(*job, out),
+            State::Up(_) | State::Down(_) => (None, None),
+        };
+        self.end(now, Purpose::Limit { fall: fall(past), op }, spec, process, launch, out)
     }
 
     /// One that was over its limits, or ill, is gone: it comes back under the restart policy, if it is to come back at all. One that
     /// was over from its beginning has had no stable run, however long the samples took: else it would come back for ever.
-    pub(super) fn limited(&mut self, now: Moment, fall: Fall, out: &mut Step) -> State {
+    pub(super) fn limited(
+        &mut self,
+        now: Moment,
+        fall: Fall,
+        op: Option<(OpId, OpKind)>,
+        out: &mut Step,
+    ) -> State {
+        let last = self.fault.clone();
+        if let (Some((op, kind)), Some(spec)) = (op, self.spec.clone()) {
+            let message = words::post_check(kind, &spec, &self.key.name, &last, "");
+            self.answer(op, Code::PostCheck, message, out);
+        }
         let resident = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Resident);
         if let (Some(spec), Hosting::Unhosted) = (resident, self.hosting) {
             // Nobody will start it again and sweep first, and what it has left may be what was too much.
             self.sweep(&spec, out);
         }
-        let last = self.fault.clone();
         self.rest(now, fall, &last, out)
     }
+}
+
+/// Ends what a job is about. The order that it was for, and the command that must end with the process.
+fn interrupt(job: Job, out: &mut Step) -> (Option<(OpId, OpKind)>, Option<RunId>) {
+    let Job { purpose, spec, stage } = job;
+    let launch = match stage {
+        Stage::Launching(launch) => {
+            // What a run has started and left may be what it was for.
+            let ends_with_it = match (&spec.policy.kind, spec.policy.detached) {
+                (Kind::Resident, _) | (Kind::Once, Detached::End) => launch.ended.is_none(),
+                (Kind::Once, Detached::Keep) | (Kind::Periodic(_), _) => false,
+            };
+            ends_with_it.then_some(launch.command.run)
+        }
+        Stage::Reloading { command, .. } => {
+            out.effects.push(Effect::EndRun(command.run));
+            None
+        }
+        Stage::Looking { .. }
+        | Stage::Signalled { .. }
+        | Stage::Ending(_)
+        | Stage::Leaving(_)
+        | Stage::Clearing(_)
+        | Stage::Awaiting(_)
+        | Stage::Reviewing(_)
+        | Stage::Planning { .. } => None,
+    };
+    (purpose.op(), launch)
 }
 
 /// One that was over from its beginning is no more started than one that does not live.

@@ -58,7 +58,7 @@ impl Machine {
             OnUnhealthy::Tell => {}
             OnUnhealthy::Restart => {
                 self.fault = words::was_ill(&reason);
-                self.state = self.end(now, Purpose::Limit { fall }, spec, process, None, out);
+                self.state = self.end(now, Purpose::Limit { fall, op: None }, spec, process, None, out);
             }
         }
     }
