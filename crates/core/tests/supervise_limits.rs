@@ -181,7 +181,7 @@ fn a_start_that_is_ended_by_a_limit_says_so() {
         // What is hosted comes back under its policy; a start that failed has hosted nothing.
         let comes_back = kind != OpKind::Start;
         assert_eq!((world.hosted(), world.starts.len() > starts), (comes_back, comes_back), "{row}");
-        assert_eq!(world.max_mains, 1, "{row}");
+        assert!(world.max_mains <= 1, "{row}");
     }
 }
 
@@ -336,6 +336,7 @@ fn orders_during_the_ending_are_as_during_a_restart() {
 fn one_that_cannot_be_killed_is_tried_again() {
     let mut world = World::new().script("start", Does::Unkillable);
     let mut spec = limited();
+    spec.policy.op_timeout = Duration::from_secs(3_600);
     spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(3_600)));
     world.order(OpKind::Start, &spec);
     for _ in 0..2 {

@@ -13,6 +13,7 @@ use std::time::Duration;
 fn every() -> Spec {
     let mut spec = spec();
     spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(10)));
+    spec.policy.op_timeout = Duration::from_secs(3_600);
     spec
 }
 
@@ -20,6 +21,7 @@ fn every() -> Spec {
 fn by_the_clock() -> Spec {
     let mut spec = spec();
     spec.policy.kind = Kind::Periodic(Schedule::Cron("60000".to_owned()));
+    spec.policy.op_timeout = Duration::from_secs(3_600);
     spec
 }
 
@@ -209,7 +211,7 @@ fn what_runs_every_so_often_is_due_that_long_after_the_last_beginning() {
         (lasts(9_999), vec![0, 10, 20, 30, 40], vec![]),
         // what is due while a run is under way is missed, and not made up for
         (lasts(10_000), vec![0, 20, 40], vec![1, 1]),
-        (lasts(25_000), vec![0, 30], vec![2]),
+        (lasts(25_000), vec![0, 30], vec![1, 1, 1]),
         // a failure changes nothing about the next
         (Does::Exit { after: 100, code: 3 }, vec![0, 10, 20, 30, 40], vec![]),
         (Does::NotStarted, vec![0, 10, 20, 30, 40], vec![]),
@@ -233,15 +235,93 @@ fn what_runs_every_so_often_is_due_that_long_after_the_last_beginning() {
     assert_eq!(world.events, [Event::RunFailed { reason: reason.to_owned() }]);
 }
 
-/// A long backup is not to be killed.
+/// One hung run does not block the schedule: it is ended at `op_timeout`, and the next begins on time.
 #[test]
-fn a_run_may_take_longer_than_any_command() {
-    let mut world = World::new().script("start", lasts(3_600_000));
+fn a_run_that_takes_longer_than_op_timeout_is_ended_and_told() {
+    let mut spec = every();
+    spec.policy.op_timeout = Duration::from_secs(4);
+    let told = "start_cmd did not end within 4 s (op_timeout) and was ended with all it started; output: [its last words]";
+    for order in [OpKind::Host, OpKind::Start] {
+        let mut world = World::new().script("start", Does::Hang);
+        world.order(order, &spec);
+        world.run_for(25_000);
+        assert_eq!((seconds(&world), missed(&world)), (vec![0, 10, 20], vec![]), "{order:?}");
+        let failed: Vec<String> = world
+            .events
+            .iter()
+            .filter_map(|event| match event {
+                Event::RunFailed { reason } => Some(reason.clone()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(failed, [told; 3], "{order:?}");
+        assert_eq!((world.mains(), world.max_mains, world.hosted()), (0, 1, true), "{order:?}");
+    }
+    // A start that is still being checked then says so.
+    spec.policy.start_check = Duration::from_secs(60);
+    let mut world = World::new().script("start", Does::Hang);
+    let began = world.now;
+    let outcome = world.order(OpKind::Start, &spec);
+    assert_eq!((outcome.code.number(), world.now.since(began).as_secs()), (822, 4), "{}", outcome.message);
+    // Of a run that an earlier life of the agent began, the time is known, too.
+    for rule in [every(), by_the_clock()] {
+        let mut world = World::new().script("start", Does::Hang);
+        let spec = Spec {
+            policy: procfleet_core::spec::Policy { op_timeout: Duration::from_secs(30), ..rule.policy },
+            ..spec.clone()
+        };
+        world.order(OpKind::Host, &spec);
+        world.run_for(25_000);
+        let began = world.starts[0].0;
+        world.crash();
+        let left = Duration::from_secs(29).saturating_sub(world.now.since(began));
+        world.run_for(u64::try_from(left.as_millis()).expect("a few seconds"));
+        assert_eq!((world.mains(), world.starts.len()), (1, 1), "not early");
+        world.run_for(1_500);
+        let told = world.events.iter().filter(|event| event.kind() == "run_failed").count();
+        assert_eq!((world.starts[0].0, told), (began, 1), "{:?}", world.events);
+    }
+    // A run that cannot be killed is told, and tried again.
+    let mut world = World::new().script("start", Does::Unkillable);
+    spec.policy.start_check = Duration::from_secs(1);
+    world.order(OpKind::Host, &spec);
+    world.run_for(300_000);
+    let told =
+        world.events.iter().filter(|event| event.to_string().contains("was killed and is still there"));
+    assert!((2..6).contains(&told.count()), "{:?}", world.events);
+    assert_eq!(world.starts.len(), 1, "two runs never overlap");
+}
+
+/// Whoever waits for a backup wants to know at once that it did not begin.
+#[test]
+fn a_missed_run_is_told_when_it_is_missed() {
+    let mut world = World::new().script("start", Does::Hang);
     world.order(OpKind::Host, &every());
-    world.run_for(3_599_000);
-    assert_eq!((world.starts.len(), world.mains()), (1, 1));
-    world.run_for(20_000);
-    assert_eq!((seconds(&world), missed(&world)), (vec![0, 3_610], vec![360]));
+    world.run_for(9_900);
+    assert_eq!(missed(&world), Vec::<u32>::new(), "nothing is due yet");
+    world.run_for(200);
+    assert_eq!(missed(&world), [1]);
+    // Then once a minute, with all that were missed since.
+    world.run_for(59_000);
+    assert_eq!(missed(&world), [1]);
+    world.run_for(1_000);
+    assert_eq!(missed(&world), [1, 6]);
+    // What was told is not told again, also after the agent's return; what is unhosted has no schedule.
+    world.crash();
+    world.run_for(1_000);
+    world.die(Exit::Code(0));
+    world.run_for(100);
+    assert_eq!(missed(&world), [1, 6]);
+    let mut world = given(Given::RunUnhosted);
+    world.run_for(60_000);
+    assert_eq!(missed(&world), Vec::<u32>::new());
+
+    let mut world = World::new().script("start", lasts(130_000));
+    world.order(OpKind::Host, &by_the_clock());
+    world.run_for(79_000);
+    assert_eq!((world.starts.len(), missed(&world)), (1, vec![]));
+    world.run_for(2_000);
+    assert_eq!(missed(&world), [1]);
 }
 
 #[test]
@@ -304,7 +384,7 @@ fn a_rule_is_followed_by_the_wall_clock() {
     let mut world = World::new().script("start", lasts(130_000));
     world.order(OpKind::Host, &by_the_clock());
     world.run_for(300_000);
-    assert_eq!((seconds(&world), missed(&world)), (vec![20, 200], vec![2]));
+    assert_eq!((seconds(&world), missed(&world)), (vec![20, 200], vec![1, 1, 1]));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use procfleet_core::moment::Moment;
 use procfleet_core::op::Content;
 use procfleet_core::process::{Evidence, Found, Process, ProgramFile};
 use procfleet_core::spec::Spec;
-use procfleet_core::supervise::{Event, Hosting, Rest};
+use procfleet_core::supervise::{Event, Hosting, Rest, ScheduledRun};
 
 fn key(name: &str) -> ProcKey {
     ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
@@ -35,6 +35,7 @@ fn record() -> Record {
         streak: Default::default(),
         rest,
         fault: String::new(),
+        run: None,
     }
 }
 
@@ -53,6 +54,11 @@ fn a_record_of_any_age_is_read() {
         assert_eq!(again, record);
         assert_eq!(again.after_reboot().rest, Rest::Idle, "moments mean nothing then");
     }
+    let running = first.replace(r#""Idle"}"#, r#""Idle","run":{"deadline":9,"missed":2,"told_at":7}}"#);
+    let read: Record = serde_json::from_str(&running).expect("a record of a run that is under way");
+    let run = ScheduledRun { deadline: Moment(9), missed: 2, told_at: Some(Moment(7)) };
+    assert_eq!((read.run, json(&read).contains(r#""run":{"deadline":9,"#)), (Some(run), true));
+    assert_eq!(read.after_reboot().run, None);
 }
 
 #[test]

@@ -737,6 +737,7 @@ mod tests {
                 rest: Rest::Idle,
                 fault: String::new(),
             };
+                run: None,
             let key = ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
             journal.write(&key, &[Write::Record(Box::new(record))], &Known::default()).await;
         }

@@ -278,6 +278,7 @@ impl Job {
             return Activity::Starting;
         }
         match &self.purpose {
+            Purpose::Turn if matches!(self.stage, Stage::Ending(_)) => Activity::Stopping,
             Purpose::Op { kind: OpKind::Start | OpKind::Host, .. } | Purpose::Turn => Activity::Starting,
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath => Activity::Stopping,
             Purpose::Op { kind: OpKind::Restart, .. } | Purpose::Upkeep { .. } | Purpose::Limit { .. } => {
@@ -492,6 +493,11 @@ impl Launch {
         match (&self.ended, self.judged(spec), self.looking) {
             // The verdict waits for the answer.
             (_, _, Some(_)) => None,
+            (_, Some(_), None) if spec.policy.kind.schedule().is_some() => {
+                // A run that is being ended is not judged any more.
+                let check = (!self.command.timed_out).then_some(check);
+                self.command.deadline.into_iter().chain(check).min()
+            }
             // A process has been recognised: the command's own limit no longer counts.
             (_, Some(_), None) => Some(check),
             (None, None, None) => self.look_at(spec).into_iter().chain(self.command.deadline).min(),

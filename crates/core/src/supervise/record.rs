@@ -23,6 +23,19 @@ pub struct Record {
     /// Earlier generations of a program that has replaced itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub older: Vec<Process>,
+    /// The run of a periodic process that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<ScheduledRun>,
+}
+
+/// A run of a periodic process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScheduledRun {
+    /// When it must have ended (`op_timeout`).
+    pub deadline: Moment,
+    /// How many runs that were due meanwhile have been told as missed, and when that was.
+    pub missed: u32,
+    pub told_at: Option<Moment>,
 }
 
 /// What a proc that is not running waits for.
@@ -45,6 +58,12 @@ pub enum Rest {
     GaveUp { reason: String },
 }
 
+impl ScheduledRun {
+    pub(super) fn until(deadline: Moment) -> ScheduledRun {
+        ScheduledRun { deadline, missed: 0, told_at: None }
+    }
+}
+
 impl Record {
     #[must_use]
     pub fn after_reboot(self) -> Record {
@@ -52,6 +71,6 @@ impl Record {
             Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. } => Rest::Idle,
             rest @ (Rest::Idle | Rest::GaveUp { .. }) => rest,
         };
-        Record { process: None, streak: Streak::default(), rest, older: Vec::new(), ..self }
+        Record { process: None, streak: Streak::default(), rest, older: Vec::new(), run: None, ..self }
     }
 }

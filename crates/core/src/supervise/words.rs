@@ -82,6 +82,14 @@ pub(super) fn command_timeout(field: &str, limit: Duration, output: &str) -> Str
     with_output(base, output)
 }
 
+/// A scheduled run took too long, and cannot even be killed.
+pub(super) fn run_not_ended(limit: Duration, pid: u32) -> String {
+    format!(
+        "start_cmd did not end within {} (op_timeout), and pid {pid} was killed and is still there",
+        secs(limit)
+    )
+}
+
 /// The start command took too long, and the process was not seen meanwhile.
 pub(super) fn launch_timeout(field: &str, limit: Duration, missing: Option<&Cause>, output: &str) -> String {
     let base = command_timeout(field, limit, "");

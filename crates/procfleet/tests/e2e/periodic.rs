@@ -26,7 +26,7 @@ fn close(proc: &Proc) {
 }
 
 fn every(proc: Proc, secs: u32) -> Proc {
-    proc.policy("auto_type", 0).policy("cycle_time", secs)
+    proc.policy("auto_type", 0).policy("cycle_time", secs).policy("op_timeout", 3_600)
 }
 
 /// When each run began, in milliseconds since 1970.
@@ -153,6 +153,37 @@ fn a_failed_run_is_followed_by_the_next() {
     assert!(told.starts_with("a scheduled run failed: Script exit code non-zero"), "{told}");
     assert!(told.ends_with("said on stderr] (start_cmd exited with status 3)"), "{told}");
     assert!(events.iter().all(|event| event["kind"] == "run_failed"), "{events:?}");
+}
+
+/// One hung run must not block the schedule, and nobody is to wait for its end to hear that others were missed.
+#[test]
+fn a_hung_run_is_ended_at_op_timeout_and_a_missed_one_is_told_at_once() {
+    let up = up();
+    let hangs =
+        |name, cycle, limit| every(up.proc(name), cycle).policy("op_timeout", limit).starts(&gated_run());
+    let procs = [hangs("hung", 3, 1), hangs("slow", 1, 3_600)];
+    at_once(procs, |proc| {
+        let began = Instant::now();
+        proc.op(Op::Host).assert_success();
+        let event = |kind: &str| {
+            let told = events_of(&up, proc).into_iter().find(|event| event["kind"] == kind)?;
+            Some(told["message"].as_str().expect("a message").to_owned())
+        };
+        if proc.name == "slow" {
+            wait_for(PATIENCE, "what was missed is told", || event("run_missed"));
+            assert_eq!(beginnings(proc).len(), 1, "the run goes on");
+            assert_eq!(proc.read("log").matches("end").count(), 0);
+        } else {
+            let told = wait_for(PATIENCE, "the hung run is told", || event("run_failed"));
+            let words = "a scheduled run failed: start_cmd did not end within 1 s (op_timeout) and was ended";
+            assert!(told.starts_with(words), "{told}");
+            wait_for_beginnings(proc, 3);
+            check_not_early(proc, began, Duration::from_secs(3));
+            assert_eq!(proc.row().expect("it is known")["hosted"], true);
+        }
+        proc.op(Op::Stop).assert_hosted(false);
+        wait_until(PATIENCE, "nothing is left of its runs", || proc.pids().is_empty());
+    });
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one that was killed may take to be gone: the kernel has to take back all that it had.
-const LAST_BREATH: Duration = Duration::from_secs(5);
+pub(super) const LAST_BREATH: Duration = Duration::from_secs(5);
 
 /// How long a process that was told to end may take.
 pub(super) fn vanishes_within(purpose: &Purpose, spec: &Spec) -> Duration {
@@ -142,6 +142,9 @@ impl Machine {
                 return self.clear_by_force(now, purpose, spec, run, out);
             }
             EndPhase::Vanish { until } | EndPhase::Killed { until } if now >= until => {
+                if purpose == Purpose::Turn {
+                    self.run_not_ended(now, &spec, ending.process, out);
+                }
                 let kind = op_kind(&purpose);
                 let message = words::still_alive(
                     kind,

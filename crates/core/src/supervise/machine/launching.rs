@@ -11,7 +11,7 @@ use crate::supervise::job::{
     Ended, HOPELESS_LOOKS, LONGEST_PAUSE, LOOK_EVERY, Launch, Overdue, Purpose, Seen, Sight, Stage,
 };
 use crate::supervise::policy::Fall;
-use crate::supervise::record::Rest;
+use crate::supervise::record::{Rest, ScheduledRun};
 use crate::supervise::{
     CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Signal, Step, Write, words,
 };
@@ -59,7 +59,7 @@ impl Machine {
         };
         launch.await_foreground(now, &spec);
         if periodic {
-            launch.command.deadline = None;
+            self.run = launch.command.deadline.map(ScheduledRun::until);
         }
         if spec.policy.kind != Kind::Resident {
             // It runs to its end, and must be known from the beginning: nobody could find it by its name or pid file.
@@ -203,15 +203,18 @@ impl Machine {
         let check_until = launch.check_until(&spec);
         let resident = spec.policy.kind == Kind::Resident;
         match (&launch.ended, launch.judged(&spec)) {
+        let is_overdue = launch.command.timed_out || launch.command.is_overdue(now);
             (_, Some(Seen { process, .. })) if purpose == Purpose::Turn => {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }
             // As long as the command of a resident process is at work, the last look decides.
-            (ended, Some(Seen { process, .. })) if now >= check_until && (ended.is_some() || !resident) => {
+            (ended, Some(Seen { process, .. }))
+                if now >= check_until && (ended.is_some() || !resident && !is_overdue) =>
+            {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }
-            (_, Some(_)) => {}
-            (Some(ended), None) => {
+            (_, Some(_)) if resident => {}
+            (Some(ended), _) => {
                 // It is given up when the window is over; or at once when it is certain that nothing will come;
                 // but never without a look.
                 let certain = launch.hopeless_looks >= HOPELESS_LOOKS || launch.died.is_some();
@@ -222,10 +225,10 @@ impl Machine {
                 }
             }
             // The answer to a look decides what comes next.
-            (None, None) if launch.looking.is_some() => {}
+            (None, _) if launch.looking.is_some() => {}
             // A program in the foreground that never writes its pid file is not ended for that. A restart_cmd whose old
             // process still runs is no such program.
-            (None, None)
+            (None, _)
                 if resident
                     && launch.old.is_none()
                     && launch.command.is_overdue(now)
@@ -236,7 +239,7 @@ impl Machine {
                 launch.looking = Some(self.look(scope, &spec, out));
                 return busy(purpose, spec, Stage::Launching(launch));
             }
-            (None, None) => {
+            (None, _) => {
                 let looked = launch.missing.is_some() || launch.old.is_some() || !resident;
                 if looked || launch.command.timed_out {
                     match launch.command.overdue(now) {

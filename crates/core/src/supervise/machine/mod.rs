@@ -19,7 +19,7 @@ pub use vetting::group_refusal;
 
 use super::limits::Strain;
 use super::policy::Streak;
-use super::record::{Record, Rest};
+use super::record::{Record, Rest, ScheduledRun};
 use super::{
     Activity, Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Signal, Step, Write, words,
 };
@@ -36,7 +36,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 use treating::Patient;
-use turns::{Since, Turn};
+use turns::{Overlap, Since, Turn};
 
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
 const QUEUE_LIMIT: usize = 16;
@@ -59,6 +59,10 @@ pub struct Machine {
     saved: Option<Record>,
     /// The run of a periodic process that is under way and that this life of the agent began.
     turn: Option<Turn>,
+    /// The same, with what is to be remembered of it, and of a run that an earlier life began.
+    run: Option<ScheduledRun>,
+    /// When the next run is due that the one under way keeps from beginning.
+    overlap: Overlap,
     /// When the wall clock was last asked for the next run.
     planned: Moment,
     /// How its latest samples stand to its limits.
@@ -110,6 +114,8 @@ impl Machine {
             streak: Streak::default(),
             saved: None,
             turn: None,
+            run: None,
+            overlap: Overlap::Unknown,
             planned: Moment(0),
             strain: Strain::default(),
             patient: None,
@@ -142,6 +148,7 @@ impl Machine {
             untidy: true,
             unsure: launch_cut_off(&record, &interrupted),
             older: record.older.clone(),
+            run: record.run,
             ..Machine::new(key)
         };
         let mut out = Step::default();
@@ -232,7 +239,8 @@ impl Machine {
         let state = match &self.state {
             State::Down(Rest::Retry { at, .. }) => Some(*at),
             State::Down(Rest::Due { at }) => self.plans_again_at().into_iter().chain([*at]).min(),
-            State::Down(Rest::Idle | Rest::GaveUp { .. } | Rest::Begun { .. }) | State::Up(_) => None,
+            State::Down(Rest::Idle | Rest::GaveUp { .. } | Rest::Begun { .. }) => None,
+            State::Up(_) => self.run_wakes_at(),
             State::Busy(job) => job.stage.wake_at(&job.spec),
         };
         state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
@@ -276,6 +284,13 @@ impl Machine {
             (state, Input::Overused { process, overuse, past }) => {
                 self.overused(now, state, process, *overuse, past, &mut out)
             }
+            (State::Up(up), Input::Tick) if self.run_deadline().is_some_and(|deadline| now >= deadline) => {
+                self.run_overdue(now, up, &mut out)
+            }
+            (State::Up(up), Input::Planned { plan, next }) if self.overlap == Overlap::Asked(plan) => {
+                self.overlap_planned(now, next, &mut out);
+                State::Up(up)
+            }
             (State::Up(up), Input::Succeeded { old, process }) if up.is(&old) => {
                 self.succeeded(up, process, &mut out)
             }
@@ -300,6 +315,7 @@ impl Machine {
         self.expire(now, &mut out);
         self.proceed(now, &mut out);
         self.treat(now, &mut out);
+        self.watch_run(now, &mut out);
         self.mark_begun(&mut out);
         self.save(&mut out);
         if upkeep && self.is_kept_up() && out.writes.iter().all(may_be_lost) {
@@ -483,7 +499,8 @@ impl Machine {
             (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
         };
         let (fault, older) = (self.fault.clone(), self.older.clone());
-        let record = Record { spec, hosting: self.hosting, process, streak: self.streak, rest, fault, older };
+        let (hosting, streak, run) = (self.hosting, self.streak, self.run);
+        let record = Record { spec, hosting, process, streak, rest, fault, older, run };
         if self.saved.as_ref() != Some(&record) {
             self.saved = Some(record.clone());
             out.writes.push(Write::Record(Box::new(record)));

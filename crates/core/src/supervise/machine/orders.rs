@@ -198,7 +198,8 @@ impl Machine {
         }
         self.hosting = Hosting::Unhosted;
         self.answer(op, Code::Success, words::SUCCESS, out);
-        (self.spec, self.saved, self.turn, self.streak) = (None, None, None, Streak::default());
+        (self.spec, self.saved, self.streak) = (None, None, Streak::default());
+        (self.turn, self.run) = (None, None);
         self.fault.clear();
         out.writes.push(Write::Forget);
         State::Down(Rest::Idle)

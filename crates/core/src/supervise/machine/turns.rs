@@ -1,16 +1,18 @@
 //! When a periodic process runs, and what becomes of a run that has ended.
 //!
-//! A run is `start_cmd` run to its end, however long that takes. While it lasts, its command is the process. One that
-//! failed is an event, and changes nothing about the next.
+//! A run is `start_cmd` run to its end, within `op_timeout`. While it lasts, its command is the process. A run that failed is
+//! an event, and changes nothing about the next. A run that is due while the one before is under way is missed: that is told
+//! when it happens, and at most once a minute.
 
+use super::ending::LAST_BREATH;
 use super::{Machine, State, busy};
 use crate::moment::Moment;
 use crate::process::{Exit, Process};
-use crate::spec::Schedule;
-use crate::supervise::job::{Purpose, Stage};
+use crate::spec::{Schedule, Spec};
+use crate::supervise::job::{EndPhase, Ending, Job, Purpose, Stage};
 use crate::supervise::record::Rest;
 use crate::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Next, PlanId, RunId, Step, Write, timetable, words,
+    CommandEnd, Effect, Event, Hosting, Input, Next, PlanId, RunId, Signal, Step, Write, timetable, words,
 };
 use std::time::Duration;
 
@@ -26,6 +28,18 @@ const GRAIN: Duration = Duration::from_secs(1);
 pub(super) struct Turn {
     pub(super) run: RunId,
     pub(super) process: Process,
+}
+
+/// The pause between two events about runs that were missed while one run was under way.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+/// When the next run is due by a crontab rule while the one before is under way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Overlap {
+    Unknown,
+    /// The wall clock was asked.
+    Asked(PlanId),
+    At(Moment),
 }
 
 /// From when on the next run is counted.
@@ -76,12 +90,12 @@ impl Machine {
             }
             (Schedule::Every(every), Since::Run) => {
                 let (at, missed) = last.map_or((now, 0), |last| timetable::after(now, last, every));
-                self.missed(missed, out);
+                self.missed_in_all(missed, out);
                 State::Down(Rest::Due { at })
             }
             (Schedule::Every(every), Since::Away) => {
                 let due = due.or(last.map(|last| last + every)).unwrap_or(now);
-                self.missed(if due < now { timetable::passed(now, due, every) } else { 0 }, out);
+                self.missed_in_all(if due < now { timetable::passed(now, due, every) } else { 0 }, out);
                 State::Down(Rest::Due { at: due.max(now) })
             }
             (Schedule::Cron(rule), Since::Hosting | Since::Now) => self.plan(rule, None, out),
@@ -108,7 +122,7 @@ impl Machine {
         match next {
             Next::At { at, missed } => {
                 self.planned = now;
-                self.missed(missed, out);
+                self.missed_in_all(missed, out);
                 State::Down(Rest::Due { at })
             }
             Next::Never { reason } => self.give_up(words::no_plan(&reason), out),
@@ -151,11 +165,21 @@ impl Machine {
                     CommandEnd::Exited { exit, .. } => *exit,
                     CommandEnd::NotStarted { .. } => Exit::Unknown,
                 };
-                // One that is being ended has not failed.
-                if !matches!(stage, Some(Stage::Ending(_))) {
-                    self.tell_failure(&end, out);
+                match state {
+                    State::Busy(job) if is_overdue_run(job) => self.tell_overdue(job, &end, out),
+                    // One that is being ended has not failed.
+                    State::Busy(job) if matches!(job.stage, Stage::Ending(_)) => {}
+                    State::Busy(_) | State::Up(_) | State::Down(_) => self.tell_failure(&end, out),
                 }
                 Input::Exited { process: turn.process, exit }
+            }
+            (Input::Exited { process, exit }, None)
+                if let State::Busy(job) = state
+                    && is_overdue_run(job)
+                    && job.stage.process().is_some_and(|ended| ended.is(&process)) =>
+            {
+                self.tell_overdue(job, &CommandEnd::Exited { exit, output: String::new() }, out);
+                Input::Exited { process, exit }
             }
             (Input::Exited { process, exit }, None)
                 if self.timetable().is_some() && matches!(state, State::Up(up) if up.is(&process)) =>
@@ -176,9 +200,126 @@ impl Machine {
         out.writes.push(Write::Event(Event::RunFailed { reason }));
     }
 
+    /// When the run under way must have ended.
+    pub(super) fn run_deadline(&self) -> Option<Moment> {
+        self.timetable()?;
+        self.run.map(|run| run.deadline)
+    }
+
+    /// When the run under way is to be looked at again.
+    pub(super) fn run_wakes_at(&self) -> Option<Moment> {
+        let deadline = self.run_deadline()?;
+        let run = self.run.filter(|_| self.hosting == Hosting::Hosted);
+        let overlap = match (self.timetable(), self.overlap, run) {
+            (Some(Schedule::Every(every)), _, Some(run)) => {
+                self.streak.last_start.map(|last| last + every.saturating_mul(run.missed.saturating_add(1)))
+            }
+            // The clock may be set meanwhile.
+            (Some(Schedule::Cron(_)), Overlap::At(at), Some(_)) => Some(at.min(self.planned + PLAN_EVERY)),
+            (_, _, _) => None,
+        };
+        let quiet_until = self.run.and_then(|run| run.told_at).map(|told| told + TELL_EVERY);
+        let overlap = overlap.map(|at| quiet_until.map_or(at, |quiet| at.max(quiet)));
+        overlap.into_iter().chain([deadline]).min()
+    }
+
+    /// After each step: is another run due while one is under way?
+    pub(super) fn watch_run(&mut self, now: Moment, out: &mut Step) {
+        if !matches!(self.state, State::Up(_)) {
+            self.overlap = Overlap::Unknown;
+        }
+        if let State::Down(_) = self.state {
+            self.run = None;
+        }
+        if !matches!(self.state, State::Up(_)) || self.run.is_none() || self.hosting == Hosting::Unhosted {
+            return;
+        }
+        let last = self.streak.last_start;
+        match (self.timetable().cloned(), self.overlap) {
+            (Some(Schedule::Every(every)), _) => {
+                let missed = last.map_or(0, |last| timetable::after(now, last, every).1);
+                self.missed_so_far(now, missed, out);
+            }
+            (Some(Schedule::Cron(_)), Overlap::At(at)) if now < at.min(self.planned + PLAN_EVERY) => {}
+            (Some(Schedule::Cron(rule)), Overlap::At(_) | Overlap::Unknown) => {
+                let plan = PlanId(self.serial());
+                self.overlap = Overlap::Asked(plan);
+                out.effects.push(Effect::Plan { plan, rule, since: last });
+            }
+            (Some(Schedule::Cron(_)), Overlap::Asked(_)) | (None, _) => {}
+        }
+    }
+
+    /// The answer to the question when the next run is due.
+    pub(super) fn overlap_planned(&mut self, now: Moment, next: Next, out: &mut Step) {
+        self.planned = now;
+        match next {
+            Next::At { at, missed } => {
+                self.overlap = Overlap::At(at);
+                self.missed_so_far(now, missed, out);
+            }
+            // The end of the run tells why.
+            Next::Never { .. } => self.overlap = Overlap::At(now + PLAN_EVERY),
+        }
+    }
+
+    /// The run has taken as long as a command may. It is ended with all that it has started, as any such command is.
+    pub(super) fn run_overdue(&mut self, now: Moment, process: Process, out: &mut Step) -> State {
+        let Some(spec) = self.spec.clone() else { return State::Up(process) };
+        out.effects.push(match self.turn {
+            Some(turn) => Effect::EndRun(turn.run),
+            None => Effect::Signal { process, signal: Signal::Kill, detached: spec.policy.detached },
+        });
+        let phase = EndPhase::Killed { until: now + LAST_BREATH };
+        let ending = Ending { process, phase, gone: false, note: String::new(), launch: None };
+        busy(Purpose::Turn, spec, Stage::Ending(ending))
+    }
+
+    /// The run cannot be killed. It is tried again after as long.
+    pub(super) fn run_not_ended(&mut self, now: Moment, spec: &Spec, process: Process, out: &mut Step) {
+        let limit = spec.policy.op_timeout;
+        if let Some(run) = &mut self.run {
+            run.deadline = now + limit.max(TELL_EVERY);
+        }
+        let reason = words::run_not_ended(limit, process.pid);
+        out.writes.push(Write::Event(Event::RunFailed { reason }));
+    }
+
+    fn tell_overdue(&mut self, job: &Job, end: &CommandEnd, out: &mut Step) {
+        let output = match end {
+            CommandEnd::Exited { output, .. } => output.as_str(),
+            CommandEnd::NotStarted { .. } => "",
+        };
+        let reason = words::command_timeout("start_cmd", job.spec.policy.op_timeout, output);
+        out.writes.push(Write::Event(Event::RunFailed { reason }));
+    }
+
+    /// So many runs have been missed since the one under way began.
+    fn missed_so_far(&mut self, now: Moment, count: u32, out: &mut Step) {
+        let Some(run) = &mut self.run else { return };
+        let is_quiet = run.told_at.is_some_and(|told| now.since(told) < TELL_EVERY);
+        let news = count.saturating_sub(run.missed);
+        if news == 0 || is_quiet {
+            return;
+        }
+        (run.missed, run.told_at) = (count, Some(now));
+        self.missed(news, out);
+    }
+
+    /// So many runs have been missed since the last one began, which is over. Some of them may have been told.
+    fn missed_in_all(&mut self, count: u32, out: &mut Step) {
+        let told = self.run.map_or(0, |run| run.missed);
+        self.missed(count.saturating_sub(told), out);
+    }
+
     fn missed(&mut self, count: u32, out: &mut Step) {
         if count > 0 {
             out.writes.push(Write::Event(Event::RunMissed { count }));
         }
     }
+}
+
+/// Whether the job ends a run that took too long.
+fn is_overdue_run(job: &Job) -> bool {
+    job.purpose == Purpose::Turn && matches!(job.stage, Stage::Ending(_))
 }
