@@ -27,6 +27,8 @@ class Peer:
     needs = ""  # the command without which it is skipped
     # The length of its cycle, if it looks only now and then: kills then fall into all parts of it alike.
     cycle = 0.0
+    # A process lives at least so long before it is killed, in seconds: an earlier death is taken for a failed start.
+    life = 2.5
 
     def __init__(self, bench, count):
         self.bench, self.count = bench, count
@@ -107,6 +109,8 @@ class Procfleet(Peer):
     """
 
     name = "procfleet"
+    # Only a life of more than 10 s is stable, and followed by a restart at once.
+    life = 10.5
 
     @classmethod
     def find(cls, bench):

@@ -20,8 +20,6 @@ import report
 
 ROOT = report.ROOT
 
-# A process lives at least so long before it is killed: every supervisor here takes an earlier death for a failed start.
-LIFE_NS = 2_500_000_000
 SETTLE = 3.0
 
 
@@ -218,7 +216,7 @@ def kill_and_wait(bench, peer, kills):
         began, pid = bench.slots.read(index)
         # A random pause, so that a supervisor with a cycle is not always met in the same part of it.
         time.sleep(random.random() * (peer.cycle or 0.05))
-        time.sleep(max(0, began + LIFE_NS - time.monotonic_ns()) / 1e9)
+        time.sleep(max(0, began + int(peer.life * 1e9) - time.monotonic_ns()) / 1e9)
         killed = measure.kill(pid)
         took.append((bench.slots.wait_next(index, pid, 60) - killed) / 1e6)
     print(

@@ -58,6 +58,7 @@ fields! {
     "kill_after" => policy.kill_after;
     "start_retries" => policy.start_retries;
     "start_interval" => policy.start_interval;
+    "restart_pause" => policy.restart_pause;
     "op_timeout" => policy.op_timeout;
     "limit_samples" => policy.limit_samples;
     "on_unhealthy" => policy.on_unhealthy;

@@ -162,8 +162,10 @@ pub struct Policy {
     pub stop_check: Duration,
     /// How often in a row a hosted process is started again before the agent gives up.
     pub start_retries: u32,
-    /// A run longer than this is stable; a shorter one is followed by a pause of this length.
+    /// From one start to the next after a life that was not stable.
     pub start_interval: Duration,
+    #[serde(skip_serializing_if = "is_default")]
+    pub restart_pause: RestartPause,
     /// How long one command may run.
     pub op_timeout: Duration,
     /// So many samples in a row over a limit make an overuse.
@@ -176,6 +178,17 @@ pub struct Policy {
     /// How long after a process was told to end it is killed. `None`: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kill_after: Option<Duration>,
+}
+
+/// How the pauses between restarts in a row follow from `start_interval`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RestartPause {
+    /// Each is `start_interval`.
+    #[default]
+    Constant,
+    /// Exponential back-off with jitter, which begins with `start_interval`.
+    Growing,
 }
 
 /// How many samples in a row must be over a limit; one of them is a peak, not a habit.
@@ -218,7 +231,15 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// A process that has been alive for less than this does not count as started, whatever `start_check` says.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
 
+/// A life that was not longer than this is not stable, however short `start_interval` is.
+const LEAST_STABLE: Duration = Duration::from_secs(10);
+
 impl Policy {
+    /// A life that was longer is stable. Any other is one of a crash loop.
+    pub fn stable_after(&self) -> Duration {
+        self.start_interval.max(self.start_check).max(LEAST_STABLE)
+    }
+
     /// How long a launch is checked. What is not looked at before `check_begin` is looked at then, at least once.
     pub fn launch_check(&self) -> Duration {
         self.start_check.max(self.check_begin)
@@ -240,6 +261,7 @@ impl Default for Policy {
             stop_check: Duration::from_secs(5),
             start_retries: 4,
             start_interval: Duration::from_secs(10),
+            restart_pause: RestartPause::default(),
             op_timeout: Duration::from_secs(60),
             limit_samples: LimitSamples::default(),
             on_unhealthy: OnUnhealthy::default(),

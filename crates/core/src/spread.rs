@@ -1,4 +1,5 @@
-//! When each of many procs is started that are all to be started at once, for the agent has just come back.
+//! When each of many procs is started that are all to be started at once: because the agent has just come
+//! back ([`Spread`]), or because what has ended them together has ended them at one moment ([`Crowd`]).
 //!
 //! After a boot of the host that may be all that are hosted on it, and after a return of the agent those that died meanwhile. A
 //! handful is started at once, the rest one after the other at an even pace, so that neither the host nor what they all call first
@@ -24,6 +25,42 @@ pub enum Cause {
     /// The agent was away.
     #[default]
     Return,
+    /// They failed together, and are due together.
+    Crowd,
+}
+
+/// What a proc asks for its place for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// The agent has come back.
+    Return,
+    /// A restart that was waited for is due.
+    Retry,
+}
+
+/// The places of restarts that are due at about the same moment. All pauses are as long as their specs say,
+/// so procs that fail together are due together each time: a handful is started at once, the others one after
+/// the other.
+#[derive(Clone, Debug, Default)]
+pub struct Crowd {
+    /// When the next one would be started if all came one after the other, in microseconds.
+    next: u64,
+}
+
+impl Crowd {
+    /// The next place, never before `now`.
+    pub fn place(&mut self, now: Moment, key: &ProcKey) -> Moment {
+        let step = micros(STEP);
+        let due = now.0.saturating_mul(1_000);
+        let begin = self.next.max(due);
+        let wait = (begin - due).saturating_sub(step * u64::from(AT_ONCE - 1));
+        if wait > micros(LONGEST) {
+            // There are too many for such steps.
+            return now + jitter::below(LONGEST, key, 0);
+        }
+        self.next = begin.saturating_add(step);
+        Moment(now.0 + wait.div_ceil(1_000))
+    }
 }
 
 /// The places that are still free.
@@ -40,7 +77,6 @@ pub struct Spread {
 impl Spread {
     /// `procs`: how many there may be at most.
     pub fn new(cause: Cause, procs: usize) -> Spread {
-        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         // One step is left for the jitter of the last.
         let widest = micros(LONGEST) / (procs as u64).saturating_add(1);
         Spread { cause, at_once: AT_ONCE, step: micros(STEP).min(widest), free: 0 }
@@ -61,6 +97,10 @@ impl Spread {
         let jitter = jitter::below(Duration::from_micros(self.step), key, 0);
         Moment(begin.div_ceil(1_000)) + jitter
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -96,6 +136,33 @@ mod tests {
             let now = Moment(second * 1_000);
             let place = spread.place(now, &key);
             assert!(place >= now && place.0 <= now.0 + 20, "{place:?} at {now:?}");
+        }
+    }
+
+    #[test]
+    fn those_that_fail_together_do_not_come_back_together() {
+        let key = |number| ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
+        for procs in [10, 1_000, 20_000] {
+            let mut crowd = Crowd::default();
+            // Each round is due a while after the one before.
+            for round in 1..4 {
+                let now = Moment(round * 60_000);
+                let waits: Vec<u64> =
+                    (0..procs).map(|number| crowd.place(now, &key(number)).0 - now.0).collect();
+                let at_once = waits.iter().filter(|wait| **wait == 0).count();
+                assert!((10..15).contains(&at_once), "{procs}: {at_once} at once");
+                assert!(waits.iter().all(|wait| *wait <= 30_000), "{procs}: none waits for longer");
+                let most =
+                    (0..=30).map(|second| waits.iter().filter(|wait| **wait / 1_000 == second).count());
+                let fair = (procs / 20).max(61);
+                assert!(most.max().expect("some") <= fair, "{procs}: never more than {fair} in one second");
+            }
+        }
+        // Few that are due one after the other do not wait at all.
+        let mut crowd = Crowd::default();
+        for tenth in 0..100 {
+            let now = Moment(tenth * 100);
+            assert_eq!(crowd.place(now, &key(1)), now);
         }
     }
 }

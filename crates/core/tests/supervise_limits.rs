@@ -112,7 +112,8 @@ fn a_peak_is_no_habit() {
     assert_eq!((world.events.len(), world.starts.len()), (0, 1));
 }
 
-/// Hosting is both: that it is started again, and that its limits hold. Operators unhost a process to work on it by hand.
+/// Hosting is both: that it is started again, and that its limits hold. Operators unhost a process to work on
+/// it by hand.
 #[test]
 fn what_is_not_hosted_is_left_alone() {
     let mut world = up(&limited());
@@ -275,10 +276,9 @@ fn one_that_is_over_again_and_again_is_given_up() {
     let mut spec = limited();
     spec.policy.start_interval = Duration::from_secs(120);
     let mut world = up(&spec);
-    // The second pause is twice as long.
-    for then in [100_000, 260_000, 100_000] {
+    for _ in 0..3 {
         strain(&mut world);
-        world.run_for(then);
+        world.run_for(100_000);
     }
     assert_eq!((world.starts.len(), world.mains()), (3, 0), "{:?}", kinds(&world));
     assert!(world.machine.has_given_up());
@@ -336,8 +336,8 @@ fn orders_during_the_ending_are_as_during_a_restart() {
 fn one_that_cannot_be_killed_is_tried_again() {
     let mut world = World::new().script("start", Does::Unkillable);
     let mut spec = limited();
-    spec.policy.op_timeout = Duration::from_secs(3_600);
     spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(3_600)));
+    spec.policy.op_timeout = Duration::from_secs(3_600);
     world.order(OpKind::Start, &spec);
     for _ in 0..2 {
         strain(&mut world);
@@ -540,6 +540,33 @@ fn one_that_the_kernel_ended_for_want_of_memory_says_so() {
     world.die(Exit::OutOfMemory);
     world.run_for(5_000);
     assert_eq!(world.note(), told);
+}
+
+// ---- many at once ----
+
+/// What failed together is due together: each waits for its place then, once, and no order does.
+#[test]
+fn a_restart_that_is_due_with_many_others_waits_for_its_place() {
+    let mut world = up(&spec());
+    world.crowd_delay = 3_000;
+    world.set("start", Does::Exit { after: 10, code: 1 });
+    let died = world.now;
+    world.die(Exit::Code(1));
+    world.run_for(10_100);
+    let note = world.note();
+    assert_eq!(note, "starts in 3 s: many are to be started again at this moment");
+    world.run_for(60_000);
+    let seconds: Vec<u64> = world.starts[1..].iter().map(|(at, _)| at.since(died).as_secs()).collect();
+    assert_eq!(seconds, [0, 13], "at once after a stable life, then after the interval and its place");
+    assert!(world.machine.has_given_up());
+    let mut world = up(&spec());
+    world.crowd_delay = 60_000;
+    world.set("start", Does::Exit { after: 10, code: 1 });
+    world.die(Exit::Code(1));
+    world.run_for(12_000);
+    world.set("start", daemon());
+    assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 0);
+    assert_eq!((world.starts.len(), world.mains()), (3, 1));
 }
 
 // ---- after a boot ----

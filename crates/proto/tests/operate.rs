@@ -2,7 +2,7 @@
 
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
-use procfleet_core::spec::{Detached, Instances, Kind, LimitSamples, OnUnhealthy, Schedule};
+use procfleet_core::spec::{Detached, Instances, Kind, LimitSamples, OnUnhealthy, RestartPause, Schedule};
 use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate;
@@ -464,6 +464,16 @@ fn our_own_words_of_the_policy() {
             "{fields}"
         );
     }
+    for (word, read) in [
+        (json!(null), RestartPause::Constant),
+        (json!("constant"), RestartPause::Constant),
+        (json!("growing"), RestartPause::Growing),
+    ] {
+        let policy = policy(json!({"restart_pause": word})).expect("a good field");
+        assert_eq!(policy.restart_pause, read, "{word}");
+    }
+    let fault = policy(json!({"restart_pause": "random"})).expect_err("no such word").to_string();
+    assert!(fault.contains(r#"restart_pause: is "random", must be "constant" or "growing""#), "{fault}");
     for (kill_after, read) in [(json!(null), None), (json!(0), None), (json!(7), Some(7))] {
         let policy = policy(json!({"kill_after": kill_after})).expect("a good field");
         assert_eq!(policy.kill_after.map(|after| after.as_secs()), read, "{kill_after}");

@@ -17,7 +17,7 @@ use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Resource, Spec};
-use procfleet_core::spread::Spread;
+use procfleet_core::spread::{Cause, Crowd, Occasion, Spread};
 use procfleet_core::supervise::{
     Activity, Commit, Effect, Event, Hosting, Input, Machine, OtherAccount, Scope, Step, Usage, View, Write,
 };
@@ -45,6 +45,8 @@ pub(super) struct Around {
     pub(super) full_disk: FullDisk,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
+    /// The places of those whose restarts are due at about the same moment.
+    pub(super) crowd: Mutex<Crowd>,
 }
 
 impl Around {
@@ -339,10 +341,19 @@ impl Actor {
             Effect::Signal { process, signal, detached } => self.hands.signal(process, signal, detached),
             Effect::Sweep(signal) => self.hands.sweep(signal),
             Effect::ClearSince(since) => self.hands.clear_since(since),
-            Effect::Place { plan } => {
-                let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
-                let at = spread.place(self.around.host.now(), self.machine.key());
-                self.answers.push_back(Input::Placed { plan, at, cause: spread.cause() });
+            Effect::Place { plan, occasion } => {
+                let (now, key) = (self.around.host.now(), self.machine.key());
+                let (at, cause) = match occasion {
+                    Occasion::Return => {
+                        let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
+                        (spread.place(now, key), spread.cause())
+                    }
+                    Occasion::Retry => {
+                        let mut crowd = self.around.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+                        (crowd.place(now, key), Cause::Crowd)
+                    }
+                };
+                self.answers.push_back(Input::Placed { plan, at, cause });
             }
             Effect::Plan { plan, rule, since } => {
                 let wall = jiff::Zoned::now();

@@ -32,7 +32,7 @@ use probes::Pace;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
-use procfleet_core::spread::Spread;
+use procfleet_core::spread::{Crowd, Spread};
 use procfleet_core::supervise::{Input, Machine, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{HostFacts, OpOrder};
@@ -124,6 +124,7 @@ impl Supervisor {
             pace,
             full_disk: FullDisk::default(),
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
+            crowd: Mutex::new(Crowd::default()),
         });
         let (actors, running, held) = (HashMap::new(), JoinSet::new(), Held::default());
         for proc in &past.procs {
@@ -736,8 +737,8 @@ mod tests {
                 older: Vec::new(),
                 rest: Rest::Idle,
                 fault: String::new(),
-            };
                 run: None,
+            };
             let key = ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
             journal.write(&key, &[Write::Record(Box::new(record))], &Known::default()).await;
         }

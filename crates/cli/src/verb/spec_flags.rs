@@ -88,9 +88,12 @@ pub struct SpecFlags {
     /// How often in a row it is started again before the agent gives up
     #[arg(long, value_name = "N")]
     pub start_retries: Option<u64>,
-    /// How long a run must be to count as stable
+    /// The pause between restarts in a row, from start to start
     #[arg(long, value_name = "SECS")]
     pub start_interval: Option<u64>,
+    /// How the pauses between restarts follow from --start-interval: constant or growing [default: constant]
+    #[arg(long, value_name = "HOW")]
+    pub restart_pause: Option<String>,
     /// The most CPU that it may use, in per cent of the whole host; 0: no limit
     #[arg(long = "cpu-limit", value_name = "PERCENT")]
     pub cpu: Option<f64>,
@@ -179,6 +182,7 @@ impl SpecFlags {
             (POLICY, "op_timeout", number(self.op_timeout)),
             (POLICY, "start_retries", number(self.start_retries)),
             (POLICY, "start_interval", number(self.start_interval)),
+            (POLICY, "restart_pause", text(&self.restart_pause)),
             (POLICY, "limit_samples", number(self.limit_samples)),
             (POLICY, "on_unhealthy", text(&self.on_unhealthy)),
             (POLICY, "detached", text(&self.detached)),
@@ -281,7 +285,7 @@ mod tests {
     const ALL: &str = "--cmd a --stop-cmd b --restart-cmd c --reload-cmd d --kill-cmd e --version-cmd f --health-cmd g \
         --pid-file run/web.pid --setup-path /srv/web --user www --proc-name java --config-path h --log-path i \
         --index-key j --cron @daily --instances 2 --start-check-secs 1 --stop-check-secs 2 --op-timeout 3 \
-        --stop-signal QUIT --reload-signal 1 --kill-after 0 --start-retries 4 --start-interval 5 --cpu-limit 6.5 --mem-limit 7 --fd-limit 8 --limit-samples 9 \
+        --stop-signal QUIT --reload-signal 1 --kill-after 0 --start-retries 4 --start-interval 5 --restart-pause growing --cpu-limit 6.5 --mem-limit 7 --fd-limit 8 --limit-samples 9 \
         --on-unhealthy restart --detached keep --config-file /etc/x=0123456789abcdef0123456789abcdef --report-id 10";
 
     fn flags(line: &str) -> SpecFlags {

@@ -32,8 +32,8 @@ pub(super) enum Purpose {
     Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
-    /// It uses more than it or its namespace is allowed, or is ill, and is ended for it. `op`: the order that was under way, and
-    /// that is answered when the process is gone.
+    /// It uses more than it or its namespace is allowed, or is ill, and is ended for it. `op`: the order that
+    /// was under way, and that is answered when the process is gone.
     Limit { fall: Fall, op: Option<(OpId, OpKind)> },
     /// The next run of a periodic process: when it is due, and its beginning.
     Turn,

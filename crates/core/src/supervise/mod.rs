@@ -16,7 +16,7 @@
 //!      |  |   retry is due, still absent    |   Exited, hosted                      | | still alive after
 //!      |  +- (Retry) ----> Looking ---------+   lived long: at once                 | | stop_check
 //!      |  |                                 +---------------------------------------+ |
-//!      |  |                                     lived short: Retry, then gave up     | |
+//!      |  |                                     unstable: Retry, then gave up        | |
 //!      |  |                                                                          v |
 //!      |  +----------------------------------------------------------------------- Ending
 //!      |        gone                                          Order(stop, kill, restart)
@@ -51,15 +51,16 @@
 //!   that it may stay: what is left is told to end, and killed after what remains of stop_check.
 //! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
 //!   process back. A stop that fails puts hosting back as it was.
-//! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or SIGTERM, and after
-//!   stop_check by SIGKILL. Then it is one that died, and an order under way is answered with the reason. So is one whose turn
-//!   it is when its namespace uses too much, and one that is unhealthy and whose spec wants it started again for that. A
-//!   resident process that is not hosted is left alone.
-//! - What died while the agent was away waits for its place among all that did (see [`crate::spread`]), and so does what is to be
-//!   started after a boot of the host. An order does not wait for it.
-//! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind may be what
-//!   it was for. It is written down before it begins and never begun twice, whatever dies. A run that takes longer than
-//!   op_timeout is ended. A run that is due meanwhile is missed, and told then.
+//! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or
+//!   SIGTERM, and after stop_check by SIGKILL. Then it is one that died, and an order under way is answered
+//!   with the reason. So is one whose turn it is when its namespace uses too much, and one that is unhealthy
+//!   and whose spec wants it started again for that. A resident process that is not hosted is left alone.
+//! - What died while the agent was away waits for its place among all that did (see [`crate::spread`]), and
+//!   so does what is to be started after a boot of the host, and a restart that is due together with many
+//!   others. An order does not wait for it.
+//! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind
+//!   may be what it was for. It is written down before it begins and never begun twice, whatever dies. A run
+//!   that takes longer than op_timeout is ended. A run that is due meanwhile is missed, and told then.
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
 //!   twice does no harm.
 
@@ -321,9 +322,10 @@ pub enum Effect {
         rule: String,
         since: Option<Moment>,
     },
-    /// When may it be started, among all that are to be started because the agent has come back?
+    /// When may it be started, among all that are to be started for the same reason?
     Place {
         plan: PlanId,
+        occasion: spread::Occasion,
     },
 }
 

@@ -1,14 +1,18 @@
 //! When a hosted process that died is started again: (verdict, delay), and nothing else.
 //!
-//! One that lived longer than `start_interval` is started again at once. Else the first try comes `start_interval` after the last
-//! start, and each further one in a row waits twice as long as the one before and a little longer, by up to a fifth: those that
-//! died together do not come back together. The pause stops growing at sixteen times `start_interval` or five minutes, whichever
-//! is less: a crash loop costs little by then, and who waits for something that has come back should not wait for long.
+//! A life is stable when it was longer than `start_interval`, `start_check` and 10 s
+//! ([`Policy::stable_after`]). After a stable life the process is started again at once, and the count begins
+//! anew. After any other life the next start comes `start_interval` after the last one, `start_retries` times
+//! in a row, and then no more.
+//!
+//! A spec may ask for pauses that grow ([`RestartPause::Growing`]): each is twice as long as the one before
+//! and a little longer, by up to a fifth, up to sixteen times `start_interval` or five minutes, whichever is
+//! less.
 
 use crate::id::ProcKey;
 use crate::jitter;
 use crate::moment::Moment;
-use crate::spec::Policy;
+use crate::spec::{Policy, RestartPause};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -50,10 +54,10 @@ pub(super) enum Fall {
 }
 
 impl Streak {
-    /// The process is dead, or could not be started. A run longer than `start_interval` was stable and clears the
-    /// count; after `start_retries` restarts without one, there are no more.
+    /// The process is dead, or could not be started. A stable life clears the count; after `start_retries`
+    /// restarts without one, there are no more.
     pub(super) fn fell(&mut self, now: Moment, fall: Fall, policy: &Policy, key: &ProcKey) -> Verdict {
-        let long_ago = self.last_start.is_none_or(|start| now.since(start) > policy.start_interval);
+        let long_ago = self.last_start.is_none_or(|start| now.since(start) > policy.stable_after());
         let stable = fall == Fall::Died && long_ago;
         if stable {
             self.forgive();
@@ -64,7 +68,10 @@ impl Streak {
         self.restarts += 1;
         match self.last_start {
             Some(start) if !stable => {
-                let pause = pause(policy.start_interval, self.pauses, key);
+                let pause = match policy.restart_pause {
+                    RestartPause::Constant => policy.start_interval,
+                    RestartPause::Growing => growing_pause(policy.start_interval, self.pauses, key),
+                };
                 self.pauses += 1;
                 Verdict::At(start + pause)
             }
@@ -79,7 +86,7 @@ impl Streak {
 }
 
 /// From the last start to the next one, after so many such pauses in a row. Never less than `interval`.
-fn pause(interval: Duration, before: u32, key: &ProcKey) -> Duration {
+fn growing_pause(interval: Duration, before: u32, key: &ProcKey) -> Duration {
     if before == 0 {
         return interval;
     }
@@ -116,10 +123,60 @@ mod tests {
         let mut streak = Streak { restarts: 0, last_start: Some(Moment(1_000)), pauses: 0 };
         assert_eq!(fell(&mut streak, 2_000, Fall::Died), Verdict::At(Moment(11_000)));
         streak.last_start = Some(Moment(11_000));
-        let Verdict::At(second) = fell(&mut streak, 11_500, Fall::Died) else { panic!("{streak:?}") };
-        assert!((31_000..35_000).contains(&second.0), "{second:?}");
-        streak.last_start = Some(second);
-        assert_eq!(fell(&mut streak, second.0 + 1, Fall::Died), Verdict::GiveUp);
+        assert_eq!(fell(&mut streak, 11_500, Fall::Died), Verdict::At(Moment(21_000)));
+        streak.last_start = Some(Moment(21_000));
+        assert_eq!(fell(&mut streak, 21_001, Fall::Died), Verdict::GiveUp);
+    }
+
+    /// With the defaults: four restarts, ten seconds apart, and given up after forty.
+    #[test]
+    fn the_interval_is_as_sent_each_time() {
+        for interval in [1, 10, 60, 3_600] {
+            let policy = Policy { start_interval: Duration::from_secs(interval), ..Policy::default() };
+            let mut streak = Streak { last_start: Some(Moment(0)), ..Streak::default() };
+            for number in 1..=u64::from(policy.start_retries) {
+                let due = Moment(number * interval * 1_000);
+                let died = Moment(due.0 - 500);
+                assert_eq!(streak.fell(died, Fall::Died, &policy, &key("nginx")), Verdict::At(due));
+                streak.last_start = Some(due);
+            }
+            let last = streak.last_start.expect("it was started");
+            assert_eq!(streak.fell(last, Fall::Died, &policy, &key("nginx")), Verdict::GiveUp);
+        }
+    }
+
+    #[test]
+    fn a_life_is_stable_when_it_outlasts_the_longest_of_three() {
+        for (interval, check, longest) in [(1, 1, 10), (20, 5, 20), (1, 30, 30), (10, 5, 10)] {
+            let (start_interval, start_check) = (Duration::from_secs(interval), Duration::from_secs(check));
+            let policy = Policy { start_interval, start_check, start_retries: 1, ..Policy::default() };
+            for (life, stable) in [(longest * 1_000, false), (longest * 1_000 + 1, true)] {
+                let mut streak = Streak { restarts: 1, last_start: Some(Moment(0)), pauses: 0 };
+                let verdict = streak.fell(Moment(life), Fall::Died, &policy, &key("nginx"));
+                let expected = if stable { Verdict::Now } else { Verdict::GiveUp };
+                assert_eq!(verdict, expected, "{life} ms with {interval} and {check} s");
+            }
+        }
+    }
+
+    /// A process that lives for two seconds was started 602 times in twenty minutes.
+    #[test]
+    fn a_crash_loop_that_is_slower_than_the_interval_has_an_end() {
+        let policy = Policy { start_interval: Duration::from_secs(1), ..Policy::default() };
+        let mut streak = Streak { last_start: Some(Moment(0)), ..Streak::default() };
+        let mut now = Moment(0);
+        let mut restarts = 0;
+        loop {
+            now += Duration::from_secs(2);
+            match streak.fell(now, Fall::Died, &policy, &key("nginx")) {
+                Verdict::GiveUp => break,
+                Verdict::Now => panic!("two seconds are no stable life"),
+                Verdict::At(at) => assert!(at < now, "it is due already"),
+            }
+            streak.last_start = Some(now);
+            restarts += 1;
+        }
+        assert_eq!(restarts, policy.start_retries);
     }
 
     /// The restart at once after a long life is no pause: the first short life after it waits no longer than any other.
@@ -148,13 +205,13 @@ mod tests {
             (3_600, [3_600, 3_600, 3_600, 3_600, 3_600, 3_600]),
         ] {
             for (before, expected) in (0..).zip(expected) {
-                let pause = pause(Duration::from_secs(interval), before, &key("nginx")).as_secs_f64();
+                let pause = growing_pause(Duration::from_secs(interval), before, &key("nginx")).as_secs_f64();
                 let expected = f64::from(expected);
                 let most = if before == 0 { expected } else { expected * 1.2 };
                 assert!((expected..=most).contains(&pause), "{interval} s, {before} before: {pause}");
             }
         }
-        let longest = pause(Duration::from_secs(86_400), u32::MAX, &key("nginx"));
+        let longest = growing_pause(Duration::from_secs(86_400), u32::MAX, &key("nginx"));
         assert!(longest >= Duration::from_secs(86_400));
     }
 
@@ -162,7 +219,7 @@ mod tests {
     fn those_that_died_together_do_not_come_back_together() {
         let interval = Duration::from_secs(10);
         let pauses: std::collections::BTreeSet<Duration> =
-            (0..1_000).map(|number| pause(interval, 1, &key(&format!("worker{number}")))).collect();
+            (0..1_000).map(|number| growing_pause(interval, 1, &key(&format!("worker{number}")))).collect();
         assert!(pauses.len() > 850, "{} of 4,000 possible ones", pauses.len());
     }
 }

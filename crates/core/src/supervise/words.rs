@@ -266,6 +266,7 @@ pub(super) fn spread(cause: spread::Cause) -> &'static str {
     match cause {
         spread::Cause::Boot => "the host has just booted",
         spread::Cause::Return => "the agent has just come back, and many are to be started",
+        spread::Cause::Crowd => "many are to be started again at this moment",
     }
 }
 

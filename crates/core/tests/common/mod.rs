@@ -9,7 +9,7 @@ use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Detached, Kind, Policy, Spec};
-use procfleet_core::spread::Cause as SpreadCause;
+use procfleet_core::spread::{Cause as SpreadCause, Occasion};
 use procfleet_core::supervise::{
     CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LookId, Machine, Next, OtherAccount,
     Past, Record, RunId, Scope, Signal, Step, Usage, View, Write,
@@ -114,6 +114,8 @@ pub struct World {
     pub plans: u32,
     /// How long it is until the proc's place among those that are started after the agent's return.
     pub place_delay: u64,
+    /// The same, among those whose restart is due at the same moment.
+    pub crowd_delay: u64,
     /// Commands do not take longer than their spec can bear.
     pub only_fair: bool,
     pub max_mains: usize,
@@ -203,6 +205,7 @@ impl World {
             wall_ahead: 0,
             plans: 0,
             place_delay: 0,
+            crowd_delay: 0,
             only_fair: false,
             max_mains: 0,
             done: Vec::new(),
@@ -658,8 +661,12 @@ impl World {
                 let pids: Vec<u32> = self.live.iter().filter(brought).map(|live| live.process.pid).collect();
                 pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
             }
-            Effect::Place { plan } => {
-                let (at, cause) = (Moment(self.now.0 + self.place_delay), SpreadCause::Boot);
+            Effect::Place { plan, occasion } => {
+                let (delay, cause) = match occasion {
+                    Occasion::Return => (self.place_delay, SpreadCause::Boot),
+                    Occasion::Retry => (self.crowd_delay, SpreadCause::Crowd),
+                };
+                let at = Moment(self.now.0 + delay);
                 self.answers.push_back(Input::Placed { plan, at, cause });
             }
             Effect::Plan { plan, rule, since } => {

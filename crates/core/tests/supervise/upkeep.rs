@@ -5,13 +5,14 @@ use crate::given::{Given, Then, given, seconds, state};
 use crate::start::check_start;
 use procfleet_core::OpKind;
 use procfleet_core::process::{Exit, Found, Process};
-use procfleet_core::spec::Detached;
+use procfleet_core::spec::{Detached, RestartPause};
 use procfleet_core::supervise::{Event, Input};
+use std::time::Duration;
 
 #[test]
 fn when_a_hosted_process_is_started_again() {
-    // It dies in its check each time: started again after start_interval, then after twice that and a little more, and so on,
-    // start_retries times, and no more.
+    // It dies in its check each time: started again start_interval after its last start, start_retries times,
+    // and no more.
     let mut world = given(Given::UpHosted);
     world.set("start", Does::Daemon { after: 100, file: Some(0), lives: Some(500) });
     world.run_for(1_000);
@@ -20,10 +21,30 @@ fn when_a_hosted_process_is_started_again() {
     let note = world.note();
     assert_eq!(note, "starts in 2 s: restart 1 of 2; pid 102 was ended by signal 9");
     world.run_for(120_000);
-    assert_eq!(seconds(&world), [0, 10, 32]);
+    assert_eq!(seconds(&world), [0, 10, 20]);
     assert_eq!(state(&world), Then::GaveUp);
     assert!(matches!(world.events.last(), Some(Event::GaveUp { .. })));
     assert!(world.note().starts_with("gave up after 2 restarts"), "{}", world.note());
+
+    // Its spec may ask for pauses that grow: after start_interval, then after twice that and a little more.
+    let mut patient = spec();
+    patient.policy.restart_pause = RestartPause::Growing;
+    let mut world = World::new();
+    world.order(OpKind::Start, &patient);
+    world.set("start", Does::Daemon { after: 100, file: Some(0), lives: Some(500) });
+    world.die(Exit::Signal(9));
+    world.run_for(120_000);
+    assert_eq!((seconds(&world), state(&world)), (vec![0, 10, 32], Then::GaveUp));
+
+    // A life that is longer than start_interval and shorter than 10 s is not stable: it counts, and is
+    // followed at once.
+    let mut hasty = spec();
+    hasty.policy.start_interval = Duration::from_secs(1);
+    let mut world =
+        World::new().script("start", Does::Daemon { after: 100, file: Some(0), lives: Some(4_000) });
+    world.order(OpKind::Start, &hasty);
+    world.run_for(120_000);
+    assert_eq!((seconds(&world), state(&world)), (vec![0, 4, 8], Then::GaveUp));
 
     // A long life is followed at once, however often.
     let mut world = given(Given::UpHosted);

@@ -21,7 +21,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| event["kind"].as_str().expect("a kind")).collect()
 }
 
-/// Kills the process when it has lived longer than `start_interval`, and waits for its successor.
+/// Kills the process when its restart is due at once (`start_interval` is 1 s), and waits for its successor.
 #[track_caller]
 fn kill_and_replace(proc: &Proc) -> u32 {
     let pid = proc.wait_for_program();

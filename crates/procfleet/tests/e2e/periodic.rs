@@ -155,7 +155,8 @@ fn a_failed_run_is_followed_by_the_next() {
     assert!(events.iter().all(|event| event["kind"] == "run_failed"), "{events:?}");
 }
 
-/// One hung run must not block the schedule, and nobody is to wait for its end to hear that others were missed.
+/// One hung run must not block the schedule, and nobody is to wait for its end to hear that others were
+/// missed.
 #[test]
 fn a_hung_run_is_ended_at_op_timeout_and_a_missed_one_is_told_at_once() {
     let up = up();

@@ -13,7 +13,7 @@ use procfleet_core::select::Term;
 use procfleet_core::signal::SignalNumber;
 use procfleet_core::spec::{
     ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
-    Schedule, Shell, Spec, StopSignal,
+    RestartPause, Schedule, Shell, Spec, StopSignal,
 };
 use procfleet_core::task::{Request, Target};
 use schemars::JsonSchema;
@@ -552,6 +552,12 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
             .and_then(|n| u32::try_from(n).ok())
             .filter(|n| *n > 0)
             .map_or(default.limit_samples, LimitSamples),
+        restart_pause: read_word(
+            r,
+            "restart_pause",
+            [("constant", RestartPause::Constant), ("growing", RestartPause::Growing)],
+            faults,
+        ),
         on_unhealthy: read_word(
             r,
             "on_unhealthy",

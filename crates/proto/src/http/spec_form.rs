@@ -4,7 +4,9 @@
 
 use super::native::SpecMeta;
 use procfleet_core::id::ProcKey;
-use procfleet_core::spec::{ConfigFile, Detached, Instances, Kind, OnUnhealthy, Schedule, Spec, StopSignal};
+use procfleet_core::spec::{
+    ConfigFile, Detached, Instances, Kind, OnUnhealthy, RestartPause, Schedule, Spec, StopSignal,
+};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -53,6 +55,10 @@ pub fn spec(spec: &Spec) -> Value {
         "start_interval": secs(policy.start_interval),
         "op_timeout": secs(policy.op_timeout),
         "limit_samples": policy.limit_samples.0,
+        "restart_pause": match policy.restart_pause {
+            RestartPause::Constant => "constant",
+            RestartPause::Growing => "growing",
+        },
         "on_unhealthy": match policy.on_unhealthy {
             OnUnhealthy::Tell => "tell",
             OnUnhealthy::Restart => "restart",
@@ -119,7 +125,7 @@ mod tests {
     #[test]
     fn what_is_shown_is_read_as_what_was_stored() {
         let policies = [
-            json!({"auto_type": 1, "start_check_secs": 7, "start_retries": 9, "on_unhealthy": "restart"}),
+            json!({"auto_type": 1, "start_check_secs": 7, "start_retries": 9, "on_unhealthy": "restart", "restart_pause": "growing"}),
             json!({"auto_type": 2, "op_timeout": 3, "detached": "keep", "limit_samples": 8, "kill_after": 6}),
             json!({"auto_type": 0, "cycle_time": 60, "stop_check_secs": 4, "start_interval": 2}),
             json!({"auto_type": 0, "crontab_rule": "*/5 * * * *"}),

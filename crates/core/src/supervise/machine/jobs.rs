@@ -9,6 +9,7 @@ use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Found, Process, Sighting};
 use crate::spec::{Kind, Spec};
+use crate::spread::Occasion;
 use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
@@ -263,8 +264,8 @@ impl Machine {
                 };
                 // Whatever is due now may be due for many.
                 let state = match fate {
-                    Fate::Starts { why } => self.queue_up(why, out),
-                    Fate::StartsAt { at, why } if now >= at => self.queue_up(why, out),
+                    Fate::Starts { why } => self.queue_up(Occasion::Return, why, out),
+                    Fate::StartsAt { at, why } if now >= at => self.queue_up(Occasion::Return, why, out),
                     Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
                     Fate::Rests(state) => state,
                 };

@@ -43,6 +43,7 @@ impl Machine {
         };
         self.spec = Some(spec.clone());
         self.streak.last_start = Some(now);
+        self.placed = false;
         let mut launch = Launch {
             command: self.run(field, &command, &spec, now, out),
             began: now,
@@ -202,8 +203,8 @@ impl Machine {
     ) -> State {
         let check_until = launch.check_until(&spec);
         let resident = spec.policy.kind == Kind::Resident;
-        match (&launch.ended, launch.judged(&spec)) {
         let is_overdue = launch.command.timed_out || launch.command.is_overdue(now);
+        match (&launch.ended, launch.judged(&spec)) {
             (_, Some(Seen { process, .. })) if purpose == Purpose::Turn => {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }

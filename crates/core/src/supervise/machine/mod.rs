@@ -81,6 +81,8 @@ pub struct Machine {
     untidy: bool,
     /// When a launch of the agent's last life began of which nobody knows what it has brought, as long as that may still come.
     unsure: Option<Moment>,
+    /// Its place among many restarts has been given, and is waited for.
+    placed: bool,
     /// It has been up in this life of the agent, so its start does not take the agent down with it.
     survived: bool,
     /// Earlier generations of a program that has replaced itself, as long as they run.
@@ -125,6 +127,7 @@ impl Machine {
             let_go: None,
             untidy: false,
             unsure: None,
+            placed: false,
             survived: false,
             older: Vec::new(),
             remark: String::new(),

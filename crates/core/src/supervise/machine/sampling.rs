@@ -1,8 +1,8 @@
 //! What a sample of the process means: nothing, or that it is to be ended.
 //!
-//! Limits are a part of hosting, so a resident process that is not hosted is left alone. What runs to its end is limited for as
-//! long as its run lasts. A process that is being checked or reloaded is limited as any other, and the order under way is
-//! answered with the reason; one that is being ended already is not judged.
+//! Limits are a part of hosting, so a resident process that is not hosted is left alone. What runs to its end
+//! is limited for as long as its run lasts. A process that is being checked or reloaded is limited as any
+//! other, and the order under way is answered with the reason; one that is being ended already is not judged.
 
 use super::{Machine, State};
 use crate::code::Code;
@@ -111,7 +111,7 @@ impl Machine {
 
     /// The reason for which it was ended stands until it runs stably again.
     fn forget_fault(&mut self, now: Moment, spec: &Spec) {
-        let stable = |start| now.since(start) > spec.policy.start_interval;
+        let stable = |start| now.since(start) > spec.policy.stable_after();
         if !self.fault.is_empty() && self.streak.last_start.is_none_or(stable) {
             self.fault.clear();
         }

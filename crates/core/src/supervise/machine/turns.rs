@@ -1,8 +1,8 @@
 //! When a periodic process runs, and what becomes of a run that has ended.
 //!
-//! A run is `start_cmd` run to its end, within `op_timeout`. While it lasts, its command is the process. A run that failed is
-//! an event, and changes nothing about the next. A run that is due while the one before is under way is missed: that is told
-//! when it happens, and at most once a minute.
+//! A run is `start_cmd` run to its end, within `op_timeout`. While it lasts, its command is the process. A
+//! run that failed is an event, and changes nothing about the next. A run that is due while the one before is
+//! under way is missed: that is told when it happens, and at most once a minute.
 
 use super::ending::LAST_BREATH;
 use super::{Machine, State, busy};
@@ -263,7 +263,8 @@ impl Machine {
         }
     }
 
-    /// The run has taken as long as a command may. It is ended with all that it has started, as any such command is.
+    /// The run has taken as long as a command may. It is ended with all that it has started, as any such
+    /// command is.
     pub(super) fn run_overdue(&mut self, now: Moment, process: Process, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Up(process) };
         out.effects.push(match self.turn {
@@ -306,7 +307,8 @@ impl Machine {
         self.missed(news, out);
     }
 
-    /// So many runs have been missed since the last one began, which is over. Some of them may have been told.
+    /// So many runs have been missed since the last one began, which is over. Some of them may have been
+    /// told.
     fn missed_in_all(&mut self, count: u32, out: &mut Step) {
         let told = self.run.map_or(0, |run| run.missed);
         self.missed(count.saturating_sub(told), out);

@@ -6,7 +6,7 @@ use crate::moment::Moment;
 use crate::op::{OpKind, Order};
 use crate::process::{Exit, Found, Process};
 use crate::spec::Kind;
-use crate::spread;
+use crate::spread::{self, Occasion};
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, Verdict};
 use crate::supervise::record::Rest;
@@ -110,7 +110,10 @@ impl Machine {
     pub(super) fn revive(&mut self, now: Moment, last: &str, out: &mut Step) -> State {
         match self.saved.as_ref().map(|record| &record.rest) {
             Some(Rest::Retry { at, .. }) if now >= *at && self.hosting == Hosting::Hosted => {
-                self.relaunch(now, last.to_owned(), out)
+                match self.placed {
+                    true => self.relaunch(now, last.to_owned(), out),
+                    false => self.queue_up(Occasion::Retry, last.to_owned(), out),
+                }
             }
             _ => self.rest(now, Fall::Died, last, out),
         }
@@ -164,16 +167,17 @@ impl Machine {
     }
 
     /// It is to be started, as perhaps many are at this moment.
-    pub(super) fn queue_up(&mut self, last: String, out: &mut Step) -> State {
+    pub(super) fn queue_up(&mut self, occasion: Occasion, last: String, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let plan = PlanId(self.serial());
-        out.effects.push(Effect::Place { plan });
+        out.effects.push(Effect::Place { plan, occasion });
         busy(Purpose::Upkeep { last }, spec, Stage::Planning { plan })
     }
 
     pub(super) fn placed(&mut self, now: Moment, at: Moment, cause: spread::Cause, out: &mut Step) -> State {
         let why = words::spread(cause).to_owned();
-        if now >= at { self.relaunch(now, why, out) } else { State::Down(Rest::Retry { at, why }) }
+        self.placed = now < at;
+        if self.placed { State::Down(Rest::Retry { at, why }) } else { self.relaunch(now, why, out) }
     }
 
     pub(super) fn give_up(&mut self, reason: String, out: &mut Step) -> State {

@@ -251,14 +251,21 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.alive_monitor_policy.start_retries",
-        "After so many vain restarts in a row the agent gives up. 0 or absent: 4.",
-        "连续拉起失败的次数上限，超过后放弃。0 或不填为 4。",
+        "After so many restarts in a row without a stable life the agent gives up. A life is stable when it outlasts the longest of \
+         start_interval, start_check_secs and 10 seconds. 0 or absent: 4.",
+        "连续重新拉起的次数上限，期间没有一次稳定运行则放弃。运行时间超过 start_interval、start_check_secs 与 10 秒中最长者视为稳定。0 或不填为 4。",
     ),
     (
         "spec.alive_monitor_policy.start_interval",
-        "The time from a start to the first restart of a process that did not hold up, in seconds; each further one in a row waits \
-         twice as long, up to 16 times that or 5 minutes. A run that is longer is stable. 0 or absent: 10.",
-        "进程短时间内退出后，距上次启动多少秒重新拉起；连续失败时间隔逐次加倍，最多为 16 倍或 5 分钟。运行超过该时间视为稳定。0 或不填为 10。",
+        "The interval between restarts in a row, in seconds, from one start to the next. After a stable life (see start_retries) the \
+         process is started again at once. 0 or absent: 10.",
+        "连续重新拉起进程的时间间隔（从上次启动到下次启动），单位秒。稳定运行（见 start_retries）之后退出的进程立即重新拉起。0 或不填为 10。",
+    ),
+    (
+        "spec.alive_monitor_policy.restart_pause",
+        "\"constant\": every pause is start_interval. \"growing\": each pause in a row is twice as long as the one before and up to a \
+         fifth longer, up to 16 times start_interval or 5 minutes. Absent: constant. (procfleet's own)",
+        "constant：每次间隔均为 start_interval；growing：连续失败时间隔逐次加倍（并随机延长至多五分之一），最多为 16 倍或 5 分钟。不填为 constant。（procfleet 扩展）",
     ),
     (
         "spec.alive_monitor_policy.limit_samples",
