@@ -35,12 +35,8 @@ impl Reserve {
         let open = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
         let mut log = database.as_os_str().to_owned();
         log.push("-wal");
-        let folder = database.parent().filter(|folder| !folder.as_os_str().is_empty());
-        Ok(Reserve {
-            database: open(database)?,
-            log: open(Path::new(&log))?,
-            folder: folder.unwrap_or(Path::new(".")).to_owned(),
-        })
+        let folder = folder_of(database).to_owned();
+        Ok(Reserve { database: open(database)?, log: open(Path::new(&log))?, folder })
     }
 
     /// Allocates what is missing. Idempotent; to be called now and then, since the database grows into its reserve.
@@ -62,11 +58,21 @@ impl Reserve {
 
     /// Whether the disk has no room for anything that is not essential.
     pub fn is_disk_full(&self) -> bool {
-        let Ok(disk) = statvfs(&self.folder) else { return false };
-        // Some blocks of a file system are for root alone.
-        let blocks = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
-        blocks.saturating_mul(disk.f_frsize) < FULL
+        is_disk_full(&self.folder)
     }
+}
+
+/// Whether the disk of a folder is full. False if that cannot be told.
+pub(crate) fn is_disk_full(folder: &Path) -> bool {
+    let Ok(disk) = statvfs(folder) else { return false };
+    // Some blocks of a file system are for root alone.
+    let blocks = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
+    blocks.saturating_mul(disk.f_frsize) < FULL
+}
+
+/// The folder that a file is in.
+pub(crate) fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Allocates blocks up to `size` without changing the file's length.

@@ -3,6 +3,7 @@
 
 use super::{JournalError, known_format, log};
 use procfleet_core::supervise::Record;
+use procfleet_sqlite::explain;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::fs;
 use std::io;
@@ -57,12 +58,19 @@ pub(super) fn check_pages(connection: &Connection, path: &Path) -> Result<(), Jo
 }
 
 /// An error that comes of what the file is, and not of the moment, is said to be that.
+/// A full disk is named.
 pub(super) fn name(failure: JournalError, path: &Path) -> JournalError {
-    match &failure {
-        JournalError::Open { source, .. } | JournalError::Sqlite(source) if comes_of_the_file(source) => {
-            JournalError::Broken { path: path.to_owned(), reason: source.to_string() }
+    let broken =
+        |reason: &rusqlite::Error| JournalError::Broken { path: path.to_owned(), reason: reason.to_string() };
+    match failure {
+        JournalError::Open { source, .. } | JournalError::Sqlite(source) if comes_of_the_file(&source) => {
+            broken(&source)
         }
-        _ => failure,
+        JournalError::Open { source, .. } => {
+            JournalError::Open { path: path.to_owned(), source: explain(source, path) }
+        }
+        JournalError::Sqlite(source) => JournalError::Sqlite(explain(source, path)),
+        failure => failure,
     }
 }
 

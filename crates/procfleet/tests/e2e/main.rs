@@ -26,6 +26,7 @@ mod exits;
 mod faults;
 mod first_generation;
 mod fleet;
+mod full_disk;
 mod groups;
 mod hostile;
 mod idempotency;

@@ -9,6 +9,7 @@
 //! the store as it was or none, which the server says; a second try completes it.
 
 use super::{StoreError, file_id, schema, sound};
+use procfleet_sqlite::explain;
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{self, File, OpenOptions};
@@ -77,6 +78,8 @@ fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let source =
         Connection::open_with_flags(from, flags | OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
+    // From here on, a lack of space is one of the copy's disk.
+    let failed = |source| failed(explain(source, to));
     let mut copy =
         Connection::open_with_flags(to, flags | OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(failed)?;
     for connection in [&source, &copy] {

@@ -3,6 +3,7 @@
 
 use super::StoreError;
 use procfleet_core::wal::{self, Damage};
+use procfleet_sqlite::explain;
 use rusqlite::{Connection, ErrorCode};
 use std::fs::File;
 use std::io;
@@ -91,12 +92,18 @@ fn damaged(path: &Path, reason: impl Into<String>) -> StoreError {
 }
 
 /// An error that comes of what the file is, and not of the moment, is said to be that.
+/// A full disk is named.
 pub(super) fn name(error: StoreError, path: &Path) -> StoreError {
-    match &error {
-        StoreError::Database { source, .. } if comes_of_the_file(source) => damaged(path, source.to_string()),
-        StoreError::Commit { source, .. } if comes_of_the_file(source) => damaged(path, source.to_string()),
+    match error {
+        StoreError::Database { source, .. } if comes_of_the_file(&source) => {
+            damaged(path, source.to_string())
+        }
+        StoreError::Commit { source, .. } if comes_of_the_file(&source) => damaged(path, source.to_string()),
         StoreError::Unreadable { .. } => damaged(path, error.to_string()),
-        _ => error,
+        StoreError::Database { doing, source } => {
+            StoreError::Database { doing, source: explain(source, path) }
+        }
+        error => error,
     }
 }
 

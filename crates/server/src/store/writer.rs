@@ -251,7 +251,12 @@ fn run_job(connection: &Connection, job: &mut dyn Job) -> rusqlite::Result<()> {
 
 /// Ends the transaction, and tells everyone in it that nothing of it happened.
 fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dyn Job>>) {
-    tracing::error!(error = &error as &dyn std::error::Error, jobs = ran.len(), "changes lost");
+    // Whoever asked for one of them is told, so none was accepted and then lost.
+    tracing::error!(
+        error = &error as &dyn std::error::Error,
+        changes = ran.len(),
+        "the store cannot be written: these changes are refused, and nothing of them is stored; look at the disk of the data folder"
+    );
     if !connection.is_autocommit()
         && let Err(error) = run(connection, "ROLLBACK")
     {
