@@ -20,12 +20,16 @@ use rusqlite::config::DbConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// The most jobs in one commit; beyond that a larger group gains nothing and makes the first one wait.
 const GROUP: usize = 1_000;
 /// The next group gathers while the last one is being committed. Who comes later waits for a place.
 const WAITING: usize = GROUP;
+/// How often the page cache is given back. A large task needs all of the cache for a moment; under constant load,
+/// pages that nobody needs again would fill the cache, and stay.
+const SHRINK: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -158,6 +162,7 @@ fn serve(
     mut inbox: mpsc::Receiver<Message>,
 ) -> Result<(), StoreError> {
     let mut group = Vec::new();
+    let mut shrunk = Instant::now();
     while let Some(first) = inbox.blocking_recv() {
         let mut next = Some(first);
         while let Some(message) = next {
@@ -169,6 +174,11 @@ fn serve(
             next = if group.len() < GROUP { inbox.try_recv().ok() } else { None };
         }
         run_group(&connection, &health, &mut group);
+        if shrunk.elapsed() >= SHRINK {
+            shrunk = Instant::now();
+            // Memory that cannot be given back is kept.
+            let _ = connection.execute_batch("PRAGMA shrink_memory");
+        }
     }
     let tidied = tidy(&connection, &health)
         .map_err(|source| StoreError::Database { doing: "closing the store", source });
@@ -255,7 +265,8 @@ fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dy
     tracing::error!(
         error = &error as &dyn std::error::Error,
         changes = ran.len(),
-        "the store cannot be written: these changes are refused, and nothing of them is stored; look at the disk of the data folder"
+        "the store cannot be written: these changes are refused, and nothing of them is stored; look at the disk of \
+         the data folder"
     );
     if !connection.is_autocommit()
         && let Err(error) = run(connection, "ROLLBACK")
