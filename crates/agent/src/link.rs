@@ -12,6 +12,7 @@ use crate::states::{News, States};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
+use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
 use procfleet_core::id::Epoch;
 use procfleet_failpoint::{Point, hit};
@@ -32,7 +33,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const TAKEN_NAMED: usize = 1_000;
 /// One message of states stays below this, so that it fits a frame.
 const STATES_BYTES: usize = 40 * 1024;
-/// And so does one of events. The next is sent when the server has stored them.
+/// And so does one of events, which has less on a slow link. The next is sent when the server has stored them.
 const EVENTS_BYTES: usize = 40 * 1024;
 /// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
 const WRITE: Duration = Duration::from_secs(20);
@@ -174,6 +175,7 @@ impl Session<'_> {
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
         let mut questions = Questions::default();
+        let mut batch = BatchSize::up_to(EVENTS_BYTES);
         let mut events = match welcome.takes_events {
             true => Telling::Due,
             false => Telling::Never,
@@ -181,9 +183,6 @@ impl Session<'_> {
         loop {
             if heard.elapsed() > patience {
                 return Err(End::Silent(heard.elapsed()));
-            }
-            if events == Telling::Due {
-                events = self.send_events(&mut socket).await?;
             }
             loop {
                 // Taken before the states are looked at, and sent after them: whoever has an outcome can see what it did.
@@ -196,6 +195,12 @@ impl Session<'_> {
                 }
                 send(&mut socket, agent_message::Body::Reports(Reports { reports })).await?;
                 hit(Point::AgentReportSent);
+            }
+            // After the outcomes, and one message at a time, as the answers to questions: on a slow link an
+            // outcome waits for at most one of them.
+            if events == Telling::Due {
+                events = self.send_events(&mut socket, batch.bytes()).await?;
+                continue;
             }
             tokio::select! {
                 // What the server says comes first: an acknowledgement saves a repeat, a stop must not wait.
@@ -211,6 +216,9 @@ impl Session<'_> {
                     };
                     match body {
                         Body::EventsStored(stored) => {
+                            if let Telling::Awaited { sent } = events {
+                                batch.answered_after(sent.elapsed());
+                            }
                             self.journal.forget_events(stored.up_to).await;
                             events = Telling::Due;
                         }
@@ -259,8 +267,8 @@ impl Session<'_> {
         }
     }
 
-    async fn send_events(&self, socket: &mut Socket) -> Result<Telling, End> {
-        let events = match self.journal.oldest_events(EVENTS_BYTES).await {
+    async fn send_events(&self, socket: &mut Socket, bytes: usize) -> Result<Telling, End> {
+        let events = match self.journal.oldest_events(bytes).await {
             Ok(events) => events,
             Err(failure) => {
                 warn!(error = &failure as &dyn std::error::Error, "events cannot be read from the journal");
@@ -270,8 +278,9 @@ impl Session<'_> {
         if events.is_empty() {
             return Ok(Telling::Done);
         }
+        let sent = Instant::now();
         send(socket, agent_message::Body::Events(Events { events })).await?;
-        Ok(Telling::Awaited)
+        Ok(Telling::Awaited { sent })
     }
 
     async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), End> {
@@ -371,7 +380,9 @@ enum Telling {
     /// There may be some to send.
     Due,
     /// Some were sent, and are not stored yet. Until then there are no others, so that a slow server is not flooded.
-    Awaited,
+    Awaited {
+        sent: Instant,
+    },
     Done,
 }
 

@@ -32,6 +32,9 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 const SERVER_NAME: &str = "procfleet-server";
 const PATIENCE: Duration = Duration::from_secs(15);
 const USER_TIMEOUT_MS: u32 = 20_000;
+/// TCP_NOTSENT_LOWAT: the most bytes that the kernel holds without having sent them. An outcome cannot overtake bytes
+/// that are in the kernel.
+const UNSENT_BYTES: u32 = 16 * 1024;
 
 pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
 
@@ -94,6 +97,7 @@ async fn connect_now(server: &ServerAddress, path: &str, tls: ClientConfig) -> R
     stream.set_nodelay(true).map_err(tcp)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)
         .map_err(|errno| tcp(errno.into()))?;
+    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES).map_err(tcp)?;
     let name = ServerName::try_from(SERVER_NAME).expect("a constant name is a good name");
     let stream = TlsConnector::from(Arc::new(tls))
         .connect(name, stream)

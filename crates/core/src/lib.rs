@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod allow;
+pub mod batch_size;
 pub mod change;
 pub mod clones;
 pub mod code;

@@ -27,6 +27,7 @@ mod process;
 mod program;
 pub mod programs;
 mod schema;
+mod slow_proxy;
 mod up;
 mod wait;
 
@@ -41,5 +42,6 @@ pub use process::{Stranger, account, dead_pid, is_running, kill, pids_marked, st
 pub use program::{Finished, Program, Stdin};
 pub use rustix::process::Signal;
 pub use schema::{operation, schema_faults};
+pub use slow_proxy::SlowProxy;
 pub use up::Up;
 pub use wait::{PATIENCE, ask_again, let_pass, wait_for, wait_until};

@@ -12,6 +12,8 @@ use tracing::warn;
 const MOST: i64 = 10_000;
 /// No event says more than this. Its message may carry a command's output.
 const LONGEST_MESSAGE: usize = 8 * 1024;
+/// A larger event is sent without its details, so that it fits a frame of the link.
+const LARGEST: usize = 40 * 1024;
 
 /// What an event's readers know the proc by, beside its key.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +26,7 @@ pub(crate) struct Known {
 }
 
 impl Journal {
-    /// The oldest events, as many as fit `bytes`.
+    /// The oldest events, as many as fit `bytes`, and at least one.
     pub(crate) async fn oldest_events(&self, bytes: usize) -> Result<Vec<EventMessage>, JournalError> {
         self.thread.write(move |t| read(t, bytes)).await
     }
@@ -100,7 +102,7 @@ fn read(t: &Transaction<'_>, bytes: usize) -> rusqlite::Result<Vec<EventMessage>
             proc_name: row.get(8)?,
             user: row.get(9)?,
         };
-        if event.size() > bytes {
+        if event.size() > LARGEST {
             // The message says it all; a single event must always fit.
             event.details = b"null".to_vec();
         }

@@ -49,6 +49,7 @@ mod retention;
 mod selectors;
 mod signals;
 mod silence;
+mod slow_link;
 mod spec_fields;
 mod stranger;
 mod task_state;

@@ -17,6 +17,10 @@ use tokio::time::Instant;
 
 /// How many bytes of a log one answer has at most.
 const MOST: usize = 256 * 1024;
+/// On a slow link an answer has the lines that came within this time, and at least one. The reader asks for the rest.
+const COLLECTING: Duration = Duration::from_secs(5);
+/// How often a question is asked that was not answered in time. Each time less is asked for.
+const TRIES: usize = 3;
 
 /// The newest lines; or those since a place, and if there are none, those that come while the caller waits.
 pub async fn read(app: &App, caller: &Caller, question: LogsQuery) -> Result<LogsView, AppError> {
@@ -32,9 +36,17 @@ pub async fn read(app: &App, caller: &Caller, question: LogsQuery) -> Result<Log
         let LogRead { begin, mut bytes, mut end, skipped, file, message: note, .. } = first;
         skipped_bytes = skipped.saturating_add(skipped_bytes);
         // Then what follows, as far as it is there already.
+        let collecting = Instant::now();
         while !bytes.is_empty() && bytes.len() < MOST && begin + (bytes.len() as u64) < end {
+            let has_line = bytes.contains(&b'\n');
+            if has_line && collecting.elapsed() > COLLECTING {
+                break;
+            }
             let at = Some(begin + bytes.len() as u64);
-            let next = ask(app, caller, &found, &of, Part { at, lines, wait: 0, beyond: None }).await?;
+            let next = match ask(app, caller, &found, &of, Part { at, lines, wait: 0, beyond: None }).await {
+                Err(error) if has_line && is_late(&error) => break,
+                next => next?,
+            };
             // What was rotated away in this moment is told by the next answer.
             if next.skipped > 0 || next.bytes.is_empty() {
                 break;
@@ -86,8 +98,18 @@ async fn ask(
         None => (0, 0),
     };
     let most = u32::try_from(LOG_BYTES).unwrap_or(u32::MAX);
-    let question = ReadLog { at, lines, most, wait_ms, beyond, ..question(caller, of) };
+    let mut question = ReadLog { at, lines, most, wait_ms, beyond, ..question(caller, of) };
+    for _ in 1..TRIES {
+        match answered(app, &agent.0, agent.1, question.clone()).await {
+            Err(error) if is_late(&error) => question.wait_ms = 0,
+            answer => return answer,
+        }
+    }
     answered(app, &agent.0, agent.1, question).await
+}
+
+fn is_late(error: &AppError) -> bool {
+    matches!(error, AppError::Unanswered { code: Code::Timeout, .. })
 }
 
 fn question(caller: &Caller, of: &LogOf) -> ReadLog {

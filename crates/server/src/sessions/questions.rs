@@ -5,13 +5,15 @@
 
 use super::Outbox;
 use crate::agent_limits::{self, Excess};
+use procfleet_core::batch_size::BatchSize;
 use procfleet_core::id::{AgentId, Epoch};
-use procfleet_proto::link::{LogRead, ReadLog, ReadSpec, SpecRead, server_message::Body};
+use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog, ReadSpec, SpecRead, server_message::Body};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 /// How many questions one agent is asked at once. The others wait.
 const AT_ONCE: usize = 8;
@@ -51,6 +53,8 @@ struct Session {
     /// The keeper's alone keeps the session open.
     outbox: mpsc::WeakSender<Box<Body>>,
     places: Arc<Semaphore>,
+    /// How much of logs may be under way to the server.
+    page: Arc<Mutex<BatchSize>>,
 }
 
 #[derive(Debug)]
@@ -99,7 +103,8 @@ impl Drop for Withdraw<'_> {
 impl Questions {
     pub(super) fn connected(&self, agent: &AgentId, epoch: Epoch, outbox: &Outbox, understands: Understands) {
         let (outbox, places) = (outbox.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
-        let session = Session { epoch, understands, outbox, places };
+        let page = Arc::new(Mutex::new(BatchSize::up_to(LOG_BYTES)));
+        let session = Session { epoch, understands, outbox, places, page };
         lock(&self.inner.sessions).insert(agent.clone(), session);
     }
 
@@ -128,6 +133,8 @@ impl Questions {
         Ok(())
     }
 
+    /// The answer may have fewer bytes than were asked for: on a slow link it would not come in time otherwise.
+    /// After an answer that did not come in time, the next ones are shorter.
     pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
         let patience = PATIENCE + Duration::from_millis(question.wait_ms);
         self.ask_within(patience, agent, question).await
@@ -145,7 +152,10 @@ impl Questions {
             Understands { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
             Understands { .. } => Ok(()),
         };
-        let body = |id| Body::ReadLog(ReadLog { id, ..question });
+        let body = |id, page| {
+            let most = question.most.min(u32::try_from(page).unwrap_or(u32::MAX));
+            Body::ReadLog(ReadLog { id, most, ..question })
+        };
         match self.answer_within(patience, agent, understood, body).await? {
             Answer::Log(answer) => Ok(answer),
             Answer::Spec(_) => Err(Unanswered::Silent),
@@ -153,7 +163,7 @@ impl Questions {
     }
 
     pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
-        let body = |id| Body::ReadSpec(ReadSpec { id, ..question });
+        let body = |id, _page| Body::ReadSpec(ReadSpec { id, ..question });
         let understood = |knows: Understands| if knows.specs { Ok(()) } else { Err(Unanswered::TooOld) };
         match self.answer_within(PATIENCE, agent, understood, body).await? {
             Answer::Spec(answer) => Ok(answer),
@@ -166,35 +176,51 @@ impl Questions {
         patience: Duration,
         agent: &AgentId,
         understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
-        body: impl FnOnce(u64) -> Body,
+        body: impl FnOnce(u64, usize) -> Body,
     ) -> Result<Answer, Unanswered> {
-        let answer = tokio::time::timeout(patience, self.answer_to(agent, understood, body)).await;
-        answer.unwrap_or(Err(Unanswered::Silent))
+        let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
+        let answer = tokio::time::timeout(patience, self.answer_to(agent, &session, understood, body)).await;
+        answer.unwrap_or_else(|_| {
+            lock(&session.page).answered_after(patience);
+            Err(Unanswered::Silent)
+        })
     }
 
     async fn answer_to(
         &self,
         agent: &AgentId,
+        session: &Session,
         understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
-        body: impl FnOnce(u64) -> Body,
+        body: impl FnOnce(u64, usize) -> Body,
     ) -> Result<Answer, Unanswered> {
-        let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
         understood(session.understands)?;
         let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        let question = body(id);
-        let most = match &question {
-            Body::ReadLog(question) => usize::try_from(question.most).unwrap_or(usize::MAX),
-            _ => 0,
+        let page = lock(&session.page).share(AT_ONCE.saturating_sub(session.places.available_permits()));
+        let question = body(id, page);
+        let (most, waits) = match &question {
+            Body::ReadLog(question) => {
+                (usize::try_from(question.most).unwrap_or(usize::MAX), question.wait_ms > 0)
+            }
+            _ => (0, true),
         };
+        let asked_at = Instant::now();
         let asked = Asked { agent: agent.clone(), epoch: session.epoch, most, answer };
         lock(&self.inner.open).insert(id, asked);
         let _withdraw = Withdraw(&self.inner, id);
         let outbox = session.outbox.upgrade().ok_or(Unanswered::Away)?;
         outbox.send(Box::new(question)).await.map_err(|_| Unanswered::Away)?;
         drop(outbox);
-        answered.await.map_err(|_| Unanswered::Away)
+        let answer = answered.await.map_err(|_| Unanswered::Away)?;
+        // A short answer, and one that waited for a line to be written, says nothing about the link.
+        if let Answer::Log(log) = &answer
+            && !waits
+            && log.bytes.len() >= most / 2
+        {
+            lock(&session.page).answered_after(asked_at.elapsed());
+        }
+        Ok(answer)
     }
 }
 
