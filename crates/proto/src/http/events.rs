@@ -49,8 +49,9 @@ pub struct WebhookRow {
     pub trouble: String,
 }
 
-/// A url as it may be shown to others than those whom it is for: with `***` in place of a password, of a name that stands alone,
-/// which is how tokens are given, and of what the query calls a key.
+/// A url as it may be shown to others than those whom it is for: with `***` in place of a password, of a name that
+/// stands alone, which is how tokens are given, of what the query calls a key, and of each part of the path that
+/// may be a token.
 pub fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -62,20 +63,32 @@ pub fn without_secrets(url: &str) -> String {
         None => authority.to_owned(),
     };
     let (rest, fragment) = rest.split_at(rest.find('#').unwrap_or(rest.len()));
-    let rest = match rest.split_once('?') {
-        Some((path, query)) => {
+    let (path, query) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
+    let path: Vec<&str> = path.split('/').map(|part| if is_word(part) { part } else { HIDDEN }).collect();
+    let path = path.join("/");
+    let rest = match query.strip_prefix('?') {
+        Some(query) => {
             let shown: Vec<String> = query.split('&').map(without_secret).collect();
             format!("{path}?{}", shown.join("&"))
         }
-        None => rest.to_owned(),
+        None => path,
     };
     let scheme = if url.contains("://") { format!("{scheme}://") } else { String::new() };
     format!("{scheme}{authority}{rest}{fragment}")
 }
 
 const HIDDEN: &str = "***";
+/// A longer part of a path is not taken for a word.
+const LONGEST_WORD: usize = 20;
 /// What the names of secrets contain.
 const SECRETS: [&str; 6] = ["key", "token", "secret", "pass", "sign", "auth"];
+
+/// Whether a part of a path is a word, such as `services` or `v2`. Chat services put the token into the path; tokens
+/// have digits, capital letters or more characters.
+fn is_word(part: &str) -> bool {
+    let is_plain = part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c));
+    is_plain && part.len() <= LONGEST_WORD && part.chars().filter(char::is_ascii_digit).count() <= 2
+}
 
 fn without_secret(parameter: &str) -> String {
     match parameter.split_once('=') {
@@ -158,7 +171,16 @@ mod tests {
             ("https://ops:a:b@c@[::1]:8080", "https://ops:***@[::1]:8080"),
             ("https://ops:@alarms.example.com/", "https://ops:***@alarms.example.com/"),
             ("https://t0ken@alarms.example.com/", "https://***@alarms.example.com/"),
-            ("https://alarms.example.com/a@b:c", "https://alarms.example.com/a@b:c"),
+            ("https://alarms.example.com/a@b:c", "https://alarms.example.com/***"),
+            (
+                "https://hooks.example.com/services/T024BE7LD/B1/x7Q",
+                "https://hooks.example.com/services/***/***/***",
+            ),
+            (
+                "https://example.com/api/v2/bot110201543:AAHdq/send-it",
+                "https://example.com/api/v2/***/send-it",
+            ),
+            ("https://example.com/hook/abcdefghijklmnopqrstuvwx?a=b", "https://example.com/hook/***?a=b"),
             ("https://alarms.example.com?mail=a@b", "https://alarms.example.com?mail=a@b"),
             (
                 "https://alarms.example.com/send?key=1-2&to=all&Access_Token=x=y&sign=#key=3",
