@@ -240,8 +240,11 @@ fn a_ca_that_is_retired_by_force_takes_its_certificates_with_it() {
     joined.wait_until_connected(&up, IP);
     joined.end(Signal::TERM);
     cli(&up, &["ca", "rotate"]);
+    up.token(&[]);
+    assert_ne!(cli(&up, &["ca", "show"])["tokens"], 0);
     let retired = cli(&up, &["ca", "retire", "--force"]);
     assert_eq!(retired["next_sha256"], Value::Null);
+    assert_eq!(retired["tokens"], 0, "a token of the retired CA lets nobody in");
     let lost = join(&up, &data, None);
     lost.wait_until_log_says("one side does not trust the other's certificate");
     let audit = cli(&up, &["audit", "--limit", "5"]);

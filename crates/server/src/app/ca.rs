@@ -66,11 +66,13 @@ pub async fn retire(app: &App, caller: &Caller, force: Force) -> Result<CaView, 
     if !faults.is_empty() {
         return Err(faults.into());
     }
-    let ca = app.ca.clone();
+    let (ca, began) = (app.ca.clone(), app.clock.wall());
     if blocking(move || ca.retire()).await? {
         info!(retired = before.sha256, "the CA was retired");
         let detail = format!("{} agents and {} tokens were left", before.agents, before.tokens);
-        app.store.audit(audit::entry(app, caller, "ca_retire", &before.sha256, detail)).await?;
+        let record = audit::entry(app, caller, "ca_retire", &before.sha256, detail);
+        // A token names the CA by which its agent knows the server, and until now that was the retired one.
+        app.store.revoke_tokens_until(began, record).await?;
     }
     show(app).await
 }

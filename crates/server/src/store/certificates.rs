@@ -112,7 +112,8 @@ impl Store {
     /// How many join tokens can still be used.
     pub async fn usable_tokens(&self, now: i64) -> Result<u64, StoreError> {
         self.read("counting the join tokens", move |db| {
-            let sql = "SELECT count(*) FROM tokens WHERE expires_at > ? AND uses_left > 0";
+            let sql =
+                "SELECT count(*) FROM tokens WHERE expires_at > ? AND uses_left > 0 AND revoked_at IS NULL";
             Ok(natural(db.prepare_cached(sql)?.query_row([now], |row| row.get(0))?))
         })
         .await
