@@ -142,6 +142,30 @@ fn an_agent_that_is_away_is_named() {
 }
 
 #[test]
+fn a_revoked_host_is_not_meant_unless_it_is_named() {
+    const IP: &str = "127.0.0.2";
+    let up = up();
+    let mut joined = Joined::start(up.binary(), &up.link(), &up.folder("second"), IP, Some(&up.token(&[])));
+    joined.wait_until_connected(&up, IP);
+    let proc = up.proc("talks").starts("echo here; exec ./web 1000");
+    let far = up.proc("talks").on_host(IP).starts("echo there; exec ./web 1000");
+    for proc in [&proc, &far] {
+        proc.start();
+    }
+    up.client.get(&question(&proc, "")).assert_refused(BAD_REQUEST, &["host: is required: several hosts"]);
+    let agents = up.client.data("/api/v1/agents");
+    let mut agents = agents.as_array().expect("agents are a list").iter();
+    let id = &agents.find(|agent| agent["ip"] == IP).expect("the second agent")["bk_agent_id"];
+    far.op(Op::Kill).assert_success();
+    let revoked = up.cli(&["agents", "revoke", id.as_str().expect("an id"), "--reason", "a test"]);
+    assert_eq!(revoked.code, Some(0), "{revoked:?}");
+    assert_eq!(up.client.data(&question(&proc, ""))["lines"], json!(["here"]));
+    let spec = up.cli(&["show", &proc.name, "--namespace", &proc.namespace]);
+    assert!(spec.code == Some(0) && spec.stdout.contains("echo here"), "{spec:?}");
+    up.client.get(&question(&proc, &format!("&host=0:{IP}"))).assert_refused(NO_AGENT, &[]);
+}
+
+#[test]
 fn following_goes_on_through_rotation_and_the_agents_death() {
     let mut up =
         Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "1000"]);

@@ -4,7 +4,7 @@
 
 use super::{App, AppError, Caller, access};
 use crate::sessions::Unanswered;
-use crate::store::{Found, ProcFilter};
+use crate::store::{AgentRecord, Found, ProcFilter};
 use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, Host};
@@ -166,10 +166,14 @@ async fn answered(app: &App, agent: &AgentId, host: Host, question: ReadLog) -> 
 pub(super) async fn find(app: &App, caller: &Caller, of: &LogOf) -> Result<(AgentId, Host), AppError> {
     access::permit_reading(caller, &of.proc.namespace)?;
     let agents = app.store.agents().await?.into_iter();
-    let seen: Vec<(AgentId, Host)> = agents
+    let mut agents: Vec<AgentRecord> = agents
         .filter(|agent| caller.rights.businesses().allows(&agent.business) && agent.retired_at.is_none())
-        .map(|agent| (agent.agent, agent.host))
         .collect();
+    if of.agent.is_none() && of.host.is_none() {
+        // A revoked agent answers nothing, so it is not meant unless it is named.
+        agents.retain(|agent| agent.revoked.is_none());
+    }
+    let seen: Vec<(AgentId, Host)> = agents.into_iter().map(|agent| (agent.agent, agent.host)).collect();
     let host_of = |agent: &AgentId| seen.iter().find(|(known, _)| known == agent).cloned();
     let fault = |field: &str, reason: String| {
         let mut faults = Faults::default();
