@@ -188,6 +188,7 @@ impl Server {
             refusals,
             login_service: config.login_url.map(LoginService::new),
             admin_from: config.admin_from.into(),
+            link_port: link.port(),
         };
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {

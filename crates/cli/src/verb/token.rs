@@ -186,9 +186,10 @@ impl Create {
                     made.bk_biz_id,
                     around.moment(made.expires_at)
                 ));
-                around.note(
-                    "on the new host: write it to a file, and procfleet agent --server https://SERVER:48668 --token-file FILE",
-                );
+                let port = made.link_port.map_or("PORT".to_owned(), |port| port.to_string());
+                around.note(&format!(
+                    "on the new host: write it to a file, and procfleet agent --server https://SERVER:{port} --token-file FILE"
+                ));
             }
         }
         Ok(Exit::Done)

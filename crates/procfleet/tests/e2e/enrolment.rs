@@ -29,6 +29,15 @@ fn assert_refused(up: &Up, mut agent: Joined, reason: &str) {
 }
 
 #[test]
+fn a_new_token_names_the_port_of_the_link() {
+    let up = up();
+    let link = up.link();
+    let port = link.rsplit(':').next().expect("a port");
+    let made = up.cli(&["token", "create"]);
+    assert!(made.stderr.contains(&format!("--server https://SERVER:{port} --token-file")), "{made:?}");
+}
+
+#[test]
 fn a_second_agent_joins_works_and_comes_back_without_its_token() {
     let up = up();
     let data = up.folder("second");

@@ -54,6 +54,9 @@ pub struct CreatedToken {
     pub replace: bool,
     /// Seconds since 1970, UTC.
     pub expires_at: i64,
+    /// Where the server waits for agents; `None`: its version does not say.
+    #[serde(default)]
+    pub link_port: Option<u16>,
 }
 
 /// One row of `GET /api/v1/tokens`, and the answer to a revocation.

@@ -64,6 +64,8 @@ pub struct App {
     pub login_service: Option<LoginService>,
     /// Where the administrator's app may come from; empty: anywhere.
     pub admin_from: Arc<[AddressBlock]>,
+    /// Where agents connect to.
+    pub link_port: u16,
 }
 
 /// Who asks, after the login was checked.

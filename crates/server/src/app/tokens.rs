@@ -46,6 +46,7 @@ pub async fn create(app: &App, caller: &Caller, wanted: CreateToken) -> Result<C
         uses: wanted.uses,
         replace: wanted.replace,
         expires_at: expires_at / 1000,
+        link_port: Some(app.link_port),
     })
 }
 

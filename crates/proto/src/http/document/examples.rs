@@ -194,7 +194,7 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "app_create" | "app_rotate" => secret,
         "token_create" => {
             json!({"token": "…", "bk_cloud_id": 0, "bk_biz_id": 1, "uses": 20, "replace": false,
-            "expires_at": 1794790800})
+            "expires_at": 1794790800, "link_port": 48668})
         }
         "business_list" => json!([business]),
         "business_create" => business,

@@ -487,6 +487,11 @@ pub(super) const TEXTS: &[Text] = &[
         "是否可替换已连接或一天内连接过的 agent。",
     ),
     ("TokenRow.state", "usable, used_up, expired or revoked.", "usable、used_up、expired 或 revoked。"),
+    (
+        "CreatedToken.link_port",
+        "The port on which the server waits for agents.",
+        "服务端等待 agent 连接的端口。",
+    ),
     ("CreatedToken.uses", "How many agents may join with it.", "可用该令牌加入的 agent 数量。"),
     (
         "CreatedToken.expires_at",
