@@ -1,5 +1,6 @@
 //! Calls to a server, in the ways that its callers use.
 
+use crate::process;
 use crate::schema::{operation, schema_faults};
 use crate::wait::{PATIENCE, wait_for};
 use serde_json::{Map, Value, json};
@@ -380,7 +381,10 @@ impl Outcome {
     pub fn pid(&self) -> Option<u32> {
         match self.instance()["pid"].as_i64().expect("a pid is a number") {
             -1 => None,
-            pid => Some(u32::try_from(pid).ok().filter(|pid| *pid > 0).expect("a pid is positive, or -1")),
+            pid => {
+                let pid = u32::try_from(pid).ok().filter(|pid| *pid > 0).expect("a pid is positive, or -1");
+                Some(process::remember(pid))
+            }
         }
     }
 }

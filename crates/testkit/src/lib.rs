@@ -38,7 +38,9 @@ pub use fifo::{Fifo, HeldReader};
 pub use joined::Joined;
 pub use machine::{Need, has, need};
 pub use proc::{Op, Proc, Task};
-pub use process::{Stranger, account, dead_pid, is_running, kill, pids_marked, start_time, with_pid};
+pub use process::{
+    Stranger, account, dead_pid, is_running, kill, pids_marked, remember, start_time, with_pid,
+};
 pub use program::{Finished, Program, Stdin};
 pub use rustix::process::Signal;
 pub use schema::{operation, schema_faults};

@@ -183,7 +183,11 @@ impl Proc {
     /// Those of them that are the program [`programs::NAME`].
     pub fn program_pids(&self) -> Vec<u32> {
         let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        self.pids().into_iter().filter(|pid| name(pid).trim() == programs::NAME).collect()
+        self.pids()
+            .into_iter()
+            .filter(|pid| name(pid).trim() == programs::NAME)
+            .map(process::remember)
+            .collect()
     }
 
     /// Waits until its process has become the program. Until then it is a shell.
@@ -249,7 +253,7 @@ impl Proc {
     #[track_caller]
     pub fn pid_in_file(&self) -> u32 {
         wait_for(PATIENCE, "the pid file is written", || {
-            self.read(programs::PID_FILE).strip_suffix('\n')?.parse().ok()
+            self.read(programs::PID_FILE).strip_suffix('\n')?.parse().ok().map(process::remember)
         })
     }
 }

@@ -3,12 +3,34 @@
 use crate::program::Program;
 use crate::wait::{PATIENCE, wait_until};
 use rustix::process::{Pid, Signal};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-/// Whether there is such a process; the dead who are not buried do not count.
+thread_local! {
+    /// When the processes were started whose pids this test was told.
+    static REMEMBERED: RefCell<HashMap<u32, u64>> = RefCell::default();
+}
+
+/// Whether there is such a process; the dead who are not buried do not count. Nor does another one that got the number of a
+/// process that this thread has remembered: a test that chooses pids lets the kernel give out numbers again at once.
 pub fn is_running(pid: u32) -> bool {
-    stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+    stat(pid).is_some_and(|stat| stat.is_alive() && is_remembered(pid, &stat))
+}
+
+/// True, too, for a pid that this thread was never told.
+fn is_remembered(pid: u32, stat: &Stat) -> bool {
+    REMEMBERED.with_borrow(|known| known.get(&pid).is_none_or(|start_time| *start_time == stat.start_time))
+}
+
+/// From now on this thread means by the pid the process that has it now. What tells a test a pid does so by itself.
+pub fn remember(pid: u32) -> u32 {
+    REMEMBERED.with_borrow_mut(|known| match start_time(pid) {
+        Some(start_time) => known.insert(pid, start_time),
+        None => known.remove(&pid),
+    });
+    pid
 }
 
 /// In clock ticks since the machine was started: with the pid it tells a process from its successor.
@@ -17,7 +39,10 @@ pub fn start_time(pid: u32) -> Option<u64> {
 }
 
 pub fn kill(pid: u32, signal: Signal) {
-    // Gone already is what was wanted.
+    // Gone already is what was wanted; and whoever has its number now is somebody else.
+    if stat(pid).is_some_and(|stat| !is_remembered(pid, &stat)) {
+        return;
+    }
     let _ = rustix::process::kill_process(raw(pid), signal);
 }
 
@@ -45,6 +70,7 @@ pub fn with_pid<T>(
         let started = start();
         fs::write(LAST, reached)?;
         if pid_of(&started) == pid {
+            remember(pid);
             return Ok(Some(started));
         }
     }
@@ -75,11 +101,14 @@ fn marked(is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
         // What stands before the namespace is the agent's own business.
         marks.any(|mark| is_wanted(mark.split_once('/').map_or(mark, |(_, key)| key)))
     };
-    all().into_iter().filter(bears).filter(|pid| is_running(*pid)).collect()
+    let is_alive = |pid: &u32| stat(*pid).is_some_and(|stat| stat.is_alive());
+    all().into_iter().filter(bears).filter(is_alive).collect()
 }
 
+/// Those that live.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
-    all().into_iter().filter(|pid| stat(*pid).is_some_and(|stat| stat.parent == parent)).collect()
+    let is_child = |pid: &u32| stat(*pid).is_some_and(|stat| stat.parent == parent && stat.is_alive());
+    all().into_iter().filter(is_child).collect()
 }
 
 /// Kills the programs that were given this argument.
@@ -139,6 +168,12 @@ struct Stat {
     state: char,
     parent: u32,
     start_time: u64,
+}
+
+impl Stat {
+    fn is_alive(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
 }
 
 fn stat(pid: u32) -> Option<Stat> {

@@ -198,7 +198,7 @@ impl Up {
     }
 
     fn agent_pid_now(&self) -> Option<u32> {
-        process::children(self.pid()).into_iter().find(|pid| process::is_running(*pid))
+        process::children(self.pid()).into_iter().next().map(process::remember)
     }
 
     /// `kill -9` of the agent; waits until the next one is connected. Says the pid of the dead one.
@@ -311,7 +311,10 @@ impl Drop for Up {
             if self.program.is_running() {
                 kill(self.pid(), Signal::KILL);
             }
-            agent.into_iter().for_each(|agent| kill(agent, Signal::KILL));
+            agent
+                .filter(|agent| process::is_running(*agent))
+                .into_iter()
+                .for_each(|agent| kill(agent, Signal::KILL));
         }
         // One whose `up` was killed may still be on its way out.
         process::kill_with_argument(&self.data().join("agent"));

@@ -6,6 +6,7 @@ use procfleet_agent::exec::{Containment, Hands, Host, Inbox, inbox};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{CommandEnd, Input, Leader, RunId, Scope};
 use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};
+use procfleet_testkit::remember;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,9 @@ use tempfile::TempDir;
 
 /// Long enough for a loaded machine; nobody waits for it unless something is wrong.
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A number that the kernel has given to somebody else since does not count.
+pub(crate) use procfleet_testkit::is_running;
 
 /// All tests share one process and its children. Whoever reaps those that nobody looks after takes this for himself; whoever
 /// waits for a child that ends soon, with others.
@@ -187,7 +191,7 @@ impl Proc {
         let path = self.path(file);
         until(&format!("a pid is in {file}"), || {
             let text = fs::read_to_string(&path).ok()?;
-            text.strip_suffix('\n')?.trim().parse().ok()
+            text.strip_suffix('\n')?.trim().parse().ok().map(remember)
         })
         .await
     }
@@ -292,11 +296,6 @@ pub(crate) async fn until_gone(pid: u32) {
     until(&format!("{pid} is gone"), || (!is_running(pid)).then_some(())).await;
 }
 
-/// The dead who are not buried do not count.
-pub(crate) fn is_running(pid: u32) -> bool {
-    state_of(pid).is_some_and(|state| state != 'Z' && state != 'X')
-}
-
 pub(crate) async fn until_called(pid: u32, name: &str) {
     until(&format!("{pid} is {name}"), || (comm(pid) == name).then_some(())).await;
 }
@@ -320,7 +319,10 @@ pub(crate) fn process(pid: u32) -> Process {
 
 pub(crate) fn running(sighting: Sighting) -> Process {
     match sighting {
-        Sighting::Running(process) => process,
+        Sighting::Running(process) => {
+            remember(process.pid);
+            process
+        }
         Sighting::Absent(absence) => panic!("not running: {}", absence.cause),
     }
 }

@@ -51,14 +51,19 @@ fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
 
 #[test]
 fn an_op_that_waits_for_an_absent_host_ends_when_it_is_cancelled() {
+    const IP: &str = "127.0.0.7";
     let up = up();
-    let proc = up.proc("here").starts(&programs::foreground());
-    up.take_agent_away();
+    // Nobody starts this one again.
+    let mut joined = Joined::start(up.binary(), &up.link(), &up.folder("second"), IP, Some(&up.token(&[])));
+    joined.wait_until_connected(&up, IP);
+    joined.end(Signal::KILL);
+    let proc = up.proc("there").on_host(IP).starts(&programs::foreground());
     let task = proc.submit(Op::Start);
     up.client.post(&format!("/api/v1/tasks/{}/cancel", task.id), json!({})).data();
     let outcome = task.outcome();
-    assert_eq!(outcome.code, 826, "{outcome:?}");
-    assert!(outcome.message.starts_with("cancelled"), "{outcome:?}");
+    // Where more than 5 s went by before it was cancelled, it is not waited for any more.
+    let is_cancelled = outcome.code == 826 && outcome.message.starts_with("cancelled");
+    assert!(is_cancelled || outcome.code == 117, "{outcome:?}");
     assert_eq!(proc.runs(), 0);
 }
 

@@ -13,8 +13,8 @@
 
 use crate::up;
 use procfleet_testkit::{
-    Joined, Op, PATIENCE, Proc, Signal, Stranger, Task, Up, ask_again, is_running, kill, pids_marked,
-    programs, wait_until,
+    Joined, Op, PATIENCE, Proc, Signal, Stranger, Task, Up, ask_again, kill, pids_marked, programs,
+    wait_until,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -321,7 +321,7 @@ impl Member {
     fn running(&self) -> Vec<u32> {
         let is_program = |pid: &u32| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            name.trim() == programs::NAME && is_running(*pid)
+            name.trim() == programs::NAME
         };
         let marked = pids_marked(&format!("{}:{}", self.proc.namespace, self.proc.name));
         marked.into_iter().filter(is_program).collect()

@@ -120,12 +120,16 @@ fn no_op_is_lost_or_doubled_by_agents_in_trouble() {
     }"#;
     let fleet = fleet(&up, AGENTS, script);
     let tasks: Vec<String> = (0..4).map(|_| operate(&up, AGENTS, Op::Restart)).collect();
+    // An op whose agent is away for more than 5 s is not sent. On a busy machine there are such.
+    let mut sent = 0;
     for task in &tasks {
         let codes = outcomes(&up, AGENTS, task);
-        assert!(matches!(codes[..], [(0, well), (836, _)] if well > AGENTS / 2), "{codes:?}");
+        let of = |code: u64| codes.iter().find(|(seen, _)| *seen == code).map_or(0, |(_, count)| *count);
+        assert!(of(0) > AGENTS / 2 && of(0) + of(836) + of(117) == AGENTS, "{codes:?}");
+        sent += of(0) + of(836);
     }
     let figures = fleet.figures();
-    assert_eq!(figures.begun, 4 * AGENTS as u64, "each once: {figures}");
+    assert_eq!(figures.begun, sent as u64, "each once: {figures}");
     assert!(figures.drops > 0, "{figures}");
 }
 

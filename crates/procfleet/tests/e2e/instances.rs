@@ -2,8 +2,8 @@
 
 use crate::up;
 use procfleet_testkit::{
-    Op, Outcome, PATIENCE, Proc, Signal, is_running, kill, let_pass, programs, start_time, wait_for,
-    wait_until,
+    Op, Outcome, PATIENCE, Proc, Signal, is_running, kill, let_pass, programs, remember, start_time,
+    wait_for, wait_until,
 };
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ fn alone(proc: &Proc, instance: u32) -> Proc {
 fn listed(outcome: &Outcome) -> Vec<Option<u32>> {
     let instances = outcome.content["process"][0]["instance"].as_array().expect("a query lists instances");
     let pid = |instance: &serde_json::Value| instance["pid"].as_i64().expect("a pid is a number");
-    instances.iter().map(|instance| u32::try_from(pid(instance)).ok()).collect()
+    instances.iter().map(|instance| u32::try_from(pid(instance)).ok().map(remember)).collect()
 }
 
 #[track_caller]

@@ -1,6 +1,8 @@
 //! After a stop, a kill and a crash nothing is left of what a process has started, with cgroups and without.
 
-use procfleet_testkit::{Need, Op, PATIENCE, Proc, Signal, Up, is_running, kill, need, wait_for, wait_until};
+use procfleet_testkit::{
+    Need, Op, PATIENCE, Proc, Signal, Up, is_running, kill, need, remember, wait_for, wait_until,
+};
 use std::fs;
 use std::path::Path;
 
@@ -19,7 +21,7 @@ fn escaped(proc: &Proc, count: usize) -> Vec<u32> {
     let path = proc.folder.join("escaped");
     let pids = wait_for(PATIENCE, "all have got away", || {
         let text = fs::read_to_string(&path).ok()?;
-        let pids: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+        let pids: Vec<u32> = text.lines().filter_map(|line| line.parse().ok().map(remember)).collect();
         (pids.len() == count).then_some(pids)
     });
     fs::remove_file(path).expect("our own file");
