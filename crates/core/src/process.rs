@@ -46,6 +46,10 @@ pub struct Evidence {
     /// The file that it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramFile>,
+    /// When the command began that has started the process, in milliseconds since the host's boot: the agent leaves this number
+    /// in the environment of the command and in the name of its cgroup. A later command of the same proc has a greater number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<NonZeroU64>,
 }
 
 impl Evidence {
@@ -219,8 +223,11 @@ mod tests {
     #[test]
     fn a_recycled_pid_with_the_same_start_time_is_another_process() {
         let file = |inode| Some(ProgramFile::at(1, inode));
-        let evidence =
-            |serial: Option<u64>, program| Evidence { serial: serial.and_then(NonZeroU64::new), program };
+        let evidence = |serial: Option<u64>, program| Evidence {
+            serial: serial.and_then(NonZeroU64::new),
+            program,
+            run: None,
+        };
         for (known, seen, confirmed, is) in [
             (evidence(Some(5), file(1)), evidence(Some(5), file(1)), true, true),
             (evidence(Some(5), file(1)), evidence(Some(6), file(1)), false, false),

@@ -1,7 +1,7 @@
 //! The cgroups of this agent's procs, where the host has cgroup v2 and lets the agent make groups.
 //!
 //! ```text
-//! GROUP OF THE AGENT/procfleet-INSTANCE/KEY/run-STAMP-RUN
+//! GROUP OF THE AGENT/procfleet-INSTANCE/KEY/run-BEGAN-RUN
 //! ```
 //!
 //! Each run of a command has a group, below one for its proc. Whatever the command starts stays in there, whatever it does to its
@@ -15,6 +15,7 @@
 
 use super::host::ExecError;
 use super::pidfd;
+use procfleet_core::Moment;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -22,6 +23,7 @@ use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -176,14 +178,14 @@ pub(super) struct ProcGroups {
 }
 
 impl ProcGroups {
-    /// A new group for a run, open to be entered. `None`: there are no groups here.
-    pub(super) fn make(&mut self, stamp: u64, run: u64) -> Option<(PathBuf, OwnedFd)> {
+    /// A new group for a run that begins now, open to be entered. `None`: there are no groups here.
+    pub(super) fn make(&mut self, began: Moment, run: u64) -> Option<(PathBuf, OwnedFd)> {
         let home = self.home.as_ref()?;
         // What outlived its run, as it may where it is kept, has ended since without anybody's noticing.
         if self.runs.len() > 1 {
             self.runs.retain(|group| !remove(group));
         }
-        let group = home.join(format!("run-{stamp}-{run}"));
+        let group = home.join(format!("run-{}-{run}", began.0));
         let mut last = Errno::NOENT;
         for _ in 0..TRIES {
             match rustix::fs::mkdir(&group, Mode::from_raw_mode(0o755)) {
@@ -263,6 +265,8 @@ pub(super) struct Holder {
     pub(super) instance: String,
     /// The proc as its folder is called.
     pub(super) proc: String,
+    /// When the command of the group began, in milliseconds since the host's boot.
+    pub(super) run: Option<NonZeroU64>,
 }
 
 impl Holder {
@@ -277,13 +281,20 @@ pub(super) fn held_by(pid: u32) -> Option<Holder> {
     holder(own_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?)
 }
 
+/// Whether a process is in the very groups that the agent itself is in.
+pub(super) fn is_our_own(pid: u32) -> bool {
+    let groups = |whose: &str| fs::read_to_string(format!("/proc/{whose}/cgroup")).ok();
+    groups(&pid.to_string()).is_some_and(|theirs| Some(theirs) == groups("self"))
+}
+
 /// The innermost one: an agent may itself be in the group of another agent's proc.
 fn holder(group: &str) -> Option<Holder> {
     let parts: Vec<&str> = group.split('/').collect();
     parts.windows(3).rev().find_map(|three| match three {
         [agent, proc, run] if run.starts_with("run-") => {
             let instance = agent.strip_prefix(PREFIX)?;
-            Some(Holder { instance: instance.to_owned(), proc: (*proc).to_owned() })
+            let began = run.split('-').nth(1).and_then(|began| began.parse().ok());
+            Some(Holder { instance: instance.to_owned(), proc: (*proc).to_owned(), run: began })
         }
         _ => None,
     })

@@ -4,6 +4,7 @@
 //! written yet, or where the agent has just started.
 
 use super::Run;
+use super::cgroup;
 use super::identify::{self, Folder, Program};
 use super::origin::{self, Origin};
 use super::pidfd;
@@ -16,9 +17,11 @@ use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::Leader;
 use procfleet_core::{Absence, Process, Sighting};
 use rustix::fs::{FileType, OFlags};
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,12 +43,45 @@ pub(super) struct Whom<'a> {
     pub(super) own: &'a [Id],
     /// The sessions of all probes that are running: what is in them is nobody's process.
     pub(super) probes: &'a [u32],
+    /// The last process, if the proc has none that is known to run.
+    pub(super) dead: Option<Process>,
+    /// When this life of the agent began, in clock ticks since the host's boot.
+    pub(super) since: u64,
 }
 
 impl Whom<'_> {
     fn is_probe(&self, stat: &Stat) -> bool {
         self.probes.contains(&stat.session)
     }
+
+    /// Whether a process that was started for this proc was left by the dead process, or by an older command. Workers bear the
+    /// name of their master; what a later command has brought is no worker of the dead process.
+    fn is_left(&self, pid: u32) -> bool {
+        let dead = self.dead.and_then(|dead| dead.evidence.run);
+        // Agents of before did not say when a command began, so what does not say so is older.
+        dead.is_some_and(|dead| run_of(pid).is_none_or(|run| run <= dead))
+    }
+
+    /// Those of unknown origin that the dead process may have left, with all below them. What this life of the agent has started is
+    /// below the agent. Of what is older, an orphan in the agent's own cgroup cannot be told from a leftover; what somebody
+    /// has started by hand has another parent, or is in another cgroup where logins have cgroups of their own.
+    fn doubtful(&self, named: &[&Stat], scan: &Scan) -> HashSet<Id> {
+        if self.dead.is_none() {
+            return HashSet::new();
+        }
+        let is_doubtful = |stat: &&&Stat| {
+            tree::is_below_us(stat)
+                || (stat.id.start_ticks <= self.since
+                    && scan.is_orphan(stat)
+                    && cgroup::is_our_own(stat.id.pid))
+        };
+        scan.with_descendants(named.iter().filter(is_doubtful).map(|stat| stat.id))
+    }
+}
+
+/// When the command began that has started a process, as far as the environment or the cgroup tells.
+fn run_of(pid: u32) -> Option<NonZeroU64> {
+    procfs::run_of(pid).or_else(|| cgroup::held_by(pid)?.run)
 }
 
 /// By pid file; without one, by name. `glimpse` has all that the agent did not make itself.
@@ -146,7 +182,7 @@ pub(super) fn recovered(
         Some(Process { found: Found::Foreground, .. }) => orphans(&marked),
         Some(_) | None => Vec::new(),
     };
-    marked.retain(|stat| !orphans.contains(&stat.id));
+    marked.retain(|stat| !orphans.contains(&stat.id) && !whom.is_left(stat.id.pid));
     let named =
         marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
     // A command that was to end or reload the process may still be at work; and what a dead process has left may lead a
@@ -235,7 +271,7 @@ fn is_alive(last: &Process) -> bool {
 /// What the kernel says of a process, beside its pid and start time, for when the agent comes back.
 fn evidence(pid: u32) -> Evidence {
     let Ok(pidfd) = pidfd::open(pid) else { return Evidence::default() };
-    Evidence { serial: pidfd::serial(&pidfd), program: procfs::program_file(pid) }
+    Evidence { serial: pidfd::serial(&pidfd), program: procfs::program_file(pid), run: run_of(pid) }
 }
 
 /// Whether the pid file names another pid than this. For a quick look now and then, which asks nothing else; a file that
@@ -357,14 +393,16 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
     }
     let folder = Folder::of(whom.identity);
     let mut named = scan.named(proc_name);
+    let (all, doubtful) = (named.clone(), OnceCell::new());
+    let is_doubtful = |id: Id| doubtful.get_or_init(|| whom.doubtful(&all, scan)).contains(&id);
     named.retain(|stat| {
         !scan.is_anothers(stat, whom.mark)
             && !orphans.contains(&stat.id)
             && is_still_there(stat)
             && match origin::of(stat.id.pid, whom.mark, whom.group) {
-                Origin::Ours => true,
+                Origin::Ours => !whom.is_left(stat.id.pid),
                 Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => false,
-                Origin::Unknown if whom.is_probe(stat) => false,
+                Origin::Unknown if whom.is_probe(stat) || is_doubtful(stat.id) => false,
                 Origin::Unknown => {
                     folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder))
                         && user::may_signal(&whom.identity.user, stat.id.pid)

@@ -45,6 +45,8 @@ pub struct Host {
     output_folder: PathBuf,
     pub(super) sinks: Sinks,
     boot_id: BootId,
+    /// When this life of the agent began, in clock ticks since the host's boot. What is older was started in an earlier life.
+    pub(super) opened_at: u64,
     /// Tells this agent's processes from those of another agent on the same host.
     instance: String,
     pub(super) ticks_per_second: u64,
@@ -99,12 +101,14 @@ impl Host {
         sinks
             .prepare()
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
         Ok(Host {
+            opened_at: millis(ClockId::Boottime).saturating_mul(ticks_per_second) / 1_000,
             output_folder,
             sinks,
             boot_id: BootId(boot_id),
             instance,
-            ticks_per_second: rustix::param::clock_ticks_per_second().max(1),
+            ticks_per_second,
             page_bytes: rustix::param::page_size() as u64,
             cpus: count_cpus(&read("/proc/stat")?),
             memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),

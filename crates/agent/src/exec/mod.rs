@@ -179,8 +179,9 @@ impl Hands {
         let launch = self.host.prepare(&self.key, &self.mark, command, spec);
         let started = launch.and_then(|launch| {
             let output = self.output(run, &launch, spec);
-            let group = self.groups.make(self.host.wall_millis(), run.0);
-            let started = Run::start(launch, output, group.as_ref().map(|(_, open)| open.as_fd()));
+            let began = self.host.now();
+            let group = self.groups.make(began, run.0);
+            let started = Run::start(launch, began, output, group.as_ref().map(|(_, open)| open.as_fd()));
             let group = group.map(|(group, _)| group);
             if let (Err(_), Some(group)) = (&started, &group) {
                 self.groups.forget_if_empty(group);
@@ -227,10 +228,19 @@ impl Hands {
         let probes = self.host.probes();
         let identity = &spec.identity;
         let (mark, group) = (&*self.mark, self.groups.name());
-        let whom = Whom { mark, group, identity, sessions: &sessions, own: &own, probes: &probes };
+        let dead = match scope {
+            Scope::After { dead } => Some(dead),
+            Scope::Recovery { last } => last,
+            Scope::Settled | Scope::Launch { .. } | Scope::Run(_) | Scope::Leftovers | Scope::Turn { .. } => {
+                None
+            }
+        };
+        let since = self.host.opened_at;
+        let (sessions, own, probes) = (&*sessions, &*own, &*probes);
+        let whom = Whom { mark, group, identity, sessions, own, probes, dead, since };
         let glimpse = || self.host.glimpse(Moment(self.stirred.load(Ordering::Relaxed)));
         let sighting = match scope {
-            Scope::Settled => find::settled(whom, glimpse),
+            Scope::Settled | Scope::After { .. } => find::settled(whom, glimpse),
             Scope::Recovery { last } => find::recovered(whom, last, &spec.control, glimpse),
             Scope::Leftovers => unreachable!("it was answered above"),
             Scope::Run(run) => {
@@ -241,11 +251,13 @@ impl Hands {
             }
             Scope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
                 Some((_, run)) => {
-                    let sighting = find::launched(whom, run, leader, || nearby.scan(Freshness::AMomentAgo));
-                    if let Sighting::Running(process) = &sighting {
-                        run.saw_main(*process);
+                    match find::launched(whom, run, leader, || nearby.scan(Freshness::AMomentAgo)) {
+                        Sighting::Running(process) => {
+                            run.saw_main(process);
+                            Sighting::Running(run.brought(process))
+                        }
+                        absent @ Sighting::Absent(_) => absent,
                     }
-                    sighting
                 }
                 // It never began, so it has started nothing.
                 None => find::settled(whom, glimpse),

@@ -62,7 +62,7 @@ impl Prober {
         let started = self
             .host
             .prepare(&self.key, &self.mark, command, spec)
-            .and_then(|launch| Run::start(launch, output, None));
+            .and_then(|launch| Run::start(launch, self.host.now(), output, None));
         let (run, pidfd, ending) = match started {
             Ok(started) => started,
             Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },

@@ -8,6 +8,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +19,8 @@ pub(super) const MARK: &str = "PROCFLEET_PROC";
 pub(super) const ASIDE: &str = "PROCFLEET_ASIDE";
 /// Which process the command itself is, among all that it has started and that inherit this.
 pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
+/// When the command began, in milliseconds since the host's boot. All that it has started inherits this.
+pub(super) const RUN: &str = "PROCFLEET_RUN";
 
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -315,6 +318,11 @@ pub(super) fn is_command(pid: u32) -> bool {
 /// The command of ours that has started the process, or that it is.
 pub(super) fn command_of(pid: u32) -> Option<u32> {
     str::from_utf8(&variable(pid, COMMAND)?).ok()?.parse().ok()
+}
+
+/// When the command began that has started the process, by the environment.
+pub(super) fn run_of(pid: u32) -> Option<NonZeroU64> {
+    str::from_utf8(&variable(pid, RUN)?).ok()?.parse().ok()
 }
 
 fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {

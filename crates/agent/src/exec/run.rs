@@ -7,10 +7,12 @@ use super::procfs::{Id, Stat};
 use super::sink::Live;
 use super::spawn::{Launch, NotStarted};
 use super::tree::{Scan, Session};
+use procfleet_core::Moment;
 use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::supervise::CommandEnd;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::HashSet;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +21,7 @@ pub(super) struct Run {
     /// The shell, which leads the run's session.
     pub(super) leader: Id,
     pub(super) command: String,
+    began: Moment,
     output: Option<PathBuf>,
     pub(super) shell: Shell,
     /// While it is there, the ending will be taken.
@@ -36,6 +39,7 @@ impl Run {
     /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps it.
     pub(super) fn start(
         launch: Launch,
+        began: Moment,
         output: Output,
         group: Option<BorrowedFd<'_>>,
     ) -> Result<(Run, OwnedFd, Ending), NotStarted> {
@@ -45,7 +49,7 @@ impl Run {
             Output::Log { live, from, .. } => (None, Said::Log(live.clone(), *from)),
             Output::Nowhere => (None, Said::Nothing),
         };
-        let (pid, pidfd) = launch.start(output, group)?;
+        let (pid, pidfd) = launch.beginning_at(began).start(output, group)?;
         // Until it is reaped the pid is the child's own, so this cannot be another process's.
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
         let shell = Shell::default();
@@ -53,6 +57,7 @@ impl Run {
         let run = Run {
             leader,
             command,
+            began,
             output: path,
             shell,
             waiting: None,
@@ -79,6 +84,15 @@ impl Run {
 
     pub(super) fn writes_to(&self, path: &Path) -> bool {
         !self.has_ended() && self.output.as_deref() == Some(path)
+    }
+
+    /// A process that this launch has brought. One that wrote over its environment does not say so itself.
+    pub(super) fn brought(&self, process: Process) -> Process {
+        let mut process = process;
+        if process.evidence.run.is_none() && process.start_ticks >= self.leader.start_ticks {
+            process.evidence.run = NonZeroU64::new(self.began.0);
+        }
+        process
     }
 
     /// The process that the command was started for.

@@ -3,12 +3,12 @@
 
 use super::fork::{self, Program, Recipe};
 use super::output::Output;
-use super::procfs::{ASIDE, MARK};
+use super::procfs::{ASIDE, MARK, RUN};
 use super::user::Account;
 use super::{children, words};
 use crate::path_walk::{self, Trust};
 use procfleet_core::spec::{Control, Identity, Shell};
-use procfleet_core::{Code, ProcKey, Spec};
+use procfleet_core::{Code, Moment, ProcKey, Spec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use std::ffi::CString;
@@ -89,6 +89,13 @@ impl Launch {
             environment.push((ASIDE, "1".to_owned()));
         }
         Ok(Launch { shell, command: command.to_owned(), environment, folder, account })
+    }
+
+    /// All that the command starts is known by when the command began.
+    #[must_use]
+    pub(super) fn beginning_at(mut self, began: Moment) -> Launch {
+        self.environment.push((RUN, began.0.to_string()));
+        self
     }
 
     pub(super) fn command(&self) -> &str {

@@ -238,6 +238,11 @@ impl Scan {
         false
     }
 
+    /// Those whose parents have ended: whoever takes in orphans is the agent or above the agent.
+    pub(super) fn is_orphan(&self, stat: &Stat) -> bool {
+        self.protected.contains(&stat.parent)
+    }
+
     pub(super) fn may_be_signalled(&self, id: Id) -> bool {
         !self.protected.contains(&id.pid)
     }
@@ -275,7 +280,8 @@ fn protected() -> HashSet<u32> {
     protected
 }
 
-fn is_below_us(stat: &Stat) -> bool {
+/// Whether the process is a child of the agent or below one.
+pub(super) fn is_below_us(stat: &Stat) -> bool {
     if children::is_kept(stat.id.pid) {
         return true;
     }

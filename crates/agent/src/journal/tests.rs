@@ -30,6 +30,7 @@ fn record() -> Record {
     Record {
         spec: Arc::default(),
         older: Vec::new(),
+        dead: None,
         hosting: Hosting::Hosted,
         process: Some(process),
         streak: Default::default(),
@@ -67,7 +68,8 @@ fn a_process_without_evidence_is_written_as_it_always_was() {
     let process: Process = serde_json::from_str(old).expect("an old record");
     assert_eq!(process.evidence, Evidence::default());
     assert_eq!(json(&process), old);
-    let evidence = Evidence { serial: 9.try_into().ok(), program: Some(ProgramFile::at(2, 3)) };
+    let evidence =
+        Evidence { serial: 9.try_into().ok(), program: Some(ProgramFile::at(2, 3)), run: 5.try_into().ok() };
     let known = Process { evidence, ..process };
     assert_eq!(serde_json::from_str::<Process>(&json(&known)).expect("our own record"), known);
 }

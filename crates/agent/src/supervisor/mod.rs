@@ -735,6 +735,7 @@ mod tests {
                 process: None,
                 streak: Default::default(),
                 older: Vec::new(),
+                dead: None,
                 rest: Rest::Idle,
                 fault: String::new(),
                 run: None,

@@ -232,18 +232,18 @@ async fn a_recycled_pid_with_the_same_start_time_is_a_stranger() {
     let alike = process(pid);
     let known = |evidence| Process { evidence, ..alike };
     assert_eq!(running(proc.recovered(Some(alike))).pid, pid, "an old record says no more");
-    let same = known(Evidence { serial: None, program });
+    let same = known(Evidence { program, ..Evidence::default() });
     assert_eq!(running(proc.recovered(Some(same))).pid, pid, "what it runs agrees");
-    let mut others = vec![known(Evidence { serial: None, program: Some(ProgramFile::at(1, 2)) })];
+    let mut others = vec![known(Evidence { program: Some(ProgramFile::at(1, 2)), ..Evidence::default() })];
     if has_serials() {
-        others.push(known(Evidence { serial: 1.try_into().ok(), program }));
+        others.push(known(Evidence { serial: 1.try_into().ok(), program, run: None }));
     }
     for recycled in others {
         let seen = cause(proc.recovered(Some(recycled)));
         assert!(matches!(seen, Cause::NoPidFile { .. }), "{seen}");
     }
     if has_serials() {
-        let recycled = known(Evidence { serial: 1.try_into().ok(), program });
+        let recycled = known(Evidence { serial: 1.try_into().ok(), program, run: None });
         proc.hands.signal(recycled, Signal::Term, Detached::End);
         proc.hands.signal(recycled, Signal::Kill, Detached::End);
         proc.hands.watch(recycled);

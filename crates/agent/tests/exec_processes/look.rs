@@ -305,10 +305,14 @@ async fn a_restarted_agent_finds_its_processes_again() {
     proc.forget();
     std::fs::remove_file(proc.path("web.pid")).expect("it is there");
     assert_eq!(proc.recovered(Some(process)), Sighting::Running(process), "what was known");
-    let mut recycled = process;
-    recycled.start_ticks -= 1;
-    let by_mark = running(proc.recovered(Some(recycled)));
-    assert_eq!((by_mark.pid, by_mark.found), (pid, Found::Name), "the mark and the name");
+    // What was written down last is of an earlier run, and this one was started since.
+    let mut earlier = process;
+    earlier.start_ticks -= 1;
+    earlier.evidence.run = process.evidence.run.and_then(|run| (run.get() - 1).try_into().ok());
+    for last in [Some(earlier), None] {
+        let by_mark = running(proc.recovered(last));
+        assert_eq!((by_mark.pid, by_mark.found), (pid, Found::Name), "the mark and the name");
+    }
     proc.spec.identity.proc_name = "other".to_owned();
     proc.hands.signal(process, Signal::Kill, Detached::End);
     until_gone(pid).await;

@@ -341,6 +341,9 @@ pub struct OtherAccount {
 pub enum Scope {
     /// By pid file; without one, by name.
     Settled,
+    /// As `Settled`, for a proc whose last process is dead: a process that the dead one has left, or that an older command has
+    /// started, is not found by its name.
+    After { dead: Process },
     /// As above, and among what this run started.
     Launch { run: RunId, leader: Leader },
     /// After a start of the agent: first the process that was known, then as above, then anything that bears this

@@ -26,6 +26,9 @@ pub struct Record {
     /// The run of a periodic process that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<ScheduledRun>,
+    /// The last process of a proc that is not running: workers that this process has left are not the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dead: Option<Process>,
 }
 
 /// A run of a periodic process.
@@ -71,6 +74,7 @@ impl Record {
             Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. } => Rest::Idle,
             rest @ (Rest::Idle | Rest::GaveUp { .. }) => rest,
         };
-        Record { process: None, streak: Streak::default(), rest, older: Vec::new(), run: None, ..self }
+        let (process, streak, older) = (None, Streak::default(), Vec::new());
+        Record { process, streak, rest, older, run: None, dead: None, ..self }
     }
 }

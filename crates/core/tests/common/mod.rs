@@ -99,6 +99,8 @@ pub struct World {
     pub on_reload: Term,
     /// What each process starts that leaves it: how it takes being told to end.
     pub leaves: Option<Term>,
+    /// What leaves a process bears its name, as workers do.
+    pub leaves_namesakes: bool,
     /// How long an answer to a look takes.
     pub look_delay: u64,
     pub fail_next_effects: bool,
@@ -197,6 +199,7 @@ impl World {
             term: Term::Dies { after: 10 },
             on_reload: Term::Ignores,
             leaves: None,
+            leaves_namesakes: false,
             look_delay: 0,
             fail_next_effects: false,
             lagging: false,
@@ -300,7 +303,7 @@ impl World {
 
     /// The main process ends, and the agent will not live to hear of it.
     pub fn kill_behind_the_agents_back(&mut self) {
-        self.live.retain(|live| live.role == Role::Shell);
+        self.live.retain(|live| !live.role.is_main());
     }
 
     /// The process that samples are taken of.
@@ -852,7 +855,7 @@ impl World {
             pid: self.next_pid,
             start_ticks: self.now.0 / 10,
             found: Found::Name,
-            evidence: Evidence::default(),
+            evidence: Evidence { run: (run + 1).try_into().ok(), ..Evidence::default() },
         };
         let starts = self.starting || role.is_main();
         self.live.push(Live { process, role, run, watched: false, retired: false, starts });
@@ -916,7 +919,8 @@ impl World {
 
     fn look(&self, scope: Scope, spec: &Spec) -> Sighting {
         match scope {
-            Scope::Settled => self.settled(spec),
+            Scope::Settled => self.settled(spec, None),
+            Scope::After { dead } => self.settled(spec, Some(dead)),
             Scope::Launch { run, leader } => self.launched(run, leader, spec),
             Scope::Run(run) => {
                 let serial = self.runs.get(&run);
@@ -948,7 +952,7 @@ impl World {
                 if let Some(last) = last.filter(seen) {
                     return Sighting::Running(last);
                 }
-                let by_file = self.settled(spec);
+                let by_file = self.settled(spec, last);
                 // While a start command is at work, its pid file decides; what ends or reloads does not count.
                 let command = |live: &&Live| live.starts && matches!(live.role, Role::Shell | Role::Both);
                 let is_process = |live: &Live| live.role == Role::Both && spec.identity.pid_path.is_empty();
@@ -964,11 +968,17 @@ impl World {
         }
     }
 
-    fn settled(&self, spec: &Spec) -> Sighting {
+    /// What a run up to that of the dead process has left is no process.
+    fn settled(&self, spec: &Spec, dead: Option<Process>) -> Sighting {
+        let is_left = |live: &Live| dead.is_some_and(|dead| live.process.evidence.run <= dead.evidence.run);
+        let is_named = |live: &&Live| {
+            live.role.is_main() || (self.leaves_namesakes && live.role == Role::Left && !is_left(live))
+        };
+        let by_name = || self.live.iter().find(is_named).map(|live| live.process.pid);
         match self.by_file(spec) {
             Some(Ok(pid)) => self.running(pid, Found::PidFile),
             Some(Err(cause)) => Sighting::Absent(Absence { cause, hopeless: true }),
-            None => match self.main_pid() {
+            None => match by_name() {
                 Some(pid) => self.running(pid, Found::Name),
                 None => Sighting::Absent(Absence { cause: no_such_name(), hopeless: true }),
             },

@@ -96,6 +96,49 @@ fn what_a_crash_left_is_ended_before_the_restart() {
     assert_eq!((world.mains(), world.left()), (1, 1), "only the new one's own");
 }
 
+/// Without a pid file only the run of a process tells it from a worker that its dead master has left.
+#[test]
+fn a_worker_is_not_taken_for_its_dead_master() {
+    let rows = [(true, true), (true, false), (false, true), (false, false)];
+    for ((hosted, away), detached) in
+        rows.into_iter().flat_map(|row| [(row, Detached::End), (row, Detached::Keep)])
+    {
+        let row = format!("hosted {hosted}, the agent was away {away}, {detached:?}");
+        let mut spec = spec();
+        spec.identity.pid_path.clear();
+        spec.policy.detached = detached;
+        let mut world = World::new();
+        (world.leaves, world.leaves_namesakes) = (Some(Term::Ignores), true);
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success, "{row}");
+        if !hosted {
+            world.order(OpKind::Unhost, &spec);
+        }
+        world.run_for(20_000);
+        let (master, workers) = (world.main_pid(), world.left_pids());
+        if away {
+            world.kill_behind_the_agents_back();
+            // The agent comes back twice: it must remember whose workers these are.
+            world.crash_for(1_000);
+            world.crash_for(1_000);
+        } else {
+            world.die(Exit::Signal(9));
+        }
+        world.run_for(20_000);
+        assert_eq!(world.mains(), usize::from(hosted), "{row}");
+        if !hosted {
+            assert_eq!(world.left_pids(), workers, "{row}: nobody ends what is left of an unhosted process");
+            assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success, "{row}");
+        }
+        assert!(world.main_pid() != master && world.starts.len() == 2, "{row}");
+        // Nor after a stop, where what is detached stays.
+        assert_eq!(world.order(OpKind::Stop, &spec).code, Code::Success, "{row}");
+        assert_eq!(world.left() > 0, detached == Detached::Keep, "{row}");
+        world.crash_for(1_000);
+        assert_eq!(world.order(OpKind::Stop, &spec).code, Code::NotRunning, "{row}");
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success, "{row}");
+    }
+}
+
 #[test]
 fn a_stop_command_at_work_is_given_the_time_to_end_the_rest_itself() {
     let mut spec = spec();

@@ -116,6 +116,102 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
     assert!(!is_running(orphan));
 }
 
+/// The master of a worker that bears its name. The worker throws its environment away, and the mark with it, as nginx does.
+const MASTER: &str = "#!/bin/sh
+$1 env -i ./web 1001 &
+echo $! > worker.new
+mv worker.new worker
+wait
+";
+
+/// Foreground programs and daemons, with workers in their session and in sessions of their own. None has a pid file.
+fn masters(up: &Up) -> Vec<Proc> {
+    let rows = [
+        ("foreground", "./web.sh"),
+        ("foreground-session", "./web.sh setsid"),
+        ("daemon", "(setsid ./web.sh </dev/null >/dev/null 2>&1 &)"),
+        ("daemon-session", "(setsid ./web.sh setsid </dev/null >/dev/null 2>&1 &)"),
+    ];
+    rows.map(|(name, start)| up.proc(name).script("web.sh", MASTER).starts(start)).into()
+}
+
+/// The worker of the present master, once it runs its program.
+fn worker_of(proc: &Proc) -> u32 {
+    let worker = wait_for(PATIENCE, "there is a worker", || proc.read("worker").trim().parse().ok());
+    wait_until(PATIENCE, "the worker is a program", || {
+        fs::read(format!("/proc/{worker}/cmdline")).is_ok_and(|line| line.starts_with(b"./web"))
+    });
+    fs::remove_file(proc.folder.join("worker")).expect("our own file");
+    worker
+}
+
+/// The answers of all, each asked in a thread of its own.
+fn each<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let ask = &ask;
+        let threads: Vec<_> = items.iter().map(|item| scope.spawn(move || ask(item))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|answer| answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+fn check_workers(up: &Up) {
+    let procs = masters(up);
+    let mut pairs: Vec<(u32, u32)> = each(&procs, |proc| (proc.start(), worker_of(proc)));
+    let dies_alone = |pairs: &[(u32, u32)]| {
+        // The masters before there is another agent.
+        kill(up.agent_pid(), Signal::KILL);
+        pairs.iter().for_each(|(master, _)| kill(*master, Signal::KILL));
+        up.wait_for_agent();
+    };
+    // Hosted: the agent that comes back starts another master.
+    dies_alone(&pairs);
+    for (proc, pair) in procs.iter().zip(&mut pairs) {
+        let (master, worker) = *pair;
+        let row = wait_for(PATIENCE, "there is another master", || {
+            let row = proc.row().filter(|row| row["state"] == "running" && row["pid"] != master)?;
+            assert_ne!(row["pid"], worker, "{}", proc.name);
+            Some(row)
+        });
+        let next = row["pid"].as_u64().and_then(|pid| pid.try_into().ok()).expect("a pid");
+        *pair = (next, worker_of(proc));
+    }
+    // Unhosted: nobody starts another, and the worker does not keep a start from doing so. First the master dies while the
+    // agent is away, then while the agent looks on.
+    for away in [true, false] {
+        procs.iter().for_each(|proc| {
+            proc.op(Op::Unhost).assert_success();
+        });
+        match away {
+            true => dies_alone(&pairs),
+            false => pairs.iter().for_each(|(master, _)| kill(*master, Signal::KILL)),
+        }
+        let rows: Vec<(&Proc, (u32, u32))> = procs.iter().zip(pairs).collect();
+        pairs = each(&rows, |(proc, (master, worker))| {
+            wait_until(PATIENCE, "the master is dead", || !is_running(*master));
+            proc.row_when(PATIENCE, "stopped");
+            assert_eq!(proc.op(Op::Query).pid(), None, "{}: away {away}", proc.name);
+            assert!(is_running(*worker), "{}: nobody was to end the worker", proc.name);
+            let next = proc.start();
+            assert!(next != *master && next != *worker, "{}: away {away}", proc.name);
+            (next, worker_of(proc))
+        });
+    }
+}
+
+#[test]
+fn a_worker_without_environment_does_not_pass_for_its_dead_master() {
+    let up = crate::up();
+    if need(Need::Cgroups, place(&up).ok_or("the agent makes none")).is_some() {
+        check_workers(&up);
+    }
+}
+
+#[test]
+fn a_worker_without_environment_does_not_pass_for_its_dead_master_without_cgroups() {
+    check_workers(&Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]));
+}
+
 /// It forks as quickly as it can, up to so many; the agent answers meanwhile, and one kill ends all of it.
 #[test]
 fn a_fork_bomb_does_not_stop_the_agent() {

@@ -93,7 +93,7 @@ impl Machine {
             | Input::Placed { .. } => {}
         }
         if awaiting.looking.is_none() && now >= awaiting.next_look {
-            awaiting.looking = Some(self.look(Scope::Recovery { last: None }, &spec, out));
+            awaiting.looking = Some(self.look(Scope::Recovery { last: self.dead }, &spec, out));
         }
         busy(purpose, spec, Stage::Awaiting(awaiting))
     }

@@ -171,6 +171,7 @@ impl Machine {
     ) -> State {
         // A command that was taken for the process may have left the real one behind.
         self.untidy |= ending.process.found == Found::Foreground;
+        self.dead = Some(ending.process);
         match purpose {
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath
                 if let Some(run) = ending.launch =>

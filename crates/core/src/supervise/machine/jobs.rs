@@ -235,7 +235,13 @@ impl Machine {
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
             },
-            Purpose::Upkeep { last } => self.revive(now, &last, out),
+            Purpose::Upkeep { last } => {
+                let state = self.revive(now, &last, out);
+                if spec.identity.pid_path.is_empty() {
+                    self.end_orphans(&state, out);
+                }
+                state
+            }
             Purpose::Turn => self.schedule(now, Since::Run, out),
             Purpose::Limit { fall, op } => self.limited(now, fall, op, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
@@ -246,7 +252,11 @@ impl Machine {
                     return self.schedule(now, Since::Away, out);
                 }
                 let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
-                let command_died = matches!(saved, Some((_, Some(Process { found: Found::Foreground, .. }))));
+                let has_workers = |process: &Process| {
+                    process.found == Found::Foreground || spec.identity.pid_path.is_empty()
+                };
+                let left_workers =
+                    saved.as_ref().is_some_and(|(_, last)| last.as_ref().is_some_and(has_workers));
                 let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
                 let fate = match saved {
                     Some((rest @ Rest::GaveUp { .. }, _)) => Fate::Rests(State::Down(rest)),
@@ -269,7 +279,7 @@ impl Machine {
                     Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
                     Fate::Rests(state) => state,
                 };
-                if command_died {
+                if left_workers {
                     self.end_orphans(&state, out);
                 }
                 state

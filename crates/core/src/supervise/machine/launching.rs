@@ -369,6 +369,11 @@ impl Machine {
             }
             Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),
         }
+        if let Some((process, exit)) = launch.died
+            && exit != Exit::Code(0)
+        {
+            self.dead = Some(process);
+        }
         // A restart_cmd that failed may have left the old process alone.
         match launch.process().or(launch.old) {
             Some(process) => State::Up(process),

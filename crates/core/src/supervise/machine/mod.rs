@@ -87,6 +87,8 @@ pub struct Machine {
     survived: bool,
     /// Earlier generations of a program that has replaced itself, as long as they run.
     older: Vec<Process>,
+    /// The last process, as long as there is no other: its workers may have outlived it, and bear its name.
+    dead: Option<Process>,
     /// What the caller of the op under way is told although it succeeds; else empty.
     remark: String,
     serial: u64,
@@ -130,6 +132,7 @@ impl Machine {
             placed: false,
             survived: false,
             older: Vec::new(),
+            dead: None,
             remark: String::new(),
             serial: 0,
         }
@@ -152,12 +155,14 @@ impl Machine {
             unsure: launch_cut_off(&record, &interrupted),
             older: record.older.clone(),
             run: record.run,
+            // If the process lives, the first look finds it.
+            dead: record.process.or(record.dead),
             ..Machine::new(key)
         };
         let mut out = Step::default();
         out.effects.extend(record.older.iter().copied().map(Effect::Retire));
         let scope = match (record.spec.policy.kind.schedule(), &record.rest, record.process) {
-            (None, _, last) => Scope::Recovery { last },
+            (None, _, last) => Scope::Recovery { last: last.or(record.dead) },
             (Some(_), Rest::Begun { at }, None) => Scope::Turn { last: None, since: Some(*at) },
             (Some(_), _, last) => Scope::Turn { last, since: None },
         };
@@ -319,6 +324,9 @@ impl Machine {
         self.proceed(now, &mut out);
         self.treat(now, &mut out);
         self.watch_run(now, &mut out);
+        if let State::Up(_) = self.state {
+            self.dead = None;
+        }
         self.mark_begun(&mut out);
         self.save(&mut out);
         if upkeep && self.is_kept_up() && out.writes.iter().all(may_be_lost) {
@@ -368,6 +376,11 @@ impl Machine {
     ) -> State {
         let look = self.look(scope, &spec, out);
         busy(purpose, spec, Stage::Looking { look, launch })
+    }
+
+    /// Where a proc that may be running is looked for.
+    fn settled(&self) -> Scope {
+        self.dead.map_or(Scope::Settled, |dead| Scope::After { dead })
     }
 
     fn look(&mut self, scope: Scope, spec: &Arc<Spec>, out: &mut Step) -> LookId {
@@ -503,7 +516,8 @@ impl Machine {
         };
         let (fault, older) = (self.fault.clone(), self.older.clone());
         let (hosting, streak, run) = (self.hosting, self.streak, self.run);
-        let record = Record { spec, hosting, process, streak, rest, fault, older, run };
+        let dead = self.dead.filter(|_| process.is_none());
+        let record = Record { spec, hosting, process, streak, rest, fault, older, run, dead };
         if self.saved.as_ref() != Some(&record) {
             self.saved = Some(record.clone());
             out.writes.push(Write::Record(Box::new(record)));

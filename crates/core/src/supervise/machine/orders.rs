@@ -161,7 +161,7 @@ impl Machine {
         }
         // A proc that nobody knows may have been known before it was unregistered, and its process goes on since then.
         let scope = match self.spec {
-            Some(_) => Scope::Settled,
+            Some(_) => self.settled(),
             None => Scope::Recovery { last: None },
         };
         match state {
@@ -235,12 +235,12 @@ impl Machine {
         let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
         let spec = order.spec.map_or_else(|| job.spec.clone(), |spec| self.shared(spec));
         match job.stage {
-            Stage::Looking { launch, .. } => self.look_first(Scope::Settled, purpose, spec, launch, out),
+            Stage::Looking { launch, .. } => self.look_first(self.settled(), purpose, spec, launch, out),
             Stage::Clearing(clearing) => {
-                self.look_first(Scope::Settled, purpose, spec, Some(clearing.run), out)
+                self.look_first(self.settled(), purpose, spec, Some(clearing.run), out)
             }
             Stage::Reviewing(_) | Stage::Planning { .. } => {
-                self.look_first(Scope::Settled, purpose, spec, None, out)
+                self.look_first(self.settled(), purpose, spec, None, out)
             }
             Stage::Awaiting(awaiting) => self.overtake_awaiting(now, purpose, job.spec, &awaiting, out),
             Stage::Leaving(leaving) => self.overtake_leaving(now, purpose, job.spec, leaving, out),
@@ -261,7 +261,7 @@ impl Machine {
                     out.effects.push(Effect::EndRun(command.run));
                 }
                 match gone {
-                    true => self.look_first(Scope::Settled, purpose, spec, launch, out),
+                    true => self.look_first(self.settled(), purpose, spec, launch, out),
                     false => self.found(now, purpose, spec, process, launch, out),
                 }
             }
@@ -269,7 +269,7 @@ impl Machine {
             Stage::Reloading { command, process, gone } => {
                 out.effects.push(Effect::EndRun(command.run));
                 match gone {
-                    true => self.look_first(Scope::Settled, purpose, spec, None, out),
+                    true => self.look_first(self.settled(), purpose, spec, None, out),
                     false => self.found(now, purpose, spec, process, None, out),
                 }
             }

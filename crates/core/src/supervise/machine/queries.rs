@@ -41,7 +41,7 @@ impl Machine {
             State::Down(_) => None,
         };
         // Of a periodic proc only the run counts, and that is known.
-        let scope = if periodic { Scope::Turn { last: None, since: None } } else { Scope::Settled };
+        let scope = if periodic { Scope::Turn { last: None, since: None } } else { self.settled() };
         out.effects.push(Effect::Inspect { op: order.op, process, scope, spec });
     }
 

@@ -10,7 +10,7 @@ use crate::spread::{self, Occasion};
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, Verdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, PlanId, Scope, Signal, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, PlanId, Signal, Step, Write, words};
 
 /// How many earlier generations are told of. More than two at a time are a sight for nobody.
 const MOST_OLDER: usize = 8;
@@ -37,6 +37,8 @@ impl Machine {
             // It is not its own doing, and people look for it in vain in its logs.
             self.fault.clone_from(&last);
         }
+        // A program that ended well may have handed over to another process, and a command may have left the real one behind.
+        self.dead = (exit != Exit::Code(0)).then_some(process);
         match (process.found, exit) {
             // The command itself was the process: there is nobody else to look for.
             (Found::Foreground, exit) if exit != Exit::Code(0) => {
@@ -102,7 +104,7 @@ impl Machine {
             return self.schedule(now, Since::Run, out);
         }
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
-        let look = self.look(Scope::Settled, &spec, out);
+        let look = self.look(self.settled(), &spec, out);
         busy(Purpose::Upkeep { last }, spec, Stage::Looking { look, launch: None })
     }
 

@@ -129,7 +129,7 @@ impl Machine {
         let scope = match self.spec {
             // Of a periodic proc only the run counts, and that is known.
             _ if spec.policy.kind.schedule().is_some() => Scope::Turn { last: None, since: None },
-            Some(_) => Scope::Settled,
+            Some(_) => self.settled(),
             // Its process may go on since it was unregistered.
             None => Scope::Recovery { last: None },
         };
