@@ -100,6 +100,7 @@ fn what_agents_say() {
                     cpus: 2,
                     memory_mib: 1024,
                     started_at: 5,
+                    containment: String::new(),
                 }),
                 renews: false,
                 cancels: false,
@@ -124,6 +125,14 @@ fn what_agents_say() {
         (
             "hello_ip",
             Body::Hello(Hello { agent: "a1".to_owned(), ip: "127.0.0.2".to_owned(), ..Hello::default() }),
+        ),
+        (
+            "hello_containment",
+            Body::Hello(Hello {
+                agent: "a1".to_owned(),
+                host: Some(HostFacts { containment: "cgroup".to_owned(), ..HostFacts::default() }),
+                ..Hello::default()
+            }),
         ),
         ("hello_logs", Body::Hello(Hello { agent: "a1".to_owned(), reads_logs: true, ..Hello::default() })),
         (

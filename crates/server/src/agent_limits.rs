@@ -100,6 +100,10 @@ pub fn check_hello(hello: &mut Hello) -> Result<(), Excess> {
 pub fn bound_facts(facts: &mut HostFacts, now: i64) {
     cut(&mut facts.os, WORD);
     cut(&mut facts.architecture, WORD);
+    // What a newer agent may say is not known here.
+    if !matches!(facts.containment.as_str(), "cgroup" | "tree") {
+        facts.containment.clear();
+    }
     facts.cpus = facts.cpus.min(CPUS);
     facts.memory_mib = facts.memory_mib.min(MEMORY_MIB);
     facts.started_at = facts.started_at.clamp(0, ahead(now, STATE_AHEAD.as_secs()));

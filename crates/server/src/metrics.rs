@@ -40,6 +40,21 @@ struct WhatLabel {
     what: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ContainmentLabel {
+    containment: &'static str,
+}
+
+/// A session that is counted for as long as this lives.
+#[derive(Debug)]
+pub struct CountedSession(Gauge);
+
+impl Drop for CountedSession {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// What agents send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
@@ -78,6 +93,7 @@ pub struct Metrics {
     events: Family<EventLabel, Counter>,
     exits: Family<ExitLabel, Counter>,
     cuts: Family<ReasonLabel, Counter>,
+    sessions: Family<ContainmentLabel, Gauge>,
     dropped: Family<WhatLabel, Counter>,
     delayed: Family<WhatLabel, Counter>,
     shortened: Family<WhatLabel, Counter>,
@@ -116,6 +132,9 @@ impl Metrics {
         registry.register("agent_delayed", words, delayed.clone());
         let words = "What agents sent with texts that were too long, and was stored with shorter ones";
         registry.register("agent_shortened", words, shortened.clone());
+        let sessions = Family::default();
+        let words = "Sessions of agents, by how the agent keeps the processes of a proc together";
+        registry.register("agent_sessions", words, sessions.clone());
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
         Metrics {
@@ -131,6 +150,7 @@ impl Metrics {
             calls,
             events,
             cuts,
+            sessions,
             dropped,
             delayed,
             shortened,
@@ -148,6 +168,18 @@ impl Metrics {
     /// A session was ended because of what its agent did or failed to do.
     pub fn cut(&self, reason: &'static str) {
         self.cuts.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// A session of an agent with this containment, as the agent's facts say it.
+    pub fn session(&self, containment: &str) -> CountedSession {
+        let containment = match containment {
+            "cgroup" => "cgroup",
+            "tree" => "tree",
+            _ => "unknown",
+        };
+        let gauge = self.sessions.get_or_create(&ContainmentLabel { containment }).clone();
+        gauge.inc();
+        CountedSession(gauge)
     }
 
     /// An agent's items that were not stored.

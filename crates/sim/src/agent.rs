@@ -201,6 +201,7 @@ impl Agent {
                 architecture: "simulated".to_owned(),
                 cpus: 2,
                 memory_mib: 4_096,
+                containment: "tree".to_owned(),
                 started_at: self.started_at,
             }),
             // Its certificate is good for longer than any trial, and its ops are soon over.

@@ -58,6 +58,8 @@ pub(super) struct Groups {
     loose: Mutex<HashMap<String, Vec<PathBuf>>>,
     /// The folders of procs of which nothing ran a moment ago.
     idle: Mutex<HashSet<PathBuf>>,
+    /// The groups of commands that have ended and have left something running.
+    outlived: Mutex<HashSet<PathBuf>>,
 }
 
 impl Groups {
@@ -100,7 +102,18 @@ impl Groups {
             tracing::warn!(file = %file.display(), %error, "where the cgroups are could not be written down");
         }
         let in_use = place.as_ref().and_then(|place| locked(place, FlockOperation::NonBlockingLockShared));
-        Ok(Groups { place, _in_use: in_use, loose: Mutex::new(loose), idle: Mutex::default() })
+        Ok(Groups {
+            place,
+            _in_use: in_use,
+            loose: Mutex::new(loose),
+            idle: Mutex::default(),
+            outlived: Mutex::default(),
+        })
+    }
+
+    /// How processes are kept together, as the server knows it.
+    pub(super) fn containment(&self) -> &'static str {
+        if self.place.is_some() { "cgroup" } else { "tree" }
     }
 
     /// Everything that runs in any of the groups that no proc holds.
@@ -132,6 +145,9 @@ impl Groups {
 
     /// Removes those groups in which nothing runs any more, as far as no proc does so itself.
     pub(super) fn trim(&self) {
+        let emptied: Vec<PathBuf> = self.outlived().extract_if(|group| remove(group)).collect();
+        let homes = emptied.iter().filter_map(|group| Some(group.parent()?.to_owned()));
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(homes);
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
         for home in idle {
             // One in which something runs again cannot be removed.
@@ -148,9 +164,22 @@ impl Groups {
         });
     }
 
+    /// The command of a group has ended. What the command has left may be in the group for years, or nothing at all.
+    pub(super) fn command_ended(&self, group: &Path) {
+        if !remove(group) {
+            self.outlived().insert(group.to_owned());
+        } else if let Some(home) = group.parent() {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).insert(home.to_owned());
+        }
+    }
+
     /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until then.
     pub(super) fn is_idle(&self, groups: &ProcGroups) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home.clone());
+    }
+
+    fn outlived(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.outlived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn loose(&self) -> MutexGuard<'_, HashMap<String, Vec<PathBuf>>> {

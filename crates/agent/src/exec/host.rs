@@ -192,6 +192,7 @@ impl Host {
             cpus: self.cpus,
             memory_mib: self.memory_bytes >> 20,
             started_at,
+            containment: self.groups.containment().to_owned(),
         }
     }
 

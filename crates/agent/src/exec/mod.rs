@@ -193,6 +193,7 @@ impl Hands {
                 hit(Point::AgentProcessSpawned);
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 let (group, shell, tell) = (started.group.clone(), started.shell.clone(), self.teller());
+                let host = self.host.clone();
                 started.waiting = Some(self.host.exits.when_gone(pidfd, async move |pidfd| {
                     let end = ending.take(pidfd).await;
                     let exit = shell.exit().unwrap_or(Exit::Unknown);
@@ -201,10 +202,7 @@ impl Hands {
                         tell.exited(process, exit).await;
                         shell.is_told();
                     }
-                    // What it left may be in there for years, or nothing at all.
-                    group.iter().for_each(|group| {
-                        cgroup::remove(group);
-                    });
+                    group.iter().for_each(|group| host.groups.command_ended(group));
                 }));
                 // One is all that most procs have for long.
                 self.runs.reserve_exact(1);

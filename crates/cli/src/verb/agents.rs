@@ -195,7 +195,17 @@ impl Agents {
             Format::Text => {
                 let now = around.now;
                 around.table(
-                    ["AGENT", "HOST", "BUSINESS", "VERSION", "STATE", "SINCE", "LAST HEARD", "LABELS"],
+                    [
+                        "AGENT",
+                        "HOST",
+                        "BUSINESS",
+                        "VERSION",
+                        "CONTAINMENT",
+                        "STATE",
+                        "SINCE",
+                        "LAST HEARD",
+                        "LABELS",
+                    ],
                     rows.iter().map(|(_, row)| cells(row, now)).collect(),
                     match self.filters().is_empty() {
                         true => "no agent has joined yet: procfleet token create makes a token for one",
@@ -234,12 +244,13 @@ fn state(row: &AgentRow) -> String {
     }
 }
 
-fn cells(row: &AgentRow, now: i64) -> [String; 8] {
+fn cells(row: &AgentRow, now: i64) -> [String; 9] {
     [
         row.bk_agent_id.clone(),
         format!("{}:{}", row.bk_cloud_id, row.ip),
         format!("{} {}", row.bk_biz_id, row.bk_biz_name),
         row.version.clone(),
+        if row.containment.is_empty() { "-".to_owned() } else { row.containment.clone() },
         state(row),
         age(row.since.max(row.revoked_at), now),
         age(row.heard_at, now),

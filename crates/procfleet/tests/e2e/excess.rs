@@ -200,7 +200,7 @@ fn the_facts_that_an_agent_tells_of_its_host_are_bounded() {
     let talk = welcome_as(&peer, |hello| {
         hello.version = long();
         let facts = hello.host.as_mut().expect("facts");
-        (facts.os, facts.architecture) = (long(), long());
+        (facts.os, facts.architecture, facts.containment) = (long(), long(), long());
         (facts.cpus, facts.memory_mib, facts.started_at) = (u64::MAX, u64::MAX, i64::MAX);
     });
     drop(talk);

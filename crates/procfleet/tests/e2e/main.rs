@@ -15,6 +15,7 @@ mod cancel;
 mod certificates;
 mod changes;
 mod cli;
+mod containment;
 mod crashes;
 mod data_folder;
 mod deaths;

@@ -82,6 +82,9 @@ pub struct AgentRow {
     pub bk_cloud_id: u32,
     pub ip: String,
     pub version: String,
+    /// How it keeps the processes of a proc together: `cgroup` or `tree`; empty where the agent has not said so.
+    #[serde(default)]
+    pub containment: String,
     pub connected: bool,
     /// When it last connected or disconnected; seconds since 1970, UTC.
     pub since: i64,

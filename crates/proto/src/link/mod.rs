@@ -135,6 +135,9 @@ pub struct HostFacts {
     /// When the agent started; seconds since 1970.
     #[prost(int64, tag = "5")]
     pub started_at: i64,
+    /// How the agent keeps the processes of a proc together: `cgroup` or `tree`. Agents of earlier versions do not say.
+    #[prost(string, tag = "6")]
+    pub containment: String,
 }
 
 /// The answer to [`Hello`].

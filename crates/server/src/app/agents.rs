@@ -15,6 +15,7 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage::LabelChange;
 use procfleet_proto::http::native::AgentRow;
 use procfleet_proto::http::query::{AgentStanding, AgentsQuery};
+use procfleet_proto::link::HostFacts;
 use std::collections::{BTreeSet, HashMap};
 
 /// Those of the caller's businesses that pass all filters, by id.
@@ -33,6 +34,7 @@ pub async fn list(app: &App, caller: &Caller, query: AgentsQuery) -> Result<Vec<
         bk_agent_id: agent.agent.to_string(),
         bk_cloud_id: agent.host.cloud.0,
         ip: agent.host.ip.to_string(),
+        containment: facts(&agent).map(|facts| facts.containment).unwrap_or_default(),
         version: agent.version,
         since: agent.changed_at / 1000,
         enrolled_at: agent.enrolled_at / 1000,
@@ -49,6 +51,11 @@ pub async fn list(app: &App, caller: &Caller, query: AgentsQuery) -> Result<Vec<
 /// While it is connected its session knows, and after that the store.
 fn last_heard(app: &App, agent: &AgentRecord) -> WallMs {
     app.presences.last_heard(&agent.agent).unwrap_or(agent.heard_at)
+}
+
+/// `None`: it has never connected.
+fn facts(agent: &AgentRecord) -> Option<HostFacts> {
+    serde_json::from_str(&agent.facts).unwrap_or_default()
 }
 
 fn passes(query: &AgentsQuery, agent: &AgentRecord, connected: bool, now: WallMs) -> bool {
@@ -198,7 +205,7 @@ async fn found(
             version: record.version.clone(),
             connected: app.presences.contains(&record.agent),
             heard_at: last_heard(app, record) / 1000,
-            facts: serde_json::from_str(&record.facts).unwrap_or_default(),
+            facts: facts(record),
         })
     };
     Ok(resolved.into_iter().map(view).collect())

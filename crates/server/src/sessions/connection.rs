@@ -136,6 +136,8 @@ pub(super) async fn run(
         let Some(epoch) = Box::pin(write_down(&link, &agent, &hello)).await else { return };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
         let heard = LastHeard::at(link.clock.wall());
+        let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
+        let _counted = link.metrics.session(containment);
         let end = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket).await;
         link.questions.gone(&agent, epoch);
         Box::pin(leave(&link, &agent, epoch, heard.get(), end, socket)).await;

@@ -94,7 +94,7 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "created_at": 1794787200, "grants": {"businesses": ["1"], "namespaces": ["web*"],
         "ops": ["start", "stop"], "accounts": ["www"]}});
     let agent = json!({"bk_agent_id": AGENT, "bk_cloud_id": 0, "ip": "10.0.0.5", "version": "0.1.0",
-        "connected": true, "since": 1794787200, "heard_at": 1794790800, "enrolled_at": 1794700800, "bk_biz_id": 7, "bk_biz_name": "shop",
+        "containment": "cgroup", "connected": true, "since": 1794787200, "heard_at": 1794790800, "enrolled_at": 1794700800, "bk_biz_id": 7, "bk_biz_name": "shop",
         "certificate_expires_at": 1826236800, "revoked_at": 0, "revoked_why": "", "labels": {"role": "web"}});
     let secret = json!({"code": "deployer", "secret": "…", "trusted": false});
     let business = json!({"bk_biz_id": 7, "bk_biz_name": "shop"});

@@ -321,6 +321,11 @@ pub(super) const TEXTS: &[Text] = &[
         "最近一次失败的原因，成功时为空。",
     ),
     // procfleet's own.
+    (
+        "AgentRow.containment",
+        "How it keeps the processes of a proc together: `cgroup` or `tree` (descent, session and environment); empty where the agent has not said so.",
+        "进程归属方式：cgroup 或 tree（父子关系、会话与环境变量）；agent 未上报时为空。",
+    ),
     ("AgentRow.connected", "Whether it is connected now.", "当前是否连接。"),
     (
         "AgentRow.heard_at",
