@@ -207,6 +207,8 @@ pub(super) struct Ending {
     pub(super) process: Process,
     pub(super) phase: EndPhase,
     pub(super) gone: bool,
+    /// The stop command has left the process running, and the process was told to end by a signal.
+    pub(super) told: bool,
     pub(super) note: String,
     pub(super) launch: Option<RunId>,
 }

@@ -137,6 +137,11 @@ pub(super) fn had_to_be_killed(pid: u32, limit: Duration, note: &str) -> String 
     if note.is_empty() { base } else { format!("{base}; {note}") }
 }
 
+/// A command that was run for each of several instances has left one of them running.
+pub(super) fn missed_by_command(pid: u32, field: &str) -> String {
+    format!("pid {pid} was still running after {field}, was told to end, and had to be killed")
+}
+
 /// Something that the process had started cannot be ended.
 pub(super) fn left_behind(kind: OpKind, spec: &Spec, name: &str, pid: u32, note: &str) -> String {
     let base = format!(

@@ -163,6 +163,42 @@ fn a_smaller_number_ends_nothing_and_a_restart_reaches_all() {
     assert_eq!((running(&two).len(), runs(&two).as_str()), (2, "11122233"));
 }
 
+/// Scripts as people write them: they know one pid file, and nothing of instances.
+const ONE_PID_FILE: &str = "(setsid sh -c 'echo $$ > web.pid.$$; mv web.pid.$$ web.pid; exec ./web 1000' </dev/null >/dev/null 2>&1 &); \
+    until test -s web.pid; do sleep 0.01; done";
+
+#[test]
+fn scripts_that_know_one_pid_file_end_all_instances() {
+    let up = up();
+    let proc = |name: &str| {
+        let proc = up.proc(name).with_pid_file().starts(ONE_PID_FILE);
+        let proc = proc.control("stop_cmd", "kill $(cat web.pid)");
+        with_instances(proc.control("kill_cmd", "kill -9 $(cat web.pid)"), 3)
+    };
+    let deaf = "(setsid sh -c 'trap \"\" TERM; echo $$ > web.pid.$$; mv web.pid.$$ web.pid; exec ./web 1000' \
+        </dev/null >/dev/null 2>&1 &); until test -s web.pid; do sleep 0.01; done";
+    let rows = [
+        (proc("stopped"), Op::Stop),
+        (proc("killed"), Op::Kill),
+        (proc("deaf").starts(deaf), Op::Stop),
+    ];
+    std::thread::scope(|scope| {
+        for (proc, op) in &rows {
+            scope.spawn(move || {
+                proc.op(Op::Start).assert_success().assert_hosted(true);
+                let first = running(proc);
+                // Callers leave the number out.
+                with_instances(proc.clone(), 1)
+                    .op(*op)
+                    .assert(0, "success")
+                    .assert_hosted(*op == Op::Restart);
+                assert!(!first.iter().any(|pid| is_running(*pid)), "{op:?} of {}: {first:?}", proc.name);
+                assert_eq!(proc.pids(), [] as [u32; 0], "{op:?} of {}", proc.name);
+            });
+        }
+    });
+}
+
 /// A proc of its own may be called like an instance of another.
 #[test]
 fn a_proc_that_is_merely_called_so_is_none_of_the_instances() {

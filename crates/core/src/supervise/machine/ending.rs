@@ -16,6 +16,32 @@ use std::time::Duration;
 /// How long one that was killed may take to be gone: the kernel has to take back all that it had.
 pub(super) const LAST_BREATH: Duration = Duration::from_secs(5);
 
+/// What an order runs to end the process, with the name of its field. Empty: the process gets a signal.
+fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str) {
+    match purpose {
+        Purpose::Op { kind: OpKind::Kill, .. } => ("kill_cmd", &spec.control.kill_cmd),
+        Purpose::Op { .. }
+        | Purpose::Upkeep { .. }
+        | Purpose::Limit { .. }
+        | Purpose::Turn
+        | Purpose::Recover { .. }
+        | Purpose::Aftermath => ("stop_cmd", &spec.control.stop_cmd),
+    }
+}
+
+/// Whether the command may not know the process. It is run for each of several instances, and ordinary scripts know one pid file:
+/// whichever instance has written the file last is ended.
+fn may_miss(purpose: &Purpose, spec: &Spec) -> bool {
+    matches!(purpose, Purpose::Op { .. }) && spec.instances.0 > 1 && !end_command(purpose, spec).1.is_empty()
+}
+
+/// How long a process may take to end before the next measure. One that the command may have missed is told to end by a signal
+/// in the middle of its time.
+fn next_measure_within(purpose: &Purpose, spec: &Spec) -> Duration {
+    let whole = vanishes_within(purpose, spec);
+    if may_miss(purpose, spec) { whole / 2 } else { whole }
+}
+
 /// How long a process that was told to end may take.
 pub(super) fn vanishes_within(purpose: &Purpose, spec: &Spec) -> Duration {
     let kill_after = spec.policy.kill_after.filter(|_| escalates(purpose, spec));
@@ -26,6 +52,7 @@ pub(super) fn vanishes_within(purpose: &Purpose, spec: &Spec) -> Duration {
 fn escalates(purpose: &Purpose, spec: &Spec) -> bool {
     match purpose {
         Purpose::Limit { .. } => true,
+        Purpose::Op { .. } if may_miss(purpose, spec) => true,
         Purpose::Op { kind: OpKind::Kill, .. } => false,
         Purpose::Op { .. }
         | Purpose::Upkeep { .. }
@@ -46,22 +73,19 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         let kill = matches!(purpose, Purpose::Op { kind: OpKind::Kill, .. });
-        let (field, command) = match kill {
-            true => ("kill_cmd", spec.control.kill_cmd.clone()),
-            false => ("stop_cmd", spec.control.stop_cmd.clone()),
-        };
+        let (field, command) = end_command(&purpose, &spec);
         let signal = if kill { Signal::Kill } else { spec.control.stop_signal.0.into() };
         self.end_older(signal, &[process], out);
         let phase = if command.is_empty() {
             out.effects.push(Effect::Signal { process, signal, detached: spec.policy.detached });
             EndPhase::Vanish { until: now + vanishes_within(&purpose, &spec) }
         } else {
-            EndPhase::Command(self.run(field, &command, &spec, now, out))
+            EndPhase::Command(self.run(field, command, &spec, now, out))
         };
         busy(
             purpose,
             spec,
-            Stage::Ending(Ending { process, phase, gone: false, note: String::new(), launch }),
+            Stage::Ending(Ending { process, phase, gone: false, told: false, note: String::new(), launch }),
         )
     }
 
@@ -98,14 +122,14 @@ impl Machine {
                     CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
                 }
                 ending.note = words::command_note(field, (!command.timed_out).then_some(&end));
-                ending.phase = EndPhase::Vanish { until: now + vanishes_within(&purpose, &spec) };
+                ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
             }
             (EndPhase::Command(command), Input::Tick) => match command.overdue(now) {
                 Overdue::No => {}
                 Overdue::End => out.effects.push(Effect::EndRun(command.run)),
                 Overdue::Abandon => {
                     ending.note = words::command_note(command.field, None);
-                    ending.phase = EndPhase::Vanish { until: now + vanishes_within(&purpose, &spec) };
+                    ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
                 }
             },
             // Anything else only makes the clock below look again.
@@ -124,13 +148,25 @@ impl Machine {
             EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
                 return self.ended(now, purpose, spec, ending, out);
             }
+            EndPhase::Vanish { until } if now >= until && !ending.told && may_miss(&purpose, &spec) => {
+                let (process, detached) = (ending.process, spec.policy.detached);
+                let signal = match op_kind(&purpose) {
+                    OpKind::Kill => Signal::Kill,
+                    _ => spec.control.stop_signal.0.into(),
+                };
+                out.effects.push(Effect::Signal { process, signal, detached });
+                ending.told = true;
+                ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
+            }
             EndPhase::Vanish { until } if now >= until && escalates(&purpose, &spec) => {
                 let (process, detached) = (ending.process, spec.policy.detached);
                 out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
                 ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
                 if let Purpose::Op { .. } = purpose {
-                    self.remark =
-                        words::had_to_be_killed(process.pid, vanishes_within(&purpose, &spec), &ending.note);
+                    self.remark = match spec.policy.kill_after {
+                        Some(limit) => words::had_to_be_killed(process.pid, limit, &ending.note),
+                        None => words::missed_by_command(process.pid, end_command(&purpose, &spec).0),
+                    };
                 }
             }
             // It belongs to a start that was cancelled, which must not go on.

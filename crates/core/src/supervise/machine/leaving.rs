@@ -196,7 +196,14 @@ impl Machine {
                     // The caller is told as soon as it is gone; the next order waits for the command.
                     Some((command, process)) => {
                         let phase = EndPhase::Command(command);
-                        let ending = Ending { process, phase, gone: true, note: String::new(), launch: None };
+                        let ending = Ending {
+                            process,
+                            phase,
+                            gone: true,
+                            told: false,
+                            note: String::new(),
+                            launch: None,
+                        };
                         busy(Purpose::Aftermath, spec, Stage::Ending(ending))
                     }
                     None => State::Down(Rest::Idle),

@@ -272,7 +272,7 @@ impl Machine {
             None => Effect::Signal { process, signal: Signal::Kill, detached: spec.policy.detached },
         });
         let phase = EndPhase::Killed { until: now + LAST_BREATH };
-        let ending = Ending { process, phase, gone: false, note: String::new(), launch: None };
+        let ending = Ending { process, phase, gone: false, told: false, note: String::new(), launch: None };
         busy(Purpose::Turn, spec, Stage::Ending(ending))
     }
 
