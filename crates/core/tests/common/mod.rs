@@ -101,6 +101,8 @@ pub struct World {
     pub leaves: Option<Term>,
     /// What leaves a process bears its name, as workers do.
     pub leaves_namesakes: bool,
+    /// The command of what runs once may go into the background.
+    pub once_leaves: bool,
     /// How long an answer to a look takes.
     pub look_delay: u64,
     pub fail_next_effects: bool,
@@ -200,6 +202,7 @@ impl World {
             on_reload: Term::Ignores,
             leaves: None,
             leaves_namesakes: false,
+            once_leaves: false,
             look_delay: 0,
             fail_next_effects: false,
             lagging: false,
@@ -734,8 +737,7 @@ impl World {
             }
             (Does::Hang, Kind::Periodic(_)) if starts => Does::Foreground { lives: None, code: 0 },
             (Does::Replace { after, code, .. }, Kind::Periodic(_)) => Does::EndMain { after, code },
-            // What something that runs once leaves behind is not the process.
-            (Does::Daemon { after, .. }, Kind::Once) => Does::Exit { after, code: 0 },
+            (Does::Daemon { after, .. }, Kind::Once) if !self.once_leaves => Does::Exit { after, code: 0 },
             (Does::Replace { after, code, .. }, Kind::Once) => Does::Exit { after, code },
             // Without a pid file, a start command that is slower than the check looks like a foreground process, and
             // a stop or restart command would find nothing to end. That is the spec's fault.

@@ -2,7 +2,7 @@
 
 use crate::common::{Does, Term, World, daemon, spec};
 use procfleet_core::process::Exit;
-use procfleet_core::spec::Detached;
+use procfleet_core::spec::{Detached, Instances, Kind};
 use procfleet_core::supervise::Signal;
 use procfleet_core::{Code, OpKind};
 use std::time::Duration;
@@ -136,6 +136,64 @@ fn a_worker_is_not_taken_for_its_dead_master() {
         world.crash_for(1_000);
         assert_eq!(world.order(OpKind::Stop, &spec).code, Code::NotRunning, "{row}");
         assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success, "{row}");
+    }
+}
+
+#[test]
+fn what_runs_once_and_goes_into_the_background_is_looked_after() {
+    let mut spec = spec();
+    spec.policy.kind = Kind::Once;
+    let world = || {
+        let mut world = World::new().script("start", daemon());
+        world.once_leaves = true;
+        world
+    };
+    for (kind, pid_file) in [(OpKind::Stop, true), (OpKind::Kill, true), (OpKind::Stop, false)] {
+        let mut spec = spec.clone();
+        if !pid_file {
+            spec.identity.pid_path.clear();
+        }
+        let mut world = world();
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+        world.run_for(1_000);
+        assert_eq!(world.machine.process().map(|process| process.pid), world.main_pid(), "{kind:?}");
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::AlreadyRunning);
+        world.crash_for(1_000);
+        assert!(world.machine.process().is_some(), "the agent that comes back knows it");
+        assert_eq!((world.order(kind, &spec).code, world.mains()), (Code::Success, 0));
+        // What ends by itself is not started again.
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+        world.run_for(1_000);
+        world.die(Exit::Signal(9));
+        world.run_for(60_000);
+        assert_eq!((world.machine.process(), world.starts.len()), (None, 2), "{kind:?}");
+    }
+    spec.policy.detached = Detached::Keep;
+    let mut world = world();
+    assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+    world.run_for(1_000);
+    assert_eq!((world.machine.process(), world.mains()), (None, 1), "what is to be kept is not looked after");
+}
+
+/// Of several instances, a command that knows one pid file ends whichever has written it.
+#[test]
+fn an_instance_that_a_command_has_missed_is_ended() {
+    for (kind, term, secs) in [
+        (OpKind::Stop, Term::Dies { after: 0 }, 1),
+        (OpKind::Stop, Term::Ignores, 2),
+        (OpKind::Kill, Term::Ignores, 1),
+    ] {
+        let mut spec = spec();
+        (spec.control.stop_cmd, spec.control.kill_cmd) = ("stop".to_owned(), "stop".to_owned());
+        spec.policy.stop_check = Duration::from_secs(2);
+        let mut world = World::new().script("stop", Does::Exit { after: 0, code: 1 });
+        world.term = term;
+        assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
+        assert_eq!(world.order(kind, &spec).code, Code::PostCheck, "there is one, and the command knows it");
+        spec.instances = Instances(3);
+        let began = world.now;
+        assert_eq!((world.order(kind, &spec).code, world.mains()), (Code::Success, 0), "{kind:?} {term:?}");
+        assert_eq!(world.now.since(began).as_secs(), secs, "{kind:?} {term:?}");
     }
 }
 

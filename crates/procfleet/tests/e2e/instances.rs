@@ -177,11 +177,8 @@ fn scripts_that_know_one_pid_file_end_all_instances() {
     };
     let deaf = "(setsid sh -c 'trap \"\" TERM; echo $$ > web.pid.$$; mv web.pid.$$ web.pid; exec ./web 1000' \
         </dev/null >/dev/null 2>&1 &); until test -s web.pid; do sleep 0.01; done";
-    let rows = [
-        (proc("stopped"), Op::Stop),
-        (proc("killed"), Op::Kill),
-        (proc("deaf").starts(deaf), Op::Stop),
-    ];
+    let rows =
+        [(proc("stopped"), Op::Stop), (proc("killed"), Op::Kill), (proc("deaf").starts(deaf), Op::Stop)];
     std::thread::scope(|scope| {
         for (proc, op) in &rows {
             scope.spawn(move || {

@@ -2,7 +2,8 @@
 
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Op, PATIENCE, Proc, Signal, Stranger, account, dead_pid, is_running, kill, let_pass, programs, wait_until,
+    Op, PATIENCE, Proc, Signal, Stranger, account, dead_pid, is_running, kill, let_pass, programs, wait_for,
+    wait_until,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -453,6 +454,58 @@ fn a_process_that_runs_once() {
     wait_until(PATIENCE, "it is not started again", || {
         proc.runs() == 2 && proc.row().is_some_and(|row| row["state"] == "stopped")
     });
+}
+
+/// `auto_type` 2 with a command that goes into the background: what it left is known, and ends with a stop or kill.
+#[test]
+fn what_runs_once_and_goes_into_the_background_is_looked_after() {
+    let up = up();
+    let left = |proc: &Proc| -> u32 {
+        let pid = wait_for(PATIENCE, "something is left", || proc.read("left").trim().parse().ok());
+        fs::remove_file(proc.folder.join("left")).expect("our own file");
+        pid
+    };
+    // Another program than the spec's, in a session of its own.
+    let leaves = "(setsid sh -c 'echo $$ > left.new; mv left.new left; exec sleep 1000' </dev/null >/dev/null 2>&1 &); \
+                  until test -s left; do sleep 0.01; done";
+    let proc = |name: &str| up.proc(name).policy("auto_type", 2).starts(leaves);
+    at_once([proc("stopped"), proc("killed")], |proc| {
+        proc.op(Op::Start).assert_success();
+        let first = left(proc);
+        proc.row_with_pid(first);
+        assert_eq!(proc.pid(), Some(first));
+        proc.op(Op::Start).assert(828, "no need to start");
+        let op = if proc.name == "stopped" { Op::Stop } else { Op::Kill };
+        proc.op(op).assert_success().assert_hosted(false);
+        assert!(!is_running(first), "{op:?}");
+        assert_nothing_left(proc);
+        // Also one that an earlier life of the agent has left.
+        proc.op(Op::Start).assert_success();
+        let second = left(proc);
+        proc.row_with_pid(second);
+        // One that ends by itself is not started again.
+        kill(second, Signal::KILL);
+        proc.row_when(PATIENCE, "stopped");
+        proc.op(op).assert(829, "no need to");
+    });
+    // A command that fails leaves something, too.
+    let failing = up.proc("failing").policy("auto_type", 2).starts(&format!("{leaves}; exit 3"));
+    failing.op(Op::Start).assert(65535, "Script exit code non-zero");
+    let pid = left(&failing);
+    failing.row_with_pid(pid);
+    up.kill_agent();
+    assert_eq!(failing.op(Op::Query).pid(), Some(pid), "the agent that comes back knows it");
+    failing.op(Op::Stop).assert_success();
+    assert!(!is_running(pid));
+    // What is to be kept is not looked after.
+    let kept = proc("kept").policy("detached", "keep");
+    kept.op(Op::Start).assert_success();
+    let first = left(&kept);
+    kept.row_when(PATIENCE, "stopped");
+    kept.op(Op::Start).assert_success();
+    let second = left(&kept);
+    kept.op(Op::Stop).assert(829, "no need to stop");
+    assert!(is_running(first) && is_running(second));
 }
 
 /// Commands run as their user, in their folder, in a session of their own, with nothing of the agent's environment.

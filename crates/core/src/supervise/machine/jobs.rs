@@ -145,6 +145,10 @@ impl Machine {
                 out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
                 State::Up(process)
             }
+            // What a run has left is a part of the run.
+            Purpose::Aftermath if spec.policy.kind == Kind::Once => {
+                State::Up(Process { found: Found::Foreground, ..process })
+            }
             Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } if process.found == Found::Shell => {
                 self.tell_death(None, &interrupted, out);

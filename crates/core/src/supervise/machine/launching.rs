@@ -175,7 +175,7 @@ impl Machine {
             CommandEnd::Exited { exit: Exit::Code(0), output } => {
                 match spec.policy.kind {
                     Kind::Resident => {}
-                    Kind::Once => return self.ran_once(purpose, launch.old, out),
+                    Kind::Once => return self.ran_once(purpose, spec, &launch, out),
                     Kind::Periodic(_) => return self.ran_on_schedule(now, purpose, out),
                 }
                 launch.ended = Some(Ended { at: now, output });
@@ -308,12 +308,35 @@ impl Machine {
         State::Up(process)
     }
 
-    pub(super) fn ran_once(&mut self, purpose: Purpose, old: Option<Process>, out: &mut Step) -> State {
+    pub(super) fn ran_once(
+        &mut self,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        launch: &Launch,
+        out: &mut Step,
+    ) -> State {
         if let Purpose::Op { op, .. } = purpose {
             self.answer(op, Code::Success, words::SUCCESS, out);
         }
         // A restart_cmd may have left alone what was running.
-        old.map_or(State::Down(Rest::Idle), State::Up)
+        match launch.old {
+            Some(old) => State::Up(old),
+            None => {
+                self.look_behind(Scope::Launch { run: launch.command.run, leader: Leader::Accept }, spec, out)
+            }
+        }
+    }
+
+    /// The command of what runs once has ended, or a process that it left has. What is left is looked after until it ends, too,
+    /// unless the spec keeps it.
+    pub(super) fn look_behind(&mut self, scope: Scope, spec: Arc<Spec>, out: &mut Step) -> State {
+        match spec.policy.detached {
+            Detached::End => {
+                self.untidy = true;
+                self.look_first(scope, Purpose::Aftermath, spec, None, out)
+            }
+            Detached::Keep => State::Down(Rest::Idle),
+        }
     }
 
     /// A run that was ordered or due has ended well.
@@ -382,7 +405,13 @@ impl Machine {
                 if self.spec.as_ref().is_some_and(|spec| keeps(spec)) {
                     out.effects.push(Effect::EndRun(launch.command.run));
                 }
-                self.rest(now, Fall::NotStarted, &message, out)
+                match self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
+                    Some(spec) => {
+                        let scope = Scope::Launch { run: launch.command.run, leader: Leader::Accept };
+                        self.look_behind(scope, spec, out)
+                    }
+                    None => self.rest(now, Fall::NotStarted, &message, out),
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::code::Code;
 use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Process, Sighting};
-use crate::spec::{Detached, Kind, Spec};
+use crate::spec::{Detached, Spec};
 use crate::supervise::job::{
     EndPhase, Ending, LOOK_EVERY, Leaving, Measure, Overdue, Purpose, Running, Stage,
 };
@@ -25,10 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long after the first look the second one comes; each further one waits twice as long. Most need only a blink.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
-/// Whether nothing that such a process has started may outlive it. What something that runs to its end leaves behind may be
-/// what it was for.
+/// Whether nothing that such a process has started may outlive it. What the run of a periodic process leaves behind may be what
+/// the run was for.
 pub(super) fn ends_whole(spec: &Spec) -> bool {
-    spec.policy.kind == Kind::Resident && spec.policy.detached == Detached::End
+    spec.policy.kind.schedule().is_none() && spec.policy.detached == Detached::End
 }
 
 /// How things stand when the process is gone.

@@ -346,10 +346,10 @@ impl Machine {
         self.serial
     }
 
-    /// Makes sure that a launch by order does not meet what an earlier one left. Running once may be meant to leave
-    /// something.
+    /// Makes sure that a launch by order does not meet what an earlier one left. The run of a periodic process may be meant to
+    /// leave something.
     fn tidy(&mut self, spec: &Spec, out: &mut Step) {
-        if self.untidy && spec.policy.kind == Kind::Resident {
+        if self.untidy && spec.policy.kind.schedule().is_none() {
             self.sweep(spec, out);
         }
     }

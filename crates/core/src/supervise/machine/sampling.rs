@@ -151,8 +151,13 @@ impl Machine {
             let message = words::post_check(kind, &spec, &self.key.name, &last, "");
             self.answer(op, Code::PostCheck, message, out);
         }
-        let resident = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Resident);
-        if let (Some(spec), Hosting::Unhosted) = (resident, self.hosting) {
+        let hosting = self.hosting;
+        let is_over = |spec: &Arc<Spec>| match spec.policy.kind {
+            Kind::Resident => hosting == Hosting::Unhosted,
+            Kind::Once => true,
+            Kind::Periodic(_) => false,
+        };
+        if let Some(spec) = self.spec.clone().filter(is_over) {
             // Nobody will start it again and sweep first, and what it has left may be what was too much.
             self.sweep(&spec, out);
         }

@@ -10,7 +10,7 @@ use crate::spread::{self, Occasion};
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, Verdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, PlanId, Signal, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, PlanId, Scope, Signal, Step, Write, words};
 
 /// How many earlier generations are told of. More than two at a time are a sight for nobody.
 const MOST_OLDER: usize = 8;
@@ -36,6 +36,9 @@ impl Machine {
         if exit == Exit::OutOfMemory {
             // It is not its own doing, and people look for it in vain in its logs.
             self.fault.clone_from(&last);
+        }
+        if let Some(spec) = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
+            return self.look_behind(Scope::Leftovers, spec, out);
         }
         // A program that ended well may have handed over to another process, and a command may have left the real one behind.
         self.dead = (exit != Exit::Code(0)).then_some(process);
