@@ -92,6 +92,35 @@ def closed_loop(api, requests, callers):
     return time.monotonic() - began, took
 
 
+def burst(api, request, callers):
+    """The same request by so many callers at once, each on a connection of its own. Their answers, as JSON."""
+    host, port = api.address.rsplit(":", 1)
+    poll, open_, answers = select.epoll(), {}, []
+    for _ in range(callers):
+        stream = socket.create_connection((host, int(port)), timeout=api.patience)
+        open_[stream.fileno()] = [stream, b""]
+        poll.register(stream, select.EPOLLIN)
+    for stream, _ in open_.values():
+        stream.sendall(request)
+    while open_:
+        ready = poll.poll(api.patience)
+        if not ready:
+            raise RuntimeError(f"no answer for {api.patience} s")
+        for number, _ in ready:
+            caller = open_[number]
+            received = caller[0].recv(1 << 16)
+            if not received:
+                raise RuntimeError(f"the server closed a connection; the last it said: {caller[1][:300]!r}")
+            caller[1] += received
+            head, found, rest = caller[1].partition(b"\r\n\r\n")
+            if found and len(rest) >= content_length(head):
+                answers.append(json.loads(rest))
+                poll.unregister(number)
+                caller[0].close()
+                del open_[number]
+    return answers
+
+
 def content_length(head):
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")

@@ -28,8 +28,8 @@ SETTLE = 3.0
 class Server:
     """`procfleet server`, which can be killed and started again where its agents look for it."""
 
-    def __init__(self, bench):
-        self.bench = bench
+    def __init__(self, bench, flags=()):
+        self.bench, self.flags = bench, list(flags)
         self.data = os.path.join(bench.folder, "server")
         self.link = "127.0.0.1:0"
         self.process = None
@@ -37,14 +37,15 @@ class Server:
 
     def start(self):
         log = open(os.path.join(self.bench.folder, "server.log"), "ab")
-        command = [self.bench.procfleet, "server", "--data", self.data, "--listen", "127.0.0.1:0", "--link", self.link]
+        command = [self.bench.procfleet, "server", "--data", self.data, "--listen", "127.0.0.1:0", "--link", self.link,
+                   *self.flags]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             env={**os.environ, "PROCFLEET_LOG": self.bench.log_level},
         )
         log.close()
         ready = self.process.stdout.readline().decode()
-        found = re.search(r"http://(\S+) \(agents: https://([^)]+)\)", ready)
+        found = re.search(r"https?://(\S+) \(agents: https://([^)]+)\)", ready)
         if not found:
             raise RuntimeError(f"procfleet server is not ready: {ready!r}; see {self.bench.folder}/server.log")
         address, self.link = found.groups()
@@ -78,8 +79,7 @@ class Server:
         return measure.pss_kib([self.process.pid])
 
     def memory_used(self):
-        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as file:
-            most = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+        most = measure.peak_kib(self.process.pid)
         return f"{self.memory_kib() / 1024:.0f} and {most / 1024:.0f}"
 
     def cpu_ns(self):

@@ -146,6 +146,18 @@ def pss_kib(pids):
     return total
 
 
+def anonymous_kib(pid):
+    """Memory that is no file's: what the program itself has taken and not given back."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:"))
+
+
+def peak_kib(pid):
+    """The most that was resident so far, with the pages of files."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+
+
 def cpu_ns(pids):
     """CPU time so far, of each process with all threads that it ever had. /proc/PID/stat has the same in hundredths of a second,
     which is too coarse for a supervisor of many small processes; this is the clock behind it (clock_getcpuclockid)."""

@@ -8,6 +8,7 @@ pub mod app;
 pub mod clock;
 pub mod config;
 pub mod files;
+mod handshake;
 pub mod http;
 pub mod keeper;
 pub mod login_service;

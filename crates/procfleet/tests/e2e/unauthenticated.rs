@@ -1,12 +1,13 @@
 //! Peers that have not logged in: whatever they send, it costs others nothing, and nothing of it lasts.
 
 use crate::up;
-use procfleet_testkit::{Client, PATIENCE, Up, connect_from, wait_until};
+use procfleet_testkit::{Client, PATIENCE, Up, connect_from, let_pass, wait_until};
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
 const STATUS: &str = "/api/c/compapi/v2/gse/get_agent_status/";
@@ -116,7 +117,7 @@ fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
     assert!(stalled.iter_mut().any(is_silent), "it had to wait for one of them only");
 }
 
-/// One address takes all connections and uses none: its own give way.
+/// One address takes all connections and uses none: it keeps a quarter of the slots, and its own oldest give way.
 #[test]
 fn connections_that_ask_for_nothing_give_way() {
     let folder = tempfile::tempdir().expect("a temp dir");
@@ -132,12 +133,62 @@ fn connections_that_ask_for_nothing_give_way() {
 #[track_caller]
 fn check_give_way(up: &Up) {
     let mut silent: Vec<TcpStream> = (0..150).map(|_| connect_from(ELSEWHERE, up.client.address())).collect();
+    let mut left = || silent.iter_mut().filter_map(|stream| is_silent(stream).then_some(())).count();
+    // Half of the files are for connections, and a quarter of those for one address without a login.
+    wait_until(PATIENCE, "the oldest gave way", || left() <= 25);
     // Each of them by a connection of its own.
     for _ in 0..5 {
         let client = Client::new(&up.client.url, &up.client.app_code, &up.client.app_secret);
         client.get("/api/v1/agents").data();
     }
-    let left = silent.iter_mut().filter_map(|stream| is_silent(stream).then_some(())).count();
-    assert!(left > 50, "the others were not cut for it, {left} are left");
-    wait_until(PATIENCE, "the oldest gave way", || !is_silent(&mut silent[0]));
+    assert_eq!(left(), 25, "the others were not cut for a caller from elsewhere");
+}
+
+/// Anybody can open a connection and keep it: an idle connection is a socket and little more, at each step of its life.
+#[test]
+fn idle_connections_cost_little_memory() {
+    const MANY: usize = 300;
+    /// Before a request, and after it: what was freed may stay in the heap until others need it.
+    const EACH_KIB: [u64; 2] = [16, 48];
+    let up = up();
+    let address = up.client.address();
+    let ask = |stream: &mut TcpStream, request: &str| {
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut answer = [0; 1024];
+        let length = stream.read(&mut answer).expect("it is answered");
+        assert!(answer[..length].starts_with(b"HTTP/1.1 200"), "{:?}", &answer[..length]);
+    };
+    let get = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+    let files = open_files(up.pid());
+    // What is needed once is no cost of each.
+    (0..20).for_each(|_| ask(&mut connect_from(ELSEWHERE, address), get));
+    let before = anonymous_kib(up.pid());
+    let mut idle: Vec<TcpStream> = (0..MANY).map(|_| connect_from(ELSEWHERE, address)).collect();
+    wait_until(PATIENCE, "all are held", || open_files(up.pid()) >= files + MANY);
+    let silent = anonymous_kib(up.pid()).saturating_sub(before);
+    assert!(silent < MANY as u64 * EACH_KIB[0], "{silent} KiB for {MANY} silent connections");
+
+    idle.iter_mut().for_each(|stream| ask(stream, get));
+    // Their buffers are let go of a second after the answer.
+    let_pass(Duration::from_secs(3));
+    let idle_again = anonymous_kib(up.pid()).saturating_sub(before);
+    assert!(
+        idle_again < MANY as u64 * EACH_KIB[1],
+        "{idle_again} KiB for {MANY} connections after a request"
+    );
+    // The same connections serve on, also where the head comes in pieces.
+    for stream in &mut idle {
+        stream.write_all(b"G").expect("it reads");
+        ask(stream, &get[1..]);
+    }
+}
+
+fn open_files(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count()
+}
+
+fn anonymous_kib(pid: u32) -> u64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("the kernel counts it");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
 }

@@ -26,6 +26,8 @@ const STRANGERS_PACE: f64 = 4.0 * 1024.0;
 const STRANGERS_GRACE: Duration = Duration::from_secs(10);
 /// Larger bodies are parsed aside, so that they do not hold up other calls, and share the room that there is for them.
 const SMALL: usize = 64 * 1024;
+/// Bodies before their login share their room from this size on: anybody can send many of them, and leave them unfinished.
+const STRANGERS_SMALL: usize = 8 * 1024;
 /// So many bytes of large bodies are held at once: of callers that have logged in, and of those whose login is in the body.
 const ROOM: usize = 3 * LARGEST;
 
@@ -58,7 +60,9 @@ impl Rooms {
 
     /// Its login was right: the room for strangers is free again.
     pub(super) async fn move_to(&self, app: &str, received: &mut Received) -> Result<(), CallError> {
-        if received.share.is_some() {
+        if received.bytes <= SMALL {
+            received.share = None;
+        } else if received.share.is_some() {
             let share = self.callers.take(Holder::App(app.to_owned()), received.bytes).await?;
             share.complete();
             received.share = Some(share);
@@ -115,8 +119,14 @@ async fn collect(
 ) -> Result<(Vec<u8>, Option<Share>), CallError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<usize>().ok());
     let mut stream = body.into_data_stream();
-    let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(SMALL));
+    let small = match holder {
+        Holder::App(_) => SMALL,
+        Holder::Peer(_) => STRANGERS_SMALL,
+    };
+    let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(small));
     let mut share: Option<Share> = None;
+    // How large the body may become before it needs more room.
+    let mut room = small;
     let mut size = 0usize;
     let mut too_large = announced.is_some_and(|n| n > LARGEST);
     // Without the time for which we did not read.
@@ -138,10 +148,13 @@ async fn collect(
             too_large = true;
             (bytes, share) = (Vec::new(), None);
         }
-        if size > SMALL && !too_large && share.is_none() {
+        if size > room && !too_large {
             let waiting = Instant::now();
-            // One that does not say how long it is may become as large as any.
-            share = Some(rooms.of(holder).take(holder.clone(), announced.unwrap_or(LARGEST)).await?);
+            // A body that does not say how long it is may become as large as any.
+            room = announced.unwrap_or(if size <= SMALL { SMALL } else { LARGEST }).max(size);
+            // First: whoever waits for room holds none.
+            drop(share.take());
+            share = Some(rooms.of(holder).take(holder.clone(), room).await?);
             bytes.reserve_exact(announced.unwrap_or_default().saturating_sub(bytes.len()));
             began += waiting.elapsed();
         }

@@ -93,10 +93,7 @@ where
     let metrics = app.metrics.clone();
     let answer = async {
         let (caller, Received { value: body, share, .. }) =
-            log_in(&app, api, &limits.rooms, &parts, body, from).await?;
-        if let Some(connection) = &connection {
-            connection.logged_in();
-        }
+            log_in(&app, api, &limits.rooms, &parts, body, from, connection.as_ref()).await?;
         let path = parts.uri.path().to_owned();
         let (asked, asking) = (app.clone(), caller.clone());
         let answer = act(Call { api, app, caller, body, path, headers: parts.headers, share }).await;
@@ -146,7 +143,10 @@ async fn log_in(
     parts: &Parts,
     body: Body,
     from: IpAddr,
+    connection: Option<&Connection>,
 ) -> Result<(Caller, Received), CallError> {
+    // Before a large body is read: while it comes, its connection must not give way to strangers.
+    let logged_in = || connection.iter().for_each(|connection| connection.logged_in());
     let early = match (login::in_header(&parts.headers), parts.method == Method::GET) {
         (Ok(None), true) => login::in_query(parts.uri.query().unwrap_or_default()),
         (found, _) => found,
@@ -155,6 +155,7 @@ async fn log_in(
         Ok(None) => {
             let mut received = body::read(rooms, Holder::Peer(from.into()), parts, body).await?;
             let caller = login::check(app, api, login::in_fields(&received.value)?, from).await?;
+            logged_in();
             rooms.move_to(&caller.app, &mut received).await?;
             return Ok((caller, received));
         }
@@ -163,6 +164,7 @@ async fn log_in(
     };
     match checked {
         Ok(caller) => {
+            logged_in();
             let received = body::read(rooms, Holder::App(caller.app.clone()), parts, body).await?;
             Ok((caller, received))
         }

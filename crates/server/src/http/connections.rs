@@ -1,14 +1,24 @@
 //! Limits the connections to the API's port. Peers that have not logged in give way to newer ones.
 //!
-//! While a slot is free, everybody gets one. When all are taken, the address with the most connections that have not logged in
-//! loses the oldest of them. So an address that opens connections and does not use them pushes out its own, and neither callers that
-//! have logged in nor other addresses. Where all have logged in, a newcomer waits in the kernel's queue.
+//! While a slot is free, everybody gets one, up to a quarter of all slots for peers of one address that have not logged in. An address
+//! beyond its quarter loses its oldest connection without a login. When all slots are taken, the address with the most connections
+//! without a login loses the oldest of them. So an address that opens connections and does not use them pushes out its own, and
+//! neither callers that have logged in nor other addresses. Where all have logged in, a newcomer waits in the kernel's queue.
+//!
+//! Request heads of more than a usual size are bounded in number, too, by address and altogether: a head is buffered before
+//! anybody knows whose it is.
 
 use crate::peer::PeerNet;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
+
+/// How many large heads are buffered at once, altogether and of one address.
+const LARGE_HEADS: usize = 256;
+const LARGE_HEADS_OF_ONE: usize = 64;
+/// The part of all slots that peers of one address get without a login.
+const STRANGERS_PART: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct ConnectionLimiter {
@@ -20,28 +30,31 @@ pub(super) struct ConnectionLimiter {
 #[derive(Debug, Default)]
 struct Slots {
     next: u64,
-    /// By age, for numbers grow.
     by_number: BTreeMap<u64, Arc<Slot>>,
+    /// Connections without a login. The smallest number is the oldest.
+    strangers: HashMap<PeerNet, BTreeSet<u64>>,
+    large_heads: HashMap<PeerNet, BTreeSet<u64>>,
 }
 
 #[derive(Debug)]
 struct Slot {
+    number: u64,
     net: PeerNet,
     has_logged_in: AtomicBool,
+    has_large_head: AtomicBool,
     evicted: watch::Sender<bool>,
 }
 
 /// A slot, free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Admitted {
-    number: u64,
-    slot: Arc<Slot>,
-    limiter: Arc<ConnectionLimiter>,
-}
+pub(super) struct Admitted(Connection);
 
 /// What a call knows of the connection that it came by.
 #[derive(Clone, Debug)]
-pub(super) struct Connection(Arc<Slot>);
+pub(super) struct Connection {
+    slot: Arc<Slot>,
+    limiter: Arc<ConnectionLimiter>,
+}
 
 impl ConnectionLimiter {
     pub(super) fn new(most: usize) -> Arc<ConnectionLimiter> {
@@ -61,18 +74,26 @@ impl ConnectionLimiter {
 
     fn admit_now(self: &Arc<Self>, net: PeerNet) -> Option<Admitted> {
         let mut slots = self.lock();
+        if let Some(own) = slots.strangers.get(&net).filter(|own| own.len() >= self.most / STRANGERS_PART) {
+            let oldest = own.first().copied();
+            oldest.into_iter().for_each(|number| slots.evict(number));
+        }
         if slots.by_number.len() >= self.most {
             let number = slots.most_expendable()?;
-            if let Some(slot) = slots.by_number.remove(&number) {
-                slot.evicted.send_replace(true);
-            }
+            slots.evict(number);
         }
-        let slot =
-            Arc::new(Slot { net, has_logged_in: AtomicBool::new(false), evicted: watch::Sender::new(false) });
         let number = slots.next;
         slots.next += 1;
+        let slot = Arc::new(Slot {
+            number,
+            net,
+            has_logged_in: AtomicBool::new(false),
+            has_large_head: AtomicBool::new(false),
+            evicted: watch::Sender::new(false),
+        });
         slots.by_number.insert(number, slot.clone());
-        Some(Admitted { number, slot, limiter: self.clone() })
+        slots.strangers.entry(net).or_default().insert(number);
+        Some(Admitted(Connection { slot, limiter: self.clone() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
@@ -82,26 +103,42 @@ impl ConnectionLimiter {
 
 impl Slots {
     fn most_expendable(&self) -> Option<u64> {
-        let mut strangers: HashMap<PeerNet, (usize, u64)> = HashMap::new();
-        for (number, slot) in &self.by_number {
-            if !slot.has_logged_in.load(Ordering::Relaxed) {
-                strangers.entry(slot.net).or_insert((0, *number)).0 += 1;
-            }
-        }
         // Of two addresses with as many, the one whose oldest is older.
-        let most = strangers.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
-        most.map(|(_, oldest)| oldest)
+        let most = self.strangers.values().max_by_key(|own| (own.len(), std::cmp::Reverse(own.first())));
+        most.and_then(|own| own.first().copied())
+    }
+
+    fn evict(&mut self, number: u64) {
+        if let Some(slot) = self.remove(number) {
+            slot.evicted.send_replace(true);
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Arc<Slot>> {
+        let slot = self.by_number.remove(&number)?;
+        remove_from(&mut self.strangers, slot.net, number);
+        remove_from(&mut self.large_heads, slot.net, number);
+        Some(slot)
+    }
+}
+
+fn remove_from(sets: &mut HashMap<PeerNet, BTreeSet<u64>>, net: PeerNet, number: u64) {
+    if let Some(own) = sets.get_mut(&net) {
+        own.remove(&number);
+        if own.is_empty() {
+            sets.remove(&net);
+        }
     }
 }
 
 impl Admitted {
     pub(super) fn connection(&self) -> Connection {
-        Connection(self.slot.clone())
+        self.0.clone()
     }
 
     /// Returns when another peer has taken the slot.
     pub(super) async fn evicted(&self) {
-        let mut evicted = self.slot.evicted.subscribe();
+        let mut evicted = self.0.slot.evicted.subscribe();
         // The sender is in our own slot, so this cannot fail.
         let _ = evicted.wait_for(|evicted| *evicted).await;
     }
@@ -109,20 +146,52 @@ impl Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        if self.limiter.lock().by_number.remove(&self.number).is_some() {
-            self.limiter.freed.notify_one();
+        let Connection { slot, limiter } = &self.0;
+        if limiter.lock().remove(slot.number).is_some() {
+            limiter.freed.notify_one();
         }
     }
 }
 
 impl Connection {
     pub(super) fn logged_in(&self) {
-        self.0.has_logged_in.store(true, Ordering::Relaxed);
+        if !self.slot.has_logged_in.swap(true, Ordering::Relaxed) {
+            remove_from(&mut self.limiter.lock().strangers, self.slot.net, self.slot.number);
+        }
     }
 
     /// A later login by it was wrong: whoever it is now, it is not known.
     pub(super) fn login_refused(&self) {
-        self.0.has_logged_in.store(false, Ordering::Relaxed);
+        if self.slot.has_logged_in.swap(false, Ordering::Relaxed) {
+            let mut slots = self.limiter.lock();
+            if slots.by_number.contains_key(&self.slot.number) {
+                slots.strangers.entry(self.slot.net).or_default().insert(self.slot.number);
+            }
+        }
+    }
+
+    /// The head that comes now is larger than usual. False: there are too many of them, and the connection has to end.
+    pub(super) fn admits_large_head(&self) -> bool {
+        if self.slot.has_large_head.load(Ordering::Relaxed) {
+            return true;
+        }
+        let (mut slots, net) = (self.limiter.lock(), self.slot.net);
+        let all: usize = slots.large_heads.values().map(BTreeSet::len).sum();
+        let own = slots.large_heads.get(&net).map_or(0, BTreeSet::len);
+        if all >= LARGE_HEADS || own >= LARGE_HEADS_OF_ONE || !slots.by_number.contains_key(&self.slot.number)
+        {
+            return false;
+        }
+        slots.large_heads.entry(net).or_default().insert(self.slot.number);
+        self.slot.has_large_head.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// The head has come, and its call is answered.
+    pub(super) fn head_ended(&self) {
+        if self.slot.has_large_head.swap(false, Ordering::Relaxed) {
+            remove_from(&mut self.limiter.lock().large_heads, self.slot.net, self.slot.number);
+        }
     }
 }
 
@@ -140,30 +209,77 @@ mod tests {
         tokio::time::timeout(Duration::ZERO, admitted.evicted()).await.is_ok()
     }
 
+    async fn admit_many(limiter: &Arc<ConnectionLimiter>, ip: &str, count: usize) -> Vec<Admitted> {
+        let mut admitted = Vec::new();
+        for _ in 0..count {
+            admitted.push(limiter.admit(net(ip)).await);
+        }
+        admitted
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_address_with_most_strangers_loses_its_oldest() {
-        let limiter = ConnectionLimiter::new(4);
-        let other = limiter.admit(net("10.0.0.1")).await;
+        let limiter = ConnectionLimiter::new(12);
         let known = limiter.admit(net("10.0.0.2")).await;
         known.connection().logged_in();
-        let (first, second) = (limiter.admit(net("10.0.0.2")).await, limiter.admit(net("10.0.0.2")).await);
-        let third = limiter.admit(net("10.0.0.2")).await;
-        assert!(is_evicted(&first).await && !is_evicted(&second).await);
-        let fourth = limiter.admit(net("10.0.0.3")).await;
-        assert!(is_evicted(&second).await && !is_evicted(&other).await && !is_evicted(&known).await);
-        drop((first, second, third, fourth, other, known));
-        assert_eq!(limiter.lock().by_number.len(), 0);
+        let others = admit_many(&limiter, "10.0.0.1", 2).await;
+        let most = admit_many(&limiter, "10.0.0.2", 3).await;
+        let (third, fourth) =
+            (admit_many(&limiter, "10.0.0.3", 3).await, admit_many(&limiter, "10.0.0.4", 3).await);
+        let newcomer = limiter.admit(net("10.0.0.5")).await;
+        assert!(is_evicted(&most[0]).await && !is_evicted(&most[1]).await && !is_evicted(&known).await);
+        assert!(!is_evicted(&others[0]).await && !is_evicted(&third[0]).await);
+        drop((known, others, most, third, fourth, newcomer));
+        let slots = limiter.lock();
+        assert!(slots.by_number.is_empty() && slots.strangers.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_has_a_quarter_of_the_slots_before_its_logins() {
+        let limiter = ConnectionLimiter::new(12);
+        let own = admit_many(&limiter, "10.0.0.1", 3).await;
+        own[0].connection().logged_in();
+        let more = limiter.admit(net("10.0.0.1")).await;
+        assert!(!is_evicted(&own[1]).await, "a connection with a login does not count");
+        let too_many = limiter.admit(net("10.0.0.1")).await;
+        assert!(is_evicted(&own[1]).await && !is_evicted(&own[0]).await && !is_evicted(&own[2]).await);
+        own[0].connection().login_refused();
+        let one_more = limiter.admit(net("10.0.0.1")).await;
+        assert!(is_evicted(&own[0]).await, "after a wrong login it counts again");
+        drop((own, more, too_many, one_more));
+        assert!(limiter.lock().strangers.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_all_have_logged_in_a_newcomer_waits() {
-        let limiter = ConnectionLimiter::new(1);
-        let known = limiter.admit(net("10.0.0.1")).await;
-        known.connection().logged_in();
-        let waiting = tokio::time::timeout(Duration::from_secs(60), limiter.admit(net("10.0.0.2"))).await;
-        assert!(waiting.is_err(), "it is not pushed out");
-        known.connection().login_refused();
-        limiter.admit(net("10.0.0.2")).await;
-        assert!(is_evicted(&known).await);
+        let limiter = ConnectionLimiter::new(4);
+        let known = admit_many(&limiter, "10.0.0.1", 1).await;
+        known[0].connection().logged_in();
+        let others = [
+            limiter.admit(net("10.0.0.2")).await,
+            limiter.admit(net("10.0.0.3")).await,
+            limiter.admit(net("10.0.0.4")).await,
+        ];
+        others.iter().for_each(|other| other.connection().logged_in());
+        let waiting = tokio::time::timeout(Duration::from_secs(60), limiter.admit(net("10.0.0.5"))).await;
+        assert!(waiting.is_err(), "nobody is pushed out for it");
+        known[0].connection().login_refused();
+        limiter.admit(net("10.0.0.5")).await;
+        assert!(is_evicted(&known[0]).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_heads_are_bounded_by_address_and_free_when_they_end() {
+        let limiter = ConnectionLimiter::new(4_096);
+        let own = admit_many(&limiter, "10.0.0.1", LARGE_HEADS_OF_ONE + 1).await;
+        let (last, first) = own.split_last().expect("there are some");
+        assert!(first.iter().all(|admitted| admitted.connection().admits_large_head()));
+        assert!(first.iter().all(|admitted| admitted.connection().admits_large_head()), "each counts once");
+        assert!(!last.connection().admits_large_head());
+        assert!(limiter.admit(net("10.0.0.2")).await.connection().admits_large_head());
+        first[0].connection().head_ended();
+        assert!(last.connection().admits_large_head());
+        drop(own);
+        assert!(limiter.lock().large_heads.is_empty());
     }
 }

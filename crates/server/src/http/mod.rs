@@ -13,6 +13,7 @@ mod job;
 mod login;
 mod native;
 pub(crate) mod port;
+mod requests;
 mod routes;
 mod throttle;
 pub(crate) mod tls;

@@ -4,8 +4,10 @@ use super::places::{Place, Places};
 use super::{Budgets, Clones, Questions, RefusalLog, connection, enroll};
 use crate::app::events::Bell;
 use crate::clock::Clock;
+use crate::handshake::{self, Metered};
 use crate::keeper::Keeper;
 use crate::metrics::Metrics;
+use crate::peer::PeerNet;
 use crate::pki::{Ca, PkiError};
 use crate::store::Store;
 use axum::extract::{Extension, State, WebSocketUpgrade};
@@ -13,6 +15,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use axum::{Router, extract::ws::WebSocket};
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
@@ -104,7 +108,7 @@ impl Link {
             let place = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
-                place = places.take() => place,
+                place = places.take(PeerNet::from(from.ip())) => place,
             };
             // As it is now: a CA may have come or gone.
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
@@ -160,7 +164,7 @@ async fn welcome(
     }
 }
 
-type TlsStream = tokio_rustls::server::TlsStream<TcpStream>;
+type TlsStream = tokio_rustls::server::TlsStream<Metered>;
 
 async fn shake_hands(
     stream: TcpStream,
@@ -172,12 +176,13 @@ async fn shake_hands(
     stream.readable().await?;
     // An agent's first record comes whole. Who sends half of one keeps its place no longer than who is silent: else a few thousand of
     // them would fill the queue before the port for longer than an agent waits.
-    let mut first = [0; FIRST_RECORD];
+    let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
         place.has_spoken();
     }
-    let stream = acceptor.accept(stream).await?;
+    drop(first);
+    let stream = handshake::accept(&acceptor, stream).await?;
     place.has_spoken();
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
     Ok((stream, certificate.map(CertificateDer::into_owned)))
@@ -192,7 +197,12 @@ fn begins_with_a_record(bytes: &[u8]) -> bool {
 }
 
 async fn serve_connection(stream: TlsStream, peer: Peer, router: Router, place: Arc<Place>) {
-    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let router = TowerToHyperService::new(router);
+    // Not as a layer of the router, which would be copied whole for each connection.
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        router.call(request)
+    });
     let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HANDSHAKE)

@@ -1,11 +1,13 @@
 //! Who may be on the way in: so many peers at once between their first packet and their hello.
 //!
-//! Anybody can open a connection and say nothing. When all places are taken, the oldest peer that has said nothing yet loses its
-//! place to a newer one; where all have spoken, the oldest of them. Each keeps it for a moment at least, so that a flood of new
-//! connections does not push out an agent that only needs its turn on a busy core. Whoever finds no place waits in the kernel's
-//! queue.
+//! Anybody can open a connection and say nothing. Each peer keeps its place for a moment at least, and for longer when it has spoken,
+//! so that a flood of new connections does not push out an agent that only needs its turn on a busy core. When all places are taken,
+//! a peer whose time is up loses its place to a newer one: of those, one of the address with the most places, and there
+//! the one whose time was up first. Whoever finds no place waits in the kernel's queue.
 
-use std::collections::BTreeMap;
+use crate::peer::PeerNet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,6 +34,7 @@ struct Taken {
 
 #[derive(Debug)]
 struct Seat {
+    net: PeerNet,
     since: Instant,
     has_spoken: AtomicBool,
     is_lost: AtomicBool,
@@ -52,20 +55,20 @@ impl Places {
     }
 
     /// Waits until there is one, and takes it from another where that is due. Dropping the future takes nothing.
-    pub(super) async fn take(self: &Arc<Self>) -> Place {
+    pub(super) async fn take(self: &Arc<Self>, net: PeerNet) -> Place {
         loop {
             let freed = self.freed.notified();
             let wait = {
                 let mut taken = self.lock();
                 if taken.by_number.len() < self.most {
-                    return self.seat(&mut taken);
+                    return self.seat(&mut taken, net);
                 }
                 match self.most_expendable(&taken, Instant::now()) {
                     Expendable::Now(number) => {
                         if let Some(seat) = taken.by_number.remove(&number) {
                             seat.lose();
                         }
-                        return self.seat(&mut taken);
+                        return self.seat(&mut taken, net);
                     }
                     Expendable::Later(at) => at,
                 }
@@ -75,8 +78,9 @@ impl Places {
         }
     }
 
-    fn seat(self: &Arc<Self>, taken: &mut Taken) -> Place {
+    fn seat(self: &Arc<Self>, taken: &mut Taken, net: PeerNet) -> Place {
         let seat = Arc::new(Seat {
+            net,
             since: Instant::now(),
             has_spoken: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
@@ -88,14 +92,16 @@ impl Places {
     }
 
     fn most_expendable(&self, taken: &Taken, now: Instant) -> Expendable {
-        let silent = taken.by_number.iter().find(|(_, seat)| !seat.has_spoken.load(Ordering::Relaxed));
-        let silent = silent.map(|(number, seat)| (seat.since + SILENT, *number));
-        let speaking =
-            taken.by_number.first_key_value().map(|(number, seat)| (seat.since + SPEAKING, *number));
-        match silent.into_iter().chain(speaking).min() {
-            Some((at, number)) if at <= now => Expendable::Now(number),
-            Some((at, _)) => Expendable::Later(at),
-            None => Expendable::Later(now + SILENT),
+        let mut places: HashMap<PeerNet, usize> = HashMap::new();
+        for seat in taken.by_number.values() {
+            *places.entry(seat.net).or_default() += 1;
+        }
+        let due = taken.by_number.iter().map(|(number, seat)| (seat.kept_until(), *number, seat.net));
+        let up = due.clone().filter(|(until, ..)| *until <= now);
+        let most = up.max_by_key(|(until, number, net)| (places.get(net), Reverse((*until, *number))));
+        match (most, due.map(|(until, ..)| until).min()) {
+            (Some((_, number, _)), _) => Expendable::Now(number),
+            (None, next) => Expendable::Later(next.unwrap_or(now + SILENT)),
         }
     }
 
@@ -110,6 +116,10 @@ enum Expendable {
 }
 
 impl Seat {
+    fn kept_until(&self) -> Instant {
+        self.since + if self.has_spoken.load(Ordering::Relaxed) { SPEAKING } else { SILENT }
+    }
+
     fn lose(&self) {
         self.is_lost.store(true, Ordering::Release);
         self.lost.notify_waiters();
@@ -147,6 +157,10 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    fn net(last: u8) -> PeerNet {
+        std::net::IpAddr::from([10, 0, 0, last]).into()
+    }
+
     async fn is_lost(place: &Place) -> bool {
         tokio::time::timeout(Duration::ZERO, place.lost()).await.is_ok()
     }
@@ -154,15 +168,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_oldest_silent_peer_gives_way_and_one_that_speaks_keeps_its_place_for_longer() {
         let places = Places::new(3);
-        let (first, second, third) = (places.take().await, places.take().await, places.take().await);
+        let (first, second, third) =
+            (places.take(net(1)).await, places.take(net(1)).await, places.take(net(1)).await);
         first.has_spoken();
         let began = Instant::now();
-        let fourth = places.take().await;
+        let fourth = places.take(net(1)).await;
         assert_eq!(began.elapsed(), SILENT, "each has its moment");
         assert!(is_lost(&second).await && !is_lost(&first).await && !is_lost(&third).await);
         fourth.has_spoken();
         third.has_spoken();
-        let fifth = places.take().await;
+        let fifth = places.take(net(1)).await;
         assert_eq!(began.elapsed(), SPEAKING);
         assert!(is_lost(&first).await && !is_lost(&third).await && !is_lost(&fourth).await);
         drop((first, second, third, fourth, fifth));
@@ -172,15 +187,27 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_place_that_is_given_back_is_taken_at_once() {
         let places = Places::new(1);
-        let first = places.take().await;
+        let first = places.take(net(1)).await;
         let began = Instant::now();
         let next = tokio::spawn({
             let places = places.clone();
-            async move { places.take().await }
+            async move { places.take(net(1)).await }
         });
         tokio::task::yield_now().await;
         drop(first);
         let next = next.await.expect("it gets it");
         assert!(began.elapsed() < SILENT && !is_lost(&next).await);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn of_those_whose_time_is_up_the_address_with_the_most_places_loses_one() {
+        let places = Places::new(3);
+        let other = places.take(net(2)).await;
+        let (first, second) = (places.take(net(1)).await, places.take(net(1)).await);
+        tokio::time::advance(SPEAKING).await;
+        let third = places.take(net(1)).await;
+        assert!(is_lost(&first).await && !is_lost(&other).await && !is_lost(&second).await);
+        let fourth = places.take(net(3)).await;
+        assert!(is_lost(&second).await && !is_lost(&other).await);
+        drop((third, fourth));
     }
 }

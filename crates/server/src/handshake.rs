@@ -1,0 +1,75 @@
+//! TLS handshakes of peers that nobody knows yet: nothing is buffered before their first byte, and only so much afterwards.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// The most that a peer may send until its handshake is done: a hello, and the certificates of an agent.
+const MOST: usize = 32 * 1024;
+
+/// A stream of which so much may be read.
+#[derive(Debug)]
+pub(crate) struct Metered {
+    stream: TcpStream,
+    /// `None`: the handshake is done, and others count from here on.
+    left: Option<usize>,
+}
+
+/// Waits for the first byte, then shakes hands.
+pub(crate) async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsStream<Metered>> {
+    stream.readable().await?;
+    let metered = Metered { stream, left: Some(MOST) };
+    // On the heap, and gone when the handshake is done.
+    let mut stream = Box::pin(acceptor.accept(metered)).await?;
+    stream.get_mut().0.left = None;
+    Ok(stream)
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if let Some(left) = self.left {
+            let came = buffer.filled().len() - before;
+            let Some(left) = left.checked_sub(came) else {
+                return Poll::Ready(Err(io::Error::other("the handshake is larger than any")));
+            };
+            self.left = Some(left);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

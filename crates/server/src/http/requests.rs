@@ -1,0 +1,281 @@
+//! Serves the requests of one connection. HTTP's buffers exist only while a request is on its way.
+//!
+//! ```text
+//! waiting --first byte--> serving --idle for PARK_AFTER--> waiting --IDLE--> closed
+//! ```
+//!
+//! While it waits, a connection is a socket (and a TLS session) and a buffer of one byte. hyper's read and write buffers, of 8 KiB
+//! each at least and up to 64 KiB after a large body, are made with the first byte of a request and let go of when
+//! nothing has come for a moment.
+
+use super::connections::Connection;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use bytes::{Buf, Bytes};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::debug;
+
+/// How long a connection may wait for a request, or for the rest of its head.
+const IDLE: Duration = Duration::from_secs(30);
+/// How long a connection keeps its buffers after an answer.
+const PARK_AFTER: Duration = Duration::from_secs(1);
+/// The most that is buffered of a request's head, before anybody knows whose it is.
+const HEAD: usize = 64 * 1024;
+/// Larger heads are bounded in number.
+const USUAL_HEAD: usize = 16 * 1024;
+/// How long a connection that is closed may take for its last bytes.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// Where a connection comes from, and what answers it.
+#[derive(Clone)]
+pub(super) struct Answerer {
+    pub(super) router: Router,
+    pub(super) from: SocketAddr,
+    pub(super) connection: Connection,
+}
+
+/// Serves a connection until its end, or until told to stop.
+pub(super) async fn serve<S>(mut stream: S, answerer: Answerer, mut stop: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut ahead = Bytes::new();
+    loop {
+        if ahead.is_empty() {
+            let mut first = [0];
+            let read = tokio::select! {
+                biased;
+                () = told_to_stop(&mut stop) => None,
+                read = timeout(IDLE, stream.read(&mut first)) => read.ok(),
+            };
+            match read {
+                Some(Ok(1)) => ahead = Bytes::copy_from_slice(&first),
+                Some(Ok(_)) | None => {
+                    let _ = timeout(CLOSING, stream.shutdown()).await;
+                    return;
+                }
+                Some(Err(error)) => {
+                    debug!(from = %answerer.from, %error, "a caller's connection ended early");
+                    return;
+                }
+            }
+        }
+        // On the heap, and gone while the connection waits.
+        match Box::pin(serve_requests(stream, ahead, &answerer, stop.clone())).await {
+            Served::Idle { stream: idle, unread } => (stream, ahead) = (idle, unread),
+            Served::Ended => return,
+        }
+    }
+}
+
+enum Served<S> {
+    Idle {
+        stream: S,
+        /// The beginning of a request that came right behind another.
+        unread: Bytes,
+    },
+    Ended,
+}
+
+async fn serve_requests<S>(
+    stream: S,
+    ahead: Bytes,
+    answerer: &Answerer,
+    mut stop: watch::Receiver<bool>,
+) -> Served<S>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Answerer { router, from, connection: peer } = answerer.clone();
+    let activity = Arc::new(Activity::default());
+    let watched = Watched { stream, ahead, activity: activity.clone(), peer: peer.clone() };
+    let (inner, answering) = (TowerToHyperService::new(router), activity.clone());
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(from));
+        request.extensions_mut().insert(peer.clone());
+        let open = Open::new(answering.clone(), peer.clone());
+        let answer = inner.call(request);
+        async move { answer.await.map(|answer| answer.map(|body| Answer { body, _open: open })) }
+    });
+    let mut connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(HEAD)
+        .serve_connection(TokioIo::new(watched), service);
+    let mut answered = 0;
+    let served = loop {
+        tokio::select! {
+            biased;
+            served = &mut connection => break served,
+            () = told_to_stop(&mut stop) => {
+                Pin::new(&mut connection).graceful_shutdown();
+                break connection.await;
+            }
+            () = tokio::time::sleep(PARK_AFTER) => match activity.idle_after() {
+                Some(now) if now == answered => {
+                    let parts = connection.into_parts();
+                    let Watched { stream, .. } = parts.io.into_inner();
+                    return Served::Idle { stream, unread: parts.read_buf };
+                }
+                Some(now) => answered = now,
+                None => {}
+            },
+        }
+    };
+    if let Err(error) = served {
+        debug!(%from, %error, "a caller's connection ended early");
+    }
+    Served::Ended
+}
+
+async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// What is known of hyper's work on one connection.
+#[derive(Debug, Default)]
+struct Activity {
+    /// Requests whose answer has not been handed over whole.
+    open: AtomicUsize,
+    answered: AtomicU64,
+    /// Bytes that came since the last answer and before the next request.
+    head: AtomicUsize,
+    unflushed: AtomicBool,
+}
+
+impl Activity {
+    /// After how many answers the connection waits for its next request; `None`: it does not.
+    fn idle_after(&self) -> Option<u64> {
+        let busy = self.open.load(Ordering::Relaxed) > 0
+            || self.head.load(Ordering::Relaxed) > 0
+            || self.unflushed.load(Ordering::Relaxed);
+        Some(self.answered.load(Ordering::Relaxed)).filter(|answered| !busy && *answered > 0)
+    }
+}
+
+/// A request that is being answered.
+#[derive(Debug)]
+struct Open {
+    activity: Arc<Activity>,
+    peer: Connection,
+}
+
+impl Open {
+    fn new(activity: Arc<Activity>, peer: Connection) -> Open {
+        activity.open.fetch_add(1, Ordering::Relaxed);
+        activity.head.store(0, Ordering::Relaxed);
+        Open { activity, peer }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.peer.head_ended();
+        self.activity.answered.fetch_add(1, Ordering::Relaxed);
+        self.activity.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An answer's body: its request is open until the last of it was handed over.
+struct Answer {
+    body: Body,
+    _open: Open,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A stream that gives out first what was read ahead, and says what hyper does with it.
+#[derive(Debug)]
+struct Watched<S> {
+    stream: S,
+    ahead: Bytes,
+    activity: Arc<Activity>,
+    peer: Connection,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let length = self.ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.ahead[..length]);
+            self.ahead.advance(length);
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let came = buffer.filled().len() - before;
+        if self.activity.open.load(Ordering::Relaxed) == 0 {
+            let head = self.activity.head.fetch_add(came, Ordering::Relaxed) + came;
+            if head > USUAL_HEAD && !self.peer.admits_large_head() {
+                return Poll::Ready(Err(io::Error::other("too many large heads at once")));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.activity.unflushed.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.activity.unflushed.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.activity.unflushed.store(false, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
