@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use procfleet_agent::exec::release_signals;
 use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
+use procfleet_server::backlog::Load;
 use procfleet_server::config::{Config, TlsSource};
 use procfleet_server::login_service::LoginUrl;
 use procfleet_server::peer::AddressBlock;
@@ -31,6 +32,14 @@ pub(crate) struct Args {
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) keep_days: u64,
+    /// How many ops may be accepted and not ended. Beyond it callers wait up to 2 s, and are refused then (HTTP 503, Retry-After)
+    #[arg(long, env = "PROCFLEET_MAX_OPEN_OPS", value_name = "N", default_value_t = 500_000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_open_ops: u32,
+    /// The same for the specs of their requests, in MiB
+    #[arg(long, env = "PROCFLEET_MAX_OPEN_SPECS", value_name = "MIB", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) max_open_specs: u32,
     /// How many days an agent's certificate is good; agents renew theirs at two thirds of it
     #[arg(long, env = "PROCFLEET_AGENT_CERT_DAYS", value_name = "DAYS", default_value_t = 365,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
@@ -86,6 +95,10 @@ impl From<Args> for Config {
             listen: args.listen,
             link: args.link,
             keep: Duration::from_secs(args.keep_days * 86_400),
+            most_open: Load {
+                ops: args.max_open_ops as usize,
+                bytes: args.max_open_specs as usize * 1024 * 1024,
+            },
             agent_certificate: Duration::from_secs(
                 args.agent_cert_secs.unwrap_or(args.agent_cert_days * 86_400),
             ),

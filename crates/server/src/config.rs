@@ -1,6 +1,7 @@
 //! What a server is told at its start. Plain data, checked once.
 
 use crate::ServerError;
+use crate::backlog::Load;
 use crate::login_service::LoginUrl;
 use crate::peer::AddressBlock;
 use procfleet_core::data_folder::{self, Folder, Program};
@@ -19,6 +20,8 @@ pub struct Config {
     pub link: SocketAddr,
     /// How long tasks with their results, and audit records, are kept.
     pub keep: Duration,
+    /// How much may be accepted and not ended; beyond it, callers wait and are refused then.
+    pub most_open: Load,
     /// How long an agent's certificate is good; it is renewed at two thirds of it.
     pub agent_certificate: Duration,
     /// For how long from the start agents are let back in that a restored store does not know.

@@ -10,6 +10,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::backlog::{Backlog, Load};
 use crate::clock::{Clock, Reading};
 use crate::metrics::Metrics;
 use crate::sessions::{CutReason, LastHeard, Outbox, Presences, Undelivered};
@@ -24,7 +25,7 @@ use procfleet_core::op::Outcome;
 use procfleet_core::spec::Spec;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{Ack, Cancel, Drain, Op, Refused, server_message::Body};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -40,6 +41,8 @@ const BATCH: usize = 2_000;
 /// How many bytes of reports may wait to be written. Beyond that sessions do not read on, so that a storm of results, or a disk
 /// that takes none, queues on the agents.
 const REPORT_BYTES: usize = 32 << 20;
+/// Tables of up to so many entries are not worth shrinking.
+const SMALL_TABLE: usize = 4_096;
 /// More ops that end together than this share a line in the log.
 const LINES: usize = 32;
 /// On an orderly end agents come back after this, plus a random part of a spread: so much for each of them, which a server
@@ -127,8 +130,9 @@ impl Keeper {
         clock: Clock,
         presences: Presences,
         metrics: Arc<Metrics>,
+        backlog: Backlog,
     ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
-        Keeper::start_with(store, clock, presences, metrics, RESTART_GRACE).await
+        Keeper::start_with(store, clock, presences, metrics, backlog, RESTART_GRACE).await
     }
 
     /// `grace`: how long nothing is said about agents that have not come back yet.
@@ -137,6 +141,7 @@ impl Keeper {
         clock: Clock,
         presences: Presences,
         metrics: Arc<Metrics>,
+        backlog: Backlog,
         grace: Duration,
     ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
         let (notes, inbox) = mpsc::channel(NOTES);
@@ -146,6 +151,7 @@ impl Keeper {
             clock,
             presences,
             metrics,
+            backlog,
             changes,
             ops: HashMap::new(),
             by_agent: HashMap::new(),
@@ -203,8 +209,11 @@ struct Work {
     clock: Clock,
     presences: Presences,
     metrics: Arc<Metrics>,
+    /// Told when ops end, so that there is room for others.
+    backlog: Backlog,
     changes: watch::Sender<u64>,
-    ops: HashMap<OpId, Entry>,
+    /// Boxed: a table of whole entries would be the largest thing in memory, and twice while it grows.
+    ops: HashMap<OpId, Box<Entry>>,
     by_agent: HashMap<AgentId, BTreeSet<OpId>>,
     sessions: HashMap<AgentId, Session>,
     /// Until when an agent that is away may come back.
@@ -264,6 +273,17 @@ impl Work {
             if !present_until.contains_key(agent) {
                 self.dismissed.insert(agent.clone(), RETIRED.to_owned());
             }
+        }
+        let mut specs: HashMap<TaskId, BTreeMap<*const Spec, usize>> = HashMap::new();
+        for row in &open {
+            let sizes = specs.entry(row.op.task).or_default();
+            if let Some(spec) = &row.spec {
+                sizes.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).len());
+            }
+        }
+        for (task, ops) in count_by_task(&open) {
+            let bytes = specs.get(&task).map_or(0, |sizes| sizes.values().sum());
+            self.backlog.restore(task, Load { ops, bytes });
         }
         if !open.is_empty() {
             info!(ops = open.len(), "open ops taken up again");
@@ -356,7 +376,10 @@ impl Work {
         match self.store.tasks_ops(self.unread.clone()).await {
             Ok(rows) => {
                 hit(Point::ServerKeeperRead);
-                self.unread.clear();
+                let open = count_by_task(&rows);
+                for task in std::mem::take(&mut self.unread) {
+                    self.backlog.opened(task, open.get(&task).copied().unwrap_or_default());
+                }
                 self.add(rows, |_| Progress::Waiting);
             }
             Err(error) => {
@@ -375,12 +398,10 @@ impl Work {
         // One text per request, however many targets it has.
         let mut texts: HashMap<*const Spec, Arc<[u8]>> = HashMap::new();
         for row in rows {
-            let spec = row.spec.as_ref().map(|spec| {
-                texts
-                    .entry(Arc::as_ptr(spec))
-                    .or_insert_with(|| serde_json::to_vec(&**spec).expect("a spec is always JSON").into())
-                    .clone()
-            });
+            let spec = row
+                .spec
+                .as_ref()
+                .map(|spec| texts.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).into()).clone());
             if let Some(agent) = &row.agent {
                 self.by_agent.entry(agent.clone()).or_default().insert(row.op);
             }
@@ -396,7 +417,7 @@ impl Work {
             let changes = row.spec.as_ref().is_some_and(|spec| !spec.change.is_empty());
             let (proc, agent, accounts) = (row.proc, row.agent, row.accounts);
             let entry = Entry { open, proc, spec, changes, accounts, target, agent, cancelling, wake: None };
-            self.ops.insert(row.op, entry);
+            self.ops.insert(row.op, Box::new(entry));
             self.dirty.insert(row.op);
         }
     }
@@ -495,6 +516,17 @@ impl Work {
             }
         }
         self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
+        self.shrink();
+    }
+
+    /// Tables keep the size that a burst gave them. Shrunk when an eighth of it is in use, so that shrinking costs less than the ops did.
+    fn shrink(&mut self) {
+        if self.ops.capacity() > SMALL_TABLE.max(8 * self.ops.len()) {
+            self.ops.shrink_to(2 * self.ops.len());
+        }
+        if self.finished.capacity() > SMALL_TABLE.max(8 * self.finished.len()) {
+            self.finished.shrink_to(2 * self.finished.len());
+        }
     }
 
     /// An op no longer counts among those that the agent has yet to confirm: the next one may be sent.
@@ -665,6 +697,7 @@ impl Work {
         let mut acks: HashMap<AgentId, Vec<String>> = HashMap::new();
         let one_by_one = batch.len() <= LINES;
         let (mut ended, mut liars) = (0, BTreeSet::new());
+        let mut ended_of: HashMap<TaskId, usize> = HashMap::new();
         for (finished, applied) in batch.into_iter().zip(applied) {
             let op = finished.op;
             match applied {
@@ -690,10 +723,15 @@ impl Work {
                     continue;
                 }
             }
-            self.forget(op);
+            if self.forget(op) {
+                *ended_of.entry(op.task).or_default() += 1;
+            }
             if let Some(agent) = finished.agent {
                 acks.entry(agent).or_default().push(op.to_string());
             }
+        }
+        for (task, ops) in ended_of {
+            self.backlog.ended(task, ops);
         }
         if ended > 0 && !one_by_one {
             info!(ops = ended, "ops ended");
@@ -713,12 +751,13 @@ impl Work {
         }
     }
 
-    fn forget(&mut self, op: OpId) {
-        let Some(entry) = self.ops.remove(&op) else { return };
+    /// False: it was not known any more.
+    fn forget(&mut self, op: OpId) -> bool {
+        let Some(entry) = self.ops.remove(&op) else { return false };
         if let Some(wake) = entry.wake {
             self.timers.remove(&(wake, op));
         }
-        let Some(agent) = entry.agent else { return };
+        let Some(agent) = entry.agent else { return true };
         if let Some(ops) = self.by_agent.get_mut(&agent) {
             ops.remove(&op);
             if ops.is_empty() {
@@ -729,6 +768,7 @@ impl Work {
         if let Progress::Sent(epoch) = entry.open.progress {
             self.give_place(&agent, epoch);
         }
+        true
     }
 
     fn leave(&mut self) {
@@ -741,6 +781,18 @@ impl Work {
         }
         self.sessions.clear();
     }
+}
+
+fn count_by_task(rows: &[OpenOpRow]) -> HashMap<TaskId, usize> {
+    let mut ops = HashMap::new();
+    for row in rows {
+        *ops.entry(row.op.task).or_default() += 1;
+    }
+    ops
+}
+
+fn text_of(spec: &Spec) -> Vec<u8> {
+    serde_json::to_vec(spec).expect("a spec is always JSON")
 }
 
 fn refusal(agent: &AgentId, reason: &str) -> Body {

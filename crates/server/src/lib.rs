@@ -5,6 +5,7 @@
 
 pub mod agent_limits;
 pub mod app;
+pub mod backlog;
 pub mod clock;
 pub mod config;
 pub mod files;
@@ -26,6 +27,7 @@ use crate::app::restored;
 use crate::app::retention::Retention;
 use crate::app::setup::{self, Reached, SetupError};
 use crate::app::webhooks::Delivery;
+use crate::backlog::Backlog;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::http::TlsError;
@@ -172,12 +174,14 @@ impl Server {
         let reached = Reached { url: url.clone(), pin: tls.as_ref().map(ApiTls::pin) };
         setup::administrator(&store, &admin_file, reached, clock.wall()).await?;
 
+        let backlog = Backlog::new(config.most_open);
         let (keeper, keeper_task) =
-            Keeper::start(store.clone(), clock, presences.clone(), metrics.clone()).await?;
+            Keeper::start(store.clone(), clock, presences.clone(), metrics.clone(), backlog.clone()).await?;
         let refusals = Refusals::new(store.clone(), clock);
         let app = App {
             store,
             keeper,
+            backlog,
             clock,
             presences,
             ca,

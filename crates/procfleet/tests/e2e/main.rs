@@ -11,6 +11,7 @@ mod api_shape;
 mod backups;
 mod bad_input;
 mod batches;
+mod bursts;
 mod cancel;
 mod certificates;
 mod changes;

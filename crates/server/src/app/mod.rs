@@ -30,6 +30,7 @@ pub mod upgrade;
 pub mod users;
 pub mod webhooks;
 
+use crate::backlog::{Backlog, Full};
 use crate::clock::Clock;
 use crate::keeper::Keeper;
 use crate::login_service::LoginService;
@@ -51,6 +52,7 @@ use std::sync::Arc;
 pub struct App {
     pub store: Store,
     pub keeper: Keeper,
+    pub backlog: Backlog,
     pub clock: Clock,
     pub presences: Presences,
     pub ca: Arc<Ca>,
@@ -108,6 +110,8 @@ pub enum AppError {
     Unanswered { code: Code, reason: String },
     #[error("the disk of the data folder is full, and {} is not taken", .0.verb())]
     DiskFull(OpKind),
+    #[error("too many ops are open")]
+    Full(Full),
     #[error("the server is ending")]
     Ending,
 }

@@ -3,6 +3,7 @@
 //! A call that comes with a key of its caller's makes one task, however often it comes.
 
 use super::{App, AppError, Caller, access};
+use crate::backlog::{Load, Share};
 use crate::clock::{Reading, WallMs};
 use crate::keeper::Note;
 use crate::secret;
@@ -49,7 +50,7 @@ pub async fn submit_retry(
     key: Option<SubmissionKey>,
 ) -> Result<TaskId, AppError> {
     const API: &str = "task_retry";
-    let mut task = prepare(app, caller, API, requests, within).await?;
+    let (mut task, share) = prepare(app, caller, API, requests, within).await?;
     task.retry_of = Some(of);
     if let Some(audit) = &mut task.audit {
         audit.detail.push_str(&format!(", again after {of}"));
@@ -58,19 +59,20 @@ pub async fn submit_retry(
         // The task that is tried again says all: what failed in it does not change any more.
         Some(key) => {
             let request_hash = secret::hash(format!("{API} {of}").as_bytes());
-            accept_once(app, caller, API, task, request_hash, key).await
+            accept_once(app, caller, API, (task, share), request_hash, key).await
         }
-        None => accept(app, task).await,
+        None => accept(app, (task, share)).await,
     }
 }
 
-async fn accept(app: &App, task: NewTask) -> Result<TaskId, AppError> {
+async fn accept(app: &App, (task, share): (NewTask, Share)) -> Result<TaskId, AppError> {
     let ended = ended(&task);
     let (store, keeper, metrics) = (app.store.clone(), app.keeper.clone(), app.metrics.clone());
     // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
     let accepted = tokio::spawn(async move {
         hit(Point::ServerTaskUnwritten);
         let task = store.create_task(task).await?;
+        share.keep(task);
         hit(Point::ServerTaskCommitted);
         ended.into_iter().for_each(|code| metrics.outcome(code));
         keeper.tell(Note::TaskCreated(task)).await;
@@ -112,7 +114,7 @@ async fn accept_once(
     app: &App,
     caller: &Caller,
     api: &'static str,
-    task: NewTask,
+    (task, share): (NewTask, Share),
     request_hash: [u8; 32],
     key: SubmissionKey,
 ) -> Result<TaskId, AppError> {
@@ -130,6 +132,7 @@ async fn accept_once(
         let submitted = store.submit_task(task, submission).await?;
         hit(Point::ServerTaskCommitted);
         if let Submitted::New(task) = submitted {
+            share.keep(task);
             ended.into_iter().for_each(|code| metrics.outcome(code));
             keeper.tell(Note::TaskCreated(task)).await;
         }
@@ -151,13 +154,15 @@ async fn prepare(
     api: &'static str,
     requests: Vec<Request>,
     within: &Scope<BusinessId>,
-) -> Result<NewTask, AppError> {
+) -> Result<(NewTask, Share), AppError> {
     access::permit(caller, &requests, within)?;
     if let Some(refused) = requests.iter().find(|request| !request.kind.is_taken_on_a_full_disk())
         && app.store.is_disk_full()
     {
         return Err(AppError::DiskFull(refused.kind));
     }
+    // Before anything is made of it: what waits here is no larger than its request.
+    let share = app.backlog.take(&caller.app, load(&requests)).await.map_err(AppError::Full)?;
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = app.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
     let mut found = found.into_iter();
@@ -208,7 +213,7 @@ async fn prepare(
         code: 0,
         detail: summary.clone(),
     };
-    Ok(NewTask {
+    let task = NewTask {
         stamp: app.clock.stamp(),
         created_at,
         mark: accepted.mark,
@@ -219,7 +224,33 @@ async fn prepare(
         ops,
         retry_of: None,
         audit: Some(audit),
-    })
+    };
+    Ok((task, share))
+}
+
+/// What the requests cost until their ops have ended.
+fn load(requests: &[Request]) -> Load {
+    let specs = requests.iter().filter_map(|request| request.spec.as_ref());
+    let bytes = specs.map(|spec| {
+        let mut size = Size(0);
+        serde_json::to_writer(&mut size, spec).expect("a spec is always JSON");
+        size.0
+    });
+    Load { ops: requests.iter().map(|request| request.targets.len()).sum(), bytes: bytes.sum() }
+}
+
+/// How long a text is that nobody keeps.
+struct Size(usize);
+
+impl std::io::Write for Size {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// How the ops ended that have an outcome from the beginning.

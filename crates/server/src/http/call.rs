@@ -206,7 +206,11 @@ pub(super) async fn wrong_method(app: App, family: Family, api: &'static str, re
 fn refused(family: Family, error: &CallError, request_id: String) -> Response {
     let (status, code, message) = error.answer(family);
     let text = envelope::<Value>(family, code, message, None, request_id);
-    json(status, text.unwrap_or_default())
+    let mut response = json(status, text.unwrap_or_default());
+    if let Some(after) = error.retry_after() {
+        response.headers_mut().insert(header::RETRY_AFTER, after.as_secs().into());
+    }
+    response
 }
 
 /// The text of a reply; the code says whether it is one of success.

@@ -6,9 +6,11 @@
 use super::call::Family;
 use super::idempotency;
 use crate::app::AppError;
+use crate::backlog::{self, Full};
 use axum::http::StatusCode;
 use procfleet_core::code::Code;
 use procfleet_proto::http::fault::Faults;
+use std::time::Duration;
 use tracing::error;
 
 #[derive(Debug)]
@@ -52,6 +54,14 @@ impl From<AppError> for CallError {
 }
 
 impl CallError {
+    /// When the same call may be taken. `None`: it is refused for what it is.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            CallError::App(AppError::Full(_)) | CallError::Crowded => Some(backlog::RETRY_AFTER),
+            _ => None,
+        }
+    }
+
     /// The status, the code and the message for the caller. What only the operator should see goes to the log here.
     pub(super) fn answer(&self, family: Family) -> (StatusCode, u32, String) {
         let (status, code, message) = match self {
@@ -129,6 +139,18 @@ impl CallError {
                 (StatusCode::OK, Code::SystemError, reason)
             }
             CallError::App(AppError::Unanswered { code, reason }) => (StatusCode::OK, *code, reason.clone()),
+            CallError::App(AppError::Full(Full { open, most })) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Code::BeyondLimit,
+                format!(
+                    "too many ops are open: {} (at most {}, and {} MiB of specs); nothing of this request was stored, \
+                     send it again in {} s",
+                    open.ops,
+                    most.ops,
+                    most.bytes.div_ceil(1 << 20),
+                    backlog::RETRY_AFTER.as_secs()
+                ),
+            ),
             CallError::App(AppError::Ending) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Code::SystemError,

@@ -124,7 +124,9 @@ impl Fixture {
     async fn keeper_with(&self, grace: Duration) -> Keeper {
         let metrics = Arc::new(Metrics::new());
         let presences = Presences::new(metrics.clone());
-        let started = Keeper::start_with(self.store.clone(), self.clock, presences, metrics, grace).await;
+        let backlog = Backlog::new(Load { ops: 1_000, bytes: 1_000_000 });
+        let started =
+            Keeper::start_with(self.store.clone(), self.clock, presences, metrics, backlog, grace).await;
         started.expect("it loads").0
     }
 

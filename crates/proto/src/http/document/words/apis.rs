@@ -29,7 +29,11 @@ pub(super) const TEXTS: &[Text] = &[
     ("path/code", "The app's code.", "应用 ID。"),
     ("response/Answer", "Accepted or refused: the code says which.", "接受或拒绝，以 code 区分。"),
     ("response/Page", "The page.", "页面内容。"),
-    ("response/Ending", "The server is ending: try again.", "服务正在退出，请重试。"),
+    (
+        "response/Ending",
+        "The server is ending, or has accepted as much as it can hold (code 1000121): try again, after the seconds of Retry-After.",
+        "服务正在退出，或已接受的任务达到上限（code 1000121）：请在 Retry-After 给出的秒数之后重试。",
+    ),
     ("response/NoSuchApi", "Nothing is served under this path.", "没有这个路径。"),
 ];
 

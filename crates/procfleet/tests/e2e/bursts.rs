@@ -1,0 +1,89 @@
+//! Bursts of tasks: what is accepted and has not ended is bounded, and whoever finds no room is told when to come again.
+
+use procfleet_testkit::{Op, PATIENCE, Proc, Up, connect_from, wait_until};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+
+const MULTI: &str = "/api/c/compapi/v2/gse/operate_proc_multi/";
+/// How many ops each task of a burst has.
+const EACH: usize = 5;
+
+/// Procs whose start waits until there is a file `go` in the folder.
+fn gated(up: &Up, burst: &str, tasks: usize) -> Vec<Vec<Proc>> {
+    let go = up.folder("gate").join("go");
+    let command = format!("while [ ! -e {} ]; do sleep 0.1; done; echo run >> runs", go.display());
+    let proc =
+        |task, number| up.proc(&format!("{burst}{task}-{number}")).starts(&command).policy("auto_type", 2);
+    (0..tasks).map(|task| (0..EACH).map(|number| proc(task, number)).collect()).collect()
+}
+
+fn body(procs: &[Proc]) -> Value {
+    json!({"proc_operate_req": procs.iter().map(|proc| proc.body(Op::Start)).collect::<Vec<_>>()})
+}
+
+/// The head and the JSON of an answer.
+fn call(up: &Up, body: &Value) -> (String, Value) {
+    let mut stream = connect_from("127.0.0.1", up.client.address());
+    let body = body.to_string();
+    let head = format!(
+        "POST {MULTI} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Bkapi-Authorization: {}\r\nContent-Length: {}\r\n\r\n",
+        up.client.authorization(),
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it is answered");
+    let (head, text) = answer.split_once("\r\n\r\n").expect("it answers in HTTP");
+    (head.to_owned(), serde_json::from_str(text).expect("JSON"))
+}
+
+fn task_count(up: &Up) -> usize {
+    up.client.data("/api/v1/tasks?limit=1000").as_array().expect("a list").len()
+}
+
+#[test]
+fn a_burst_beyond_the_bound_is_refused_whole_and_nothing_accepted_is_lost_or_doubled() {
+    const TASKS: usize = 8;
+    // Of 20 ops one app gets 15: three tasks.
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--max-open-ops", "20"]);
+    let before = task_count(&up);
+    let procs = gated(&up, "first", TASKS);
+    let answers: Vec<(String, Value)> = std::thread::scope(|scope| {
+        let calls: Vec<_> = procs.iter().map(|procs| scope.spawn(|| call(&up, &body(procs)))).collect();
+        calls.into_iter().map(|call| call.join().expect("no panic")).collect()
+    });
+    let accepted: Vec<bool> = answers.iter().map(|(_, answer)| answer["code"] == 0).collect();
+    assert_eq!(accepted.iter().filter(|accepted| **accepted).count(), 3, "{answers:?}");
+    for (head, answer) in answers.iter().filter(|(_, answer)| answer["code"] != 0) {
+        assert!(head.starts_with("HTTP/1.1 503") && head.contains("\r\nretry-after: 5"), "{head}");
+        assert_eq!((&answer["result"], &answer["code"]), (&json!(false), &json!(1000121)), "{answer}");
+        let message = answer["message"].as_str().expect("a text");
+        assert!(message.contains("too many ops are open: 15 (at most 20"), "{message}");
+    }
+    assert_eq!(task_count(&up), before + 3, "nothing of a refused task is stored");
+
+    let large = gated(&up, "second", 2).into_iter().flatten().collect::<Vec<_>>();
+    assert_eq!(call(&up, &body(&large)).1["code"], 1000121);
+    std::fs::write(up.folder("gate").join("go"), "").expect("our own file");
+    wait_until(PATIENCE * 3, "there is room again", || call(&up, &body(&large)).1["code"] == 0);
+    assert_eq!(task_count(&up), before + 4);
+    wait_until(PATIENCE * 3, "all ops have ended", || {
+        up.client.page("/metrics").text.contains("procfleet_open_ops 0\n")
+    });
+    for (procs, accepted) in procs.iter().zip(accepted) {
+        for proc in procs {
+            assert_eq!(proc.runs(), usize::from(accepted), "{}", proc.name);
+        }
+    }
+    assert!(large.iter().all(|proc| proc.runs() == 1));
+}
+
+#[test]
+fn a_task_that_is_larger_than_the_bound_is_taken_when_nothing_else_is_open() {
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--max-open-ops", "3"]);
+    std::fs::write(up.folder("gate").join("go"), "").expect("our own file");
+    let procs = gated(&up, "alone", 1).remove(0);
+    let (_, answer) = call(&up, &body(&procs));
+    assert_eq!(answer["code"], 0, "{answer}");
+    procs.iter().for_each(|proc| proc.wait_for_runs(1));
+}

@@ -1,0 +1,327 @@
+//! Bounds the ops that were accepted and have not ended: their number, and the bytes of their requests.
+//!
+//! ```text
+//! take --room--> Share --keep(task)--> held by the task --ended(op) ...--> free
+//!   \--none for PATIENCE--> Full: refused, and nothing of the task is stored
+//! ```
+//!
+//! Callers wait in line, each for a short time. No app holds more than three quarters, so a burst of one does not keep others out: whoever
+//! waits for room of its own app lets others pass. A task that is larger than the bound is taken when its turn comes and nothing else is held.
+
+use procfleet_core::id::TaskId;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// How long a caller waits for room.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// When a caller that was refused should come again.
+pub const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// How much is held: by a task, by an app, altogether.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    pub ops: usize,
+    /// The texts of the requests' specs.
+    pub bytes: usize,
+}
+
+/// There was no room for so long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    pub open: Load,
+    pub most: Load,
+}
+
+#[derive(Clone, Debug)]
+pub struct Backlog(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    most: Load,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    all: Load,
+    by_app: HashMap<Arc<str>, Load>,
+    by_task: HashMap<TaskId, Held>,
+    next: u64,
+    /// In the order in which they came.
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// `None`: an earlier server accepted the task.
+    app: Option<Arc<str>>,
+    load: Load,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    app: Arc<str>,
+    load: Load,
+    granted: oneshot::Sender<Share>,
+}
+
+/// Room for one task that is not stored yet; given back when this is dropped.
+#[derive(Debug)]
+pub struct Share {
+    app: Arc<str>,
+    load: Load,
+    backlog: Backlog,
+}
+
+impl Load {
+    fn add(&mut self, other: Load) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+    }
+
+    fn sub(&mut self, other: Load) {
+        self.ops = self.ops.saturating_sub(other.ops);
+        self.bytes = self.bytes.saturating_sub(other.bytes);
+    }
+
+    /// Whether so much more stays within the bound. Where nothing is held, anything does.
+    fn has_room(self, more: Load, most: Load) -> bool {
+        self == Load::default() || (self.ops + more.ops <= most.ops && self.bytes + more.bytes <= most.bytes)
+    }
+
+    fn three_quarters(self) -> Load {
+        Load { ops: self.ops / 4 * 3, bytes: self.bytes / 4 * 3 }
+    }
+}
+
+impl Backlog {
+    pub fn new(most: Load) -> Backlog {
+        Backlog(Arc::new(Inner { most, state: Mutex::default() }))
+    }
+
+    /// Waits in line for room, at most [`PATIENCE`].
+    pub async fn take(&self, app: &str, load: Load) -> Result<Share, Full> {
+        let (granted, mut grant) = oneshot::channel();
+        let number = {
+            let mut state = self.lock();
+            state.next += 1;
+            let number = state.next;
+            state.waiting.push_back(Waiting { number, app: app.into(), load, granted });
+            number
+        };
+        self.grant();
+        if let Ok(Ok(share)) = timeout(PATIENCE, &mut grant).await {
+            return Ok(share);
+        }
+        let open = {
+            let mut state = self.lock();
+            state.waiting.retain(|waiting| waiting.number != number);
+            state.all
+        };
+        // Whoever waits behind may have been waiting for this one.
+        self.grant();
+        // Its turn may have come in the last moment.
+        grant.try_recv().map_err(|_| Full { open, most: self.0.most })
+    }
+
+    /// So many ops of a task are open; those that were accepted with it and have an outcome give their room back.
+    pub fn opened(&self, task: TaskId, ops: usize) {
+        let ended = self.lock().by_task.get(&task).map_or(0, |held| held.load.ops.saturating_sub(ops));
+        self.ended(task, ended);
+    }
+
+    /// A task that an earlier server accepted counts, whether there is room or not.
+    pub fn restore(&self, task: TaskId, load: Load) {
+        let mut state = self.lock();
+        state.all.add(load);
+        state.by_task.insert(task, Held { app: None, load });
+    }
+
+    /// So many ops of a task have ended. The room of its requests is free with the last of them.
+    pub fn ended(&self, task: TaskId, ops: usize) {
+        let mut state = self.lock();
+        let Some(held) = state.by_task.get_mut(&task) else { return };
+        let ops = ops.min(held.load.ops);
+        held.load.ops -= ops;
+        let mut freed = Load { ops, bytes: 0 };
+        let app = held.app.clone();
+        if held.load.ops == 0 {
+            freed.bytes = held.load.bytes;
+            state.by_task.remove(&task);
+        }
+        state.free(app.as_ref(), freed);
+        drop(state);
+        self.grant();
+    }
+
+    /// Gives room to whoever is next, as long as there is some.
+    fn grant(&self) {
+        let mut unwanted = Vec::new();
+        let mut state = self.lock();
+        let mut stay = VecDeque::new();
+        let mut full_apps: HashSet<Arc<str>> = HashSet::new();
+        let mut line = std::mem::take(&mut state.waiting);
+        while let Some(waiting) = line.pop_front() {
+            if waiting.granted.is_closed() {
+                continue;
+            }
+            let own = state.by_app.get(&waiting.app).copied().unwrap_or_default();
+            let has_own =
+                !full_apps.contains(&waiting.app) && own.has_room(waiting.load, self.0.most.three_quarters());
+            if !has_own {
+                full_apps.insert(waiting.app.clone());
+                stay.push_back(waiting);
+                continue;
+            }
+            if !state.all.has_room(waiting.load, self.0.most) {
+                // Nobody overtakes: a large task would wait for ever.
+                stay.push_back(waiting);
+                break;
+            }
+            state.all.add(waiting.load);
+            state.by_app.entry(waiting.app.clone()).or_default().add(waiting.load);
+            let share = Share { app: waiting.app, load: waiting.load, backlog: self.clone() };
+            unwanted.extend(waiting.granted.send(share).err());
+        }
+        stay.append(&mut line);
+        state.waiting = stay;
+        drop(state);
+        // A caller that has hung up in this very moment: its room goes to the next.
+        drop(unwanted);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn free(&mut self, app: Option<&Arc<str>>, load: Load) {
+        self.all.sub(load);
+        let Some(app) = app else { return };
+        if let Some(own) = self.by_app.get_mut(app) {
+            own.sub(load);
+            if *own == Load::default() {
+                self.by_app.remove(app);
+            }
+        }
+    }
+}
+
+impl Share {
+    /// The task is stored: its room is free when its ops have ended.
+    pub fn keep(mut self, task: TaskId) {
+        let load = std::mem::take(&mut self.load);
+        let app = Some(self.app.clone());
+        self.backlog.lock().by_task.insert(task, Held { app, load });
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.load != Load::default() {
+            self.backlog.lock().free(Some(&self.app), self.load);
+            self.backlog.grant();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Load = Load { ops: 100, bytes: 1_000 };
+
+    fn load(ops: usize, bytes: usize) -> Load {
+        Load { ops, bytes }
+    }
+
+    fn task(number: u64) -> TaskId {
+        TaskId { number, stamp: 1 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_fit_is_refused_after_a_while_and_leaves_nothing_behind() {
+        for (held, more) in
+            [(load(60, 0), load(50, 0)), (load(1, 600), load(1, 500)), (load(75, 0), load(1, 0))]
+        {
+            let backlog = Backlog::new(MOST);
+            backlog.take("a", held).await.expect("room").keep(task(1));
+            let began = tokio::time::Instant::now();
+            let refused = backlog.take("a", more).await.expect_err("it is full");
+            assert_eq!((began.elapsed(), refused), (PATIENCE, Full { open: held, most: MOST }));
+            backlog.ended(task(1), held.ops);
+            drop(backlog.take("a", more).await.expect("there is room again"));
+            let state = backlog.lock();
+            assert_eq!(state.all, Load::default());
+            assert!(state.by_app.is_empty() && state.by_task.is_empty() && state.waiting.is_empty());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_app_passes_those_that_wait_for_their_own() {
+        let backlog = Backlog::new(MOST);
+        backlog.take("a", load(70, 0)).await.expect("room").keep(task(1));
+        let same = tokio::spawn({
+            let backlog = backlog.clone();
+            async move { backlog.take("a", load(10, 0)).await.map(|_| ()) }
+        });
+        tokio::task::yield_now().await;
+        let began = tokio::time::Instant::now();
+        drop(backlog.take("b", load(20, 0)).await.expect("its quarter is free"));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        backlog.ended(task(1), 10);
+        assert!(same.await.expect("no panic").is_ok(), "room of its own app came free");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_overtakes_a_large_task_and_one_larger_than_all_gets_in_alone() {
+        let backlog = Backlog::new(MOST);
+        backlog.take("a", load(10, 0)).await.expect("room").keep(task(1));
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let wait = |app: &'static str, ops| {
+            let (backlog, order) = (backlog.clone(), order.clone());
+            tokio::spawn(async move {
+                let share = backlog.take(app, load(ops, 0)).await;
+                order.lock().expect("no panic").push(app);
+                share.map(drop)
+            })
+        };
+        let large = wait("large", 500);
+        tokio::task::yield_now().await;
+        let small = wait("small", 1);
+        tokio::task::yield_now().await;
+        backlog.ended(task(1), 10);
+        assert_eq!((large.await.expect("no panic"), small.await.expect("no panic")), (Ok(()), Ok(())));
+        assert_eq!(*order.lock().expect("no panic"), ["large", "small"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ops_that_ended_at_once_and_tasks_of_an_earlier_server_count_as_they_are() {
+        let backlog = Backlog::new(MOST);
+        backlog.take("a", load(40, 100)).await.expect("room").keep(task(1));
+        backlog.opened(task(1), 15);
+        assert_eq!(backlog.lock().all, load(15, 100));
+        backlog.opened(task(1), 0);
+        backlog.restore(task(2), load(200, 0));
+        assert!(backlog.take("a", load(1, 0)).await.is_err(), "the bound is exceeded already");
+        backlog.ended(task(2), 150);
+        backlog.ended(task(3), 7);
+        drop(backlog.take("a", load(1, 0)).await.expect("room"));
+        backlog.ended(task(2), 50);
+        assert_eq!(backlog.lock().all, Load::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_hangs_up_gives_its_place_in_line_away() {
+        let backlog = Backlog::new(MOST);
+        backlog.take("a", load(75, 0)).await.expect("room").keep(task(1));
+        let gone = tokio::time::timeout(Duration::from_secs(1), backlog.take("b", load(60, 0))).await;
+        assert!(gone.is_err());
+        drop(backlog.take("c", load(20, 0)).await.expect("nobody is before it"));
+    }
+}
