@@ -2,7 +2,7 @@
 
 use crate::access::Scope;
 use crate::code::Code;
-use crate::spec::{Policy, Spec};
+use crate::spec::{LEAST_LIFE, Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -110,8 +110,11 @@ impl OpKind {
     /// How long the op may take on an idle proc, at most: its commands and checks one after the other.
     pub fn budget(self, policy: &Policy) -> Duration {
         let command = policy.op_timeout;
-        // What comes at the last moment of the check is checked itself.
-        let launch = command + policy.launch_check() + policy.sight_check();
+        // A process that appears at the end of the check is checked itself, and so is one that then replaces
+        // it.
+        let check = policy.launch_check() + policy.sight_check() + LEAST_LIFE;
+        // The processes of a failed launch are ended before its outcome.
+        let launch = command + check + policy.stop_check + LAST_OF_IT;
         let end = match policy.kill_after {
             Some(kill_after) => command + policy.stop_check.max(kill_after) + KILLED + LAST_OF_IT,
             None => command + policy.stop_check + LAST_OF_IT,

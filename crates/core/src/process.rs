@@ -18,6 +18,14 @@ pub struct Process {
 }
 
 impl Process {
+    /// The process as it counts after its check: the shell of a command then stands for the command.
+    pub fn counted(self) -> Process {
+        match self.found {
+            Found::Shell => Process { found: Found::Foreground, ..self },
+            Found::PidFile | Found::Foreground | Found::Name => self,
+        }
+    }
+
     /// The same process, however it was found, and whatever it runs by now.
     pub fn is(&self, other: &Process) -> bool {
         self.pid == other.pid

@@ -154,7 +154,7 @@ pub struct Resource {
 #[serde(default)]
 pub struct Policy {
     pub kind: Kind,
-    /// A started process must be alive for this long to count as started.
+    /// When a start is judged: a process must be alive then, and must have been for at least [`LEAST_LIFE`].
     pub start_check: Duration,
     /// Until then it is not yet looked at: it may die and come again. Zero: from the beginning.
     pub check_begin: Duration,
@@ -229,7 +229,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 /// A process that has been alive for less than this does not count as started, whatever `start_check` says.
-const LEAST_LIFE: Duration = Duration::from_secs(1);
+pub const LEAST_LIFE: Duration = Duration::from_secs(1);
 
 /// A life that was not longer than this is not stable, however short `start_interval` is.
 const LEAST_STABLE: Duration = Duration::from_secs(10);
@@ -245,8 +245,8 @@ impl Policy {
         self.start_check.max(self.check_begin)
     }
 
-    /// How long a process must be alive after it was first seen to count as started. Nobody looks before `check_begin`, so
-    /// that part of the check has passed by then.
+    /// When a start is judged, counted from the first sight of a process. Nobody looks before `check_begin`,
+    /// so that part of the check has passed by then.
     pub fn sight_check(&self) -> Duration {
         self.start_check.saturating_sub(self.check_begin).max(LEAST_LIFE)
     }

@@ -9,7 +9,7 @@ use common::{Does, Term, World, op, spec};
 use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Outcome;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
-use procfleet_core::spec::{Detached, Kind, OnUnhealthy, Schedule, Spec};
+use procfleet_core::spec::{Detached, Kind, LEAST_LIFE, OnUnhealthy, Schedule, Spec};
 use procfleet_core::spread;
 use procfleet_core::supervise::{
     CommandEnd, Health, Input, LookId, Machine, Next, Past, PlanId, Record, RunId, Step, Usage, View, Write,
@@ -221,6 +221,7 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
         (arb_process(), arb_exit()).prop_map(|(process, exit)| Input::Exited { process, exit }),
         (arb_process(), arb_health()).prop_map(|(process, health)| Input::Health { process, health }),
         (arb_process(), arb_past()).prop_map(|(process, past)| overused(process, past)),
+        (arb_process()).prop_map(|process| Input::Succeeded { old: Process { pid: 99, ..process }, process }),
         (0..9u64).prop_map(|n| placed(OTHER + n, Moment(n))),
         Just(Input::Tick),
     ]
@@ -313,6 +314,7 @@ proptest! {
     #[test]
     fn nothing_is_lost_run_twice_or_brought_back(like in arb_shape(), acts in vec(arb_act(), 1..40)) {
         let whole = like.detached == Detached::End;
+        let crashes = acts.iter().any(|act| matches!(act, Act::Crash { .. } | Act::CrashBeforeEffects));
         let mut world = play(like, acts);
         // Liveness: sixteen orders of at most 4 + 2 + 3 + 4 + 2 + 7 seconds each, and the answers to looks.
         world.run_for(600_000);
@@ -320,6 +322,13 @@ proptest! {
         world.run_for(1_000);
         prop_assert_eq!(world.open_ops(), vec![], "{:#?}", world.machine);
         prop_assert!(!whole || world.max_mains <= 1);
+        // The machine knows every main process, whatever failed. After a crash a scan of the host may have to
+        // find it.
+        let resident = world.machine.spec().is_some_and(|spec| spec.policy.kind == Kind::Resident);
+        if whole && resident && !crashes && !world.machine.is_busy() {
+            let known = world.machine.process().is_some();
+            prop_assert!(known || world.mains() == 0, "unknown: {:#?}", world.machine);
+        }
         // What is scheduled waits for its time, or runs, or says why not.
         let scheduled = world.machine.spec().is_some_and(|spec| spec.policy.kind.schedule().is_some());
         if scheduled && world.hosted() {
@@ -424,6 +433,43 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// A start succeeds if and only if a process is alive at the end of its window and has been for a second,
+    /// whatever processes came and went before. The outcome comes neither early nor much too late.
+    #[test]
+    fn a_start_is_judged_by_who_is_there_at_its_end(
+        shape in arb_shape(),
+        after in 1..3_900u64,
+        lives in vec((0..2_500u64, prop_oneof![3 => (1..2_500u64).prop_map(Some), 1 => Just(None)]), 1..5),
+        look_delay in prop_oneof![3 => Just(0), 1 => 0..50u64],
+    ) {
+        let mut spec = shape.spec();
+        spec.policy.kind = Kind::Resident;
+        let (window, least) = (spec.policy.launch_check(), LEAST_LIFE);
+        // Without a pid file, a command that is still at work at the end of the check counts as the process.
+        let quick = u64::try_from(spec.policy.start_check.as_millis() / 2).expect("a few seconds");
+        let after = if spec.identity.pid_path.is_empty() { after.min(quick) } else { after };
+        let mut world = World::new().script("start", Does::Launcher { after, lives });
+        world.look_delay = look_delay;
+        let ended = world.now + Duration::from_millis(after);
+        let outcome = world.order(OpKind::Start, &spec);
+        let (took, age) = (world.now.since(ended), world.main_age());
+        // Looks are up to 200 ms apart, and their answers take up to 50 ms.
+        let unseen = Duration::from_millis(300);
+        let has_lived = |for_so_long: Duration| age.is_some_and(|age| u128::from(age) >= for_so_long.as_millis());
+        prop_assert!(took >= window, "{took:?} {outcome:?}");
+        prop_assert!(took <= window + spec.policy.sight_check() + least + unseen, "{took:?} {outcome:?}");
+        match outcome.code.number() {
+            // A start time has ticks of 10 ms.
+            0 => prop_assert!(has_lived(least - Duration::from_millis(10)), "{age:?}"),
+            836 => prop_assert!(!has_lived(least + unseen), "{age:?} {outcome:?}"),
+            other => prop_assert!(false, "{other}: {outcome:?}"),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum OddInput {
     Order(OpKind, Option<Shape>, u64),
@@ -434,6 +480,7 @@ enum OddInput {
     Sampled(Process, f64),
     Health(Process, Health),
     Overused(Process, Past),
+    Appeared(Process),
     Placed(u64, u64),
     Tick,
     Wake,
@@ -452,6 +499,7 @@ fn arb_odd() -> impl Strategy<Value = OddInput> {
         2 => (arb_process(), 0.0..100.0).prop_map(|(process, cpu)| OddInput::Sampled(process, cpu)),
         1 => (arb_process(), arb_health()).prop_map(|(process, health)| OddInput::Health(process, health)),
         1 => (arb_process(), arb_past()).prop_map(|(process, past)| OddInput::Overused(process, past)),
+        1 => arb_process().prop_map(OddInput::Appeared),
         2 => (0..3u64, 0..200_000u64).prop_map(|(back, at)| OddInput::Placed(back, at)),
         1 => Just(OddInput::Tick),
         4 => Just(OddInput::Wake),
@@ -521,6 +569,7 @@ impl Odd {
             }
             OddInput::Health(process, health) => Input::Health { process, health },
             OddInput::Overused(process, past) => overused(process, past),
+            OddInput::Appeared(process) => Input::Appeared { process },
             OddInput::Placed(back, at) => placed(self.newest.saturating_sub(back), Moment(at)),
             OddInput::Tick => Input::Tick,
             OddInput::Wake => return self.wake(),

@@ -97,12 +97,14 @@ pub(super) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Scan>) -> Si
     }
 }
 
-/// By pid file, and then among what the run has started.
+/// By pid file, and then among what the run has started. Without a pid file and after the command has ended,
+/// also by name among all processes: the command may have told another launcher to start the process.
 pub(super) fn launched(
     whom: Whom<'_>,
     run: &mut Run,
     leader: Leader,
     scan: impl FnOnce() -> Scan,
+    glimpse: impl FnOnce() -> Arc<Scan>,
 ) -> Sighting {
     let cause = match by_pid_file(whom) {
         Some(Ok(process)) => return Sighting::Running(process),
@@ -153,7 +155,20 @@ pub(super) fn launched(
         }
     }
     let hopeless = leads.is_none() && members.is_empty();
-    Sighting::Absent(Absence { cause: cause.unwrap_or_else(|| no_such_name(whom.identity)), hopeless })
+    let cause = match (cause, leads) {
+        (Some(cause), _) => cause,
+        (None, Some(_)) => no_such_name(whom.identity),
+        (None, None) => {
+            let all = glimpse();
+            // What older commands have started is not the process of this one.
+            let ours: Vec<Id> = all.marked(whom.mark).iter().map(|stat| stat.id).collect();
+            match by_name(whom, &all, &ours) {
+                Ok(process) => return Sighting::Running(process),
+                Err(cause) => cause,
+            }
+        }
+    };
+    Sighting::Absent(Absence { cause, hopeless })
 }
 
 /// After a start of the agent: what was known, then the pid file, then the mark, then as settled. A start command that is still at
@@ -344,14 +359,14 @@ fn runs_from_its_folder(program: &Program, whom: Whom<'_>) -> bool {
 }
 
 /// What a pid file says, and who could have decided that.
-struct Named {
-    pid: u32,
+pub(super) struct Named {
+    pub(super) pid: u32,
     way: Walked,
 }
 
 /// What is in a file that the account could not read itself is not told: the agent may read everything, and a caller who names
 /// it may be allowed this account only.
-fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
+pub(super) fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
     let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => {

@@ -19,6 +19,7 @@
 //!
 //! Dropping a `Hands` stops its waiting and ends no process: the agent's end is not its processes' end.
 
+mod appear;
 mod cgroup;
 mod children;
 mod exits;
@@ -52,6 +53,7 @@ mod user;
 mod vet;
 mod words;
 
+pub use appear::Glance;
 pub use cgroup::Containment;
 pub use find::pid_file_names_another;
 pub use fork::allow_many_files;
@@ -249,7 +251,8 @@ impl Hands {
             }
             Scope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
                 Some((_, run)) => {
-                    match find::launched(whom, run, leader, || nearby.scan(Freshness::AMomentAgo)) {
+                    let scan = || nearby.scan(Freshness::AMomentAgo);
+                    match find::launched(whom, run, leader, scan, glimpse) {
                         Sighting::Running(process) => {
                             run.saw_main(process);
                             Sighting::Running(run.brought(process))

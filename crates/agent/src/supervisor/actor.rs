@@ -1,5 +1,6 @@
 //! One proc: feeds its machine, makes durable what it says, and then does it.
 
+use super::absent::AbsentProcs;
 use super::cancels::Cancels;
 use super::full_disk::FullDisk;
 use super::ledger::Ledger;
@@ -16,7 +17,7 @@ use crate::states::States;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
-use procfleet_core::spec::{Identity, Resource, Spec};
+use procfleet_core::spec::{Identity, Kind, Resource, Spec};
 use procfleet_core::spread::{Cause, Crowd, Occasion, Spread};
 use procfleet_core::supervise::{
     Activity, Commit, Effect, Event, Hosting, Input, Machine, OtherAccount, Scope, Step, Usage, View, Write,
@@ -40,6 +41,7 @@ pub(super) struct Around {
     pub(super) open: OpenOps,
     pub(super) cancels: Cancels,
     pub(super) sampler: Sampler,
+    pub(super) absent: AbsentProcs,
     /// How often procs are asked after their health.
     pub(super) pace: Pace,
     pub(super) full_disk: FullDisk,
@@ -78,6 +80,8 @@ pub(super) struct Actor {
     followed: Option<Follow>,
     /// Where the sampler looks for its successor.
     pid_file: String,
+    /// The spec by which `AbsentProcs` looks for the process; `None` while the proc has one.
+    absent: Option<Arc<Spec>>,
     timetable: Timetable,
     /// Answers to what a step asked for, which come before anything from outside.
     answers: VecDeque<Input>,
@@ -102,6 +106,7 @@ impl Actor {
             sample: None,
             followed: None,
             pid_file: String::new(),
+            absent: None,
             timetable: Timetable::default(),
             answers: VecDeque::new(),
             verdicts: VecDeque::new(),
@@ -124,6 +129,10 @@ impl Actor {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
+                    Next::Input(input) if matches!(*input, Input::Appeared { .. }) => match self.appeared() {
+                        Some(appeared) => appeared,
+                        None => continue,
+                    },
                     Next::Input(input) => match self.succession_before(&input) {
                         // The order is for the process that counts now.
                         Some(succeeded) => {
@@ -153,6 +162,7 @@ impl Actor {
                 | Input::Exited { .. }
                 | Input::Planned { .. }
                 | Input::Succeeded { .. }
+                | Input::Appeared { .. }
                 | Input::Placed { .. }
                 | Input::Overused { .. }
                 | Input::Health { .. }
@@ -248,6 +258,16 @@ impl Actor {
         self.hands.successor(process, spec)
     }
 
+    /// Verifies a candidate of `AbsentProcs` with a look.
+    fn appeared(&mut self) -> Option<Input> {
+        let is_down = !self.machine.is_busy() && self.machine.process().is_none();
+        let spec = self.machine.spec().filter(|_| is_down)?;
+        match self.hands.look(self.machine.settled(), spec) {
+            Sighting::Running(process) => Some(Input::Appeared { process }),
+            Sighting::Absent(_) => None,
+        }
+    }
+
     async fn carry_out(&mut self, step: Step) {
         let Step { mut writes, effects, commit } = step;
         self.annotate(&mut writes);
@@ -303,6 +323,8 @@ impl Actor {
                     self.probes.forget();
                     self.followed = None;
                     self.around.sampler.follow(&key, None, &Identity::default());
+                    self.absent = None;
+                    self.around.absent.set(&key, None);
                     self.hands.forget_output();
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
@@ -443,6 +465,12 @@ impl Actor {
         if self.followed != follow || spec.identity.pid_path != self.pid_file {
             (self.followed, self.pid_file) = (follow, spec.identity.pid_path.clone());
             self.around.sampler.follow(self.machine.key(), follow, &spec.identity);
+        }
+        let resident = spec.policy.kind == Kind::Resident;
+        let absent = (resident && process.is_none() && !self.machine.is_busy()).then(|| spec.clone());
+        if self.absent.as_ref().map(Arc::as_ptr) != absent.as_ref().map(Arc::as_ptr) {
+            self.around.absent.set(self.machine.key(), absent.clone());
+            self.absent = absent;
         }
         let sample = self.sample.as_ref();
         let report = ProcReport {

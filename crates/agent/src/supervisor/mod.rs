@@ -5,6 +5,7 @@
 //! instance's own actor, and is answered when the last of them has ended (`open`). One that is about a namespace and not about
 //! a proc is carried out here: it is a note to be taken.
 
+mod absent;
 mod actor;
 mod cancels;
 mod drift;
@@ -22,6 +23,7 @@ use crate::hosting_file::HostingFile;
 use crate::journal::{Acceptance, Journal, Known, Past, PastProc, Standing};
 use crate::outbox::Outbox;
 use crate::states::States;
+use absent::AbsentProcs;
 use actor::{Actor, Around};
 use cancels::Cancels;
 use full_disk::FullDisk;
@@ -32,6 +34,7 @@ use probes::Pace;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
+use procfleet_core::process::Process;
 use procfleet_core::spread::{Crowd, Spread};
 use procfleet_core::supervise::{Input, Machine, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
@@ -112,6 +115,8 @@ impl Supervisor {
         let (tell, rounds) = mpsc::channel(1);
         let mut sampling = JoinSet::new();
         sampling.spawn(sampler.clone().run(host.clone(), tell));
+        let (absent, (tell, appeared)) = (AbsentProcs::default(), mpsc::channel(1));
+        sampling.spawn(absent.clone().run(host.clone(), tell));
         let around = Arc::new(Around {
             host: host.clone(),
             journal,
@@ -121,6 +126,7 @@ impl Supervisor {
             open: open.clone(),
             cancels: Cancels::default(),
             sampler,
+            absent,
             pace,
             full_disk: FullDisk::default(),
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
@@ -138,6 +144,7 @@ impl Supervisor {
             unreadable,
             running,
             rounds,
+            appeared,
             pools,
             _sampling: sampling,
         };
@@ -200,6 +207,8 @@ struct Work {
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(Arc<ProcKey>, Vec<Order>)>,
     rounds: mpsc::Receiver<Round>,
+    /// Candidates for processes that were started by hand.
+    appeared: mpsc::Receiver<Vec<(Arc<ProcKey>, Process)>>,
     pools: Pools,
     /// Dropping it ends the sampling.
     _sampling: JoinSet<()>,
@@ -250,6 +259,7 @@ impl Work {
                     }
                 }
                 Some(round) = self.rounds.recv() => self.sampled(round),
+                Some(found) = self.appeared.recv() => self.tell_appeared(found),
                 () = tokio::time::sleep(overdue.unwrap_or_default()), if overdue.is_some() => {
                     let overdue = self.held.overdue(self.around.host.now());
                     self.begin(overdue).await;
@@ -271,6 +281,15 @@ impl Work {
         for Sampled { key, process, usage, told, .. } in round {
             if let Some(actor) = self.actors.get(&key).filter(|_| told) {
                 let _ = actor.try_send(Box::new(Input::Sampled { process, usage }));
+            }
+        }
+    }
+
+    /// A candidate that does not fit into an actor's queue is sent again after the next scan.
+    fn tell_appeared(&self, found: Vec<(Arc<ProcKey>, Process)>) {
+        for (key, process) in found {
+            if let Some(actor) = self.actors.get(&key) {
+                let _ = actor.try_send(Box::new(Input::Appeared { process }));
             }
         }
     }

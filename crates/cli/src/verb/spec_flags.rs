@@ -73,7 +73,7 @@ pub struct SpecFlags {
     /// How many of it run side by side (1 to 64)
     #[arg(long = "instances", value_name = "N")]
     pub instance_num: Option<u64>,
-    /// How long it must be alive to count as started
+    /// How long after its start it must be there to count as started
     #[arg(long, value_name = "SECS")]
     pub start_check_secs: Option<u64>,
     /// How long it may take to be gone

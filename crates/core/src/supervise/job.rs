@@ -2,19 +2,20 @@
 
 use super::policy::Fall;
 use super::{Activity, Hosting, LookId, PlanId, Rest, RunId};
+use crate::code::Code;
 use crate::id::OpId;
 use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Found, Process};
-use crate::spec::{Kind, Spec};
+use crate::spec::{Kind, LEAST_LIFE, Spec};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a process that should appear is looked for. Each look reads one small file.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// While the start command is at work, each look waits twice as long as the one before, up to this.
+/// Each look for what should appear waits twice as long as the one before, up to this.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// So many looks must agree before a launch is given up early.
+/// So many looks must agree that nothing is left of the command before a launch is given up early.
 pub(super) const HOPELESS_LOOKS: u32 = 3;
 /// How long a command that was ended may take to be gone before its op is answered without its output.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -72,7 +73,7 @@ pub(super) enum Stage {
     },
     /// The process is gone: is anything left of what it has started?
     Leaving(Leaving),
-    /// A launch that was overtaken is ended: is anything of it left?
+    /// A launch that was overtaken, or has failed, is ended: is anything of it left?
     Clearing(Clearing),
     /// A start command of the agent's last life is at work.
     Awaiting(Awaiting),
@@ -90,6 +91,17 @@ pub(super) struct Clearing {
     pub(super) looking: Option<LookId>,
     pub(super) next_look: Moment,
     pub(super) measure: Measure,
+    /// How the launch has failed. `None`: a stop or kill overtook it.
+    pub(super) failure: Option<LaunchFailure>,
+}
+
+/// How a launch has failed, and what has been ended for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LaunchFailure {
+    pub(super) code: Code,
+    pub(super) message: String,
+    /// A process of the launch that was told to end.
+    pub(super) ended: Option<Process>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -158,13 +170,19 @@ pub(super) struct Launch {
     /// The process before a restart: its end is no failure.
     pub(super) old: Option<Process>,
     pub(super) seen: Option<Seen>,
+    /// When a process was first recognised. A later process with another pid does not restart the window.
+    pub(super) first_seen: Option<Moment>,
     /// A process was seen and died after the command had ended.
     pub(super) died: Option<(Process, Exit)>,
+    /// The command itself was the process when the command ended, and no process was seen since.
+    pub(super) was_command: bool,
     pub(super) missing: Option<Absence>,
-    /// How many looks in a row found that nothing will come. One alone may have fallen into the moment in which a process
-    /// becomes another program and cannot be recognised.
+    /// How many looks in a row found that nothing of the command is left. One alone may have fallen into the
+    /// moment in which a process becomes another program and cannot be recognised.
     pub(super) hopeless_looks: u32,
     pub(super) looking: Option<LookId>,
+    /// When the last look was asked for.
+    pub(super) looked_at: Option<Moment>,
     /// The command has run out of time, and was looked at once more: it may be the process itself.
     pub(super) last_look: bool,
     pub(super) next_look: Moment,
@@ -223,6 +241,12 @@ pub(super) enum EndPhase {
     Killed {
         until: Moment,
     },
+}
+
+impl LaunchFailure {
+    pub(super) fn new(code: Code, message: String) -> LaunchFailure {
+        LaunchFailure { code, message, ended: None }
+    }
 }
 
 impl Measure {
@@ -361,6 +385,7 @@ impl Stage {
                 launch.next_look += by;
                 launch.ended.iter_mut().for_each(|ended| ended.at += by);
                 launch.seen.iter_mut().for_each(|seen| seen.since += by);
+                launch.first_seen.iter_mut().chain(&mut launch.looked_at).for_each(|at| *at += by);
             }
             Stage::Ending(ending) => match &mut ending.phase {
                 EndPhase::Command(command) => command.delay(by),
@@ -431,12 +456,27 @@ impl Launch {
         self.seen.filter(|_| spec.policy.kind != Kind::Once)
     }
 
-    /// When the process must have been alive until, as things stand. The window begins when the process was first seen or when
-    /// the command ended, whichever is later. While the command is at work it may be the process, and only the sight counts.
+    /// The end of the window, at which a process must be alive. The window begins when a process was first
+    /// seen or when the command ended, whichever is later. While the command is at work it may be the
+    /// process, and only the sight counts.
     pub(super) fn check_until(&self, spec: &Spec) -> Moment {
         let begins = self.ended.as_ref().map_or(self.began, |ended| ended.at);
         let until = begins + spec.policy.launch_check();
-        self.seen.map_or(until, |seen| until.max(seen.since + spec.policy.sight_check()))
+        let first_seen = self.first_seen.or(self.seen.map(|seen| seen.since));
+        first_seen.map_or(until, |first| until.max(first + spec.policy.sight_check()))
+    }
+
+    /// When the present process counts as started. A process that appeared in the last second of the window
+    /// gets a full second.
+    pub(super) fn succeeds_at(&self, spec: &Spec) -> Moment {
+        let until = self.check_until(spec);
+        self.seen.map_or(until, |seen| until.max(seen.since + LEAST_LIFE))
+    }
+
+    /// Whether no process can appear any more: the command was the process, and everything that it started
+    /// has ended. After any other command a process may appear until the end of the window.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.was_command && self.hopeless_looks >= HOPELESS_LOOKS
     }
 
     /// When the window began.
@@ -463,16 +503,27 @@ impl Launch {
         let known = self.seen.filter(is_same);
         self.seen = Some(Seen { process, since: known.map_or(now, |seen| seen.since) });
         self.missing = None;
+        match process.found {
+            Found::Shell => {}
+            Found::PidFile | Found::Foreground | Found::Name => {
+                self.first_seen.get_or_insert(now);
+            }
+        }
+        // What outlives the command is another process than the command.
+        self.was_command = false;
         if known.is_some() { Sight::Again } else { Sight::First }
     }
 
     /// The command has ended: whatever was part of it is gone, or is looked for anew.
     pub(super) fn forget_command(&mut self) {
+        self.was_command = self.seen.is_some_and(|seen| seen.process.found == Found::Foreground);
         self.seen = self.seen.filter(|seen| seen.process.found == Found::PidFile);
+        self.first_seen = self.first_seen.filter(|_| self.seen.is_some());
     }
 
-    /// When to look for the process next; `None` while a look is under way, and where nobody looks. One that is known is looked at
-    /// once more before it counts as started if the command is at work: the shell may have become it meanwhile.
+    /// When to look for the process next; `None` while a look is under way, and where nobody looks. One that
+    /// is known is looked at once more before it counts as started if the command is at work: the shell may
+    /// have become it meanwhile. Where there is none, the look at the end of the window decides.
     pub(super) fn look_at(&self, spec: &Spec) -> Option<Moment> {
         // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be followed by a
         // second launch beside the one under way.
@@ -482,28 +533,30 @@ impl Launch {
             return None;
         }
         match (&self.ended, self.seen) {
-            (None, Some(_)) => Some(self.check_until(spec)),
+            (None, Some(_)) => Some(self.succeeds_at(spec)),
             (Some(_), Some(_)) => None,
             (None, None) => Some(self.next_look),
             // What has died by then may come again, so nobody looks.
-            (Some(ended), None) => Some(self.next_look.max(ended.at + spec.policy.check_begin)),
+            (Some(ended), None) => {
+                let next = self.next_look.max(ended.at + spec.policy.check_begin);
+                Some(next.min(self.check_until(spec)))
+            }
         }
     }
 
     fn wake_at(&self, spec: &Spec) -> Option<Moment> {
-        let check = self.check_until(spec);
         match (&self.ended, self.judged(spec), self.looking) {
             // The verdict waits for the answer.
             (_, _, Some(_)) => None,
             (_, Some(_), None) if spec.policy.kind.schedule().is_some() => {
                 // A run that is being ended is not judged any more.
-                let check = (!self.command.timed_out).then_some(check);
+                let check = (!self.command.timed_out).then(|| self.succeeds_at(spec));
                 self.command.deadline.into_iter().chain(check).min()
             }
             // A process has been recognised: the command's own limit no longer counts.
-            (_, Some(_), None) => Some(check),
+            (_, Some(_), None) => Some(self.succeeds_at(spec)),
             (None, None, None) => self.look_at(spec).into_iter().chain(self.command.deadline).min(),
-            (Some(_), None, None) => Some(self.look_at(spec).map_or(check, |look| look.min(check))),
+            (Some(_), None, None) => Some(self.look_at(spec).unwrap_or_else(|| self.check_until(spec))),
         }
     }
 }

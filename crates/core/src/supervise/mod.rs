@@ -9,9 +9,9 @@
 //!              Order(start, host, restart)          found running: nothing is run
 //!        +-----------------------------> Looking -----------------------------------+
 //!        |                                  | absent                                |
-//!        |            command failed,       v            alive throughout           v
+//!        |            command failed,       v            there at the end           v
 //!      Down <-------------------------- Launching --------------------------------> Up
-//!      |  ^     not alive, timed out        ^            start_check                | ^
+//!      |  ^     not alive, timed out        ^            of start_check             | ^
 //!      |  |                                 |                                       | |
 //!      |  |   retry is due, still absent    |   Exited, hosted                      | | still alive after
 //!      |  +- (Retry) ----> Looking ---------+   lived long: at once                 | | stop_check
@@ -39,8 +39,15 @@
 //!   wait for a stop or a reload either. What was overtaken is told so.
 //! - A launch that was overtaken does not go on: its command and all that it has started are ended (`Clearing`). A process that
 //!   was recognised is first told to end as any other is; a stop_cmd is run only where there is a process.
-//! - The check of a launch begins when the process was first seen or when the command ended, whichever is later.
+//! - The window of a launch begins when a process was first seen or when the command ended, whichever is
+//!   later. At its end a process must be alive that has been for at least a second; another pid within the
+//!   window is no failure. A launch fails earlier only if no process can appear any more: its command failed,
+//!   or was the process and has ended.
+//! - The processes of a failed launch are ended before the op is answered (`Clearing`), or named in its
+//!   outcome and known from then on.
 //! - A start command of the agent's last life that is still at work is waited for (`Awaiting`). It is not the process.
+//! - A process that was started by hand while the proc had none is adopted by a query or by the agent's
+//!   regular scan.
 //! - A program that replaces itself leaves its old process running for a while. That one is known as an earlier generation
 //!   until it ends, and a stop, kill or restart ends it too.
 //! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
@@ -160,6 +167,10 @@ pub enum Input {
     /// beside it for a while.
     Succeeded {
         old: Process,
+        process: Process,
+    },
+    /// The process was started without an order.
+    Appeared {
         process: Process,
     },
     /// A pool of its namespace is overused, and this process is among those that are ended for it.

@@ -106,6 +106,28 @@ pub(super) fn post_check(kind: OpKind, spec: &Spec, name: &str, why: &str, outpu
     with_output(base, output)
 }
 
+/// Why a start failed whose process was there for a while.
+pub(super) fn died_in_check(pid: u32, exit: Exit) -> String {
+    format!("pid {pid} {exit}, and no other was there at the end of the check (start_check_secs)")
+}
+
+/// A failed launch has left this process running.
+pub(super) fn goes_on(message: &str, pid: u32) -> String {
+    format!("{message}; pid {pid} is running")
+}
+
+/// A failed launch had started this process, which was ended.
+pub(super) fn was_ended(message: &str, pid: u32) -> String {
+    format!(
+        "{message}; pid {pid}, which it had started, was not recognised and was ended with all that was left of it"
+    )
+}
+
+/// Why a start failed before the end of its check.
+pub(super) fn was_command(field: &str, missing: &str) -> String {
+    format!("{field} was the process itself and has ended with all it started; {missing}")
+}
+
 pub(super) fn still_alive(
     kind: OpKind,
     spec: &Spec,

@@ -28,6 +28,9 @@ pub enum Does {
     Exit { after: u64, code: i32 },
     /// Leaves a daemon behind and ends well. `file`: how long after that the pid file is written.
     Daemon { after: u64, file: Option<u64>, lives: Option<u64> },
+    /// Leaves a launcher behind and ends well. The launcher starts one process after the other: the pause
+    /// before each, and how long it lives.
+    Launcher { after: u64, lives: Vec<(u64, Option<u64>)> },
     /// Is the process.
     Foreground { lives: Option<u64>, code: i32 },
     /// Never ends by itself.
@@ -84,6 +87,7 @@ type Serial = u64;
 enum Happening {
     ShellDone { run: Serial, shell: u32, does: Does },
     WriteFile { pid: u32 },
+    Comes { launcher: u32, run: Serial, lives: Option<u64> },
     Dies { pid: u32, exit: Exit },
     Tell { life: u32, input: Input },
     Answer { life: u32, look: LookId, scope: Scope, spec: Arc<Spec> },
@@ -439,6 +443,12 @@ impl World {
         Process { found: Found::PidFile, ..live.process }
     }
 
+    /// How long the main process has been alive, in milliseconds.
+    pub fn main_age(&self) -> Option<u64> {
+        let main = self.live.iter().find(|live| live.role.is_main())?;
+        Some(self.now.0 - main.process.start_ticks * 10)
+    }
+
     pub fn mains(&self) -> usize {
         self.live.iter().filter(|live| live.role.is_main()).count()
     }
@@ -771,6 +781,7 @@ impl World {
         match does {
             Does::Exit { after, .. }
             | Does::Daemon { after, .. }
+            | Does::Launcher { after, .. }
             | Does::EndMain { after, .. }
             | Does::Replace { after, .. } => {
                 self.later(after, Happening::ShellDone { run: serial, shell, does });
@@ -804,6 +815,7 @@ impl World {
                 let code = match does {
                     Does::Exit { code, .. } | Does::EndMain { code, .. } | Does::Replace { code, .. } => code,
                     Does::Daemon { .. }
+                    | Does::Launcher { .. }
                     | Does::Foreground { .. }
                     | Does::Hang
                     | Does::Unkillable
@@ -811,13 +823,27 @@ impl World {
                 };
                 self.end(shell, Exit::Code(code));
             }
-            Happening::WriteFile { .. } | Happening::Dies { .. } | Happening::ShellDone { .. } => {}
+            Happening::Comes { launcher, run, lives } if self.is_live(launcher) => {
+                self.daemonise(run, Some(0), lives);
+            }
+            Happening::WriteFile { .. }
+            | Happening::Dies { .. }
+            | Happening::ShellDone { .. }
+            | Happening::Comes { .. } => {}
         }
     }
 
     fn work(&mut self, run: Serial, does: &Does) {
         match *does {
             Does::Daemon { file, lives, .. } => self.daemonise(run, file, lives),
+            Does::Launcher { ref lives, .. } => {
+                let launcher = self.spawn(Role::Left, run);
+                let mut at = 0;
+                for (pause, lives) in lives.iter().copied() {
+                    self.later(at + pause, Happening::Comes { launcher, run, lives });
+                    at += pause + lives.unwrap_or(0);
+                }
+            }
             Does::EndMain { .. } => {
                 if let Some(pid) = self.main_pid() {
                     self.terminate(pid);
@@ -909,13 +935,13 @@ impl World {
         }
         let Live { process, role, run, watched, .. } = self.live.remove(place);
         let life = self.life;
-        if watched {
-            self.later(0, Happening::Tell { life, input: Input::Exited { process, exit } });
-        }
         let known = self.runs.iter().find(|(_, serial)| **serial == run).map(|(id, _)| *id);
         if let (Some(run), true) = (known, matches!(role, Role::Shell | Role::Both)) {
             let end = CommandEnd::Exited { exit, output: "its last words".to_owned() };
             self.later(0, Happening::Tell { life, input: Input::CommandEnded { run, end } });
+        }
+        if watched {
+            self.later(0, Happening::Tell { life, input: Input::Exited { process, exit } });
         }
     }
 

@@ -1,6 +1,7 @@
 //! What is left behind, and what is swept away.
 
 use crate::common::{Does, Term, World, daemon, spec};
+use crate::given::{Then, state};
 use procfleet_core::process::Exit;
 use procfleet_core::spec::{Detached, Instances, Kind};
 use procfleet_core::supervise::Signal;
@@ -211,4 +212,58 @@ fn a_stop_command_at_work_is_given_the_time_to_end_the_rest_itself() {
     assert_eq!(world.sweeps, []);
     assert_eq!(world.outcome(stop).code, Code::Success);
     assert_eq!(world.sweeps, [Signal::Term]);
+}
+
+/// What a start has begun that has failed is ended before its outcome, or named in it and known from then on.
+#[test]
+fn a_failed_start_leaves_nothing_unknown() {
+    let unnamed = Does::Daemon { after: 100, file: None, lives: None };
+    let late = Does::Launcher { after: 100, lives: vec![(0, Some(500)), (5_000, None)] };
+    for (does, op, detached) in [
+        (unnamed.clone(), OpKind::Start, Detached::End),
+        (unnamed.clone(), OpKind::Start, Detached::Keep),
+        (unnamed.clone(), OpKind::Restart, Detached::End),
+        (late.clone(), OpKind::Start, Detached::End),
+        (late, OpKind::Start, Detached::Keep),
+    ] {
+        for term in [Term::Dies { after: 10 }, Term::Ignores] {
+            let row = format!("{does:?} {op:?} {detached:?} {term:?}");
+            let mut spec = spec();
+            spec.policy.detached = detached;
+            let mut world = World::new().script("start", does.clone());
+            world.term = term;
+            let outcome = world.order(op, &spec);
+            assert_eq!(outcome.code.number(), 836, "{row}: {}", outcome.message);
+            assert_eq!(outcome.message.contains("was ended"), does == unnamed, "{row}: {}", outcome.message);
+            assert_eq!((world.mains(), state(&world)), (0, Then::Down), "{row}");
+            world.run_for(60_000);
+            assert_eq!((world.mains(), world.left(), world.hosted()), (0, 0, false), "{row}");
+        }
+    }
+    // A restart by the agent itself leaves nothing either.
+    let mut world = World::new();
+    world.order(OpKind::Start, &spec());
+    world.run_for(60_000);
+    world.set("start", unnamed);
+    world.die(Exit::Code(1));
+    world.run_for(4_000);
+    assert_eq!((world.mains(), world.starts.len()), (0, 2));
+    // What cannot be ended is named, and the status knows it.
+    let mut world = World::new().script("start", Does::Unkillable);
+    let outcome = world.order(OpKind::Start, &spec());
+    let pid = world.machine.process().expect("it is known").pid;
+    assert_eq!(outcome.code.number(), 822);
+    assert!(outcome.message.ends_with(&format!("; pid {pid} is running")), "{}", outcome.message);
+}
+
+/// A stop does not wait until a failed start is cleared away, and the start is told how it failed.
+#[test]
+fn a_stop_overtakes_what_clears_a_failed_start_away() {
+    let mut world = World::new().script("start", Does::Daemon { after: 100, file: None, lives: None });
+    world.term = Term::Ignores;
+    let start = world.send(OpKind::Start, Some(spec()));
+    world.run_for(2_500);
+    assert_eq!(world.code(start), None, "it is told to end");
+    let kill = world.order(OpKind::Kill, &spec());
+    assert_eq!((kill.code.number(), world.code(start), world.mains()), (0, Some(836), 0));
 }

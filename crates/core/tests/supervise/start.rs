@@ -33,19 +33,19 @@ fn how_a_start_ends_and_when() {
     let daemon = |after, file, lives| Does::Daemon { after, file, lives };
     let rows = [
         (daemon(100, Some(0), None), &spec, 0, 2_100, "success"),
-        (daemon(100, Some(1_500), None), &spec, 0, 3_600, "success"),
+        (daemon(100, Some(1_500), None), &spec, 0, 3_675, "success"),
         (daemon(100, Some(0), None), &nameless, 0, 2_100, "success"),
         // the window begins with the first sight, or with the end of the command if that is later
-        (daemon(100, Some(1_500), Some(2_500)), &spec, 836, 2_600, "exited with status 3"),
+        (daemon(100, Some(1_500), Some(2_500)), &spec, 836, 3_675, "exited with status 3"),
         (daemon(15_000, Some(0), None), &spec, 0, 17_000, "success"),
-        (daemon(15_000, Some(0), Some(700)), &spec, 836, 15_700, "exited with status 3"),
+        (daemon(15_000, Some(0), Some(700)), &spec, 836, 17_000, "exited with status 3"),
         (forever.clone(), &nameless, 0, 2_025, "success"),
         // a program in the foreground that writes no pid file, recognised when a command would have run out of time
         (forever.clone(), &spec, 0, 20_000, "success"),
         // the window is longer than a command may take
         (forever.clone(), &patient, 0, 30_025, "success"),
         (daemon(100, Some(0), None), &unchecked, 0, 1_100, "success"),
-        (daemon(100, Some(0), Some(900)), &unchecked, 836, 1_000, "exited with status 3"),
+        (daemon(100, Some(0), Some(900)), &unchecked, 836, 1_100, "exited with status 3"),
         // failed
         (
             Does::Exit { after: 10, code: 7 },
@@ -58,13 +58,24 @@ fn how_a_start_ends_and_when() {
         (Does::Foreground { lives: Some(70), code: 3 }, &nameless, 65_535, 70, "its last words"),
         // took too long
         (Does::Hang, &spec, 822, 20_000, "start_cmd did not end within 20 s"),
-        (Does::Unkillable, &spec, 822, 22_000, "start_cmd did not end within 20 s"),
-        // not alive: at once when nothing can come, else at the end of the window
-        (Does::Exit { after: 10, code: 0 }, &spec, 836, 60, "pid file /run/it.pid does not exist"),
-        (Does::Foreground { lives: Some(70), code: 0 }, &nameless, 836, 120, "no process it runs from"),
-        (daemon(100, Some(0), Some(500)), &spec, 836, 600, "exited with status 3"),
-        (daemon(100, None, None), &spec, 836, 2_100, "does not exist; output: [its last words]"),
-        (daemon(100, Some(5_000), None), &spec, 836, 2_100, "pid file /run/it.pid does not exist"),
+        (Does::Unkillable, &spec, 822, 23_000, "start_cmd did not end within 20 s"),
+        // not alive: early if the command was the process, else at the end of the window
+        (
+            Does::Foreground { lives: Some(70), code: 0 },
+            &nameless,
+            836,
+            145,
+            "start_cmd was the process itself",
+        ),
+        (Does::Foreground { lives: Some(70), code: 0 }, &patient, 836, 145, "no process it runs from"),
+        (Does::Exit { after: 10, code: 0 }, &spec, 836, 2_010, "pid file /run/it.pid does not exist"),
+        (Does::Exit { after: 10, code: 0 }, &nameless, 836, 2_010, "no process it runs from"),
+        (Does::Exit { after: 10, code: 0 }, &patient, 836, 30_010, "no process it runs from"),
+        (daemon(100, Some(0), Some(500)), &spec, 836, 2_100, "exited with status 3"),
+        (daemon(100, Some(0), Some(500)), &nameless, 836, 2_100, "exited with status 3"),
+        // what was not recognised is ended
+        (daemon(100, None, None), &spec, 836, 2_125, "does not exist; output: [its last words]; pid 102"),
+        (daemon(100, Some(5_000), None), &spec, 836, 2_125, "pid file /run/it.pid does not exist"),
     ];
     for (does, spec, code, millis, says) in rows {
         let world = check_start(does, spec, code, millis, says);
@@ -88,12 +99,44 @@ fn how_a_start_ends_and_when() {
     }
 }
 
+/// Another pid within the window is no failure and does not restart the window. The process at its end must
+/// have been alive for a second.
+#[test]
+fn a_process_that_is_back_before_the_end_of_the_check_was_started() {
+    let with_file = spec();
+    let mut nameless = spec();
+    nameless.identity.pid_path.clear();
+    let forever = None;
+    // (pause and life of each, code, takes)
+    let rows = [
+        (vec![(0, Some(500)), (0, forever)], 0, 2_100),
+        (vec![(0, Some(100)), (100, Some(100)), (100, Some(100)), (100, forever)], 0, 2_100),
+        (vec![(0, Some(300)), (400, forever)], 0, 2_100),
+        // the last one comes in the last second, and has a second of its own
+        (vec![(0, Some(1_500)), (0, forever)], 0, 2_600),
+        (vec![(0, Some(1_990)), (0, forever)], 0, 3_090),
+        // it does not live through that second, and who comes after it is too late
+        (vec![(0, Some(1_500)), (0, Some(900)), (0, forever)], 836, 2_525),
+        // none is there at the end
+        (vec![(0, Some(500)), (0, Some(500))], 836, 2_100),
+        (vec![(0, Some(500)), (1_700, forever)], 836, 2_100),
+        // the first sight of any begins the window
+        (vec![(500, Some(200)), (100, forever)], 0, 2_675),
+    ];
+    for (lives, code, millis) in rows {
+        let does = Does::Launcher { after: 100, lives };
+        for spec in [&with_file, &nameless] {
+            check_start(does.clone(), spec, code, millis, "");
+        }
+    }
+}
+
 /// The window begins when the old process is gone and the new one was seen, or when the command has ended.
 #[test]
 fn how_long_a_restart_is_checked() {
     let mut spec = spec();
     spec.control.restart_cmd = "restart".to_owned();
-    for (after, file, millis) in [(100, 0, 2_100), (15_000, 0, 17_000), (100, 1_500, 3_600)] {
+    for (after, file, millis) in [(100, 0, 2_100), (15_000, 0, 17_000), (100, 1_500, 3_675)] {
         let mut world = World::new();
         world.order(OpKind::Start, &spec);
         world.set("restart", Does::Replace { after, file: Some(file), code: 0 });
@@ -126,12 +169,12 @@ fn when_a_launch_is_first_looked_at() {
         (4, 2, daemon(Some(3_000), None), None, 0, 5_100),
         (4, 2, daemon(Some(0), Some(500)), Some(2_000), 0, 5_100),
         (1, 3, daemon(Some(0), Some(500)), Some(800), 0, 3_100),
-        // it did not come again: certain at the first looks, or at the end
-        (1, 3, daemon(Some(0), Some(500)), None, 836, 1_150),
+        // it did not come again
+        (1, 3, daemon(Some(0), Some(500)), None, 836, 3_100),
         (4, 2, daemon(Some(0), Some(500)), None, 836, 4_100),
-        (4, 2, daemon(None, None), None, 836, 4_100),
-        // after the beginning a death counts at once
-        (1, 4, daemon(Some(0), Some(2_000)), None, 836, 2_100),
+        (4, 2, daemon(None, None), None, 836, 4_125),
+        (1, 4, daemon(Some(0), Some(2_000)), None, 836, 4_100),
+        (1, 4, daemon(Some(0), Some(2_000)), Some(3_000), 0, 4_100),
         // a command that fails has failed
         (4, 2, Does::Exit { after: 10, code: 1 }, None, 65_535, 10),
     ];

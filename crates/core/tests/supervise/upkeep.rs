@@ -189,15 +189,18 @@ fn an_order_that_finds_nothing_to_do_does_not_disturb_a_retry() {
 #[test]
 fn what_was_not_recognised_is_swept_away_before_the_next_start() {
     let never = Does::Daemon { after: 100, file: None, lives: None };
-    let mut world = check_start(never, &spec(), 836, 2_100, "does not exist");
-    assert_eq!(world.mains(), 1);
+    let mut world = check_start(never, &spec(), 836, 2_125, "does not exist");
+    assert_eq!(world.mains(), 0);
+    // It has escaped.
+    world.leave_behind();
     world.set("start", daemon());
     assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 0);
     assert_eq!((world.mains(), world.max_mains), (1, 1));
 
     // A kill ends it as well, although there is no process to be found.
     let never = Does::Daemon { after: 100, file: None, lives: None };
-    let mut world = check_start(never, &spec(), 836, 2_100, "does not exist");
+    let mut world = check_start(never, &spec(), 836, 2_125, "does not exist");
+    world.leave_behind();
     assert_eq!(world.order(OpKind::Kill, &spec()).code.number(), 829);
     assert_eq!(world.mains(), 0);
 }
@@ -234,4 +237,38 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
     world.feed(Input::Succeeded { old, process: new });
     world.feed(Input::Exited { process: old, exit: Exit::Code(0) });
     assert_eq!(world.note(), "");
+}
+
+/// Somebody starts it by hand after a stop, after it was given up or while a restart is waited for.
+#[test]
+fn a_process_that_was_started_by_hand_is_known() {
+    for (before, hosted) in [(Given::Down, false), (Given::GaveUp, true)] {
+        let mut world = given(before);
+        world.come_again();
+        let process = world.youngest();
+        world.feed(Input::Appeared { process });
+        assert_eq!((state(&world), world.hosted()), (Then::Up, hosted), "{before:?}");
+        assert_eq!(
+            world.events.last(),
+            Some(&Event::TookOver { pid: process.pid, from: None }),
+            "{before:?}"
+        );
+        assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 828, "{before:?}");
+        assert_eq!(world.order(OpKind::Stop, &spec()).code.number(), 0, "{before:?}");
+        assert_eq!(world.mains(), 0, "{before:?}");
+    }
+    let mut world = given(Given::UpHosted);
+    world.die(Exit::Code(1));
+    world.run_for(10);
+    world.come_again();
+    world.feed(Input::Appeared { process: world.youngest() });
+    world.run_for(60_000);
+    assert_eq!((state(&world), world.starts.len(), world.max_mains), (Then::Up, 1, 1));
+    // What is known already, is not known, or runs by a schedule does not appear.
+    let known = world.machine.process().expect("it is up");
+    world.feed(Input::Appeared { process: Process { pid: 999, ..known } });
+    assert_eq!(world.machine.process(), Some(known));
+    let mut unknown = World::new();
+    unknown.feed(Input::Appeared { process: known });
+    assert!(unknown.machine.is_blank());
 }

@@ -233,13 +233,11 @@ while :; do sleep 0.05; done
     proc.op(Op::Kill);
 }
 
-/// Long before the end of the check it is certain that nothing will come.
 #[test]
 fn a_process_that_exits_at_once_with_0() {
     let up = up();
     for proc in [up.proc("gone").with_pid_file(), up.proc("gone-without-pid-file")] {
-        let proc =
-            proc.starts(&programs::exits(0)).policy("start_check_secs", 600).control("reload_cmd", "true");
+        let proc = proc.starts(&programs::exits(0)).control("reload_cmd", "true");
         let started = proc.op(Op::Start);
         started
             .assert(836, "start process (web) failed, for post-check status not alive")
@@ -275,15 +273,16 @@ fn a_process_that_exits_at_once_with_3() {
     }
 }
 
-/// It was seen, and it died within the window: the outcome comes then, and not at the end of the window.
 #[test]
 fn a_daemon_that_dies_in_its_check_window() {
     let up = up();
-    let proc = up.proc("short").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 600);
+    let proc = up.proc("short").with_pid_file().starts(&programs::daemon()).policy("start_check_secs", 3);
     let task = proc.submit(Op::Start);
     let pid = proc.pid_in_file();
     kill(pid, Signal::KILL);
-    task.outcome().assert(836, "start process (web) failed").assert_hosted(false);
+    let outcome = task.outcome();
+    outcome.assert(836, "start process (web) failed").assert_hosted(false);
+    outcome.assert_says(&format!("pid {pid} was ended by signal 9"));
     assert_eq!((proc.pid(), proc.runs()), (None, 1));
 }
 
@@ -333,7 +332,7 @@ fn a_pid_file_that_names_a_dead_pid() {
 #[test]
 fn a_start_that_leaves_a_dead_pid_in_its_pid_file() {
     let up = up();
-    let proc = up.proc("stale").with_pid_file().starts(&programs::exits(0)).policy("start_check_secs", 600);
+    let proc = up.proc("stale").with_pid_file().starts(&programs::exits(0));
     let dead = dead_pid();
     fs::write(proc.folder.join(programs::PID_FILE), format!("{dead}\n")).expect("our own folder");
     let started = proc.op(Op::Start);

@@ -53,10 +53,12 @@ mod signals;
 mod silence;
 mod slow_link;
 mod spec_fields;
+mod start_check;
 mod stranger;
 mod task_state;
 mod tls;
 mod unauthenticated;
+mod unknown;
 mod upgrade;
 mod users;
 

@@ -60,6 +60,8 @@ impl Machine {
                     (Sighting::Absent(absence), Some(gone)) => {
                         if now >= gone + spec.policy.launch_check() {
                             let why = absence.cause.to_string();
+                            // Processes of the launch that were not recognised must not stay unknown.
+                            out.effects.extend(self.unsure.take().map(Effect::ClearSince));
                             return self.rest(now, Fall::NotStarted, &why, out);
                         }
                     }
@@ -88,6 +90,7 @@ impl Machine {
             | Input::Planned { .. }
             | Input::Sampled { .. }
             | Input::Succeeded { .. }
+            | Input::Appeared { .. }
             | Input::Overused { .. }
             | Input::Health { .. }
             | Input::Placed { .. } => {}

@@ -62,6 +62,7 @@ impl Machine {
                 | Input::Planned { .. }
                 | Input::Sampled { .. }
                 | Input::Succeeded { .. }
+                | Input::Appeared { .. }
                 | Input::Overused { .. }
                 | Input::Health { .. }
                 | Input::Placed { .. },
@@ -88,10 +89,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         let cut_off = matches!(purpose, Purpose::Recover { .. }) && spec.policy.kind == Kind::Resident;
-        let process = match process.found {
-            Found::Shell if !cut_off => Process { found: Found::Foreground, ..process },
-            Found::Shell | Found::PidFile | Found::Foreground | Found::Name => process,
-        };
+        let process = if cut_off { process } else { process.counted() };
         match purpose {
             Purpose::Op { op, kind, before } => match kind {
                 OpKind::Start => {

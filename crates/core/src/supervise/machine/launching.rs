@@ -8,12 +8,12 @@ use crate::op::OpKind;
 use crate::process::{Exit, Found, Process, Sighting};
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{
-    Ended, HOPELESS_LOOKS, LONGEST_PAUSE, LOOK_EVERY, Launch, Overdue, Purpose, Seen, Sight, Stage,
+    Ended, LONGEST_PAUSE, LOOK_EVERY, Launch, LaunchFailure, Overdue, Purpose, Seen, Sight, Stage,
 };
 use crate::supervise::policy::Fall;
 use crate::supervise::record::{Rest, ScheduledRun};
 use crate::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Leader, Scope, Signal, Step, Write, words,
+    CommandEnd, Effect, Event, Hosting, Input, Leader, RunId, Scope, Signal, Step, Write, words,
 };
 use std::sync::Arc;
 
@@ -50,10 +50,13 @@ impl Machine {
             ended: None,
             old,
             seen: None,
+            first_seen: None,
             died: None,
+            was_command: false,
             missing: None,
             hopeless_looks: 0,
             looking: None,
+            looked_at: None,
             last_look: false,
             next_look: now,
             pause: LOOK_EVERY,
@@ -85,9 +88,7 @@ impl Machine {
             Input::Sighted { look, sighting } if launch.looking == Some(look) => {
                 launch.looking = None;
                 launch.next_look = now + launch.pause;
-                if launch.ended.is_none() {
-                    launch.pause = (launch.pause * 2).min(LONGEST_PAUSE);
-                }
+                launch.pause = (launch.pause * 2).min(LONGEST_PAUSE);
                 match sighting {
                     // It is being ended with its command.
                     Sighting::Running(_) if launch.command.timed_out => {}
@@ -102,7 +103,7 @@ impl Machine {
                         // It has been at work for as long as a command may, and was one to stay.
                         let stays = launch.last_look && process.found == Found::Foreground;
                         let seen = launch.sees(now, process);
-                        if stays || seen == Sight::Again && now >= launch.check_until(&spec) {
+                        if stays || seen == Sight::Again && now >= launch.succeeds_at(&spec) {
                             return self.launch_succeeded(purpose, &launch, process, out);
                         }
                     }
@@ -115,13 +116,21 @@ impl Machine {
             }
             Input::Exited { process, exit } => {
                 if launch.seen.is_some_and(|seen| seen.process.is(&process)) {
+                    let late = now >= launch.check_until(&spec);
                     launch.seen = None;
-                    launch.next_look = now;
+                    (launch.next_look, launch.pause) = (now, LOOK_EVERY);
                     let expected = launch.old.is_some_and(|old| old.is(&process));
+                    if expected {
+                        launch.first_seen = None;
+                    }
                     // What a command at work starts and ends may be no more than a part of it.
-                    if !expected && launch.ended.is_some() {
+                    if let Some(ended) = launch.ended.as_ref().filter(|_| !expected) {
+                        let output = ended.output.clone();
                         launch.died = Some((process, exit));
-                        // One more look: it may have handed over to a successor.
+                        // Another process may appear until the end of the window, not after it.
+                        if late {
+                            return self.not_alive(now, purpose, spec, launch, &output, out);
+                        }
                         launch.missing = None;
                     }
                 }
@@ -140,6 +149,7 @@ impl Machine {
             | Input::Planned { .. }
             | Input::Sampled { .. }
             | Input::Succeeded { .. }
+            | Input::Appeared { .. }
             | Input::Overused { .. }
             | Input::Health { .. }
             | Input::Placed { .. } => {}
@@ -165,7 +175,8 @@ impl Machine {
         match end {
             CommandEnd::NotStarted { code, reason } => {
                 let message = words::not_run(field, &reason);
-                self.launch_failed(now, purpose, launch, code, message, out)
+                let (run, left) = (launch.command.run, launch.process().or(launch.old));
+                self.launch_over(now, purpose, run, LaunchFailure::new(code, message), left, out)
             }
             CommandEnd::Exited { output, .. } if launch.command.timed_out => {
                 let missing = launch.missing.as_ref().map(|absence| &absence.cause);
@@ -201,7 +212,7 @@ impl Machine {
         mut launch: Launch,
         out: &mut Step,
     ) -> State {
-        let check_until = launch.check_until(&spec);
+        let (check_until, succeeds_at) = (launch.check_until(&spec), launch.succeeds_at(&spec));
         let resident = spec.policy.kind == Kind::Resident;
         let is_overdue = launch.command.timed_out || launch.command.is_overdue(now);
         match (&launch.ended, launch.judged(&spec)) {
@@ -210,16 +221,16 @@ impl Machine {
             }
             // As long as the command of a resident process is at work, the last look decides.
             (ended, Some(Seen { process, .. }))
-                if now >= check_until && (ended.is_some() || !resident && !is_overdue) =>
+                if now >= succeeds_at && (ended.is_some() || !resident && !is_overdue) =>
             {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }
             (_, Some(_)) if resident => {}
             (Some(ended), _) => {
-                // It is given up when the window is over; or at once when it is certain that nothing will come;
-                // but never without a look.
-                let certain = launch.hopeless_looks >= HOPELESS_LOOKS || launch.died.is_some();
-                let settled = launch.missing.is_some() && (certain || now >= check_until);
+                // Never without a look: at the end of the window, or earlier if no process can appear any
+                // more.
+                let over = launch.looked_at.is_some_and(|at| at >= check_until);
+                let settled = launch.missing.is_some() && (over || launch.is_hopeless());
                 if settled && launch.looking.is_none() {
                     let output = ended.output.clone();
                     return self.not_alive(now, purpose, spec, launch, &output, out);
@@ -265,7 +276,7 @@ impl Machine {
         }
         if launch.look_at(&spec).is_some_and(|at| now >= at) {
             let scope = Scope::Launch { run: launch.command.run, leader: Leader::Refuse };
-            launch.looking = Some(self.look(scope, &spec, out));
+            (launch.looking, launch.looked_at) = (Some(self.look(scope, &spec, out)), Some(now));
         }
         busy(purpose, spec, Stage::Launching(launch))
     }
@@ -279,8 +290,7 @@ impl Machine {
     ) -> State {
         self.unsure = None;
         // From now on the command counts as the process: no other has come.
-        let found = if process.found == Found::Shell { Found::Foreground } else { process.found };
-        let process = Process { found, ..process };
+        let process = process.counted();
         if purpose != Purpose::Turn && self.timetable().is_none() {
             // A command that takes long is no part of the life of its process.
             self.streak.last_start = Some(launch.alive_since());
@@ -360,9 +370,11 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         let missing = launch.missing.as_ref().map(|absence| absence.cause.to_string());
+        let missing = missing.unwrap_or_else(|| "it did not appear".to_owned());
         let why = match launch.died {
-            Some((process, exit)) => format!("pid {} {exit}", process.pid),
-            None => missing.unwrap_or_else(|| "it did not appear".to_owned()),
+            Some((process, exit)) => words::died_in_check(process.pid, exit),
+            None if launch.is_hopeless() => words::was_command(launch.command.field, &missing),
+            None => missing,
         };
         let kind = match &purpose {
             Purpose::Op { kind, .. } => *kind,
@@ -376,6 +388,8 @@ impl Machine {
         self.launch_failed(now, purpose, launch, Code::PostCheck, message, out)
     }
 
+    /// Processes that the failed launch has started and that were not recognised are ended, so that nothing
+    /// runs unknown. A recognised process goes on, and the outcome names its pid.
     pub(super) fn launch_failed(
         &mut self,
         now: Moment,
@@ -385,6 +399,41 @@ impl Machine {
         message: String,
         out: &mut Step,
     ) -> State {
+        if let Some((process, exit)) = launch.died
+            && exit != Exit::Code(0)
+        {
+            self.dead = Some(process);
+        }
+        let (run, failure) = (launch.command.run, LaunchFailure::new(code, message));
+        let spec = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Resident);
+        match (launch.process(), launch.old, spec) {
+            (Some(process), _, _) => self.launch_over(now, purpose, run, failure, Some(process), out),
+            // A failed restart_cmd may have left the old process alone, which does not belong to its run.
+            (None, Some(old), spec) => {
+                out.effects.extend(spec.map(|_| Effect::EndRun(run)));
+                self.launch_over(now, purpose, run, failure, Some(old), out)
+            }
+            (None, None, Some(spec)) => self.clear_failed(now, purpose, spec, &launch.command, failure, out),
+            (None, None, None) => self.launch_over(now, purpose, run, failure, None, out),
+        }
+    }
+
+    /// Answers a failed launch. `left` is a process that goes on and is known from now on.
+    pub(super) fn launch_over(
+        &mut self,
+        now: Moment,
+        purpose: Purpose,
+        run: RunId,
+        failure: LaunchFailure,
+        left: Option<Process>,
+        out: &mut Step,
+    ) -> State {
+        let LaunchFailure { code, message, .. } = failure;
+        let once = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once);
+        let message = match left {
+            Some(process) if self.timetable().is_none() => words::goes_on(&message, process.pid),
+            Some(_) | None => message,
+        };
         match purpose {
             Purpose::Op { op, .. } => self.answer(op, code, message.clone(), out),
             Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
@@ -392,31 +441,10 @@ impl Machine {
             }
             Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),
         }
-        if let Some((process, exit)) = launch.died
-            && exit != Exit::Code(0)
-        {
-            self.dead = Some(process);
-        }
-        // A restart_cmd that failed may have left the old process alone.
-        match launch.process().or(launch.old) {
-            Some(process) => State::Up(process),
-            None => {
-                // Nobody sweeps before the next launch there, and this one may have brought what was not recognised.
-                if self.spec.as_ref().is_some_and(|spec| keeps(spec)) {
-                    out.effects.push(Effect::EndRun(launch.command.run));
-                }
-                match self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
-                    Some(spec) => {
-                        let scope = Scope::Launch { run: launch.command.run, leader: Leader::Accept };
-                        self.look_behind(scope, spec, out)
-                    }
-                    None => self.rest(now, Fall::NotStarted, &message, out),
-                }
-            }
+        match (left, once) {
+            (Some(process), _) => State::Up(process),
+            (None, Some(spec)) => self.look_behind(Scope::Launch { run, leader: Leader::Accept }, spec, out),
+            (None, None) => self.rest_tidied(now, Fall::NotStarted, &message, out),
         }
     }
-}
-
-fn keeps(spec: &Spec) -> bool {
-    spec.policy.kind == Kind::Resident && spec.policy.detached == Detached::Keep
 }

@@ -302,6 +302,7 @@ impl Machine {
             (State::Up(up), Input::Succeeded { old, process }) if up.is(&old) => {
                 self.succeeded(up, process, &mut out)
             }
+            (State::Down(rest), Input::Appeared { process }) => self.appeared(now, rest, process, &mut out),
             (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
             }
@@ -317,6 +318,7 @@ impl Machine {
                 | Input::CommandEnded { .. }
                 | Input::Planned { .. }
                 | Input::Succeeded { .. }
+                | Input::Appeared { .. }
                 | Input::Placed { .. },
             ) => state,
         };
@@ -379,7 +381,7 @@ impl Machine {
     }
 
     /// Where a proc that may be running is looked for.
-    fn settled(&self) -> Scope {
+    pub fn settled(&self) -> Scope {
         self.dead.map_or(Scope::Settled, |dead| Scope::After { dead })
     }
 

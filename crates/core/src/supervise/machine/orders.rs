@@ -9,7 +9,7 @@ use crate::moment::Moment;
 use crate::op::{OpKind, Order};
 use crate::process::{Absence, Cause};
 use crate::spec::{Kind, Spec};
-use crate::supervise::job::{Before, EndPhase, Ending, Job, Launch, Purpose, Stage};
+use crate::supervise::job::{Before, Clearing, EndPhase, Ending, Job, Launch, LaunchFailure, Purpose, Stage};
 use crate::supervise::policy::Streak;
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Hosting, Leader, Scope, Step, Write, words};
@@ -220,12 +220,16 @@ impl Machine {
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.hosting,
         };
-        self.answer_op(
-            &job.purpose,
-            Code::Cancelled,
-            words::overtaken(op_kind(&job.purpose), order.kind),
-            out,
-        );
+        match &job.stage {
+            // The launch had failed before the order came.
+            Stage::Clearing(Clearing { failure: Some(LaunchFailure { code, message, .. }), .. }) => {
+                self.answer_op(&job.purpose, *code, message.clone(), out);
+            }
+            _ => {
+                let message = words::overtaken(op_kind(&job.purpose), order.kind);
+                self.answer_op(&job.purpose, Code::Cancelled, message, out);
+            }
+        }
         self.fault.clear();
         self.remark.clear();
         for passed in ahead {

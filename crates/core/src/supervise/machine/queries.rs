@@ -77,11 +77,7 @@ impl Machine {
         };
         self.answer_query(op, Code::Success, words::SUCCESS.to_owned(), status, out);
         match (state, view.sighting) {
-            // Somebody started it without us: it is known from now on, and a restart that was waiting is off.
-            (State::Down(_), Sighting::Running(process)) if self.spec.is_some() => {
-                out.effects.push(Effect::Watch(process));
-                State::Up(process)
-            }
+            (State::Down(rest), Sighting::Running(process)) => self.appeared(now, rest, process, out),
             (state, _) => state,
         }
     }

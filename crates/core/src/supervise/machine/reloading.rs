@@ -50,6 +50,7 @@ impl Machine {
             | Input::Planned { .. }
             | Input::Sampled { .. }
             | Input::Succeeded { .. }
+            | Input::Appeared { .. }
             | Input::Overused { .. }
             | Input::Health { .. }
             | Input::Placed { .. } => {}
@@ -120,6 +121,7 @@ impl Machine {
             | Input::Planned { .. }
             | Input::Sampled { .. }
             | Input::Succeeded { .. }
+            | Input::Appeared { .. }
             | Input::Overused { .. }
             | Input::Health { .. }
             | Input::Placed { .. } => {}
@@ -189,6 +191,7 @@ impl Machine {
             | Input::Planned { .. }
             | Input::Sampled { .. }
             | Input::Succeeded { .. }
+            | Input::Appeared { .. }
             | Input::Overused { .. }
             | Input::Health { .. }
             | Input::Placed { .. } => {}

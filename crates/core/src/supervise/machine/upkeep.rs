@@ -81,6 +81,18 @@ impl Machine {
         State::Up(process)
     }
 
+    /// The process was started without an order. The machine adopts it, and a pending restart is cancelled.
+    pub(super) fn appeared(&mut self, now: Moment, rest: Rest, process: Process, out: &mut Step) -> State {
+        if self.spec.is_none() || self.timetable().is_some() {
+            return State::Down(rest);
+        }
+        self.puzzle.clear();
+        self.streak.last_start = Some(now);
+        out.effects.push(Effect::Watch(process));
+        out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
+        State::Up(process)
+    }
+
     /// The process is not the one that counts any more, and still runs.
     pub(super) fn outlive(&mut self, old: Process, out: &mut Step) {
         if self.older.len() < MOST_OLDER && !self.older.iter().any(|older| older.is(&old)) {
@@ -131,6 +143,17 @@ impl Machine {
             Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
             Fate::Rests(state) => state,
         }
+    }
+
+    /// As [`Machine::rest`], and nothing that was not recognised stays behind unknown.
+    pub(super) fn rest_tidied(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
+        let state = self.rest(now, fall, last, out);
+        if let (State::Down(_), Some(spec)) = (&state, self.spec.clone()) {
+            self.tidy(&spec, out);
+            // The next launch sweeps again: a process may have escaped this time.
+            self.untidy = true;
+        }
+        state
     }
 
     /// What is to become of a proc that is not running.

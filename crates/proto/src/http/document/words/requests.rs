@@ -233,9 +233,9 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.alive_monitor_policy.start_check_secs",
-        "How long the process must be alive, in seconds, counted from when it was first seen or from the end of the start command, \
-         whichever is later. 0 or absent: 5.",
-        "启动后检查进程存活的时间，单位秒，从首次发现进程或启动命令结束时（取较晚者）算起。0 或不填为 5。",
+        "When a start is judged, in seconds, counted from when a process was first seen or from the end of the start command, \
+         whichever is later: a process must be there then, and must have been for a second. 0 or absent: 5.",
+        "启动后检查进程存活的时间，单位秒，从首次发现进程或启动命令结束时（取较晚者）算起；届时进程须存活至少一秒。0 或不填为 5。",
     ),
     (
         "spec.alive_monitor_policy.stop_check_secs",

@@ -1,0 +1,49 @@
+//! Candidates for processes that were started by hand.
+
+use super::children;
+use super::find;
+use super::host::Host;
+use super::identify::{Folder, Mark, Program};
+use super::procfs::{Id, Stat};
+use super::tree::Scan;
+use procfleet_core::process::{Evidence, Found};
+use procfleet_core::spec::Identity;
+use procfleet_core::{ProcKey, Process};
+use std::cell::OnceCell;
+
+/// A cheap scan on behalf of many procs. A candidate is verified by `Hands::look`.
+#[derive(Debug)]
+pub struct Glance<'a> {
+    host: &'a Host,
+    /// All processes that the agent did not start itself; taken when the first proc is looked for by name.
+    scan: OnceCell<Scan>,
+}
+
+impl<'a> Glance<'a> {
+    pub fn new(host: &'a Host) -> Glance<'a> {
+        Glance { host, scan: OnceCell::new() }
+    }
+
+    /// A process that may be the missing one of this proc.
+    pub fn candidate(&self, key: &ProcKey, identity: &Identity) -> Option<Process> {
+        let Identity { proc_name, setup_path, pid_path, user, .. } = identity;
+        if !pid_path.is_empty() {
+            let named = find::read_pid_file(pid_path, user).ok()?;
+            return Stat::read(named.pid).filter(Stat::is_running).map(|stat| bare(stat.id, Found::PidFile));
+        }
+        if proc_name.is_empty() || setup_path.is_empty() {
+            return None;
+        }
+        let (mark, folder) = (self.host.mark(key), Folder::of(identity));
+        let scan = self.scan.get_or_init(|| Scan::without(&children::kept()));
+        let fits = |stat: &&&Stat| {
+            let is_in_folder = folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder));
+            !scan.is_anothers(stat, &mark) && (is_in_folder || Mark::of(stat.id.pid, &mark) == Mark::Ours)
+        };
+        scan.named(proc_name).iter().find(fits).map(|stat| bare(stat.id, Found::Name))
+    }
+}
+
+fn bare(id: Id, found: Found) -> Process {
+    Process { pid: id.pid, start_ticks: id.start_ticks, found, evidence: Evidence::default() }
+}

@@ -1,0 +1,98 @@
+//! `start_check_secs` is when a start is judged, by the process that is alive then.
+
+use crate::{at_once, up};
+use procfleet_testkit::{Op, PATIENCE, Program, is_running, programs, wait_until};
+use std::fs;
+use std::time::Duration;
+
+/// Ends its first process and starts another one, as self-updaters and wrappers do.
+fn comes_again(writes_pid_file: bool) -> String {
+    let note = if writes_pid_file { "echo $$ > web.pid.new; mv web.pid.new web.pid; " } else { "" };
+    let web = |secs: &str| format!("sh -c \"{note}exec ./web {secs}\"").replace('$', "\\$");
+    format!(
+        "echo run >> runs; (setsid sh -c '{}; sleep 0.3; {}' </dev/null >/dev/null 2>&1 &)",
+        web("0.5"),
+        web("1000")
+    )
+}
+
+/// The pid at the end of the check differs from the first one, and the start succeeds.
+#[test]
+fn a_process_that_is_back_before_the_end_of_the_check_was_started() {
+    let up = up();
+    let procs = [
+        up.proc("with-pid-file").with_pid_file().starts(&comes_again(true)),
+        up.proc("by-name").starts(&comes_again(false)),
+        // The command stays at work and starts its process twice.
+        up.proc("wrapper").starts("echo run >> runs; ./web 0.5; ./web 1000; true"),
+    ];
+    at_once(procs, |proc| {
+        let proc = proc.clone().policy("start_check_secs", 5);
+        let (outcome, took) = proc.timed(Op::Start);
+        outcome.assert_success().assert_hosted(true);
+        assert!(took >= Duration::from_secs(5), "{}: {took:?}", proc.name);
+        let pid = proc.pid().expect("what was started runs");
+        assert_eq!(proc.program_pids(), [pid], "{}", proc.name);
+        proc.op(Op::Start).assert(828, "no need to start the process web(").assert_hosted(true);
+        proc.op(Op::Kill).assert_success();
+        assert!(!is_running(pid), "{}", proc.name);
+        assert_eq!(proc.runs(), 1, "{}", proc.name);
+    });
+}
+
+/// The command only tells another launcher to start the process, which appears outside the command's process
+/// tree.
+#[test]
+fn a_process_that_another_launcher_brings_was_started() {
+    let up = up();
+    let procs = [up.proc("with-pid-file").with_pid_file(), up.proc("by-name")];
+    at_once(procs, |proc| {
+        let proc = proc.clone().starts("touch wanted").policy("start_check_secs", 8);
+        let task = proc.submit(Op::Start);
+        wait_until(PATIENCE, "the command has run", || proc.folder.join("wanted").exists());
+        let mut web = Program::new(proc.folder.join(programs::NAME)).args(["1000"]).current_dir(&proc.folder);
+        web.start();
+        fs::write(proc.folder.join(programs::PID_FILE), format!("{}\n", web.pid())).expect("our own folder");
+        task.outcome().assert_success().assert_hosted(true);
+        assert_eq!(proc.op(Op::Query).pid(), Some(web.pid()), "{}", proc.name);
+        proc.op(Op::Kill).assert_success();
+    });
+}
+
+/// The command was the process itself and has ended with all it started, so the check ends early.
+#[test]
+fn a_start_fails_early_if_its_command_was_the_process() {
+    let up = up();
+    let script = "#!/bin/sh\necho run >> runs\nuntil test -e go; do sleep 0.05; done\necho said\n";
+    let proc = up.proc("itself").script("web.sh", script).starts("exec ./web.sh");
+    let proc = proc.policy("start_check_secs", 600);
+    let task = proc.submit(Op::Start);
+    wait_until(PATIENCE, "the process was seen", || proc.row().is_some_and(|row| row["pid"].is_u64()));
+    fs::write(proc.folder.join("go"), "").expect("our own folder");
+    let outcome = task.outcome();
+    outcome.assert(836, "start process (web) failed, for post-check status not alive").assert_hosted(false);
+    outcome.assert_says("start_cmd was the process itself").assert_says("said");
+    assert_eq!((proc.pid(), proc.runs()), (None, 1));
+}
+
+/// Another process may appear until the end of the check, so the failure is not reported earlier.
+#[test]
+fn a_start_whose_process_dies_fails_at_the_end_of_its_check() {
+    let up = up();
+    let short = "(setsid sh -c 'echo $$ > web.pid.new; mv web.pid.new web.pid; exec ./web 0.5' </dev/null >/dev/null 2>&1 &)";
+    let procs = [
+        up.proc("dies").with_pid_file().starts(short),
+        up.proc("dies-by-name").starts("(setsid ./web 0.5 </dev/null >/dev/null 2>&1 &)"),
+        up.proc("never-comes").with_pid_file().starts("true"),
+        up.proc("never-comes-by-name").starts("true"),
+    ];
+    at_once(procs, |proc| {
+        let proc = proc.clone().policy("start_check_secs", 3);
+        let (outcome, took) = proc.timed(Op::Start);
+        outcome
+            .assert(836, "start process (web) failed, for post-check status not alive")
+            .assert_hosted(false);
+        assert!(took >= Duration::from_secs(3), "{}: {took:?}", proc.name);
+        assert_eq!(proc.pid(), None, "{}", proc.name);
+    });
+}

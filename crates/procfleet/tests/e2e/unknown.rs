@@ -1,0 +1,87 @@
+//! The status knows every process of a proc: those of failed starts, and those that were started by hand.
+
+use crate::{at_once, up};
+use procfleet_testkit::{Op, PATIENCE, Proc, Program, is_running, programs, wait_for, wait_until};
+use serde_json::{Value, json};
+use std::fs;
+
+/// Its entry in GSE's status.
+fn status(proc: &Proc) -> Value {
+    let query = json!({"meta": proc.request["meta"], "hosts": proc.request["hosts"]});
+    let answer = proc.client.post("/api/v2/proc/get_proc_status_v2", query);
+    answer.data()["proc_infos"][0].clone()
+}
+
+#[test]
+fn a_failed_start_leaves_nothing_unknown() {
+    let up = up();
+    let unnamed = |name: &str| up.proc(name).with_pid_file().identity("proc_name", "nginx");
+    let late = "(setsid sh -c './web 0.3; sleep 5; exec ./web 1000' </dev/null >/dev/null 2>&1 &)";
+    let procs = [
+        // A daemon that never writes its pid file and has another name.
+        unnamed("unnamed").starts(&programs::silent_daemon()),
+        unnamed("kept").starts(&programs::silent_daemon()).policy("detached", "keep"),
+        unnamed("failed").starts(&format!("{}; exit 3", programs::silent_daemon())),
+        unnamed("deaf").starts("(trap '' TERM; setsid ./web 1000 >/dev/null 2>&1 &)"),
+        // It would come again after the end of the check.
+        up.proc("late").starts(late),
+    ];
+    at_once(procs, |proc| {
+        let outcome = proc.op(Op::Start);
+        let code = if proc.name == "failed" { 65535 } else { 836 };
+        outcome.assert(code, "").assert_hosted(false).assert_says("was ended with all that was left of it");
+        assert_eq!(proc.pids(), Vec::<u32>::new(), "{}: {}", proc.name, outcome.message);
+        assert_eq!(proc.pid(), None, "{}", proc.name);
+        proc.op(Op::Stop).assert(829, "no need to stop");
+    });
+}
+
+/// The start command fails after it has started the process: the outcome names the pid and the status shows
+/// it.
+#[test]
+fn a_start_that_fails_beside_its_process_names_it() {
+    let up = up();
+    let command = format!("{}; until test -e go; do sleep 0.05; done; exit 3", programs::daemon());
+    let proc = up.proc("beside").with_pid_file().starts(&command).policy("start_check_secs", 600);
+    let task = proc.submit(Op::Start);
+    let pid = proc.pid_in_file();
+    wait_until(PATIENCE, "the process was seen", || proc.row().is_some_and(|row| row["pid"] == pid));
+    fs::write(proc.folder.join("go"), "").expect("our own folder");
+    let outcome = task.outcome();
+    outcome.assert(65535, "Script exit code non-zero").assert_hosted(false);
+    outcome.assert_says(&format!("pid {pid} is running"));
+    let row = proc.row_with_pid(pid);
+    assert_eq!(row["hosted"], false, "{row}");
+    let status = status(&proc);
+    assert_eq!((&status["status"], &status["pid"]), (&json!(1), &json!(pid)), "{status}");
+    proc.op(Op::Start).assert(828, "no need to start the process web(");
+    proc.op(Op::Stop).assert_success();
+    assert!(!is_running(pid));
+}
+
+#[test]
+fn a_process_that_was_started_by_hand_after_a_stop_is_in_the_status() {
+    let up = up();
+    let procs = [
+        up.proc("with-pid-file").with_pid_file().starts(&programs::daemon()),
+        up.proc("by-name").starts(&programs::foreground()),
+    ];
+    at_once(procs, |proc| {
+        proc.start();
+        proc.op(Op::Stop).assert_success();
+        assert_eq!(status(proc)["status"], 2, "{}", proc.name);
+        let mut web = Program::new(proc.folder.join(programs::NAME)).args(["1000"]).current_dir(&proc.folder);
+        web.start();
+        fs::write(proc.folder.join(programs::PID_FILE), format!("{}\n", web.pid())).expect("our own folder");
+        // Nobody asks the agent.
+        let seen = wait_for(PATIENCE, "the status shows what was started by hand", || {
+            Some(status(proc)).filter(|seen| seen["status"] == 1)
+        });
+        assert_eq!((&seen["pid"], &seen["isauto"]), (&json!(web.pid()), &json!(false)), "{seen}");
+        let row = proc.row_with_pid(web.pid());
+        assert_eq!(row["hosted"], false, "{row}");
+        proc.op(Op::Stop).assert_success();
+        wait_until(PATIENCE, "it was ended", || !is_running(web.pid()));
+        assert_eq!(proc.op(Op::Query).pid(), None, "{}", proc.name);
+    });
+}
