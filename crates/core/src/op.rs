@@ -129,7 +129,8 @@ impl OpKind {
             OpKind::Start | OpKind::Host => launch,
             OpKind::Stop | OpKind::Kill => end,
             OpKind::Restart => end + launch,
-            OpKind::Reload => command + policy.start_check,
+            // The process must survive its reload, and so must one that has taken its place.
+            OpKind::Reload => command + policy.start_check + LEAST_LIFE + LEAST_LIFE,
         }
     }
 }

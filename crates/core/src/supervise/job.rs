@@ -66,11 +66,8 @@ pub(super) enum Stage {
         process: Process,
         gone: bool,
     },
-    /// The process got its `reload_signal`, and must not die of it.
-    Signalled {
-        process: Process,
-        until: Moment,
-    },
+    /// The process was reloaded, and must not die of it.
+    Surviving(Survival),
     /// The process is gone: is anything left of what it has started?
     Leaving(Leaving),
     /// A launch that was overtaken, or has failed, is ended: is anything of it left?
@@ -195,6 +192,18 @@ pub(super) struct Launch {
 pub(super) struct Seen {
     pub(super) process: Process,
     pub(super) since: Moment,
+}
+
+/// After a reload: the process must be alive until `until`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Survival {
+    pub(super) process: Process,
+    pub(super) until: Moment,
+    /// Deadline for a successor if the process dies. `None`: one second after its death.
+    pub(super) successor_by: Option<Moment>,
+    /// The process is a successor of the one that was reloaded.
+    pub(super) is_successor: bool,
+    pub(super) output: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -366,7 +375,7 @@ impl Stage {
             Stage::Leaving(leaving) => leaving.wake_at(),
             Stage::Reviewing(review) => review.looking.is_none().then_some(review.next_look),
             Stage::Launching(launch) => launch.wake_at(spec),
-            Stage::Signalled { until, .. } => Some(*until),
+            Stage::Surviving(survival) => Some(survival.until),
             Stage::Ending(Ending { phase: EndPhase::Command(command), .. })
             | Stage::Reloading { command, .. } => command.deadline,
             Stage::Ending(Ending {
@@ -392,7 +401,10 @@ impl Stage {
                 EndPhase::Vanish { until } | EndPhase::Killed { until } => *until += by,
             },
             Stage::Reloading { command, .. } => command.delay(by),
-            Stage::Signalled { until, .. } => *until += by,
+            Stage::Surviving(survival) => {
+                survival.until += by;
+                survival.successor_by.iter_mut().for_each(|at| *at += by);
+            }
             Stage::Leaving(leaving) => {
                 leaving.command.iter_mut().for_each(|(command, _)| command.delay(by));
                 leaving.until += by;
@@ -427,7 +439,7 @@ impl Stage {
             Stage::Launching(launch) => launch.process().or(launch.old),
             Stage::Ending(ending) => (!ending.gone).then_some(ending.process),
             Stage::Reloading { process, gone, .. } => (!gone).then_some(*process),
-            Stage::Signalled { process, .. } => Some(*process),
+            Stage::Surviving(survival) => Some(survival.process),
         }
     }
 }

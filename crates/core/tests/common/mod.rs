@@ -348,9 +348,14 @@ impl World {
 
     /// The process comes again by itself, and writes its pid file.
     pub fn come_again(&mut self) {
+        self.come_again_for(None);
+    }
+
+    /// As [`World::come_again`], for so long.
+    pub fn come_again_for(&mut self, lives: Option<u64>) {
         self.serial += 1;
         let run = self.serial;
-        self.daemonise(run, Some(0), None);
+        self.daemonise(run, Some(0), lives);
     }
 
     /// Something that an earlier command started goes on by itself.

@@ -4,6 +4,7 @@ use crate::common::{Does, Term, World, spec};
 use crate::given::{Given, Then, given, state};
 use procfleet_core::OpKind;
 use procfleet_core::op::Outcome;
+use procfleet_core::process::Exit;
 use procfleet_core::spec::Spec;
 use procfleet_core::supervise::Signal;
 use std::time::Duration;
@@ -63,15 +64,16 @@ fn a_stop_during_a_restart_command_ends_the_old_process() {
 #[test]
 fn how_a_reload_ends() {
     let rows = [
-        (Does::Exit { after: 50, code: 0 }, 0, 50),
+        // it must live for another second, and so must one that takes its place
+        (Does::Exit { after: 50, code: 0 }, 0, 1_050),
         (Does::Exit { after: 50, code: 9 }, 65_535, 50),
-        (Does::Replace { after: 50, file: Some(0), code: 0 }, 0, 50),
-        (Does::Replace { after: 50, file: Some(990), code: 0 }, 0, 1_050),
+        (Does::Replace { after: 50, file: Some(0), code: 0 }, 0, 1_050),
+        (Does::Replace { after: 50, file: Some(990), code: 0 }, 0, 2_050),
         (Does::Replace { after: 50, file: None, code: 0 }, 836, 2_050),
         (Does::Hang, 822, 20_000),
         (Does::Unkillable, 822, 22_000),
         (Does::NotStarted, 122, 0),
-        (Does::EndMain { after: 50, code: 0 }, 0, 50),
+        (Does::EndMain { after: 50, code: 0 }, 836, 2_060),
     ];
     for (does, code, millis) in rows {
         let row = format!("{does:?}");
@@ -87,9 +89,21 @@ fn how_a_reload_ends() {
     let mut world = given(Given::UpUnhosted);
     world.term = Term::Dies { after: 0 };
     world.set("reload", Does::EndMain { after: 50, code: 0 });
-    let began = world.now;
-    world.order(OpKind::Reload, &spec());
-    assert_eq!(world.now.since(began), Duration::from_millis(50));
+    let outcome = world.order(OpKind::Reload, &spec());
+    assert_eq!((outcome.code.number(), state(&world)), (836, Then::Down), "{}", outcome.message);
+    assert_eq!(world.order(OpKind::Reload, &spec()).code.number(), 829);
+    // It dies in the second after its reload, with a successor and without one; nor may the successor die.
+    for (again, lives, code) in [(true, None, 0), (false, None, 836), (true, Some(500), 836)] {
+        let mut world = given(Given::UpUnhosted);
+        let op = world.send(OpKind::Reload, Some(spec()));
+        world.run_for(500);
+        assert_eq!(world.code(op), None);
+        world.die(Exit::Code(1));
+        if again {
+            world.come_again_for(lives);
+        }
+        assert_eq!(world.outcome(op).code.number(), code, "{again} {lives:?}");
+    }
 }
 
 /// The process alone gets the signal, and must survive it for a second; one that hands over to a successor does.

@@ -233,6 +233,36 @@ while :; do sleep 0.05; done
     proc.op(Op::Kill);
 }
 
+/// The process is judged a second after its reload_cmd, and is not there any more.
+#[test]
+fn a_reload_after_which_the_process_is_gone() {
+    let up = up();
+    let daemon = |name: &str| up.proc(name).with_pid_file().starts(&programs::daemon());
+    let procs = [
+        daemon("at-once").control("reload_cmd", "kill $(cat web.pid)"),
+        daemon("before-its-end").control("reload_cmd", "kill -9 $(cat web.pid); sleep 0.5"),
+        daemon("after-its-end").control("reload_cmd", "(sleep 0.4; kill $(cat web.pid)) >/dev/null 2>&1 &"),
+        up.proc("foreground").starts(&programs::foreground()),
+    ];
+    at_once(procs, |proc| {
+        let pid = proc.start();
+        proc.op(Op::Unhost).assert_success();
+        let proc = match proc.name.as_str() {
+            "foreground" => proc.clone().control("reload_cmd", &format!("kill {pid}")),
+            _ => proc.clone(),
+        };
+        proc.op(Op::Reload).assert(836, "reload process (web) failed, for post-check status not alive");
+        assert_eq!((proc.pid(), proc.runs()), (None, 1), "{}", proc.name);
+        proc.op(Op::Reload).assert(829, "no need to reload the process(web) that is not running");
+    });
+    // One that is hosted comes back.
+    let proc = daemon("hosted").control("reload_cmd", "kill $(cat web.pid)");
+    proc.start();
+    proc.op(Op::Reload).assert(836, "reload process (web) failed").assert_hosted(true);
+    proc.wait_for_runs(2);
+    proc.op(Op::Kill).assert_success();
+}
+
 #[test]
 fn a_process_that_exits_at_once_with_0() {
     let up = up();

@@ -38,9 +38,7 @@ impl Machine {
             (Stage::Reloading { command, process, gone }, input) => {
                 self.reloading(now, purpose, spec, command, process, gone, input, out)
             }
-            (Stage::Signalled { process, until }, input) => {
-                self.signalled(now, purpose, spec, process, until, input, out)
-            }
+            (Stage::Surviving(survival), input) => self.surviving(now, purpose, spec, survival, input, out),
             (Stage::Leaving(leaving), input) => self.leaving(now, purpose, spec, leaving, input, out),
             (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
             (Stage::Awaiting(awaiting), input) => self.awaiting(now, purpose, spec, awaiting, input, out),

@@ -269,7 +269,7 @@ impl Machine {
                     false => self.found(now, purpose, spec, process, launch, out),
                 }
             }
-            Stage::Signalled { process, .. } => self.found(now, purpose, spec, process, None, out),
+            Stage::Surviving(survival) => self.found(now, purpose, spec, survival.process, None, out),
             Stage::Reloading { command, process, gone } => {
                 out.effects.push(Effect::EndRun(command.run));
                 match gone {

@@ -5,15 +5,16 @@ use super::{Machine, State, busy, op_kind};
 use crate::code::Code;
 use crate::moment::Moment;
 use crate::process::{Exit, Process, Sighting};
-use crate::spec::Spec;
-use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage};
+use crate::spec::{LEAST_LIFE, Spec};
+use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage, Survival};
 use crate::supervise::policy::Fall;
 use crate::supervise::{CommandEnd, Effect, Input, Scope, Step, words};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a process must be alive after its `reload_signal`: one that does not expect the signal dies of it at once.
-const SURVIVES: Duration = Duration::from_secs(1);
+/// How long a process must be alive after its reload. A process that does not handle the signal dies of it at
+/// once.
+const SURVIVES: Duration = LEAST_LIFE;
 
 impl Machine {
     #[expect(
@@ -62,14 +63,21 @@ impl Machine {
                 (Code::CommandTimeout, words::command_timeout("reload_cmd", spec.policy.op_timeout, &output))
             }
             Some(CommandEnd::Exited { exit: Exit::Code(0), output }) => {
-                if !gone {
-                    // Most programs keep their process; one that hands over says so in its pid file.
-                    self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
-                    return State::Up(process);
-                }
                 let check = now + spec.policy.start_check;
                 let until = command.deadline.map_or(check, |deadline| deadline.min(check));
-                return self.reload_lost(now, purpose, spec, output, until, out);
+                if gone {
+                    return self.reload_lost(now, purpose, spec, output, until, out);
+                }
+                // Most programs keep their process; one that hands over says so in its pid file.
+                let survives = now + SURVIVES;
+                let survival = Survival {
+                    process,
+                    until: survives,
+                    successor_by: Some(until),
+                    is_successor: false,
+                    output,
+                };
+                return busy(purpose, spec, Stage::Surviving(survival));
             }
             Some(CommandEnd::Exited { exit, output }) => {
                 (Code::CommandFailed, words::command_failed("reload_cmd", exit, &output))
@@ -91,26 +99,29 @@ impl Machine {
         if let Some(signal) = spec.control.reload_signal {
             out.effects.push(Effect::SignalOne { process, signal: signal.into() });
         }
-        busy(purpose, spec, Stage::Signalled { process, until: now + SURVIVES })
+        let (until, output) = (now + SURVIVES, String::new());
+        let survival = Survival { process, until, successor_by: None, is_successor: false, output };
+        busy(purpose, spec, Stage::Surviving(survival))
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of one stage, taken apart by the caller's match"
-    )]
-    pub(super) fn signalled(
+    pub(super) fn surviving(
         &mut self,
         now: Moment,
         purpose: Purpose,
         spec: Arc<Spec>,
-        process: Process,
-        until: Moment,
+        survival: Survival,
         input: Input,
         out: &mut Step,
     ) -> State {
         match input {
-            Input::Exited { process: dead, .. } if process.is(&dead) => {
-                return self.reload_lost(now, purpose, spec, String::new(), now + SURVIVES, out);
+            Input::Exited { process: dead, exit } if survival.process.is(&dead) => {
+                let until = survival.successor_by.unwrap_or(now + SURVIVES);
+                // Successors are accepted until then, not after it.
+                if survival.is_successor && now >= until {
+                    let why = format!("pid {} {exit}", dead.pid);
+                    return self.reload_failed(now, &purpose, &spec, &why, &survival.output, out);
+                }
+                return self.reload_lost(now, purpose, spec, survival.output, until, out);
             }
             Input::Tick
             | Input::Exited { .. }
@@ -126,11 +137,11 @@ impl Machine {
             | Input::Health { .. }
             | Input::Placed { .. } => {}
         }
-        if now >= until {
+        if now >= survival.until {
             self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
-            return State::Up(process);
+            return State::Up(survival.process);
         }
-        busy(purpose, spec, Stage::Signalled { process, until })
+        busy(purpose, spec, Stage::Surviving(survival))
     }
 
     /// The process did not survive its reload. It may have handed over to a successor.
@@ -154,6 +165,20 @@ impl Machine {
         self.reviewing(now, purpose, spec, review, Input::Tick, out)
     }
 
+    fn reload_failed(
+        &mut self,
+        now: Moment,
+        purpose: &Purpose,
+        spec: &Spec,
+        why: &str,
+        output: &str,
+        out: &mut Step,
+    ) -> State {
+        let message = words::post_check(op_kind(purpose), spec, &self.key.name, why, output);
+        self.answer_op(purpose, Code::PostCheck, message.clone(), out);
+        self.rest_tidied(now, Fall::Died, &message, out)
+    }
+
     pub(super) fn reviewing(
         &mut self,
         now: Moment,
@@ -167,15 +192,13 @@ impl Machine {
             Input::Sighted { look, sighting } if review.looking == Some(look) => match sighting {
                 Sighting::Running(process) => {
                     out.effects.push(Effect::Watch(process));
-                    self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
-                    return State::Up(process);
+                    let (until, successor_by, output) = (now + SURVIVES, Some(review.until), review.output);
+                    let survival = Survival { process, until, successor_by, is_successor: true, output };
+                    return busy(purpose, spec, Stage::Surviving(survival));
                 }
                 Sighting::Absent(absence) if now >= review.until => {
                     let why = absence.cause.to_string();
-                    let kind = op_kind(&purpose);
-                    let message = words::post_check(kind, &spec, &self.key.name, &why, &review.output);
-                    self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
-                    return self.rest(now, Fall::Died, &message, out);
+                    return self.reload_failed(now, &purpose, &spec, &why, &review.output, out);
                 }
                 Sighting::Absent(_) => {
                     review.looking = None;

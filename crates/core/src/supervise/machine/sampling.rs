@@ -12,7 +12,7 @@ use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Detached, Kind, Spec};
-use crate::supervise::job::{Job, Purpose, Stage};
+use crate::supervise::job::{Job, Purpose, Stage, Survival};
 use crate::supervise::limits::{Past, Strain, Usage, Verdict};
 use crate::supervise::policy::Fall;
 use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, words};
@@ -38,7 +38,7 @@ impl Machine {
                     matches!(job.purpose, Purpose::Op { kind: OpKind::Start | OpKind::Host, .. });
                 (is_started || self.limits_hold(&seen)).then_some(seen)
             }
-            Stage::Reloading { process, gone: false, .. } | Stage::Signalled { process, .. } => {
+            Stage::Reloading { process, gone: false, .. } | Stage::Surviving(Survival { process, .. }) => {
                 self.limits_hold(process).then_some(*process)
             }
             Stage::Reloading { gone: true, .. }
@@ -182,7 +182,7 @@ fn interrupt(job: Job, out: &mut Step) -> (Option<(OpId, OpKind)>, Option<RunId>
             None
         }
         Stage::Looking { .. }
-        | Stage::Signalled { .. }
+        | Stage::Surviving(_)
         | Stage::Ending(_)
         | Stage::Leaving(_)
         | Stage::Clearing(_)
