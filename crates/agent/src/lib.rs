@@ -22,7 +22,6 @@ pub mod identity;
 mod journal;
 mod life;
 mod link;
-pub mod log_args;
 mod logs;
 mod outbox;
 mod path_walk;
@@ -39,6 +38,8 @@ pub use link::back_off;
 use crate::config::Config;
 use crate::exec::Host;
 use crate::program::Ending;
+use procfleet_program::panics::{self, Panicked};
+use procfleet_program::{PartEnded, Parts};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +54,8 @@ const PRUNING: Duration = Duration::from_secs(3600);
 /// How long ops that are under way may take to end before the agent becomes another program. What they started goes on in any
 /// case, but their outcome says that they were interrupted.
 const LAST_OPS: Duration = Duration::from_secs(10);
+/// How long the end may take after a panic: what panicked may be waited for in vain.
+const END_AFTER_PANIC: Duration = Duration::from_secs(3);
 /// And where there is a process that writes much.
 const SOON: Duration = Duration::from_secs(1);
 /// How often it looks after what forgotten procs left.
@@ -87,6 +90,10 @@ pub enum AgentError {
     Identity(#[from] identity::IdentityError),
     #[error(transparent)]
     Enroll(#[from] enroll::EnrollError),
+    #[error("the agent ends, to be started again and take its processes up from the journal")]
+    Panicked(#[from] Panicked),
+    #[error("the agent ends, to be started again and take its processes up from the journal")]
+    Part(#[from] PartEnded),
 }
 
 impl AgentError {
@@ -147,7 +154,9 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
         }
     }
     let procs = past.procs.len();
+    let mut parts = Parts::default();
     let supervisor = supervisor::Supervisor::start(
+        &mut parts,
         host.clone(),
         journal.clone(),
         outbox.clone(),
@@ -169,10 +178,13 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
     let ending = tokio::select! {
         // Stop first: a host that is told to end its agent should not wait for a server.
         biased;
-        ending = stop => ending,
+        ending = stop => Ok(ending),
+        // Nothing is left half alive: the next life takes all procs up from the journal.
+        panicked = panics::fatal() => Err(AgentError::Panicked(panicked)),
+        ended = parts.ended() => Err(AgentError::Part(ended)),
         ended = talk(&config, &journal, &supervisor, &outbox, &states) => {
             ended?;
-            Ending::Stop
+            Ok(Ending::Stop)
         }
         never = keep_house(&host, &journal) => match never {},
         never = tend_output(&host) => match never {},
@@ -180,11 +192,20 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
         never = hosting.keep_written() => match never {},
     };
     info!(?ending, "agent is ending; its processes go on");
-    supervisor.stop().await;
-    hosting.write();
-    journal.close().await;
+    let end = async {
+        supervisor.stop().await;
+        parts.join().await;
+        hosting.write();
+        journal.close().await;
+    };
+    match &ending {
+        Ok(_) => end.await,
+        Err(_) => {
+            let _ = tokio::time::timeout(END_AFTER_PANIC, end).await;
+        }
+    }
     drop(lock);
-    Ok(ending)
+    ending
 }
 
 /// Says that the agent is ready, to whoever looks after the agent itself.

@@ -16,11 +16,13 @@ use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
 use procfleet_core::id::Epoch;
 use procfleet_failpoint::{Point, hit};
+use procfleet_program::panics;
 use procfleet_proto::link::{
     BadMessage, Events, Hello, LINK_PATH, LogRead, OpOrder, ReadLog, ReadSpec, Reports, SpecRead,
     States as StatesMessage, agent_message, decode_server, server_message::Body,
 };
 use ring::rand::{SecureRandom, SystemRandom};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
@@ -78,8 +80,10 @@ pub(crate) async fn stay_connected(
     states: &States,
 ) {
     let mut failures = 0;
+    let lost_lines_told = Cell::new(0);
     loop {
-        let session = Session { config, credentials, journal, supervisor, outbox, states };
+        let lost_lines_told = &lost_lines_told;
+        let session = Session { config, credentials, journal, supervisor, outbox, states, lost_lines_told };
         let mut welcomed = false;
         let end = session.run(&mut welcomed).await;
         failures = if welcomed { 0 } else { failures + 1 };
@@ -124,6 +128,8 @@ struct Session<'a> {
     supervisor: &'a Supervisor,
     outbox: &'a Outbox,
     states: &'a States,
+    /// How many of the lines that the agent's log has lost the server knows of.
+    lost_lines_told: &'a Cell<u64>,
 }
 
 impl Session<'_> {
@@ -169,7 +175,7 @@ impl Session<'_> {
         info!(epoch = epoch.0, "connected");
         self.outbox.rewind();
         let (mut revision, all) = self.states.all();
-        send_states(&mut socket, true, all).await?;
+        self.send_states(&mut socket, true, all).await?;
 
         // The server pings; its silence for three of its own intervals is its end.
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
@@ -189,7 +195,7 @@ impl Session<'_> {
                 let reports = self.outbox.next_batch(Instant::now());
                 let (latest, changed) = self.states.since(revision);
                 revision = latest;
-                send_states(&mut socket, false, changed).await?;
+                self.send_states(&mut socket, false, changed).await?;
                 if reports.is_empty() {
                     break;
                 }
@@ -245,6 +251,29 @@ impl Session<'_> {
                 () = self.journal.event_news(), if events == Telling::Done => events = Telling::Due,
             }
         }
+    }
+
+    async fn send_states(&self, socket: &mut Socket, all: bool, news: News) -> Result<(), End> {
+        let mut batch = StatesMessage { all, ..StatesMessage::default() };
+        let mut bytes = 0;
+        for state in news.procs {
+            let size = state.report.len() + state.namespace.len() + state.name.len() + 32;
+            make_room(socket, &mut batch, &mut bytes, size).await?;
+            batch.procs.push(state);
+        }
+        for groups in news.groups {
+            let size = groups.groups.len() + groups.namespace.len() + 32;
+            make_room(socket, &mut batch, &mut bytes, size).await?;
+            batch.groups.push(groups);
+        }
+        if batch != StatesMessage::default() {
+            // Only with something else: an agent whose log is lost should not report that line by line.
+            let lost = procfleet_program::log_lines_dropped();
+            batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_told.get());
+            send(socket, agent_message::Body::States(batch)).await?;
+            self.lost_lines_told.set(lost);
+        }
+        Ok(())
     }
 
     /// In a session that is for nothing else.
@@ -337,9 +366,16 @@ impl Questions {
             let busy = LogRead { id: question.id, code: Code::Busy.number(), message, ..LogRead::default() };
             self.answering.spawn(async move { agent_message::Body::LogRead(busy) });
         } else {
-            let host = supervisor.host();
-            self.answering
-                .spawn(async move { agent_message::Body::LogRead(logs::answer(host, question).await) });
+            let (host, id) = (supervisor.host(), question.id);
+            self.answering.spawn(async move {
+                let answer = panics::catch(logs::answer(host, question)).await;
+                agent_message::Body::LogRead(answer.unwrap_or_else(|caught| LogRead {
+                    id,
+                    code: Code::SystemError.number(),
+                    message: format!("reading the log: {caught}"),
+                    ..LogRead::default()
+                }))
+            });
         }
     }
 
@@ -348,9 +384,15 @@ impl Questions {
             let busy = SpecRead { id: question.id, code: Code::Busy.number(), message, spec: Vec::new() };
             self.answering.spawn(async move { agent_message::Body::SpecRead(busy) });
         } else {
-            let (host, journal) = (supervisor.host(), journal.clone());
+            let (host, journal, id) = (supervisor.host(), journal.clone(), question.id);
             self.answering.spawn(async move {
-                agent_message::Body::SpecRead(specs::answer(host, journal, question).await)
+                let answer = panics::catch(specs::answer(host, journal, question)).await;
+                agent_message::Body::SpecRead(answer.unwrap_or_else(|caught| SpecRead {
+                    id,
+                    code: Code::SystemError.number(),
+                    message: format!("reading the spec: {caught}"),
+                    spec: Vec::new(),
+                }))
             });
         }
     }
@@ -417,25 +459,6 @@ async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(),
 }
 
 /// In several messages if they are many. The first says that it begins the whole list.
-async fn send_states(socket: &mut Socket, all: bool, news: News) -> Result<(), End> {
-    let mut batch = StatesMessage { all, ..StatesMessage::default() };
-    let mut bytes = 0;
-    for state in news.procs {
-        let size = state.report.len() + state.namespace.len() + state.name.len() + 32;
-        make_room(socket, &mut batch, &mut bytes, size).await?;
-        batch.procs.push(state);
-    }
-    for groups in news.groups {
-        let size = groups.groups.len() + groups.namespace.len() + 32;
-        make_room(socket, &mut batch, &mut bytes, size).await?;
-        batch.groups.push(groups);
-    }
-    if batch != StatesMessage::default() {
-        send(socket, agent_message::Body::States(batch)).await?;
-    }
-    Ok(())
-}
-
 /// Sends what there is if so many more bytes would be too many.
 async fn make_room(
     socket: &mut Socket,

@@ -6,9 +6,9 @@ use crate::exec::{
     Containment, Rotation, allow_many_files, begin_anew_with, ignore_reopen_signal, release_signals,
     use_little_memory,
 };
-use crate::log_args::LogArgs;
 use crate::upgrade;
 use clap::ValueEnum;
+use procfleet_program::{EXIT_PANICKED, LogArgs, print_error, printed};
 use procfleet_proto::link::token::JoinToken;
 use std::error::Error;
 use std::ffi::OsString;
@@ -140,7 +140,7 @@ pub fn main(args: Args) -> ExitCode {
     {
         return failed(&begin_anew_with(&arguments, "PROCFLEET_TOKEN", token));
     }
-    args.log.init_tracing();
+    let log = args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
     let until_stdin_closes = args.until_stdin_closes;
@@ -152,7 +152,7 @@ pub fn main(args: Args) -> ExitCode {
             // It was needed once.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), String::new()),
             Err(error) => {
-                eprintln!("error: --token-file {}: {error}", file.display());
+                print_error(&format!("--token-file {}: {error}", file.display()));
                 return ExitCode::from(2);
             }
         },
@@ -162,7 +162,7 @@ pub fn main(args: Args) -> ExitCode {
     let token = match given.map(|token| token.parse::<JoinToken>()).transpose() {
         Ok(token) => token,
         Err(error) => {
-            eprintln!("error: {option}: {error}");
+            print_error(&format!("{option}: {error}"));
             return ExitCode::from(2);
         }
     };
@@ -185,18 +185,25 @@ pub fn main(args: Args) -> ExitCode {
     let agent = std::thread::Builder::new().name("agent".to_owned());
     let done = match agent.spawn(move || serve(config, until_stdin_closes)).map(|agent| agent.join()) {
         Ok(Ok(done)) => done,
-        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        // The log has its place.
+        Ok(Err(_)) => return ExitCode::from(EXIT_PANICKED),
         Err(error) => return failed(&error),
     };
     match done {
         Ok(Ending::Stop) => ExitCode::SUCCESS,
         Ok(Ending::Renew) => {
             let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+            // The successor knows nothing of lines that still wait.
+            drop(log);
             failed(&crate::exec::renew(&program, &arguments))
         }
         Err(error) => {
             let code = failed(&error);
-            if error.needs_somebody() { ExitCode::from(NEEDS_SOMEBODY) } else { code }
+            match error {
+                _ if error.needs_somebody() => ExitCode::from(NEEDS_SOMEBODY),
+                AgentError::Panicked(_) | AgentError::Part(_) => ExitCode::from(EXIT_PANICKED),
+                _ => code,
+            }
         }
     }
 }
@@ -246,10 +253,7 @@ fn serve(config: Config, until_stdin_closes: bool) -> Result<Ending, AgentError>
 
 fn said<E: Error>(done: Result<String, E>) -> ExitCode {
     match done {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(text) => printed(&format!("{text}\n")),
         Err(error) => failed(&error),
     }
 }
@@ -279,8 +283,7 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     for (name, value) in options.into_iter().flatten().chain(args.log.arguments()) {
         let _ = write!(command, " {name} {}", quoted(&value));
     }
-    println!("{}", include_str!("agent.service").replace("@COMMAND@", &command).trim_end());
-    ExitCode::SUCCESS
+    printed(&include_str!("agent.service").replace("@COMMAND@", &command))
 }
 
 /// As systemd reads it.
@@ -303,7 +306,7 @@ fn failed(error: &dyn Error) -> ExitCode {
         let _ = write!(text, ": {cause}");
         source = cause.source();
     }
-    eprintln!("error: {text}");
+    print_error(&text);
     ExitCode::FAILURE
 }
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// `POINT=ACTION[@N[+]]`, several with commas between: `kill` as `kill -9` does it, `fail`, or `pause:MILLISECONDS`; the Nth time
+/// `POINT=ACTION[@N[+]]`, several with commas between: `kill` as `kill -9` does it, `panic`, `fail`, or `pause:MILLISECONDS`; the Nth time
 /// that the point is passed (the first, if nothing is said), or from then on.
 #[derive(Clone, Debug, Default)]
 pub struct Plan(Vec<std::sync::Arc<Deed>>);
@@ -24,12 +24,13 @@ struct Deed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Kill,
+    Panic,
     Fail,
     Pause(Duration),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not POINT=kill|fail|pause:MS[@N[+]]")]
+#[error("{0:?} is not POINT=kill|panic|fail|pause:MS[@N[+]]")]
 pub struct BadPlan(String);
 
 impl FromStr for Plan {
@@ -50,6 +51,7 @@ fn read(text: &str) -> Option<Deed> {
     };
     let action = match action.split_once(':') {
         None if action == "kill" => Action::Kill,
+        None if action == "panic" => Action::Panic,
         None if action == "fail" => Action::Fail,
         Some(("pause", millis)) => Action::Pause(Duration::from_millis(millis.parse().ok()?)),
         _ => return None,
@@ -74,6 +76,7 @@ pub(crate) fn pass(point: Point) -> bool {
         }
         match deed.action {
             Action::Fail => fails = true,
+            Action::Panic => panic!("the plan wants a panic at {}", point.name()),
             Action::Kill => loop {
                 // No destructor runs, no buffer is flushed, and nobody goes on.
                 let _ =

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Command;
 use clap_complete::Shell;
-use std::io::Write;
+use procfleet_program::print;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -23,13 +23,13 @@ pub(crate) struct Man {
 pub(crate) fn completions(args: &Completions, mut command: Command) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "procfleet", &mut script);
-    std::io::stdout().write_all(&script).context("writing the script")
+    print(&script).context("writing the script")
 }
 
 pub(crate) fn man(args: &Man, mut command: Command) -> Result<()> {
     command.build();
     match &args.dir {
-        None => std::io::stdout().write_all(&page(&command)?).context("writing the page"),
+        None => print(&page(&command)?).context("writing the page"),
         Some(dir) => {
             std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
             write_pages(&command, "procfleet", dir)

@@ -10,8 +10,8 @@ use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use procfleet_agent::exec::{hold_signals, release_signals};
 use procfleet_agent::program;
+use procfleet_program::{EXIT_PANICKED, PartEnded, print_error};
 use procfleet_server::ServerError;
-use std::io::Write;
 use std::process::ExitCode;
 
 /// What was stored cannot be used: somebody has to look, and starting again would not help (sysexits.h).
@@ -69,9 +69,9 @@ fn main() -> ExitCode {
         | Command::Client(_) => release_signals(),
     }
     let done = match main.command {
-        Command::Up(args) => up::run(args),
+        Command::Up(args) => unless_panicked(|| up::run(args)),
         Command::Server(args) if args.print_systemd_unit => print_unit(&matches),
-        Command::Server(args) => server::run(args.server),
+        Command::Server(args) => unless_panicked(|| server::run(args.server)),
         Command::Store(verb) => store::run(verb),
         Command::Agent(args) => return program::main(args),
         Command::Openapi => print_document(),
@@ -82,11 +82,20 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
-            let somebody = error.downcast_ref::<ServerError>().is_some_and(ServerError::needs_somebody);
-            if somebody { ExitCode::from(NEEDS_SOMEBODY) } else { ExitCode::FAILURE }
+            print_error(&format!("{error:#}"));
+            match error.downcast_ref::<ServerError>() {
+                Some(error) if error.needs_somebody() => ExitCode::from(NEEDS_SOMEBODY),
+                Some(error) if error.is_panic() => ExitCode::from(EXIT_PANICKED),
+                Some(_) | None => ExitCode::FAILURE,
+            }
         }
     }
+}
+
+/// The log has the place of a panic.
+fn unless_panicked(run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let panicked = |_| Err(ServerError::Part(PartEnded::Panicked("the program")).into());
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(panicked)
 }
 
 fn print_unit(matches: &clap::ArgMatches) -> anyhow::Result<()> {
@@ -96,6 +105,5 @@ fn print_unit(matches: &clap::ArgMatches) -> anyhow::Result<()> {
 }
 
 fn print_document() -> anyhow::Result<()> {
-    std::io::stdout().write_all(procfleet_server::http::document::text().as_bytes())?;
-    Ok(())
+    Ok(procfleet_program::print(procfleet_server::http::document::text())?)
 }

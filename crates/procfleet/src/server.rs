@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result};
 use procfleet_agent::exec::release_signals;
-use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
+use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
 use procfleet_server::config::{Config, TlsSource};
 use procfleet_server::login_service::LoginUrl;
 use procfleet_server::peer::AddressBlock;
-use procfleet_server::{Server, ServerError, files};
+use procfleet_server::{Server, files};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -123,7 +123,7 @@ fn certificate_name(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    args.log.init_tracing();
+    let _log = args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
     files::take_all();
@@ -134,20 +134,20 @@ pub(crate) fn run(args: Args) -> Result<()> {
         // Before anybody is told that it is ready, and may tell it to end.
         let stop = program::told_to_stop();
         release_signals();
-        tokio::spawn(tend_memory());
-        println!("procfleet server is ready: {} (agents: https://{})", server.shown_url(), server.link);
+        server.add_part("the return of memory", tend_memory());
+        announce(&format!(
+            "procfleet server is ready: {} (agents: https://{})",
+            server.shown_url(),
+            server.link
+        ));
         tokio::select! {
             // A part that fails ends the program, so that whoever supervises it can act.
-            failed = server.failed() => return Err(why_it_failed(failed)),
+            failed = server.failed() => return Err(failed.into()),
             () = stop => {}
         }
         server.stop().await;
         Ok(())
     })
-}
-
-pub(crate) fn why_it_failed(error: Option<ServerError>) -> anyhow::Error {
-    error.map_or_else(|| anyhow::anyhow!("the server could not go on; its log says why"), Into::into)
 }
 
 /// What a storm of results needed goes back to the kernel; the allocator would keep it.

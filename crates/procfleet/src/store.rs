@@ -1,8 +1,8 @@
 //! `procfleet store`: backups of the server's store.
 
 use anyhow::Result;
+use procfleet_program::print;
 use procfleet_server::{STORE, ServerError, store};
-use std::io::Write;
 use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
@@ -26,18 +26,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(verb: Verb) -> Result<()> {
-    let mut out = std::io::stdout();
     match verb {
         Verb::Backup(Args { file, data }) => {
             let bytes = store::backup(&data.join(STORE), &file).map_err(ServerError::Store)?;
-            writeln!(out, "{} holds the store of {}: {bytes} bytes", file.display(), data.display())?;
-            writeln!(out, "keep it together with ca.* and admin.json of the same folder")?;
+            print(format!("{} holds the store of {}: {bytes} bytes\n", file.display(), data.display()))?;
+            print("keep it together with ca.* and admin.json of the same folder\n")?;
         }
         Verb::Restore(Args { file, data }) => {
             let aside = store::restore(&data.join(STORE), &file).map_err(ServerError::Store)?;
-            writeln!(out, "{} has the store of {} now", data.display(), file.display())?;
+            print(format!("{} has the store of {} now\n", data.display(), file.display()))?;
             if let Some(aside) = aside {
-                writeln!(out, "the store that was there is {}", aside.display())?;
+                print(format!("the store that was there is {}\n", aside.display()))?;
             }
         }
     }

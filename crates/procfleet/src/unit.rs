@@ -17,8 +17,7 @@ pub(crate) fn print(command: &Command, given: &ArgMatches) -> Result<()> {
         line.push(' ');
         line.push_str(&quoted(&word));
     }
-    println!("{}", include_str!("server.service").replace("@COMMAND@", &line).trim_end());
-    Ok(())
+    Ok(procfleet_program::print(include_str!("server.service").replace("@COMMAND@", &line))?)
 }
 
 /// Everything that is not a default, and the data directory in any case: paths in full, because a unit has another directory.

@@ -8,9 +8,9 @@ use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use procfleet_agent::exec::{Containment, release_signals};
-use procfleet_agent::log_args::LogArgs;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
+use procfleet_program::{LogArgs, announce as say};
 use procfleet_proto::http::native::CreateToken;
 use procfleet_server::app::{Caller, tokens};
 use procfleet_server::{Server, files, reachable};
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    args.server.log.init_tracing();
+    let _log = args.server.log.init_tracing();
     let given = files::take_all();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
@@ -65,7 +65,7 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
     // Before anybody is told that it is ready, and may tell it to end.
     let stop = program::told_to_stop();
     release_signals();
-    tokio::spawn(crate::server::tend_memory());
+    server.add_part("the return of memory", crate::server::tend_memory());
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
     let kept = &(args.containment, args.output, log);
@@ -85,7 +85,7 @@ async fn up(args: Args, given: files::Given) -> Result<()> {
         tokio::select! {
             biased;
             () = &mut stop => is_told = true,
-            failed = server.failed() => break Some(crate::server::why_it_failed(failed)),
+            failed = server.failed() => break Some(failed.into()),
             ended = agent.child.wait() => {
                 let code = ended.as_ref().ok().and_then(std::process::ExitStatus::code);
                 let pause = if code == Some(i32::from(NEEDS_SOMEBODY)) { AGENT_PAUSE_FOR_SOMEBODY } else { AGENT_PAUSE };
@@ -190,7 +190,7 @@ async fn announce(server: &Server, host: Host, data: &Path) {
     }
     let url = &server.url;
     let data = data.display();
-    println!("procfleet is ready: {url} (this host is {host})");
-    println!("  procfleet start hello --cmd 'exec sleep 1000' --proc-name sleep --data {data}");
-    println!("  procfleet ps --data {data}");
+    say(&format!("procfleet is ready: {url} (this host is {host})"));
+    say(&format!("  procfleet start hello --cmd 'exec sleep 1000' --proc-name sleep --data {data}"));
+    say(&format!("  procfleet ps --data {data}"));
 }

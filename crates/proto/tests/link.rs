@@ -178,14 +178,17 @@ fn what_agents_say() {
                 all: true,
                 procs: vec![ProcStateMessage::new(&proc(), 9, Some(&report))],
                 groups: Vec::new(),
+                log_lines_dropped: 0,
             }),
         ),
+        ("states_log_lines_dropped", Body::States(States { log_lines_dropped: 300, ..States::default() })),
         (
             "states_groups",
             Body::States(States {
                 all: false,
                 procs: Vec::new(),
                 groups: vec![GroupsMessage::new("web", 9, &[group()]), GroupsMessage::new("db", 10, &[])],
+                log_lines_dropped: 0,
             }),
         ),
         (

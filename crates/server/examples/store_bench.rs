@@ -2,6 +2,8 @@
 //!
 //! Give a folder as the argument to measure another disk than that of the temp folder.
 
+#![expect(clippy::print_stdout, reason = "a benchmark may fail with its output")]
+
 use procfleet_core::task::Target;
 use procfleet_core::{
     AgentId, BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,

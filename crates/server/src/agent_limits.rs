@@ -45,6 +45,8 @@ pub const VERSION: usize = 256;
 pub const LABELS: usize = 48 * 1024;
 /// Bytes of a proc's state as it is stored. The labels of the largest spec that the API takes (48 KiB) fit.
 pub const STATE: usize = 56 * 1024;
+/// How many lost lines of its log an agent can report at once.
+pub const LOG_LINES_DROPPED: u64 = 1_000_000;
 /// A state above this is a large one. All large states of one agent together have at most so many bytes.
 pub const LARGE_STATE: usize = 8 * 1024;
 pub const LARGE_STATES: usize = 64 * 1024 * 1024;

@@ -24,12 +24,12 @@ use procfleet_core::moment::Moment;
 use procfleet_core::op::Outcome;
 use procfleet_core::spec::Spec;
 use procfleet_failpoint::{Point, hit};
+use procfleet_program::Parts;
 use procfleet_proto::link::{Ack, Cancel, Drain, Op, Refused, server_message::Body};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
@@ -126,24 +126,28 @@ pub struct Keeper {
 impl Keeper {
     /// Loads the open ops and starts to work on them.
     pub async fn start(
+        parts: &mut Parts,
         store: Store,
         clock: Clock,
         presences: Presences,
         metrics: Arc<Metrics>,
         backlog: Backlog,
-    ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
-        Keeper::start_with(store, clock, presences, metrics, backlog, RESTART_GRACE).await
+    ) -> Result<Keeper, StoreError> {
+        let (keeper, work) =
+            Keeper::prepare(store, clock, presences, metrics, backlog, RESTART_GRACE).await?;
+        parts.spawn("the dispatcher of ops", work);
+        Ok(keeper)
     }
 
-    /// `grace`: how long nothing is said about agents that have not come back yet.
-    async fn start_with(
+    /// The keeper and its task. `grace`: how long nothing is said about agents that have not come back yet.
+    async fn prepare(
         store: Store,
         clock: Clock,
         presences: Presences,
         metrics: Arc<Metrics>,
         backlog: Backlog,
         grace: Duration,
-    ) -> Result<(Keeper, JoinHandle<()>), StoreError> {
+    ) -> Result<(Keeper, impl Future<Output = ()> + Send + 'static), StoreError> {
         let (notes, inbox) = mpsc::channel(NOTES);
         let (changes, changed) = watch::channel(0);
         let mut work = Work {
@@ -167,8 +171,7 @@ impl Keeper {
             retry_at: None,
         };
         work.load().await?;
-        let task = tokio::spawn(work.run(inbox));
-        Ok((Keeper { notes, changed, room: Arc::new(Semaphore::new(REPORT_BYTES)) }, task))
+        Ok((Keeper { notes, changed, room: Arc::new(Semaphore::new(REPORT_BYTES)) }, work.run(inbox)))
     }
 
     /// What an agent has reported, in a message of `size` bytes. Waits while too much is waiting already.

@@ -36,17 +36,18 @@ use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::{Beginning, Ca, PkiError};
-use crate::sessions::{Link, LinkError, Presences, RefusalLog};
+use crate::sessions::{Link, Presences, RefusalLog};
 use crate::store::{Store, StoreError};
+use procfleet_program::panics::{self, Panicked};
+use procfleet_program::{PartEnded, Parts};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
@@ -82,9 +83,11 @@ pub enum ServerError {
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
-    Link(#[from] LinkError),
-    #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("the server ends, to be started again and go on from its store")]
+    Panicked(#[from] Panicked),
+    #[error("the server ends, to be started again and go on from its store")]
+    Part(#[from] PartEnded),
 }
 
 /// A server that serves.
@@ -96,14 +99,7 @@ pub struct Server {
     pub link: SocketAddr,
     pub app: App,
     stop: watch::Sender<bool>,
-    keeper: JoinHandle<()>,
-    http: JoinHandle<()>,
-    sessions: JoinHandle<Result<(), LinkError>>,
-    retention: JoinHandle<()>,
-    webhooks: JoinHandle<()>,
-    succession: JoinHandle<()>,
-    refusals: JoinHandle<()>,
-    certificate: Option<JoinHandle<()>>,
+    parts: Parts,
     /// Held until the end.
     _link_threads: LinkThreads,
 }
@@ -124,8 +120,14 @@ impl ServerError {
             | ServerError::Threads(_)
             | ServerError::Pki(_)
             | ServerError::Tls(_)
-            | ServerError::Link(_) => false,
+            | ServerError::Panicked(_)
+            | ServerError::Part(_) => false,
         }
+    }
+
+    /// A defect ended the server: starting again helps.
+    pub fn is_panic(&self) -> bool {
+        matches!(self, ServerError::Panicked(_) | ServerError::Part(_))
     }
 
     /// What is read of the store before the server is up may show that it is damaged.
@@ -175,8 +177,16 @@ impl Server {
         setup::administrator(&store, &admin_file, reached, clock.wall()).await?;
 
         let backlog = Backlog::new(config.most_open);
-        let (keeper, keeper_task) =
-            Keeper::start(store.clone(), clock, presences.clone(), metrics.clone(), backlog.clone()).await?;
+        let mut parts = Parts::default();
+        let keeper = Keeper::start(
+            &mut parts,
+            store.clone(),
+            clock,
+            presences.clone(),
+            metrics.clone(),
+            backlog.clone(),
+        )
+        .await?;
         let refusals = Refusals::new(store.clone(), clock);
         let app = App {
             store,
@@ -212,7 +222,7 @@ impl Server {
             stop: stopped.clone(),
         };
         let link_threads = LinkThreads::start().map_err(ServerError::Threads)?;
-        let sessions = link_threads.spawn(sessions.serve(link_listener));
+        parts.spawn_on("the link's port", sessions.serve(link_listener), link_threads.handle());
         let retention = Retention {
             store: app.store.clone(),
             clock,
@@ -220,46 +230,31 @@ impl Server {
             keep: config.keep,
             stop: stopped.clone(),
         };
-        let retention = tokio::spawn(retention.run());
+        parts.spawn("the deletion of old tasks", retention.run());
         let webhooks = Delivery {
             store: app.store.clone(),
             bell: app.bell.clone(),
             troubles: app.troubles.clone(),
             stop: stopped.clone(),
         };
-        let webhooks = tokio::spawn(webhooks.run());
+        parts.spawn("the delivery of events to webhooks", webhooks.run());
         let succession =
             Succession { store: app.store.clone(), ca: app.ca.clone(), clock, stop: stopped.clone() };
-        let succession = tokio::spawn(succession.run());
-        let refusals = tokio::spawn(app.refusals.clone().run(stopped.clone()));
-        let certificate = tls.clone().map(|tls| {
+        parts.spawn("the succession of CAs", succession.run());
+        parts.spawn("the audit of refused calls", app.refusals.clone().run(stopped.clone()));
+        if let Some(tls) = tls.clone() {
             let follow = tls.follow(stopped.clone(), move |pin| {
                 if let Err(error) = setup::pin(&admin_file, pin) {
                     let error = &error as &dyn std::error::Error;
                     error!(error, "admin.json could not be told of the API's new certificate; clients that use it do not believe the server");
                 }
             });
-            tokio::spawn(follow)
-        });
+            parts.spawn("the renewal of the API's certificate", follow);
+        }
         let router = http::router(app.clone());
-        let http = tokio::spawn(http::port::serve(api_listener, router, tls, stopped));
+        parts.spawn("the API's port", http::port::serve(api_listener, router, tls, stopped));
         info!(%api, %link, "server is up");
-        Ok(Server {
-            url,
-            api,
-            link,
-            app,
-            stop,
-            keeper: keeper_task,
-            http,
-            sessions,
-            retention,
-            webhooks,
-            succession,
-            refusals,
-            certificate,
-            _link_threads: link_threads,
-        })
+        Ok(Server { url, api, link, app, stop, parts, _link_threads: link_threads })
     }
 
     /// The API by the address that was asked for, also where that means all addresses.
@@ -268,34 +263,36 @@ impl Server {
         format!("{scheme}://{}", self.api)
     }
 
-    /// Returns when the server cannot go on: its store cannot be used any more (then with the error), or a part of it has ended
-    /// that should not.
-    pub async fn failed(&mut self) -> Option<ServerError> {
+    /// Returns when the server cannot go on: its store cannot be used any more, or a part of it has ended that should not.
+    pub async fn failed(&mut self) -> ServerError {
         tokio::select! {
-            error = self.app.store.failed() => return Some(error.into()),
-            _ = &mut self.keeper => error!("the keeper has ended"),
-            _ = &mut self.http => error!("the API's port has ended"),
-            _ = &mut self.sessions => error!("the link's port has ended"),
+            // A damaged store needs somebody, and may be what a part has stumbled over.
+            biased;
+            error = self.app.store.failed() => error.into(),
+            panicked = panics::fatal() => panicked.into(),
+            ended = self.parts.ended() => ended.into(),
         }
-        None
+    }
+
+    /// What lives as long as the server, and is not of the server's own.
+    pub fn add_part(&mut self, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
+        let mut stop = self.stop.subscribe();
+        self.parts.spawn(name, async move {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => {}
+                () = part => {}
+            }
+        });
     }
 
     /// Stops taking calls, tells the agents, waits a little, and closes the store.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         let _ = self.stop.send(true);
-        self.app.keeper.stop().await;
         let parts = async {
-            let _ = tokio::join!(
-                self.http,
-                self.sessions,
-                self.keeper,
-                self.retention,
-                self.webhooks,
-                self.succession,
-                self.refusals
-            );
-            if let Some(certificate) = self.certificate {
-                let _ = certificate.await;
+            self.app.keeper.stop().await;
+            for failed in self.parts.join().await {
+                warn!(error = %failed, "a part of the server failed at its end");
             }
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
@@ -320,11 +317,8 @@ impl LinkThreads {
         Ok(LinkThreads(Some(runtime)))
     }
 
-    fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
-    where
-        F: Future<Output: Send> + Send + 'static,
-    {
-        self.0.as_ref().expect("it is there until it is dropped").spawn(future)
+    fn handle(&self) -> &Handle {
+        self.0.as_ref().expect("it is there until it is dropped").handle()
     }
 }
 

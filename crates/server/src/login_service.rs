@@ -5,6 +5,7 @@
 //! as hashes and never logged, nor is an error text of the HTTP client, which may repeat the url.
 
 use crate::secret;
+use procfleet_program::panics;
 use procfleet_proto::http::login_service::{Verdict, verdict};
 use std::collections::HashMap;
 use std::fmt;
@@ -93,7 +94,7 @@ impl LoginService {
         // The place is given back by the thread, not by a caller that has given up: the thread may still wait.
         let place = self.inner.places.clone().acquire_owned().await.map_err(|_| Unanswered::Silent)?;
         let inner = self.inner.clone();
-        let asking = tokio::task::spawn_blocking(move || {
+        let asking = panics::block_for_request(move || {
             let _place = place;
             inner.ask(&token)
         });

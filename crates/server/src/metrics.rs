@@ -2,9 +2,12 @@
 
 use procfleet_core::code::Code;
 use procfleet_core::process::Exit;
-use prometheus_client::encoding::EncodeLabelSet;
+use procfleet_program::panics;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -88,6 +91,7 @@ pub struct Metrics {
     pub refused_sessions: Counter,
     pub tasks_deleted: Counter,
     pub late_reports: Counter,
+    pub agent_log_lines_dropped: Counter,
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
     events: Family<EventLabel, Counter>,
@@ -135,6 +139,10 @@ impl Metrics {
         let sessions = Family::default();
         let words = "Sessions of agents, by how the agent keeps the processes of a proc together";
         registry.register("agent_sessions", words, sessions.clone());
+        let agent_log_lines_dropped = Counter::default();
+        let words = "Lines of agents' own logs that were lost because they could not be written";
+        registry.register("agent_log_lines_dropped", words, agent_log_lines_dropped.clone());
+        registry.register_collector(Box::new(OfTheProgram));
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
         Metrics {
@@ -146,6 +154,7 @@ impl Metrics {
             refused_sessions,
             tasks_deleted,
             late_reports,
+            agent_log_lines_dropped,
             outcomes,
             calls,
             events,
@@ -221,6 +230,28 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a String does not fail");
         text
+    }
+}
+
+/// What is counted where no server is known: it belongs to the program.
+#[derive(Debug)]
+struct OfTheProgram;
+
+impl Collector for OfTheProgram {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let figures = [
+            ("panics", "Panics, each of which is in the log", panics::total()),
+            (
+                "log_lines_dropped",
+                "Lines of the server's log that were lost because standard error could not be written",
+                procfleet_program::log_lines_dropped(),
+            ),
+        ];
+        for (name, help, count) in figures {
+            let counter = ConstCounter::new(count);
+            counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        Ok(())
     }
 }
 

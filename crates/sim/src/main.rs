@@ -3,7 +3,6 @@
 use clap::Parser;
 use procfleet_agent::config::ServerAddress;
 use procfleet_sim::{Ending, Figures, Fleet, Plan, Script, Span, room_for_agents, take_all_files};
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -102,7 +101,7 @@ fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("error: {reason}");
+            procfleet_program::print_error(&reason);
             ExitCode::FAILURE
         }
     }
@@ -126,13 +125,18 @@ fn run(args: Args) -> Result<(), String> {
     let plan = plan(args)?;
     let (agents, first) = (plan.agents, plan.first_ip);
     if !json {
-        println!("{agents} agents from {first} on; there is room for {room} (open files)");
+        say(&format!("{agents} agents from {first} on; there is room for {room} (open files)"));
     }
     let fleet = Fleet::start(plan).map_err(|error| with_cause(&error))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let watched = runtime.map_err(|error| error.to_string())?.block_on(watch(&fleet, every, for_secs, json));
-    println!("{}", line(fleet.figures(), json));
+    say(&line(fleet.figures(), json));
     watched
+}
+
+/// A reader that is gone is no reason to end.
+fn say(line: &str) {
+    let _ = procfleet_program::print(format!("{line}\n"));
 }
 
 fn plan(args: Args) -> Result<Plan, String> {
@@ -186,17 +190,15 @@ async fn watch(fleet: &Fleet, every: Duration, for_secs: Option<Duration>, json:
     loop {
         let figures = fleet.figures();
         if figures != told {
-            println!("{}", line(figures, json));
+            say(&line(figures, json));
             told = figures;
         }
         if !ready && figures.connected == figures.agents {
             ready = true;
             if !json {
-                println!("procfleet-sim is ready: all are connected after {:.1?}", began.elapsed());
+                say(&format!("procfleet-sim is ready: all are connected after {:.1?}", began.elapsed()));
             }
         }
-        // Whoever reads a pipe should not wait for a full buffer; one that nobody reads any more is no reason to end.
-        let _ = std::io::stdout().flush();
         if let Some(trouble) = fleet.trouble() {
             return Err(trouble);
         }

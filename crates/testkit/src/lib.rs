@@ -14,6 +14,8 @@
 //! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every one;
 //! - [`wait_for`]: the one way to wait.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
+
 mod client;
 mod connect;
 mod disk;

@@ -69,6 +69,18 @@ impl Program {
         self
     }
 
+    /// Where its results go instead of a file that the test reads.
+    pub fn stdout_to(mut self, stdout: impl Into<Stdio>) -> Program {
+        self.command.stdout(stdout);
+        self
+    }
+
+    /// Where its log goes instead of a file that the test reads.
+    pub fn stderr_to(mut self, stderr: impl Into<Stdio>) -> Program {
+        self.command.stderr(stderr);
+        self
+    }
+
     pub fn start(&mut self) {
         self.child = Some(self.command.spawn().expect("the program can be started"));
     }

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -50,19 +51,30 @@ impl Up {
     /// The same with more flags, which it keeps when it is started again.
     #[track_caller]
     pub fn start_with(binary: impl AsRef<Path>, flags: &[&str]) -> Up {
-        Up::start_on(binary, flags, |_| {})
+        Up::start_on(binary, flags, None, |_| {})
+    }
+
+    /// The same with the logs of server and agent going there. Their words cannot be read by [`Up::stderr`] then.
+    #[track_caller]
+    pub fn start_logging_to(binary: impl AsRef<Path>, stderr: OwnedFd) -> Up {
+        Up::start_on(binary, &[], Some(stderr), |_| {})
     }
 
     /// The same with its data folder on a disk of this size. `None`: the tests were told to do without.
     #[track_caller]
     pub fn start_on_disk(binary: impl AsRef<Path>, size: &str) -> Option<(Up, Disk)> {
         let mut disk = None;
-        let up = Up::start_on(binary, &[], |data| disk = Disk::mount(data, size));
+        let up = Up::start_on(binary, &[], None, |data| disk = Disk::mount(data, size));
         Some((up, disk?))
     }
 
     #[track_caller]
-    fn start_on(binary: impl AsRef<Path>, flags: &[&str], make_data: impl FnOnce(&Path)) -> Up {
+    fn start_on(
+        binary: impl AsRef<Path>,
+        flags: &[&str],
+        stderr: Option<OwnedFd>,
+        make_data: impl FnOnce(&Path),
+    ) -> Up {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let folder = tempfile::Builder::new().prefix("procfleet-").tempdir().expect("a temp dir");
@@ -72,7 +84,10 @@ impl Up {
         let binary = binary.as_ref().to_owned();
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let link = format!("{}:0", own_address(serial));
-        let program = program(&binary, folder.path(), &link, &flags);
+        let mut program = program(&binary, folder.path(), &link, &flags);
+        if let Some(stderr) = stderr {
+            program = program.stderr_to(stderr);
+        }
         let mut up = Up {
             binary,
             program,

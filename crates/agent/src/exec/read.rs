@@ -5,6 +5,7 @@ use super::sink::{Passage, Sink, Start};
 use procfleet_core::access::Scope;
 use procfleet_core::op::OpKind;
 use procfleet_core::{Code, ProcKey};
+use procfleet_program::panics;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,7 +88,7 @@ impl Host {
     async fn end_of(self: &Arc<Host>, sink: &Arc<Sink>) -> Option<u64> {
         let (host, sink) = (self.clone(), sink.clone());
         let end = move || sink.live(&host.sinks).and_then(|live| live.end().ok());
-        tokio::task::spawn_blocking(end).await.ok().flatten()
+        panics::block_for_request(end).await.ok().flatten()
     }
 
     async fn beside<T: Send + 'static>(
@@ -95,7 +96,7 @@ impl Host {
         act: impl FnOnce() -> Result<T, (Code, String)> + Send + 'static,
     ) -> Result<T, (Code, String)> {
         let broke = |_| (Code::SystemError, "reading the log broke off".to_owned());
-        tokio::task::spawn_blocking(act).await.map_err(broke).and_then(|done| done)
+        panics::block_for_request(act).await.map_err(broke).and_then(|done| done)
     }
 
     fn read(&self, sink: &Sink, question: &Question) -> Result<Reading, (Code, String)> {

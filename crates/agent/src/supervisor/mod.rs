@@ -38,6 +38,7 @@ use procfleet_core::process::Process;
 use procfleet_core::spread::{Crowd, Spread};
 use procfleet_core::supervise::{Input, Machine, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
+use procfleet_program::Parts;
 use procfleet_proto::link::{HostFacts, OpOrder};
 use procfleet_proto::state::ProcReport;
 use sampler::{Round, Sampled, Sampler};
@@ -45,7 +46,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tracing::{error, info, warn};
 
 /// How many orders may wait to be journalled. The server sends 64 ahead at most.
@@ -74,8 +75,9 @@ enum Intake {
 }
 
 impl Supervisor {
-    /// Takes up every proc of the past and begins to work.
+    /// Takes up every proc of the past and begins to work, as one of the program's parts.
     pub(crate) fn start(
+        parts: &mut Parts,
         host: Arc<Host>,
         journal: Journal,
         outbox: Outbox,
@@ -83,11 +85,14 @@ impl Supervisor {
         hosting: HostingFile,
         past: Past,
     ) -> Supervisor {
-        Supervisor::start_at(Pace::default(), host, journal, outbox, states, hosting, past)
+        let (supervisor, task) =
+            Supervisor::prepare(Pace::default(), host, journal, outbox, states, hosting, past);
+        parts.spawn("the supervisor of procs", task.run());
+        supervisor
     }
 
-    /// As above; `pace` says how often procs are asked after their health.
-    fn start_at(
+    /// The supervisor and its task; `pace` says how often procs are asked after their health.
+    fn prepare(
         pace: Pace,
         host: Arc<Host>,
         journal: Journal,
@@ -95,7 +100,7 @@ impl Supervisor {
         states: States,
         hosting: HostingFile,
         past: Past,
-    ) -> Supervisor {
+    ) -> (Supervisor, Task) {
         let (intake, orders) = mpsc::channel(INTAKE);
         let open = OpenOps::default();
         for (op, parts) in &past.divided {
@@ -143,13 +148,14 @@ impl Supervisor {
             held: held.clone(),
             unreadable,
             running,
+            late: Vec::new(),
             rounds,
             appeared,
             pools,
             _sampling: sampling,
         };
-        tokio::spawn(work.run(past, orders));
-        Supervisor { intake, host, open, held, started_at: jiff::Timestamp::now().as_second() }
+        let started_at = jiff::Timestamp::now().as_second();
+        (Supervisor { intake, host, open, held, started_at }, Task { work, past, orders })
     }
 
     pub(crate) fn boot_id(&self) -> &BootId {
@@ -198,6 +204,18 @@ impl Supervisor {
     }
 }
 
+struct Task {
+    work: Work,
+    past: Past,
+    orders: mpsc::Receiver<Intake>,
+}
+
+impl Task {
+    async fn run(self) {
+        self.work.run(self.past, self.orders).await;
+    }
+}
+
 struct Work {
     around: Arc<Around>,
     actors: HashMap<Arc<ProcKey>, Inputs>,
@@ -206,6 +224,8 @@ struct Work {
     unreadable: HashMap<ProcKey, String>,
     /// Each ends with its key and the orders that it did not get to.
     running: JoinSet<(Arc<ProcKey>, Vec<Order>)>,
+    /// Orders for actors that take nothing more and were not joined yet.
+    late: Vec<(ProcKey, Order)>,
     rounds: mpsc::Receiver<Round>,
     /// Candidates for processes that were started by hand.
     appeared: mpsc::Receiver<Vec<(Arc<ProcKey>, Process)>>,
@@ -230,11 +250,9 @@ impl Work {
                 // Ended actors first, so that their orders find a new one.
                 biased;
                 Some(ended) = self.running.join_next(), if !self.running.is_empty() => {
-                    if let Ok((key, orders)) = ended {
-                        self.actors.remove(&key);
-                        for order in orders {
-                            self.deliver(&key, order).await;
-                        }
+                    match ended {
+                        Ok((key, orders)) => self.succeed(&key, orders).await,
+                        Err(error) => return self.end_after(error).await,
                     }
                 }
                 count = intake.recv_many(&mut batch, INTAKE) => {
@@ -265,6 +283,25 @@ impl Work {
                     self.begin(overdue).await;
                 }
             }
+        }
+    }
+
+    /// An actor has ended, since nothing was left to do. Its successor, if it needs one, gets what came too late for it.
+    async fn succeed(&mut self, key: &Arc<ProcKey>, mut orders: Vec<Order>) {
+        self.actors.remove(key);
+        let late = self.late.extract_if(.., |(late, _)| *late == **key);
+        orders.extend(late.map(|(_, order)| order));
+        for order in orders {
+            self.deliver(key, order).await;
+        }
+    }
+
+    /// An actor has panicked. Its machine is lost, and what the journal knows of it is read at a start only. The supervisor passes
+    /// the panic on, which ends the agent; the other actors finish their steps.
+    async fn end_after(&mut self, error: JoinError) {
+        self.end().await;
+        if let Ok(panic) = error.try_into_panic() {
+            std::panic::resume_unwind(panic);
         }
     }
 
@@ -521,19 +558,15 @@ impl Work {
             let outcome = Outcome::without_agent(Code::SystemError, message, order.kind);
             return self.end_unbegun(key, order.op, outcome).await;
         }
-        let mut input = Box::new(Input::Order(Box::new(order)));
-        loop {
-            if !self.actors.contains_key(key) {
-                self.spawn(Machine::new(key.clone()), Default::default(), 0);
-            }
-            match self.actors[key].send(input).await {
-                Ok(()) => return,
-                // It has just ended, for nothing was left to do.
-                Err(back) => {
-                    self.actors.remove(key);
-                    input = back;
-                }
-            }
+        if !self.actors.contains_key(key) {
+            self.spawn(Machine::new(key.clone()), Default::default(), 0);
+        }
+        let sent = self.actors[key].send(Box::new(Input::Order(Box::new(order)))).await;
+        // The actor is ending. Until its task is joined, nobody knows whether it may have a blank successor.
+        if let Err(back) = sent
+            && let Input::Order(order) = *back
+        {
+            self.late.push((key.clone(), *order));
         }
     }
 
@@ -621,7 +654,8 @@ mod tests {
             let hosting = HostingFile::open(folder.path());
             let pace = Pace { every: Duration::from_millis(20), ..Pace::default() };
             let (kept, told, seen) = (journal.clone(), outbox.clone(), states.clone());
-            let supervisor = Supervisor::start_at(pace, host, kept, told, seen, hosting, past);
+            let (supervisor, task) = Supervisor::prepare(pace, host, kept, told, seen, hosting, past);
+            tokio::spawn(task.run());
             Alone { folder, journal, outbox, states, supervisor }
         }
 
@@ -734,6 +768,48 @@ mod tests {
         alone.supervisor.order(order(1, OpKind::Kill)).await;
         assert_eq!(alone.answer().await, Code::Success.number(), "what must be durable came after it");
         alone.supervisor.stop().await;
+    }
+
+    #[tokio::test]
+    async fn an_actor_that_panics_ends_the_supervisor_and_has_no_blank_successor() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let path = folder.path().join("agent.db");
+        let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
+        let (outbox, states) = (Outbox::new(Vec::new()), States::default());
+        let hosting = HostingFile::open(folder.path());
+        let (supervisor, mut task) = Supervisor::prepare(
+            Pace::default(),
+            host,
+            journal.clone(),
+            outbox.clone(),
+            states,
+            hosting,
+            past,
+        );
+        let starting = OpOrder { spec: Some(spec(folder.path())), ..order(0, OpKind::Start) };
+        // An actor whose inbox is gone, as it is while its task unwinds.
+        let (inputs, inbox) = inbox(INPUTS);
+        drop(inbox);
+        task.work.actors.insert(Arc::new(starting.proc.clone()), inputs);
+        let (unwound, unwinding) = oneshot::channel::<()>();
+        task.work.running.spawn(async move {
+            let _ = unwinding.await;
+            panic!("on purpose")
+        });
+        let running = tokio::spawn(task.run());
+        let op = starting.op;
+        supervisor.order(starting).await;
+        let taken = async {
+            while outbox.next_batch(Instant::now()).is_empty() {
+                outbox.news().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), taken).await.expect("the order is taken");
+        unwound.send(()).expect("the actor waits");
+        assert!(running.await.is_err_and(|error| error.is_panic()), "the panic is passed on");
+        assert!(matches!(journal.standing(op).await, Ok(Standing::Open(_))), "the next life has the op");
+        assert!(!folder.path().join("starts").exists(), "nothing was started");
     }
 
     #[tokio::test]

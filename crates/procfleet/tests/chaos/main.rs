@@ -3,8 +3,10 @@
 //!
 //! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
 //! - `history`: what was sent, and what must be true of it in the end; `overtake`: the part of it that stops and kills slow starts;
-//! - `points`, `random`, `faults`, `fleet`: what goes wrong; `flood`: an agent that sends too much meanwhile;
+//! - `points`, `panics`, `random`, `faults`, `fleet`: what goes wrong; `flood`: an agent that sends too much meanwhile;
 //! - `table`: what is printed.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
 
 mod dice;
 mod faults;
@@ -12,6 +14,7 @@ mod fleet;
 mod flood;
 mod history;
 mod overtake;
+mod panics;
 mod points;
 mod proxy;
 mod random;
@@ -50,6 +53,7 @@ struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     Points,
+    Panics,
     Random,
     Faults,
     Fleet,
@@ -65,6 +69,7 @@ struct Job {
 fn main() -> ExitCode {
     let args = Args::parse();
     let mut jobs = points::jobs(args.seed, args.rounds);
+    jobs.extend(panics::jobs(args.seed, args.rounds));
     jobs.extend(random::jobs(args.seed, args.rounds));
     jobs.extend(fleet::jobs(args.seed, args.rounds, args.quick));
     jobs.extend(faults::jobs(args.seed, args.quick));

@@ -253,6 +253,17 @@ impl World {
         ask_again(LOOK, REACHED, || (!program.is_running()).then_some(())).is_some()
     }
 
+    /// With which code it has ended. `None`: by a signal.
+    pub(crate) fn exit_code(&mut self, side: Side) -> Option<i32> {
+        self.program(side).finish(PATIENCE).code
+    }
+
+    /// Waits until its log has these words. False: it has not.
+    pub(crate) fn wait_until_said(&mut self, side: Side, words: &str) -> bool {
+        let program = self.program(side);
+        ask_again(LOOK, REACHED, || program.stderr().contains(words).then_some(())).is_some()
+    }
+
     pub(crate) fn is_running(&mut self, side: Side) -> bool {
         self.program(side).is_running()
     }

@@ -3,6 +3,8 @@
 //! Each file `API/CASE.json` is a test of that name; README.md beside this file says what is in one. All cases share one
 //! `procfleet up` with a real agent, and each has a namespace and a folder of its own, so they run side by side.
 
+#![expect(clippy::print_stderr, reason = "a test may fail with its output")]
+
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -2,6 +2,8 @@
 //!
 //! Every test starts an `up` of its own and ends all that it started.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
+
 use procfleet_testkit::{Proc, Up};
 
 mod access;
@@ -40,6 +42,7 @@ mod lifecycle;
 mod limits;
 mod lists;
 mod logs;
+mod lost_log;
 mod lost_store;
 mod many_hosts;
 mod operations;

@@ -233,6 +233,9 @@ pub struct States {
     /// Namespaces whose process groups have changed; all that have some after a connect. Absent from agents that know none.
     #[prost(message, repeated, tag = "3")]
     pub groups: Vec<GroupsMessage>,
+    /// How many lines of its own log the agent has lost since it last said so.
+    #[prost(uint64, tag = "4")]
+    pub log_lines_dropped: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

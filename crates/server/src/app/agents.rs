@@ -116,7 +116,7 @@ pub async fn revoke(
         }
         Ok::<_, AppError>(())
     });
-    done.await.map_err(|_| AppError::Ending)??;
+    done.await??;
     let rows = list(app, caller, AgentsQuery::default()).await?;
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
@@ -146,7 +146,7 @@ pub async fn forget(app: &App, caller: &Caller, named: Vec<AgentId>) -> Result<V
         }
         Ok::<_, AppError>(())
     });
-    done.await.map_err(|_| AppError::Ending)??;
+    done.await??;
     Ok(rows)
 }
 

@@ -4,6 +4,7 @@ use super::{App, AppError, Caller, audit};
 use crate::clock::Clock;
 use crate::pki::{Ca, PkiError};
 use crate::store::{Store, StoreError};
+use procfleet_program::panics;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::CaView;
 use procfleet_proto::link::token::hex;
@@ -80,7 +81,7 @@ pub async fn retire(app: &App, caller: &Caller, force: Force) -> Result<CaView, 
 async fn blocking<T: Send + 'static>(
     change: impl FnOnce() -> Result<T, PkiError> + Send + 'static,
 ) -> Result<T, AppError> {
-    Ok(tokio::task::spawn_blocking(change).await.map_err(|_| AppError::Ending)??)
+    Ok(panics::block_for_request(change).await??)
 }
 
 /// Retires a CA that has a successor when nobody needs it any more.
@@ -117,6 +118,7 @@ impl Succession {
                         Ok(Err(error)) => {
                             warn!(error = &error as &dyn std::error::Error, "the CA could not be retired");
                         }
+                        // Its panic ends the server.
                         Err(_) => return,
                     }
                 }

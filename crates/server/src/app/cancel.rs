@@ -23,7 +23,7 @@ pub async fn cancel(app: &App, caller: &Caller, task_text: &str) -> Result<TaskR
         }
         Ok::<_, AppError>(())
     });
-    done.await.map_err(|_| AppError::Ending)??;
+    done.await??;
     let (task, _) = find(app, caller, task_text).await?;
     Ok(tasks::row(&task))
 }

@@ -43,9 +43,11 @@ use procfleet_core::access::Rights;
 use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
 use procfleet_core::op::OpKind;
+use procfleet_program::panics::Caught;
 use procfleet_proto::http::fault::Faults;
 use std::net::IpAddr;
 use std::sync::Arc;
+use tokio::task::JoinError;
 
 /// What every use case may need.
 #[derive(Clone, Debug)]
@@ -114,4 +116,12 @@ pub enum AppError {
     Full(Full),
     #[error("the server is ending")]
     Ending,
+    #[error(transparent)]
+    Panicked(#[from] Caught),
+}
+
+impl From<JoinError> for AppError {
+    fn from(error: JoinError) -> Self {
+        if error.is_panic() { AppError::Panicked(Caught) } else { AppError::Ending }
+    }
 }

@@ -18,6 +18,7 @@ use procfleet_core::op::Outcome;
 use procfleet_core::spec::Policy;
 use procfleet_core::task::{Refusal, Request, Target};
 use procfleet_failpoint::{Point, hit};
+use procfleet_program::panics;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::info;
@@ -78,7 +79,7 @@ async fn accept(app: &App, (task, share): (NewTask, Share)) -> Result<TaskId, Ap
         keeper.tell(Note::TaskCreated(task)).await;
         Ok(task)
     });
-    accepted.await.map_err(|_| AppError::Ending)?
+    accepted.await?
 }
 
 /// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got then.
@@ -97,7 +98,7 @@ pub async fn submit_once(
     // Aside, for the text of a large request takes a while. It is what was understood of the request: neither the login
     // nor the order of its fields counts. Another version of this program may understand more of it, and then refuses a
     // repeat rather than run it twice.
-    let hashing = tokio::task::spawn_blocking(move || {
+    let hashing = panics::block_for_request(move || {
         // What names no businesses has the hash that it had before any call could name them.
         let text = match businesses {
             None => serde_json::to_vec(&(api, &requests)),
@@ -105,7 +106,7 @@ pub async fn submit_once(
         };
         (secret::hash(&text.expect("what came from JSON is JSON")), requests)
     });
-    let (request_hash, requests) = hashing.await.map_err(|_| AppError::Ending)?;
+    let (request_hash, requests) = hashing.await?;
     let task = prepare(app, caller, api, requests, within).await?;
     accept_once(app, caller, api, task, request_hash, key).await
 }
@@ -138,7 +139,7 @@ async fn accept_once(
         }
         Ok::<_, AppError>(submitted)
     });
-    match accepted.await.map_err(|_| AppError::Ending)?? {
+    match accepted.await?? {
         Submitted::New(task) => Ok(task),
         Submitted::Before(task) => {
             info!(%task, app = %caller.app, api, "a call was sent again and gets its first task");

@@ -7,6 +7,7 @@ use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, BusinessId, TaskId};
 use procfleet_core::op::OpKind;
 use procfleet_core::task::Target;
+use procfleet_program::panics;
 use procfleet_proto::http::job::{self, JobResults};
 use procfleet_proto::http::result::{About, OpResult, Results};
 use std::collections::HashMap;
@@ -28,7 +29,7 @@ pub async fn by_key(
 ) -> Result<Results, AppError> {
     let (task, ops) = find(app, caller, task_text).await?;
     let places = places(app, &task, &ops).await?;
-    let rendered = tokio::task::spawn_blocking(move || {
+    let rendered = panics::block_for_request(move || {
         let key = |op: &OpRecord, head: &RequestHead| match style {
             KeyStyle::First => op.target.first_generation_key(&head.proc),
             KeyStyle::Second => op.target.result_key(&head.proc),
@@ -40,7 +41,7 @@ pub async fn by_key(
         });
         results.collect()
     });
-    rendered.await.map_err(|_| AppError::Ending)
+    Ok(rendered.await?)
 }
 
 /// The data of JOB's `get_proc_result`. The businesses that the caller names say what it may ask, and not which task: it sees
@@ -53,14 +54,14 @@ pub async fn by_job_key(
 ) -> Result<JobResults, AppError> {
     access::permit(caller, &[], within)?;
     let (task, ops) = find(app, caller, task_text).await?;
-    let rendered = tokio::task::spawn_blocking(move || {
+    let rendered = panics::block_for_request(move || {
         let key = |op: &OpRecord, head: &RequestHead| op.target.job_key(&head.proc);
         let results = one_for_each_key(&task, &ops, key).into_iter();
         job::results(
             results.map(|(key, head, op)| (key, job::OpResult::new(about(head, op), op.outcome.as_ref()))),
         )
     });
-    rendered.await.map_err(|_| AppError::Ending)
+    Ok(rendered.await?)
 }
 
 /// One row per result key, in the order of the ops. Two ops share a key if the API rejected the later one; the answer

@@ -8,6 +8,7 @@ use super::{App, AppError, Caller, audit};
 use crate::store::{EventFilter, EventRecord, Page, Store, Webhook};
 use axum::http::Uri;
 use procfleet_core::access::Scope;
+use procfleet_program::panics;
 use procfleet_proto::http::events::{Told, WebhookRow, data_id, delivery, without_secrets};
 use procfleet_proto::http::fault::Faults;
 use std::collections::HashMap;
@@ -182,7 +183,10 @@ impl Delivery {
                 Ok(events) if events.is_empty() => {}
                 Ok(events) => {
                     tried.under_way = true;
-                    deliveries.spawn_blocking(move || (webhook.id, deliver(&webhook.url, &events)));
+                    deliveries.spawn_blocking(move || {
+                        let delivered = panics::catch_in(|| deliver(&webhook.url, &events));
+                        (webhook.id, delivered.unwrap_or_else(|caught| Err(caught.to_string())))
+                    });
                 }
                 Err(error) => {
                     warn!(error = &error as &dyn std::error::Error, "events cannot be read for a webhook");

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
+use procfleet_program::panics;
 use serde_json::{Map, Value};
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -91,7 +92,7 @@ pub(super) async fn read(
     let parse = move || serde_json::from_slice(&bytes).map_err(|error| CallError::Json(error.to_string()));
     let value = match size <= SMALL {
         true => parse(),
-        false => tokio::task::spawn_blocking(parse).await.map_err(|_| CallError::Internal)?,
+        false => panics::block_for_request(parse).await.map_err(|_| CallError::Internal)?,
     };
     Ok(Received { value: value?, share, bytes: size })
 }

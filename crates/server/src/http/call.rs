@@ -13,6 +13,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use procfleet_core::code::Code;
+use procfleet_program::panics;
 use procfleet_proto::http::fault::Warnings;
 use procfleet_proto::http::job;
 use procfleet_proto::http::native::Envelope;
@@ -102,7 +103,8 @@ where
         }
         answer
     };
-    let answer = answer.await;
+    // The caller gets an answer, and its connection goes on.
+    let answer = panics::catch(answer).await.unwrap_or(Err(CallError::Internal));
     if let Err(CallError::AppDenied(_) | CallError::UserDenied(_)) = &answer {
         if let Some(connection) = &connection {
             connection.login_refused();
@@ -122,7 +124,7 @@ where
                 };
                 envelope(family, Code::Success.external(), message, Some(data), request_id)
             };
-            match tokio::task::spawn_blocking(write).await {
+            match panics::block_for_request(write).await {
                 Ok(Ok(text)) => json(StatusCode::OK, text),
                 Ok(Err(_)) | Err(_) => refused(family, &CallError::Internal, unwritten),
             }

@@ -156,7 +156,7 @@ impl CallError {
                 Code::SystemError,
                 "the server is ending; try again".to_owned(),
             ),
-            CallError::Internal => (
+            CallError::Internal | CallError::App(AppError::Panicked(_)) => (
                 StatusCode::OK,
                 Code::SystemError,
                 "something inside procfleet failed; its log says what".to_owned(),

@@ -9,6 +9,7 @@ use super::tls::ApiTls;
 use crate::handshake;
 use crate::peer::PeerNet;
 use axum::Router;
+use procfleet_program::panics;
 use rustix::process::{Resource, getrlimit};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -53,7 +54,7 @@ pub(crate) async fn serve(
         };
         let answerer = Answerer { router: router.clone(), from, connection: admitted.connection() };
         let (acceptor, stop) = (tls.as_ref().map(|tls| tls.acceptor().clone()), stop.clone());
-        connections.spawn(async move {
+        connections.spawn(panics::contain(async move {
             // Answers are written in one piece: waiting for more to send would only delay them.
             let _ = stream.set_nodelay(true);
             tokio::select! {
@@ -61,7 +62,7 @@ pub(crate) async fn serve(
                 () = admitted.evicted() => debug!(%from, "a caller that had not logged in gave way to another"),
                 () = serve_connection(stream, acceptor, answerer, stop) => {}
             }
-        });
+        }));
     }
     drop(listener);
     // The caller bounds how long this may take.

@@ -125,9 +125,11 @@ impl Fixture {
         let metrics = Arc::new(Metrics::new());
         let presences = Presences::new(metrics.clone());
         let backlog = Backlog::new(Load { ops: 1_000, bytes: 1_000_000 });
-        let started =
-            Keeper::start_with(self.store.clone(), self.clock, presences, metrics, backlog, grace).await;
-        started.expect("it loads").0
+        let prepared =
+            Keeper::prepare(self.store.clone(), self.clock, presences, metrics, backlog, grace).await;
+        let (keeper, work) = prepared.expect("it loads");
+        tokio::spawn(work);
+        keeper
     }
 
     /// The agent connects, and says that it has taken nothing.

@@ -17,6 +17,7 @@ use axum::extract::ws::{Message, WebSocket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::{AgentId, Epoch, OpId};
 use procfleet_failpoint::{Point, hit};
+use procfleet_program::panics::{self, Caught};
 use procfleet_proto::link::{
     BadMessage, Hello, Refused, Welcome, agent_message, decode_agent, server_message::Body,
 };
@@ -59,6 +60,8 @@ pub(super) enum End {
     Cut(CutReason),
     #[error("the server is ending, or does not want it any more")]
     Dropped,
+    #[error(transparent)]
+    Panicked(#[from] Caught),
 }
 
 impl End {
@@ -71,6 +74,8 @@ impl End {
             End::Silent(_) => Some("silent"),
             End::Cut(cause) => Some(cause.word()),
             End::Broken(_) => Some("broken"),
+            // The server is to blame, but something that the agent said was the occasion.
+            End::Panicked(_) => Some("panicked"),
             End::Closed | End::Dropped => None,
         }
     }
@@ -138,7 +143,9 @@ pub(super) async fn run(
         let heard = LastHeard::at(link.clock.wall());
         let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
         let _counted = link.metrics.session(containment);
-        let end = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket).await;
+        let talking = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket);
+        // The dispatcher must hear of the end of the session, however it ends.
+        let end = panics::catch(talking).await.unwrap_or_else(End::Panicked);
         link.questions.gone(&agent, epoch);
         Box::pin(leave(&link, &agent, epoch, heard.get(), end, socket)).await;
     }
@@ -185,7 +192,8 @@ async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, heard: WallMs, end: E
         | End::Broken(_)
         | End::Silent(_)
         | End::Closed
-        | End::Dropped => None,
+        | End::Dropped
+        | End::Panicked(_) => None,
     };
     say_goodbye(&mut socket, last).await;
 }

@@ -186,6 +186,14 @@ async fn take_reports(
 
 async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), End> {
     agent_limits::check_states(&states)?;
+    if states.log_lines_dropped > 0 {
+        // The agent's own word: one that lies must not make the sum useless.
+        let lines = states.log_lines_dropped.min(agent_limits::LOG_LINES_DROPPED);
+        link.metrics.agent_log_lines_dropped.inc_by(lines);
+        if link.budgets.complain(agent, link.clock.now()) {
+            warn!(%agent, lines, "an agent has lost lines of its log; look at the disk or the journald of its host");
+        }
+    }
     let now = link.clock.wall() / 1_000;
     let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
     let mut shortened = 0;

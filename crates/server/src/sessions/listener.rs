@@ -8,7 +8,7 @@ use crate::handshake::{self, Metered};
 use crate::keeper::Keeper;
 use crate::metrics::Metrics;
 use crate::peer::PeerNet;
-use crate::pki::{Ca, PkiError};
+use crate::pki::Ca;
 use crate::store::Store;
 use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::StatusCode;
@@ -19,6 +19,7 @@ use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use procfleet_program::panics;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -42,12 +43,6 @@ const FIRST_RECORD: usize = 2 * 1024;
 const READ_BUFFER: usize = 1024;
 /// How long a peer may leave our bytes unconfirmed before the kernel gives the connection up.
 const USER_TIMEOUT_MS: u32 = 20_000;
-
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    #[error(transparent)]
-    Pki(#[from] PkiError),
-}
 
 /// What every connection needs.
 #[derive(Clone, Debug)]
@@ -81,7 +76,7 @@ struct Peer {
 
 impl Link {
     /// Serves connections until told to stop; returns when the last one has ended.
-    pub async fn serve(self, listener: TcpListener) -> Result<(), LinkError> {
+    pub async fn serve(self, listener: TcpListener) {
         let places = Places::new(HANDSHAKES);
         let (present, mut last) = mpsc::channel(1);
         let router = Router::new()
@@ -114,13 +109,13 @@ impl Link {
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
             let coming = Coming { from, place: Arc::new(place), present: present.clone() };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
-            connections.spawn(welcome(stream, coming, acceptor, router.clone(), metrics, refusal_log));
+            let welcome = welcome(stream, coming, acceptor, router.clone(), metrics, refusal_log);
+            connections.spawn(panics::contain(welcome));
         }
         drop((listener, present));
         // Sessions end with their outboxes; the caller bounds how long this may take.
         while connections.join_next().await.is_some() {}
         while last.recv().await.is_some() {}
-        Ok(())
     }
 }
 
@@ -231,10 +226,12 @@ async fn open_link(
         let reason = "this link needs a client certificate; join with a token first (procfleet agent --token-file FILE)";
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };
-    bounded(upgrade).on_upgrade(move |socket| async move {
+    bounded(upgrade).on_upgrade(move |socket| {
         let Peer { ip, place, present, .. } = peer;
-        connection::run(link, certificate, ip, place, socket).await;
-        drop(present);
+        panics::contain(async move {
+            connection::run(link, certificate, ip, place, socket).await;
+            drop(present);
+        })
     })
 }
 
@@ -243,12 +240,14 @@ async fn open_enrolment(
     Extension(peer): Extension<Peer>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    bounded(upgrade).on_upgrade(move |socket: WebSocket| async move {
-        tokio::select! {
-            biased;
-            () = peer.place.lost() => {}
-            () = enroll::run(link, peer.ip, socket) => {}
-        }
+    bounded(upgrade).on_upgrade(move |socket: WebSocket| {
+        panics::contain(async move {
+            tokio::select! {
+                biased;
+                () = peer.place.lost() => {}
+                () = enroll::run(link, peer.ip, socket) => {}
+            }
+        })
     })
 }
 

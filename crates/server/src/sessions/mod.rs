@@ -18,7 +18,7 @@ mod refusal_log;
 
 pub use budget::Budgets;
 pub use clones::Clones;
-pub use listener::{Link, LinkError};
+pub use listener::Link;
 pub use questions::{Questions, Unanswered};
 pub use refusal_log::RefusalLog;
 

@@ -1,6 +1,7 @@
 //! Reading: a few read-only connections, lent out one at a time.
 
 use super::{Fault, StoreError, schema};
+use procfleet_program::panics;
 use rusqlite::{Connection, TransactionBehavior};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,7 +37,7 @@ impl Readers {
             let mut loan = Loan::take(&idle).ok_or(StoreError::Closed)?;
             in_one_moment(loan.connection(), look).map_err(|fault| fault.during(doing))
         };
-        tokio::task::spawn_blocking(work).await.unwrap_or(Err(StoreError::Panicked { doing }))
+        panics::block_for_request(work).await.unwrap_or(Err(StoreError::Panicked { doing }))
     }
 
     /// Waits for the reads under way, then closes the connections.

@@ -14,10 +14,10 @@ use super::health::{Commit, Health};
 use super::schema::StoreLock;
 use super::{Fault, StoreError};
 use procfleet_failpoint::{Point, fails};
+use procfleet_program::panics;
 use procfleet_sqlite::Reserve;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -78,7 +78,8 @@ where
         let Progress::Waiting(change) = std::mem::replace(&mut self.progress, Progress::Running) else {
             return Verdict::Undo;
         };
-        let result = catch_unwind(AssertUnwindSafe(|| change(connection)))
+        // Its savepoint is undone, so a panic costs the job alone.
+        let result = panics::catch_in(|| change(connection))
             .unwrap_or(Err(Fault::Known(StoreError::Panicked { doing })))
             .map_err(|fault| fault.during(doing));
         let verdict = if result.is_ok() { Verdict::Keep } else { Verdict::Undo };

@@ -1,7 +1,10 @@
 //! The program's own log: which lines it has, and in which form. The output of managed processes is another matter.
 
+use crate::{panics, stream};
 use clap::ValueEnum;
+use std::io;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// Server, agent and `up` have the same flags.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,6 +27,11 @@ pub enum LogFormat {
 
 const DEFAULT_LEVEL: &str = "info";
 
+/// Dropping the guard waits a moment for lines that a slow reader of standard error has not taken yet.
+#[must_use = "the last lines of the log are written when the guard is dropped"]
+#[derive(Debug)]
+pub struct LogGuard(());
+
 impl LogArgs {
     /// As arguments for another program of ours; what is the default is left out.
     pub fn arguments(&self) -> Vec<(&'static str, String)> {
@@ -33,17 +41,51 @@ impl LogArgs {
         given.into_iter().filter_map(|(flag, value)| Some((flag, value?.to_owned()))).collect()
     }
 
-    /// From now on, events go to standard error.
-    pub fn init_tracing(&self) {
+    /// From now on, events go to standard error, and panics are events.
+    pub fn init_tracing(&self) -> LogGuard {
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.log_level))
-            .with_writer(std::io::stderr)
+            .with_writer(LogWriter)
+            // tracing reports its own errors by `eprintln!`, which panics when standard error cannot be written.
+            .log_internal_errors(false)
             .with_target(false);
         // A second logger is a caller's own; it stays.
         let _ = match self.log_format {
-            LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
+            LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).try_init(),
             LogFormat::Json => log.json().with_ansi(false).try_init(),
         };
+        panics::install_hook();
+        LogGuard(())
+    }
+}
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        stream::STDOUT.flush();
+        stream::STDERR.flush();
+    }
+}
+
+/// Writes each event by one call, and always succeeds.
+#[derive(Clone, Copy, Debug)]
+struct LogWriter;
+
+impl io::Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        stream::STDERR.write(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = LogWriter;
+
+    fn make_writer(&'a self) -> LogWriter {
+        LogWriter
     }
 }
 
