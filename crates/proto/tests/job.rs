@@ -395,9 +395,30 @@ fn a_type_without_a_cycle_is_what_its_document_says() {
             read(1, json!(3), none.clone()),
             Err("process_infos[0].type: is 3, must be from 0 to 2".to_owned())
         );
-        let odd = Err("process_infos[0].cycle_time: must be an integer, not a string".to_owned());
+        let odd = Err("process_infos[0].cycle_time: must be an integer, not \"x\"".to_owned());
         assert_eq!(read(1, json!(0), json!("x")), odd);
     }
+}
+
+#[test]
+fn numbers_may_be_written_as_texts() {
+    for (read, body) in [(operate_process as Read, by_commands()), (manage_proc, to_host())] {
+        let numbers = json!({
+            "type": "0", "cycle_time": "30", "cpu_lmt": "20", "mem_lmt": 10.0, "instance_num": "2", "op_timeout": "7",
+            "start_check_begin_time": "3", "start_check_end_time": "8", "func_id": 12, "instance_id": "34",
+            "ip_list": [{"bk_cloud_id": "0", "ip": "10.0.0.1"}]
+        });
+        let request = request(read, &with(body, json!({}), numbers));
+        let spec = request.spec.as_ref().expect("JOB's callers say all of it");
+        assert_eq!(spec.policy.kind, Kind::Periodic(Schedule::Every(Duration::from_secs(30))));
+        assert_eq!((spec.resource.cpu, spec.resource.mem, spec.instances.0), (Some(20.0), Some(10.0), 2));
+        assert_eq!((spec.policy.check_begin.as_secs(), spec.policy.start_check.as_secs()), (3, 8));
+        assert_eq!(spec.policy.op_timeout.as_secs(), 7);
+        assert_eq!((spec.job.func_id.as_str(), spec.job.instance_id.as_str()), ("12", "34"));
+        assert!(matches!(&request.targets[..], [Target::Host(host)] if host.to_string() == "0:10.0.0.1"));
+    }
+    let limits = spec(operate_proc, by_scripts(), json!({"cpu_lmt": "20", "mem_lmt": "101"})).resource;
+    assert_eq!((limits.cpu, limits.mem), (Some(20.0), Some(30.0)));
 }
 
 #[test]

@@ -153,7 +153,7 @@ fn what_says_when_a_periodic_process_runs() {
         (json!({"auto_type": 0}), "auto_type: is 0 (periodic), which needs crontab_rule, or cycle_time"),
         (json!({"auto_type": 0, "cycle_time": 0}), "auto_type: is 0 (periodic), which needs"),
         (json!({"auto_type": 0, "cycle_time": -1}), "cycle_time: is -1, must be from 0 to 31536000"),
-        (json!({"auto_type": 0, "cycle_time": "10"}), "cycle_time: must be an integer, not a string"),
+        (json!({"auto_type": 0, "cycle_time": "ten"}), "cycle_time: must be an integer, not \"ten\""),
         (json!({"auto_type": 0, "crontab_rule": "* * *"}), "crontab_rule: has 3 fields, must have five"),
         (json!({"auto_type": 0, "crotab_rule": "0 0 31 2 *"}), "crotab_rule: never matches"),
         (
@@ -165,7 +165,7 @@ fn what_says_when_a_periodic_process_runs() {
             "only one can be followed",
         ),
         (json!({"auto_type": 1, "crontab_rule": 5}), "crontab_rule: must be a string, not a number"),
-        (json!({"auto_type": 1, "cycle_time": "5"}), "cycle_time: must be an integer, not a string"),
+        (json!({"auto_type": 1, "cycle_time": 5.5}), "cycle_time: must be an integer, not 5.5"),
     ] {
         let faults = read(&fields).expect_err(fault).to_string();
         assert!(faults.contains(fault) && faults.starts_with(place), "{fields}: {faults}");
@@ -199,8 +199,8 @@ fn every_fault_has_its_place_and_reason() {
         ("/hosts", json!([{"ip": "10.0.0.3"}]), "hosts[0].bk_cloud_id: is required"),
         (
             "/hosts",
-            json!([{"ip": "10.0.0.3", "bk_cloud_id": "0"}]),
-            "hosts[0].bk_cloud_id: must be an integer, not a string",
+            json!([{"ip": "10.0.0.3", "bk_cloud_id": "zero"}]),
+            "hosts[0].bk_cloud_id: must be an integer, not \"zero\"",
         ),
         (
             "/hosts",
@@ -213,7 +213,9 @@ fn every_fault_has_its_place_and_reason() {
             "agent_id_list[0]: contains ' '; letters, digits and -_.: are allowed",
         ),
         ("/agent_id_list", json!([7]), "agent_id_list[0]: must be a string, not a number"),
-        ("/op_type", json!("0"), "op_type: must be an integer, not a string"),
+        ("/op_type", json!(null), "op_type: must not be null"),
+        ("/op_type", json!(""), "op_type: must be an integer, not \"\""),
+        ("/op_type", json!(true), "op_type: must be an integer, not a boolean"),
         ("/op_type", json!(1.5), "op_type: must be an integer, not 1.5"),
         ("/spec", json!([]), "spec: must be an object, not an array"),
         ("/spec/identity", json!(null), "spec.identity: is required"),
@@ -238,10 +240,11 @@ fn every_fault_has_its_place_and_reason() {
             "spec.alive_monitor_policy.op_timeout: is -1, must be from 0 to 86400",
         ),
         ("/spec/resource", json!({"cpu": 101.0}), "spec.resource.cpu: is 101, must be from 0 to 100"),
-        ("/spec/resource", json!({"mem": "10"}), "spec.resource.mem: must be a number, not a string"),
+        ("/spec/resource", json!({"mem": "much"}), "spec.resource.mem: must be a number, not \"much\""),
         ("/spec/instance_num", json!(0), "spec.instance_num: is 0, must be from 1 to 64"),
         ("/spec/instance_num", json!(65), "spec.instance_num: is 65, must be from 1 to 64"),
-        ("/spec/instance_num", json!("2"), "spec.instance_num: must be an integer, not a string"),
+        ("/spec/instance_num", json!("2.5"), "spec.instance_num: must be an integer, not \"2.5\""),
+        ("/spec/instance_num", json!(1e300), "spec.instance_num: must be an integer, not 1e+300"),
         ("/spec/configmap", json!([{"path": 1}]), "spec.configmap[0].path: must be a string, not a number"),
         (
             "/spec/configmap",
@@ -263,6 +266,55 @@ fn every_fault_has_its_place_and_reason() {
         let faults = operate_proc_v2(&seed_with(pointer, value.clone())).expect_err(expected);
         assert!(faults.to_string().contains(expected), "{pointer}: {faults}");
         assert!(!faults.only_unknown_op());
+    }
+}
+
+#[test]
+fn integers_may_be_written_as_texts_and_as_whole_floating_point_numbers() {
+    for five in [json!(5), json!(5.0), json!("5"), json!(" 5 "), json!(5e0)] {
+        let mut body = seed_with("/hosts", json!([{"ip": "10.0.0.1", "bk_cloud_id": five}]));
+        body["spec"]["alive_monitor_policy"]["op_timeout"] = five.clone();
+        body["spec"]["alive_monitor_policy"]["start_retries"] = five.clone();
+        body["spec"]["resource"] = json!({"cpu": five, "fd": five});
+        body["spec"]["warn_report_policy"]["report_id"] = five.clone();
+        let requests = operate_proc_v2(&body).unwrap_or_else(|faults| panic!("{five}: {faults}"));
+        let spec = requests[0].spec.as_ref().expect("a spec");
+        assert_eq!(
+            requests[0].targets[0].result_key(&requests[0].proc),
+            "5:10.0.0.1:gse:proc-test",
+            "{five}"
+        );
+        assert_eq!(
+            (spec.policy.op_timeout, spec.policy.start_retries),
+            (Duration::from_secs(5), 5),
+            "{five}"
+        );
+        assert_eq!(
+            (spec.resource.cpu, spec.resource.fd, spec.report_id),
+            (Some(5.0), Some(5), Some(5)),
+            "{five}"
+        );
+    }
+    for (op_type, kind) in
+        [(json!("1"), OpKind::Stop), (json!(2.0), OpKind::Query), (json!("9"), OpKind::Kill)]
+    {
+        let requests = operate_proc_v2(&seed_with("/op_type", op_type)).expect("an operation");
+        assert_eq!(requests[0].kind, kind);
+    }
+    // An absent op_type is 0, because a caller leaves zeros out.
+    let mut absent = seed();
+    absent.as_object_mut().expect("an object").remove("op_type");
+    assert_eq!(operate_proc_v2(&absent).expect("a start")[0].kind, OpKind::Start);
+}
+
+#[test]
+fn null_does_not_stand_for_every_host_or_for_real() {
+    let good = json!({"meta": {"namespace": "web", "name": "api"}, "op_type": 1, "dry_run": true, "select": ["all"]});
+    for field in ["op_type", "select", "hosts", "agent_id_list", "dry_run"] {
+        let mut body = good.clone();
+        body[field] = Value::Null;
+        let faults = operate::operate_selected(&body).expect_err(field).to_string();
+        assert!(faults.contains(&format!("{field}: must not be null")), "{faults}");
     }
 }
 

@@ -130,7 +130,7 @@ fn the_habits_of_callers_are_tolerated() {
         }),
         ("null-labels", |body| body["meta"]["labels"] = Value::Null),
         ("no-op-type", |body| _ = body.as_object_mut().expect("an object").remove("op_type")),
-        ("null-op-type", |body| body["op_type"] = Value::Null),
+        ("op-type-as-text", |body| body["op_type"] = json!("0")),
         ("unknown-fields", |body| {
             body["no_request"] = json!(true);
             body["nodeman_spec"] = json!({"deep": [1, 2, {"er": null}]});

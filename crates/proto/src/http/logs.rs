@@ -60,8 +60,8 @@ pub struct LogsView {
 pub fn logs<'v>(body: impl Into<Body<'v>>) -> Result<LogsQuery, Faults> {
     let known = ["namespace", "name", "instance", "host", "agent", "lines", "since", "wait_ms"];
     read(body.into(), &known, |reader, faults| {
-        let lines = reader.integer_or_text("lines", 1..=MOST_LINES, faults);
-        let since = reader.integer_or_text("since", 0..=i64::MAX, faults);
+        let lines = reader.integer("lines", 1..=MOST_LINES, faults);
+        let since = reader.integer("since", 0..=i64::MAX, faults);
         LogsQuery {
             of: log_of(reader, faults),
             lines: lines.and_then(|lines| u32::try_from(lines).ok()).unwrap_or(LINES),
@@ -79,7 +79,7 @@ pub fn spec<'v>(body: impl Into<Body<'v>>) -> Result<LogOf, Faults> {
 fn log_of(reader: &Reader<'_>, faults: &mut Faults) -> LogOf {
     let namespace = reader.required_text("namespace", LONGEST_NAME, faults);
     let name = reader.required_text("name", LONGEST_NAME, faults);
-    let instance = reader.integer_or_text("instance", 1..=i64::from(Instances::MAX), faults);
+    let instance = reader.integer("instance", 1..=i64::from(Instances::MAX), faults);
     let proc = ProcKey { namespace, name };
     let agent = text(reader, "agent", faults).and_then(|agent| match agent.parse() {
         Ok(agent) => Some(agent),

@@ -173,6 +173,10 @@ pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Fault
         if let Some(spec) = &mut spec {
             spec.change = change;
         }
+        // Without these the call means every host, and is carried out.
+        for field in ["select", "hosts", "agent_id_list", "dry_run"] {
+            reader.refuse_null(field, &mut faults);
+        }
         let names = reader.texts("names", &mut faults).into_iter().map(|(_, name)| name.to_owned()).collect();
         let places = read_places(&reader, &mut faults);
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
@@ -295,7 +299,8 @@ pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, V
 }
 
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
-    // Absent is 0: callers that leave out zero values mean start.
+    // Absent is 0: callers that leave out zero values mean start. Null is the mistake of a caller that meant another one.
+    reader.refuse_null("op_type", faults);
     let Some(number) = reader.choice("op_type", &OP_TYPES, faults) else { return OpKind::Start };
     u64::try_from(number).ok().and_then(OpKind::from_op_type).unwrap_or_else(|| {
         faults.add_unknown_op(reader.path("op_type"), no_operation(number));
@@ -304,6 +309,7 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
 }
 
 fn read_own_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
+    reader.refuse_null("op_type", faults);
     let Some(number) = reader.choice("op_type", &OWN_OP_TYPES, faults) else { return OpKind::Start };
     let known = Some(number).filter(|number| OWN_OP_TYPES.contains(number));
     known.and_then(|number| OpKind::from_number(u64::try_from(number).ok()?)).unwrap_or_else(|| {

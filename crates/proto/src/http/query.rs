@@ -73,8 +73,8 @@ pub fn agents<'v>(body: impl Into<Body<'v>>) -> Result<AgentsQuery, Faults> {
     let known = ["bk_cloud_id", "bk_biz_id", "version", "state", "offline_secs", "select", "after", "limit"];
     let small = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
     read(body.into(), &known, |reader, faults| {
-        let cloud = reader.integer_or_text("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
-        let business = reader.integer_or_text("bk_biz_id", 1..=i64::from(u32::MAX), faults);
+        let cloud = reader.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
+        let business = reader.integer("bk_biz_id", 1..=i64::from(u32::MAX), faults);
         let state = text(reader, "state", faults).and_then(|state| match state.as_str() {
             "connected" => Some(AgentStanding::Connected),
             "away" => Some(AgentStanding::Away),
@@ -99,13 +99,13 @@ pub fn agents<'v>(body: impl Into<Body<'v>>) -> Result<AgentsQuery, Faults> {
                 None
             }
         });
-        let limit = reader.integer_or_text("limit", 1..=MOST_AGENTS, faults);
+        let limit = reader.integer("limit", 1..=MOST_AGENTS, faults);
         AgentsQuery {
             cloud: small(cloud).map(CloudId),
             business: small(business).map(BusinessId),
             version: text(reader, "version", faults),
             state,
-            offline_secs: reader.integer_or_text("offline_secs", 0..=i64::from(u32::MAX), faults),
+            offline_secs: reader.integer("offline_secs", 0..=i64::from(u32::MAX), faults),
             select,
             after,
             limit: limit.and_then(|limit| usize::try_from(limit).ok()),
@@ -124,7 +124,7 @@ pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
 pub fn events<'v>(body: impl Into<Body<'v>>) -> Result<EventsQuery, Faults> {
     let known = ["namespace", "name", "kind", "host", "after", "limit", "wait_ms"];
     read(body.into(), &known, |reader, faults| {
-        let after = reader.integer_or_text("after", 0..=i64::MAX, faults);
+        let after = reader.integer("after", 0..=i64::MAX, faults);
         EventsQuery {
             namespace: text(reader, "namespace", faults),
             name: text(reader, "name", faults),
@@ -175,12 +175,12 @@ pub(super) fn host(reader: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
 }
 
 pub(super) fn wait(reader: &Reader<'_>, faults: &mut Faults) -> Duration {
-    let wait = reader.integer_or_text("wait_ms", 0..=i64::MAX, faults).unwrap_or_default();
+    let wait = reader.integer("wait_ms", 0..=i64::MAX, faults).unwrap_or_default();
     Duration::from_millis(u64::try_from(wait.min(LONGEST_WAIT_MS)).unwrap_or_default())
 }
 
 fn limit(reader: &Reader<'_>, default: u32, faults: &mut Faults) -> u32 {
-    let limit = reader.integer_or_text("limit", 1..=MOST_ROWS, faults);
+    let limit = reader.integer("limit", 1..=MOST_ROWS, faults);
     limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(default)
 }
 

@@ -1,6 +1,10 @@
 //! Reading a JSON value field by field, and noting each fault instead of stopping at the first.
 //!
-//! `null` is the same as absent everywhere: several callers send it for what they leave out.
+//! `null` is the same as absent: several callers send it for what they leave out. The exceptions are fields whose
+//! default would do more than their sender meant ([`Reader::refuse_null`]).
+//!
+//! An integer may be written as `5`, `5.0` or `"5"`: JOB's own server (Jackson) accepts these too, and the parameters
+//! of a query are always texts.
 //!
 //! The same code describes itself: given a [`Recorder`] in place of a request it finds nothing, and the recorder notes what
 //! it asked for. So whatever decides which fields are read goes through the reader's methods.
@@ -124,6 +128,16 @@ impl<'v> Reader<'v> {
         self.record_need(field, Need::Present);
         if !self.has(field) {
             self.missing(field, faults);
+        }
+    }
+
+    /// The field may be absent, but `null` is a fault: its sender failed to fill it in.
+    pub fn refuse_null(&self, field: &str, faults: &mut Faults) {
+        self.record_need(field, Need::NotNull);
+        if let Source::Sent(fields) = self.source
+            && fields.get(field).is_some_and(Value::is_null)
+        {
+            faults.add(self.path(field), "must not be null; leave it out for the default");
         }
     }
 
@@ -283,7 +297,7 @@ impl<'v> Reader<'v> {
         self.require_filled_list(field, faults);
         let mut numbers = Vec::new();
         for (place, value) in self.list(field, faults).iter().enumerate() {
-            match value.as_i64().filter(|number| range.contains(number)) {
+            match exact_integer(value).filter(|number| range.contains(number)) {
                 Some(number) => numbers.push(number),
                 None => {
                     let reason = format!("must be an integer from {} to {}", range.start(), range.end());
@@ -374,35 +388,13 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// A whole number; absent is `None`.
+    /// A whole number, also as a text; absent is `None`.
     pub fn integer(&self, field: &str, range: RangeInclusive<i64>, faults: &mut Faults) -> Option<i64> {
         if let Some(recorder) = self.recorder(field, Shape::Integer(range.clone())) {
             return recorder.given(field);
         }
         let number = self.whole(field, faults)?;
         self.in_range(field, number, range, faults)
-    }
-
-    /// A whole number that may also be written as a text, as the parameters of a query always are; absent is `None`.
-    pub fn integer_or_text(
-        &self,
-        field: &str,
-        range: RangeInclusive<i64>,
-        faults: &mut Faults,
-    ) -> Option<i64> {
-        if let Some(recorder) = self.recorder(field, Shape::IntegerOrText(range.clone())) {
-            return recorder.given(field);
-        }
-        let number = self.whole_or_text(field, faults)?;
-        self.in_range(field, number, range, faults)
-    }
-
-    /// As [`Reader::choice`], where the number may also be written as a text.
-    pub fn choice_or_text(&self, field: &str, known: &'static [i64], faults: &mut Faults) -> Option<i64> {
-        if let Some(recorder) = self.recorder(field, Shape::ChoiceOrText(known)) {
-            return recorder.given(field);
-        }
-        self.whole_or_text(field, faults)
     }
 
     /// A number with a meaning; absent is `None`. One that is not among `known` is for the caller to refuse.
@@ -426,38 +418,21 @@ impl<'v> Reader<'v> {
         }
     }
 
-    fn whole_or_text(&self, field: &str, faults: &mut Faults) -> Option<i64> {
-        match self.get(field)? {
-            Value::String(text) => match text.trim().parse() {
-                Ok(number) => Some(number),
-                Err(_) => {
-                    faults.add(self.path(field), format!("must be an integer, not {text:?}"));
-                    None
-                }
-            },
-            _ => self.whole(field, faults),
-        }
-    }
-
     fn whole(&self, field: &str, faults: &mut Faults) -> Option<i64> {
         let value = self.get(field)?;
-        let Some(number) = value.as_i64() else {
-            let found = match value {
-                Value::Number(number) => number.to_string(),
-                other => kind_of(other).to_owned(),
-            };
-            faults.add(self.path(field), format!("must be an integer, not {found}"));
-            return None;
-        };
-        Some(number)
+        let number = exact_integer(value);
+        if number.is_none() {
+            faults.add(self.path(field), format!("must be an integer, not {}", written(value)));
+        }
+        number
     }
 
-    /// A number; absent is `None`.
+    /// A number, also as a text; absent is `None`.
     pub fn number(&self, field: &str, range: RangeInclusive<f64>, faults: &mut Faults) -> Option<f64> {
         self.recorder(field, Shape::Number(range.clone()));
         let value = self.get(field)?;
-        let Some(number) = value.as_f64() else {
-            faults.add(self.path(field), format!("must be a number, not {}", kind_of(value)));
+        let Some(number) = number_of(value) else {
+            faults.add(self.path(field), format!("must be a number, not {}", written(value)));
             return None;
         };
         self.in_range(field, number, range, faults)
@@ -498,6 +473,37 @@ impl<'v> Reader<'v> {
             }
         }
         read
+    }
+}
+
+/// An integer as callers write it: `5`, `5.0` or `"5"`.
+fn exact_integer(value: &Value) -> Option<i64> {
+    /// Up to 2^53 a floating-point number is exactly the integer that was written.
+    const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::String(text) => text.trim().parse().ok(),
+        Value::Number(number) => number.as_i64().or_else(|| {
+            let float = number.as_f64().filter(|float| float.abs() <= LARGEST_EXACT)?;
+            // Only an integer is displayed without a fraction.
+            float.to_string().parse().ok()
+        }),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+fn number_of(value: &Value) -> Option<f64> {
+    match value {
+        Value::String(text) => text.trim().parse().ok().filter(|number: &f64| number.is_finite()),
+        other => other.as_f64(),
+    }
+}
+
+/// The value as a fault shows it.
+fn written(value: &Value) -> String {
+    match value {
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => format!("{text:?}"),
+        other => kind_of(other).to_owned(),
     }
 }
 

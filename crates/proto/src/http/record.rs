@@ -14,16 +14,15 @@ pub enum Shape {
     Text {
         longest: usize,
     },
+    /// Also as a text.
     Integer(RangeInclusive<i64>),
-    /// One of these numbers.
+    /// One of these numbers, also as a text.
     Choice(&'static [i64]),
-    /// The same as numbers or texts.
-    IntegerOrText(RangeInclusive<i64>),
-    ChoiceOrText(&'static [i64]),
     /// A name or a number.
     TextOrInteger {
         longest: usize,
     },
+    /// Also as a text.
     Number(RangeInclusive<f64>),
     Flag,
     Object,
@@ -39,6 +38,8 @@ pub enum Shape {
 pub enum Need {
     /// It may be absent or `null`.
     None,
+    /// It may be absent, but not `null`.
+    NotNull,
     Present,
     /// It is there, and neither blank nor an empty list.
     Filled,

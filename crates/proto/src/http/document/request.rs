@@ -29,8 +29,8 @@ pub(super) fn runs(api: &Api) -> Option<Runs> {
     let each: Vec<(i64, Record)> = values.iter().map(|value| (*value, run(&[(field, *value)]))).collect();
     let record = each.iter().map(|(_, record)| record.clone()).reduce(Record::merged).unwrap_or_default();
     let mut sometimes = BTreeMap::new();
-    for (path, _) in record.fields.iter().filter(|(path, _)| record.need(path) == Need::None) {
-        let needing = each.iter().filter(|(_, record)| record.need(path) > Need::None);
+    for (path, _) in record.fields.iter().filter(|(path, _)| record.need(path) < Need::Present) {
+        let needing = each.iter().filter(|(_, record)| record.need(path) >= Need::Present);
         let needing: Vec<i64> = needing.map(|(value, _)| *value).collect();
         if !needing.is_empty() {
             sometimes.insert(path.clone(), needing);
@@ -67,7 +67,7 @@ pub(super) fn query(api: &Api, runs: &Runs, words: &mut Words) -> Vec<Value> {
     for (name, path, shape) in children(&runs.record, "") {
         let mut schema = schema_of(api, runs, path, shape, words);
         let mut parameter = json!({"name": name, "in": "query"});
-        if runs.record.need(path) > Need::None {
+        if runs.record.need(path) >= Need::Present {
             parameter["required"] = json!(true);
         }
         for key in ["description", "x-description-zh"] {
@@ -86,8 +86,6 @@ pub(super) fn query(api: &Api, runs: &Runs, words: &mut Words) -> Vec<Value> {
             Shape::Text { .. }
             | Shape::Integer(_)
             | Shape::Choice(_)
-            | Shape::IntegerOrText(_)
-            | Shape::ChoiceOrText(_)
             | Shape::TextOrInteger { .. }
             | Shape::Number(_)
             | Shape::Flag => {
@@ -124,7 +122,7 @@ fn object(api: &Api, runs: &Runs, prefix: &str, words: &mut Words) -> Value {
     };
     for (name, path, shape) in children(record, prefix) {
         let schema = schema_of(api, runs, path, shape, words);
-        let needed = record.need(path) > Need::None;
+        let needed = record.need(path) >= Need::Present;
         let other = record.aliases.iter().find(|(first, _)| first == path).map(|(_, other)| other);
         if let Some((other, place)) = other.and_then(|other| Some((here(other)?, other))) {
             let mut same = schema.clone();
@@ -170,14 +168,11 @@ fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Word
             true => json!({"type": "string", "minLength": 1, "maxLength": longest, "pattern": "\\S"}),
             false => json!({"type": "string", "maxLength": longest}),
         },
-        Shape::Integer(range) => bounded("integer", range),
-        Shape::Choice(known) => json!({"type": "integer", "enum": known}),
         // A list of types would not do in a query, where everything is text.
-        Shape::IntegerOrText(range) if in_query(api) => bounded("integer", range),
-        Shape::IntegerOrText(range) => {
-            json!({"anyOf": [bounded("integer", range), {"type": "string"}]})
-        }
-        Shape::ChoiceOrText(known) => {
+        Shape::Integer(range) if is_own(api) => bounded("integer", range),
+        Shape::Integer(range) => json!({"anyOf": [bounded("integer", range), {"type": "string"}]}),
+        Shape::Choice(known) if is_own(api) => json!({"type": "integer", "enum": known}),
+        Shape::Choice(known) => {
             let texts: Vec<String> = known.iter().map(i64::to_string).collect();
             json!({"anyOf": [{"type": "integer", "enum": known}, {"type": "string", "enum": texts}]})
         }
@@ -185,7 +180,8 @@ fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Word
             json!({"anyOf": [{"type": "string", "maxLength": longest}, {"type": "integer"}]})
         }
         Shape::Number(range) => {
-            json!({"type": "number", "minimum": range.start(), "maximum": range.end()})
+            let number = json!({"type": "number", "minimum": range.start(), "maximum": range.end()});
+            if is_own(api) { number } else { json!({"anyOf": [number, {"type": "string"}]}) }
         }
         Shape::Flag => json!({"type": "boolean"}),
         Shape::Object => object(api, runs, path, words),
@@ -219,8 +215,8 @@ fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Word
     schema
 }
 
-/// procfleet's own questions have no body.
-fn in_query(api: &Api) -> bool {
+/// procfleet's own APIs accept numbers as texts too, but their document recommends numbers.
+fn is_own(api: &Api) -> bool {
     matches!(api.family, Family::Native | Family::Admin)
 }
 

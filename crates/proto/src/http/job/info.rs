@@ -89,8 +89,8 @@ fn whole(r: &Reader<'_>, mut identity: Identity, kind: Kind, contact: String, fa
     let control = read_control(r, faults);
     let job = JobFacts {
         contact,
-        func_id: r.text("func_id", LONGEST_NAME, faults),
-        instance_id: r.text("instance_id", LONGEST_NAME, faults),
+        func_id: r.text_or_integer("func_id", LONGEST_NAME, faults),
+        instance_id: r.text_or_integer("instance_id", LONGEST_NAME, faults),
     };
     let mut limit = |field: &str| {
         let limit = r.integer(field, 0..=100, faults).and_then(|limit| u8::try_from(limit).ok());

@@ -109,7 +109,7 @@ fn read_scoped<T>(
 
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     reader.require("op_type", faults);
-    let number = reader.choice_or_text("op_type", &OP_TYPES, faults)?;
+    let number = reader.choice("op_type", &OP_TYPES, faults)?;
     let kind = u64::try_from(number).ok().and_then(OpKind::from_op_type);
     if kind.is_none() {
         faults.add(reader.path("op_type"), no_operation(number));
@@ -120,7 +120,7 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
 /// `manage_proc` has numbers of its own.
 fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     reader.require("op_type", faults);
-    match reader.choice_or_text("op_type", &HOSTING, faults)? {
+    match reader.choice("op_type", &HOSTING, faults)? {
         1 => Some(OpKind::Host),
         2 => Some(OpKind::Unhost),
         number => {

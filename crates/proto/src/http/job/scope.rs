@@ -69,5 +69,5 @@ fn read_pair(reader: &Reader<'_>, faults: &mut Faults) -> Option<ScopeOf> {
 }
 
 fn read_id(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Option<u32> {
-    reader.integer_or_text(field, 1..=i64::from(u32::MAX), faults).and_then(|id| u32::try_from(id).ok())
+    reader.integer(field, 1..=i64::from(u32::MAX), faults).and_then(|id| u32::try_from(id).ok())
 }

@@ -92,8 +92,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "op_type",
-        "What to do: 0 start (and host), 1 stop (and unhost), 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill (and unhost). Absent is 0. 5 and 6 have no meaning and are refused with 1000832.",
-        "操作类型：0 启动（成功后托管）；1 停止（成功后取消托管）；2 状态查询；3 注册托管；4 取消托管；7 重启；8 重新加载；9 强杀（成功后取消托管）。不填为 0。5、6 无定义，返回 1000832。",
+        "What to do: 0 start (and host), 1 stop (and unhost), 2 query, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill (and unhost). Absent is 0; null is a fault. 5 and 6 have no meaning and are refused with 1000832.",
+        "操作类型：0 启动（成功后托管）；1 停止（成功后取消托管）；2 状态查询；3 注册托管；4 取消托管；7 重启；8 重新加载；9 强杀（成功后取消托管）。不填为 0，null 为错误。5、6 无定义，返回 1000832。",
     ),
     (
         "spec",
