@@ -104,6 +104,28 @@ fn a_token_says_who_it_is() {
     assert!(!up.stderr().contains(&token), "a token is in the log");
 }
 
+/// As with ESB, one of the two must be valid: a browser's token may have expired beside the name that a trusted app sends.
+#[test]
+fn a_trusted_app_may_name_a_user_beside_a_stale_token() {
+    let up = up();
+    let plain = plain_app(&up);
+    done(up.cli(&["user", "create", "ann"]));
+    for stale in ["no such token", &token_of(&up, "ann", &["--ttl", "1s"])] {
+        wait_until(PATIENCE, "the token is not valid", || {
+            operate(&plain, json!({"bk_token": stale})).body["code"] == DENIED
+        });
+        // The administrator's app is trusted.
+        let named = json!({"bk_token": stale, "bk_username": "ann"});
+        assert_eq!(made_for(&up, &operate(&up.client, named.clone())), "ann");
+        operate(&plain, named).assert_refused(DENIED, &["bk_token"]);
+        operate(&up.client, json!({"bk_token": stale})).assert_refused(DENIED, &["bk_token"]);
+    }
+    let token = token_of(&up, "ann", &[]);
+    done(up.cli(&["user", "disable", "ann"]));
+    operate(&up.client, json!({"bk_token": token, "bk_username": "ann"}))
+        .assert_refused(DENIED, &["disabled"]);
+}
+
 #[test]
 fn users_come_and_go() {
     let up = up();

@@ -76,6 +76,17 @@ pub enum TokenRefusal {
 }
 
 impl TokenRefusal {
+    /// Whether the token only says nothing. A token of a disabled user says that this user stays out.
+    pub fn is_stale(&self) -> bool {
+        match self {
+            TokenRefusal::Unknown
+            | TokenRefusal::UnknownAnywhere
+            | TokenRefusal::Expired(_)
+            | TokenRefusal::Unanswered(_) => true,
+            TokenRefusal::Disabled(_) => false,
+        }
+    }
+
     /// Whose token it was, as far as that is known.
     pub fn user(&self) -> Option<&str> {
         match self {
