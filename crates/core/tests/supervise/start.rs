@@ -3,6 +3,7 @@
 use crate::common::{Does, World, spec};
 use crate::given::{Then, state};
 use procfleet_core::OpKind;
+use procfleet_core::op::{Content, Outcome};
 use procfleet_core::spec::{Kind, Spec};
 use std::time::Duration;
 
@@ -129,6 +130,40 @@ fn a_process_that_is_back_before_the_end_of_the_check_was_started() {
             check_start(does.clone(), spec, code, millis, "");
         }
     }
+}
+
+/// A run-once proc is hosted while it runs, whether by start or by host, and not afterwards.
+#[test]
+fn a_run_once_proc_is_hosted_for_as_long_as_it_runs() {
+    let mut once = spec();
+    once.identity.pid_path.clear();
+    once.policy.kind = Kind::Once;
+    let told = |outcome: &Outcome| match outcome.content {
+        Content::Control { hosted, .. } => hosted,
+        Content::Status(_) => panic!("{outcome:?}"),
+    };
+    for kind in [OpKind::Start, OpKind::Host] {
+        for (does, code) in [
+            (Does::Exit { after: 10, code: 0 }, 0),
+            (Does::Exit { after: 10, code: 1 }, 65_535),
+            (Does::NotStarted, 122),
+        ] {
+            let mut world = World::new().script("start", does.clone());
+            let outcome = world.order(kind, &once);
+            let row = format!("{} {does:?}", kind.verb());
+            assert_eq!(
+                (outcome.code.number(), told(&outcome), world.hosted()),
+                (code, false, false),
+                "{row}"
+            );
+        }
+    }
+    // The answer comes while it runs; afterwards it is not hosted any more.
+    let mut world = World::new().script("start", Does::Foreground { lives: Some(30_000), code: 0 });
+    once.policy.op_timeout = Duration::from_secs(60);
+    world.send(OpKind::Host, Some(once));
+    world.run_for(100_000);
+    assert!(!world.hosted() && state(&world) == Then::Down);
 }
 
 /// The window begins when the old process is gone and the new one was seen, or when the command has ended.

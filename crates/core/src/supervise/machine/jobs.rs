@@ -187,7 +187,8 @@ impl Machine {
                     self.schedule(now, since, out)
                 }
                 OpKind::Start | OpKind::Host | OpKind::Restart => {
-                    if kind == OpKind::Host {
+                    // A run that fails is not tried again, so its hosting begins with success, as for a start.
+                    if kind == OpKind::Host && spec.policy.kind != Kind::Once {
                         self.hosting = Hosting::Hosted;
                     }
                     self.streak.forgive();

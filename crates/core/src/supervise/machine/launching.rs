@@ -325,6 +325,10 @@ impl Machine {
         launch: &Launch,
         out: &mut Step,
     ) -> State {
+        if launch.old.is_none() {
+            // The answer says so already.
+            self.hosting = Hosting::Unhosted;
+        }
         if let Purpose::Op { op, .. } = purpose {
             self.answer(op, Code::Success, words::SUCCESS, out);
         }
@@ -340,6 +344,8 @@ impl Machine {
     /// The command of what runs once has ended, or a process that it left has. What is left is looked after until it ends, too,
     /// unless the spec keeps it.
     pub(super) fn look_behind(&mut self, scope: Scope, spec: Arc<Spec>, out: &mut Step) -> State {
+        // The run itself is over, and nothing brings it back.
+        self.hosting = Hosting::Unhosted;
         match spec.policy.detached {
             Detached::End => {
                 self.untidy = true;

@@ -166,6 +166,7 @@ impl Machine {
             return Fate::Rests(State::Down(Rest::Idle));
         };
         if spec.policy.kind == Kind::Once {
+            self.hosting = Hosting::Unhosted;
             return Fate::Rests(State::Down(Rest::Idle));
         }
         if spec.control.start_cmd.is_empty() {
