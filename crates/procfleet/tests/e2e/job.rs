@@ -309,8 +309,14 @@ fn commands_of_the_callers_own_run_it() {
     assert_eq!(proc.pid(&api), None);
 
     let once = Script::new(&up, "once").with(json!({"type": 2, "start_cmd": "echo ran >> calls"}));
-    once.check(&api, 0, 0);
+    // Its run is over when the answer comes, so it is no longer hosted; start and host say the same.
+    assert_eq!(once.check(&api, 0, 0)["content"]["value"][0]["isAuto"], false);
     assert_eq!(once.read("calls"), "ran\n");
+    assert_eq!(once.check(&api, 3, 0)["content"]["value"][0]["isAuto"], false);
+    assert_eq!(once.read("calls"), "ran\nran\n");
+    let failing = Script::new(&up, "failing").with(json!({"type": 2, "start_cmd": "exit 3"}));
+    assert_eq!(failing.check(&api, 3, 65535)["content"]["value"][0]["isAuto"], false);
+    assert_eq!(failing.check(&api, 2, 0)["content"]["process"][0]["instance"][0]["isAuto"], false);
     let several = json!({
         "start_cmd": "exec ./web 1000", "instance_num": 2, "start_check_begin_time": 1, "pid_path": "/nonexistent/",
         "op_timeout": 10,
@@ -440,7 +446,17 @@ fn a_scope_says_whose_hosts_are_meant() {
     ] {
         let refused = web.post(&operate_proc(), body(scope.clone()));
         refused.assert_refused(DENIED, &[words]);
-        assert_eq!(refused.body.get("permission"), Some(&Value::Null), "{refused:?}");
+        let missing = &refused.body["permission"]["actions"];
+        assert_eq!(missing.as_array().map(Vec::len), Some(1), "{refused:?}");
+        assert_eq!(
+            (&missing[0]["id"], &refused.body["permission"]["system_id"]),
+            (&json!("use_business"), &json!("procfleet"))
+        );
+        let business = &missing[0]["related_resource_types"][0]["instances"][0][0];
+        assert!(
+            words.ends_with(&format!("business {}", business["id"].as_str().expect("a text"))),
+            "{refused:?}"
+        );
         alive(&web, scope.clone()).assert_refused(DENIED, &[words]);
         let mut ask = scope;
         ask["bk_gse_taskid"] = json!(task);

@@ -33,7 +33,7 @@ pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
         Rights::Administrator => Ok(()),
         Rights::Granted(_) => {
             let reason = format!("app {:?} may not use {api}: it is for administrators only", caller.app);
-            Err(AppError::Denied(reason))
+            Err(AppError::Denied { reason, missing: Vec::new() })
         }
     }
 }
@@ -66,10 +66,12 @@ fn refuse(caller: &Caller, denials: &[Denial]) -> Result<(), AppError> {
     if denials.is_empty() {
         return Ok(());
     }
-    let named: Vec<String> = denials.iter().take(SHOWN).map(Denial::to_string).collect();
+    let missing: Vec<Denial> = denials.iter().take(SHOWN).cloned().collect();
+    let named: Vec<String> = missing.iter().map(Denial::to_string).collect();
     let more = match denials.len().saturating_sub(SHOWN) {
         0 => String::new(),
         more => format!("; and {more} more"),
     };
-    Err(AppError::Denied(format!("app {:?} may not use {}{more}", caller.app, named.join("; "))))
+    let reason = format!("app {:?} may not use {}{more}", caller.app, named.join("; "));
+    Err(AppError::Denied { reason, missing })
 }

@@ -39,7 +39,7 @@ use crate::peer::AddressBlock;
 use crate::pki::{Ca, PkiError};
 use crate::sessions::{Presences, Questions};
 use crate::store::{Store, StoreError};
-use procfleet_core::access::Rights;
+use procfleet_core::access::{Denial, Rights};
 use procfleet_core::code::Code;
 use procfleet_core::id::TaskId;
 use procfleet_core::op::OpKind;
@@ -99,8 +99,12 @@ pub enum AppError {
     #[error(transparent)]
     Faults(#[from] Faults),
     /// The caller may not do this.
-    #[error("{0}")]
-    Denied(String),
+    #[error("{reason}")]
+    Denied {
+        reason: String,
+        /// The grants that the caller lacks; empty if no grant would allow it.
+        missing: Vec<Denial>,
+    },
     #[error("none of the agents is known")]
     NoSuchAgents,
     #[error("the key stands for another request, that of task {0}")]

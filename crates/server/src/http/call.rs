@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use procfleet_core::code::Code;
 use procfleet_program::panics;
 use procfleet_proto::http::fault::Warnings;
-use procfleet_proto::http::job;
+use procfleet_proto::http::job::{self, Permission};
 use procfleet_proto::http::native::Envelope;
 use procfleet_proto::link::token::hex;
 use serde::Serialize;
@@ -98,7 +98,7 @@ where
         let path = parts.uri.path().to_owned();
         let (asked, asking) = (app.clone(), caller.clone());
         let answer = act(Call { api, app, caller, body, path, headers: parts.headers, share }).await;
-        if let Err(CallError::App(AppError::Denied(reason))) = &answer {
+        if let Err(CallError::App(AppError::Denied { reason, .. })) = &answer {
             access::record_denied(&asked, &asking, api, reason).await;
         }
         answer
@@ -122,7 +122,7 @@ where
                     Family::Gse => format!("success{warnings}"),
                     Family::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
                 };
-                envelope(family, Code::Success.external(), message, Some(data), request_id)
+                envelope(family, Code::Success.external(), message, Some(data), None, request_id)
             };
             match panics::block_for_request(write).await {
                 Ok(Ok(text)) => json(StatusCode::OK, text),
@@ -207,7 +207,7 @@ pub(super) async fn wrong_method(app: App, family: Family, api: &'static str, re
 
 fn refused(family: Family, error: &CallError, request_id: String) -> Response {
     let (status, code, message) = error.answer(family);
-    let text = envelope::<Value>(family, code, message, None, request_id);
+    let text = envelope::<Value>(family, code, message, None, error.permission(), request_id);
     let mut response = json(status, text.unwrap_or_default());
     if let Some(after) = error.retry_after() {
         response.headers_mut().insert(header::RETRY_AFTER, after.as_secs().into());
@@ -221,13 +221,14 @@ fn envelope<T: Serialize>(
     code: u32,
     message: String,
     data: Option<T>,
+    permission: Option<Permission>,
     request_id: String,
 ) -> serde_json::Result<Vec<u8>> {
     let result = code == Code::Success.external();
     match family {
         Family::Gse => serde_json::to_vec(&Envelope { result, code, message, data, request_id }),
         Family::Job => {
-            serde_json::to_vec(&job::Envelope { result, code, message, data, permission: (), request_id })
+            serde_json::to_vec(&job::Envelope { result, code, message, data, permission, request_id })
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::backlog::{self, Full};
 use axum::http::StatusCode;
 use procfleet_core::code::Code;
 use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::job::Permission;
 use std::time::Duration;
 use tracing::error;
 
@@ -54,6 +55,14 @@ impl From<AppError> for CallError {
 }
 
 impl CallError {
+    /// The grants whose absence denied the call, as JOB's callers are told.
+    pub(super) fn permission(&self) -> Option<Permission> {
+        match self {
+            CallError::App(AppError::Denied { missing, .. }) => Permission::of_missing(missing),
+            _ => None,
+        }
+    }
+
     /// When the same call may be taken. `None`: it is refused for what it is.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -88,7 +97,9 @@ impl CallError {
             CallError::App(AppError::Faults(faults)) => {
                 (StatusCode::OK, Code::BadRequest, faults.to_string())
             }
-            CallError::App(AppError::Denied(reason)) => (StatusCode::OK, Code::AppDenied, reason.clone()),
+            CallError::App(AppError::Denied { reason, .. }) => {
+                (StatusCode::OK, Code::AppDenied, reason.clone())
+            }
             CallError::Faults(faults) if faults.only_unknown_op() => {
                 (StatusCode::OK, Code::UnknownOp, faults.to_string())
             }

@@ -1,5 +1,6 @@
 //! What JOB's APIs answer: the envelope, results, and which agents are there.
 
+use super::permission::Permission;
 use crate::http::agents::{AgentAlive, AgentView, alive_row};
 use crate::http::batch::NamedHost;
 use crate::http::content::{self, Rendered};
@@ -20,8 +21,8 @@ pub struct Envelope<T> {
     /// Empty on success, unless something was refused for itself beside what was accepted.
     pub message: String,
     pub data: Option<T>,
-    /// Always `null`: what was not allowed stands in the message.
-    pub permission: (),
+    /// The missing grants of a call that was denied, else `null`.
+    pub permission: Option<Permission>,
     pub request_id: String,
 }
 

@@ -6,10 +6,12 @@
 
 mod answer;
 mod info;
+mod permission;
 mod scope;
 mod script;
 
 pub use answer::{Accepted, Envelope, JobResults, OpResult, alive, results};
+pub use permission::Permission;
 pub use scope::{NamedScope, ScopeOf};
 
 use super::batch::{NamedHost, Read, host_targets, read_hosts, sort_out};
