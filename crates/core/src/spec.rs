@@ -337,6 +337,7 @@ impl Weight {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigFile {
     pub path: String,
+    /// Empty: whatever it has when the process is started.
     pub md5: String,
 }
 

@@ -30,9 +30,10 @@ pub struct ProcReport {
     pub mem_usage: f64,
     #[serde(default)]
     pub fd: u64,
+    /// The first line of `version_cmd`.
     #[serde(default)]
     pub version: String,
-    /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
+    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before the first.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub health: String,
     /// The OS account of the spec; empty where it is not known, as from agents of earlier versions.

@@ -44,7 +44,7 @@ fn seed() -> Value {
     })
 }
 
-/// The seed's request with one place changed; `Value::Null` is the same as absent.
+/// The seed's request with one place changed; `Value::Null` is the same as absent, except for `op_type`.
 fn seed_with(pointer: &str, value: Value) -> Value {
     let mut body = seed();
     let (parent, field) = pointer.rsplit_once('/').expect("a pointer has a slash");
@@ -104,8 +104,6 @@ fn what_real_callers_send_is_accepted() {
     assert_eq!(spec(&seed()).instances, Instances(1));
     assert_eq!(spec(&seed_with("/spec/instance_num", json!(3))).instances, Instances(3));
 
-    let no_op = seed_with("/op_type", Value::Null);
-    assert_eq!(operate_proc_v2(&no_op).expect("accepted")[0].kind, OpKind::Start);
     let no_spec = seed_with("/spec", Value::Null);
     assert_eq!(operate_proc_v2(&no_spec).expect("accepted")[0].spec, None);
 
@@ -261,6 +259,7 @@ fn every_fault_has_its_place_and_reason() {
             json!([{"path": "/etc/x", "md5": "g".repeat(32)}]),
             "spec.configmap[0].md5: must be 32 hexadecimal digits",
         ),
+        ("/spec/configmap", json!([{"md5": "x"}]), "spec.configmap[0].md5: must be 32 hexadecimal digits"),
     ];
     for (pointer, value, expected) in rows {
         let faults = operate_proc_v2(&seed_with(pointer, value.clone())).expect_err(expected);
@@ -305,6 +304,36 @@ fn integers_may_be_written_as_texts_and_as_whole_floating_point_numbers() {
     let mut absent = seed();
     absent.as_object_mut().expect("an object").remove("op_type");
     assert_eq!(operate_proc_v2(&absent).expect("a start")[0].kind, OpKind::Start);
+}
+
+#[test]
+fn both_fields_of_a_config_file_are_optional() {
+    let sent = json!([{"path": "/etc/a"}, {"path": "/etc/b", "md5": ""}, {}, {"md5": "0".repeat(32)}]);
+    let asked = operate::operate_proc_v2(&seed_with("/spec/configmap", sent)).expect("accepted");
+    let configmap = &asked.requests[0].spec.as_ref().expect("a spec").configmap;
+    let read: Vec<(&str, &str)> =
+        configmap.iter().map(|file| (file.path.as_str(), file.md5.as_str())).collect();
+    assert_eq!(read, [("/etc/a", ""), ("/etc/b", "")]);
+    assert_eq!(
+        asked.warnings.to_string(),
+        "; warning: spec.configmap[3].md5: not used: the entry has no path"
+    );
+}
+
+#[test]
+fn relative_paths_are_warned_of() {
+    let mut body = seed();
+    for (field, path) in [("pid_path", "x.pid"), ("config_path", "etc/x"), ("log_path", "logs/")] {
+        body["spec"]["identity"][field] = json!(path);
+    }
+    let said = operate::operate_proc_v2(&body).expect("accepted").warnings.to_string();
+    for field in ["pid_path", "config_path", "log_path"] {
+        assert!(
+            said.contains(&format!("; warning: spec.identity.{field}: is not an absolute path: ")),
+            "{said}"
+        );
+    }
+    assert_eq!(operate::operate_proc_v2(&seed()).expect("accepted").warnings.to_string(), "");
 }
 
 #[test]

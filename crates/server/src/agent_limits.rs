@@ -39,8 +39,8 @@ pub const PROCS: usize = 20_000;
 pub const NOTE: usize = 8 * 1024;
 /// Bytes of a proc's health. The agent takes 256 characters of what `health_cmd` said.
 pub const HEALTH: usize = 2 * 1024;
-/// Bytes of a proc's version. The agent takes 64 characters of what `version_cmd` said.
-pub const VERSION: usize = 256;
+/// Bytes of a proc's version. The agent takes 256 characters of what `version_cmd` said.
+pub const VERSION: usize = 1024;
 /// Bytes of all labels of a proc together.
 pub const LABELS: usize = 48 * 1024;
 /// Bytes of a proc's state as it is stored. The labels of the largest spec that the API takes (48 KiB) fit.

@@ -1,4 +1,5 @@
-//! Whether the files that a spec names (`configmap`) are as it says.
+//! Whether the files that a spec names (`configmap`) are as it says: with the md5 that it names, or, where it names none,
+//! there and as they were when the process was last started (or when the agent first saw them since).
 //!
 //! A file is opened with the rights of the spec's account, so a caller learns nothing that the account could not find out itself.
 //! It is read again only when its stamp is another one, up to a limit, in a thread of its own, and no further when nobody
@@ -51,8 +52,16 @@ pub(super) struct Files {
 #[derive(Debug)]
 struct Known {
     finding: Finding,
+    /// What the file had when it was first read in this round.
+    first: Option<First>,
     /// What was said about it last; empty where it is as it should be.
     said: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct First {
+    round: u64,
+    md5: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +100,7 @@ pub(super) async fn look_at(
     files: Arc<Mutex<Files>>,
     key: ProcKey,
     spec: Arc<Spec>,
+    round: u64,
     extent: Extent,
 ) -> Result<String, Cancelled> {
     struct Wanted(Arc<AtomicBool>);
@@ -107,17 +117,19 @@ pub(super) async fn look_at(
             Extent::Small => Effort::Small,
             Extent::Any => Effort::Any(&cancelled),
         };
-        files.check(&key, &spec, effort)
+        files.check(&key, &spec, round, effort)
     };
     tokio::task::spawn_blocking(look).await.unwrap_or(Err(Cancelled))
 }
 
 impl Files {
-    /// Looks at the files of the spec. Says what is wrong with them; nothing if all are as they should be.
+    /// Looks at the files of the spec. Says what is wrong with them; nothing if all are as they should be. `round` is another
+    /// one whenever the process was started anew.
     pub(super) fn check(
         &mut self,
         key: &ProcKey,
         spec: &Spec,
+        round: u64,
         effort: Effort<'_>,
     ) -> Result<String, Cancelled> {
         self.known.retain(|path, _| spec.configmap.iter().any(|file| file.path == *path));
@@ -128,7 +140,9 @@ impl Files {
             let Some(finding) = look(&file.path, user, before.map(|known| &known.finding), effort)? else {
                 continue;
             };
-            let said = finding.to_text(file, user);
+            let first = before.and_then(|known| known.first.clone()).filter(|first| first.round == round);
+            let first = first.or_else(|| Some(First { round, md5: finding.md5()?.to_owned() }));
+            let said = finding.to_text(file, first.as_ref(), user);
             match before.map_or("", |known| &known.said) {
                 before if before == said => {}
                 _ if said.is_empty() => info!(proc = %key, file = file.path, "a config is as expected again"),
@@ -138,7 +152,7 @@ impl Files {
             if !said.is_empty() {
                 notes.push(said.clone());
             }
-            self.known.insert(file.path.clone(), Known { finding, said });
+            self.known.insert(file.path.clone(), Known { finding, first, said });
         }
         let mut note = notes.join("; ");
         note.truncate(note.floor_char_boundary(LONGEST_NOTE));
@@ -212,9 +226,19 @@ impl Stamp {
 }
 
 impl Finding {
-    fn to_text(&self, file: &ConfigFile, user: &str) -> String {
+    fn md5(&self) -> Option<&str> {
+        match self {
+            Finding::Read { md5, .. } => Some(md5),
+            Finding::Missing | Finding::Denied | Finding::Unreadable { .. } | Finding::TooLarge { .. } => {
+                None
+            }
+        }
+    }
+
+    fn to_text(&self, file: &ConfigFile, first: Option<&First>, user: &str) -> String {
         let ConfigFile { path, md5: expected } = file;
         match self {
+            Finding::Missing if expected.is_empty() => format!("config {path} does not exist"),
             Finding::Missing => format!("config {path} does not exist, expected md5 {expected}"),
             Finding::Denied => format!("config {path} may not be read by user {user:?}"),
             Finding::Unreadable { reason } => format!("config {path} cannot be read: {reason}"),
@@ -223,6 +247,15 @@ impl Finding {
                     "config {path} is too large to check: it has {size} bytes, and at most {LARGEST} are read"
                 )
             }
+            Finding::Read { md5, .. } if expected.is_empty() => match first {
+                Some(first) if first.md5 != *md5 => {
+                    let before = &first.md5;
+                    format!(
+                        "config {path} has changed since the process was started: md5 {md5}, before {before}"
+                    )
+                }
+                Some(_) | None => String::new(),
+            },
             Finding::Read { md5, .. } if md5.eq_ignore_ascii_case(expected) => String::new(),
             Finding::Read { md5, .. } => format!("config {path} has md5 {md5}, expected {expected}"),
         }
@@ -261,7 +294,7 @@ mod tests {
         let shown = path.display();
         let mut files = Files::default();
         let mut spec = spec(&shown.to_string(), HELLO);
-        let mut check = |spec: &Spec| files.check(&key(), spec, Effort::Small).expect("nobody cancels");
+        let mut check = |spec: &Spec| files.check(&key(), spec, 1, Effort::Small).expect("nobody cancels");
         assert_eq!(check(&spec), format!("config {shown} does not exist, expected md5 {HELLO}"));
         fs::write(&path, "hello\n").expect("our folder");
         assert_eq!(check(&spec), "");
@@ -284,6 +317,30 @@ mod tests {
         assert_eq!(check(&spec), "");
     }
 
+    #[test]
+    fn a_file_without_an_md5_is_watched_for_existence_and_change() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let path = folder.path().join("web.conf");
+        let shown = path.display();
+        let (mut files, spec) = (Files::default(), spec(&shown.to_string(), ""));
+        let mut check = |round| files.check(&key(), &spec, round, Effort::Small).expect("nobody cancels");
+        assert_eq!(check(1), format!("config {shown} does not exist"));
+        fs::write(&path, "hello\n").expect("our folder");
+        assert_eq!(check(1), "");
+        fs::write(&path, "").expect("our folder");
+        let other = "d41d8cd98f00b204e9800998ecf8427e";
+        let changed =
+            format!("config {shown} has changed since the process was started: md5 {other}, before {HELLO}");
+        assert_eq!(check(1), changed);
+        fs::remove_file(&path).expect("it is there");
+        assert_eq!(check(1), format!("config {shown} does not exist"));
+        fs::write(&path, "").expect("our folder");
+        assert_eq!(check(1), changed, "it is not forgotten with the file");
+        assert_eq!(check(2), "", "the process was started with it");
+        fs::write(&path, "hello\n").expect("our folder");
+        assert_ne!(check(2), "");
+    }
+
     /// The agent may be root, and callers may be allowed another account only: a guess is not confirmed.
     #[test]
     fn what_the_account_may_not_read_is_not_told() {
@@ -300,7 +357,7 @@ mod tests {
         let check = |user: &str, md5: &str| {
             let mut spec = spec(&path, md5);
             spec.identity.user = user.to_owned();
-            Files::default().check(&key(), &spec, Effort::Small).expect("nobody cancels")
+            Files::default().check(&key(), &spec, 1, Effort::Small).expect("nobody cancels")
         };
         let guesses = [HELLO.to_owned(), "0".repeat(32)];
         let denied = format!("config {path} may not be read by user \"nobody\"");
@@ -320,7 +377,7 @@ mod tests {
         symlink(&path, &link).expect("our folder");
         lchown(&link, Some(65_534), None).expect("root may");
         let spec = spec(link.to_str().expect("a plain path"), HELLO);
-        let said = Files::default().check(&key(), &spec, Effort::Small).expect("nobody cancels");
+        let said = Files::default().check(&key(), &spec, 1, Effort::Small).expect("nobody cancels");
         assert!(said.contains("cannot be read: the link "), "{said}");
     }
 
@@ -351,10 +408,10 @@ mod tests {
         let path = folder.path().join("file").to_str().expect("a plain path").to_owned();
         fs::write(&path, "hello\n").expect("our folder");
         let (mut files, spec) = (Files::default(), spec(&path, &"0".repeat(32)));
-        let said = files.check(&key(), &spec, Effort::Small).expect("nobody cancels");
+        let said = files.check(&key(), &spec, 1, Effort::Small).expect("nobody cancels");
         fs::write(&path, "hallo\n").expect("our folder");
         let cancelled = AtomicBool::new(true);
-        assert_eq!(files.check(&key(), &spec, Effort::Any(&cancelled)), Err(Cancelled));
+        assert_eq!(files.check(&key(), &spec, 1, Effort::Any(&cancelled)), Err(Cancelled));
         assert_eq!(files.known[&path].said, said, "what was known stays");
     }
 
@@ -369,7 +426,7 @@ mod tests {
         {
             // The reading cannot begin before the look was dropped.
             let _held = files.lock().expect("nobody has it");
-            let look = std::pin::pin!(look_at(files.clone(), key(), spec.clone(), Extent::Any));
+            let look = std::pin::pin!(look_at(files.clone(), key(), spec.clone(), 1, Extent::Any));
             let mut context = Context::from_waker(Waker::noop());
             assert!(look.poll(&mut context).is_pending());
         }
@@ -379,6 +436,6 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
         assert!(files.lock().expect("nobody has it").known.is_empty(), "it was read to its end");
-        assert_eq!(look_at(files, key(), spec, Extent::Any).await, Ok(String::new()));
+        assert_eq!(look_at(files, key(), spec, 1, Extent::Any).await, Ok(String::new()));
     }
 }

@@ -19,14 +19,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::info;
 
-/// So many failures in a row make a process unhealthy.
+/// So many failures in a row are an event, and may lead to a restart.
 const FAILURES: u32 = 3;
-/// How the text for an illness begins.
-const ILL: &str = "unhealthy: ";
-/// A version is a word; what is longer is cut.
-const LONGEST_VERSION: usize = 64;
-/// As much as is shown of why a process is unhealthy.
-const LONGEST_REASON: usize = 256;
+/// How the text of an answer begins.
+const WELL: &str = "healthy";
+const ILL: &str = "unhealthy";
+/// Characters of the version that are kept.
+const LONGEST_VERSION: usize = 256;
+/// Characters of an answer about health that are kept.
+const LONGEST_ANSWER: usize = 256;
 
 /// How often is asked, and how long an answer may take.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +46,10 @@ impl Default for Pace {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) version: String,
-    /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
+    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT` or `unhealthy: REASON`. Empty before the first.
     pub(super) health: String,
+    /// The verdict of all answers together. `None`: there is none yet.
+    pub(super) verdict: Option<Health>,
     /// The process of which that was said.
     pub(super) patient: Option<Process>,
     /// What is wrong with its files; else empty.
@@ -58,17 +61,11 @@ impl Seen {
     /// same illness is nothing new.
     pub(super) fn news_since(&self, before: &Seen) -> Option<(Process, Health)> {
         let process = self.patient?;
-        let known = before.patient.filter(|patient| patient.is(&process)).and_then(|_| before.condition());
-        match (known, self.condition()?) {
+        let known =
+            before.patient.filter(|patient| patient.is(&process)).and_then(|_| before.verdict.as_ref());
+        match (known, self.verdict.as_ref()?) {
             (Some(Health::Well), Health::Well) | (Some(Health::Ill { .. }), Health::Ill { .. }) => None,
-            (_, health) => Some((process, health)),
-        }
-    }
-
-    fn condition(&self) -> Option<Health> {
-        match self.health.strip_prefix(ILL) {
-            Some(reason) => Some(Health::Ill { reason: reason.to_owned() }),
-            None => (!self.health.is_empty()).then_some(Health::Well),
+            (_, health) => Some((process, health.clone())),
         }
     }
 }
@@ -196,7 +193,7 @@ impl Probes {
         let Some(asking) = &self.asking else { return };
         let subject = asking.subject.borrow();
         if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), asking.files.try_lock())
-            && let Ok(note) = files.check(&self.key, &subject.spec, Effort::Small)
+            && let Ok(note) = files.check(&self.key, &subject.spec, subject.round, Effort::Small)
         {
             see(&asking.tell, |seen| seen.note = note);
         }
@@ -272,7 +269,9 @@ impl Asker {
         if running != self.patient.as_ref().map(|patient| patient.process) {
             self.patient = running.map(|process| Patient { process, health: Answers::default() });
             self.next_check = Instant::now();
-            see(&self.tell, |seen| (seen.health, seen.patient) = (String::new(), None));
+            see(&self.tell, |seen| {
+                (seen.health, seen.verdict, seen.patient) = (String::new(), None, None);
+            });
         }
         if control.version_cmd.is_empty() {
             see(&self.tell, |seen| seen.version.clear());
@@ -286,7 +285,8 @@ impl Asker {
         }
     }
 
-    /// What to ask next, and when. Files may be looked at whatever the process does.
+    /// What to ask next, and when. Health comes first: right after the start check it is what a caller waits for. Files
+    /// may be looked at whatever the process does.
     fn next(&self, subject: &Subject) -> Option<(Instant, Question)> {
         let settled = subject.standing != Standing::Changing;
         let version =
@@ -294,7 +294,7 @@ impl Asker {
         let version = version.then(|| (Instant::now(), Question::Version));
         let health = self.patient.as_ref().filter(|_| settled).map(|_| (self.next_check, Question::Health));
         let files = (!self.expected.is_empty()).then_some((self.next_look, Question::Files));
-        version.or_else(|| health.into_iter().chain(files).min_by_key(|(at, _)| *at))
+        health.into_iter().chain(version).chain(files).min_by_key(|(at, _)| *at)
     }
 
     async fn ask(&mut self, subject: &Subject, question: Question) {
@@ -331,10 +331,13 @@ impl Asker {
                     Turn::None => {}
                     Turn::Well => info!(proc = %self.key, "process is healthy"),
                     // The actor's machine makes an event of it.
-                    Turn::Ill { .. } => {}
+                    Turn::Ill => {}
                 }
-                let (health, process) = (patient.health.to_text(), patient.process);
-                see(&self.tell, |seen| (seen.health, seen.patient) = (health, Some(process)));
+                let Answers { last, verdict, .. } = patient.health.clone();
+                let process = patient.process;
+                see(&self.tell, |seen| {
+                    (seen.health, seen.verdict, seen.patient) = (last, verdict, Some(process));
+                });
             }
             Question::Files => {}
         }
@@ -344,7 +347,8 @@ impl Asker {
     async fn look_at_files(&mut self, subject: &Subject) {
         self.next_look = Instant::now() + self.pace.every;
         let extent = if subject.standing == Standing::Down { Extent::Small } else { Extent::Any };
-        let look = drift::look_at(self.files.clone(), self.key.clone(), subject.spec.clone(), extent);
+        let (files, key, spec) = (self.files.clone(), self.key.clone(), subject.spec.clone());
+        let look = drift::look_at(files, key, spec, subject.round, extent);
         tokio::select! {
             biased;
             _ = self.subject.changed() => {
@@ -378,62 +382,55 @@ async fn come(due: Option<(Instant, Question)>) -> Question {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Answers {
     failures: u32,
+    /// As the status shows it.
+    last: String,
     /// `None`: not yet known.
-    known: Option<Known>,
+    verdict: Option<Health>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Known {
-    Well,
-    Ill { reason: String },
-}
-
-/// What an answer changed, for the log.
+/// What an answer changed about the verdict.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     None,
     Well,
-    Ill { reason: String },
+    Ill,
 }
 
 impl Answers {
     fn heard(&mut self, said: &Probed, limit: Duration) -> Turn {
+        let was_ill = matches!(self.verdict, Some(Health::Ill { .. }));
         let reason = match said {
-            Probed::Exited { exit: Exit::Code(0), .. } => {
+            Probed::Exited { exit: Exit::Code(0), last, .. } => {
                 self.failures = 0;
-                let was_ill = matches!(self.known.replace(Known::Well), Some(Known::Ill { .. }));
+                self.last =
+                    if last.is_empty() { WELL.to_owned() } else { format!("{WELL}: {}", shortened(last)) };
+                self.verdict = Some(Health::Well);
                 return if was_ill { Turn::Well } else { Turn::None };
             }
             Probed::Exited { exit, last, .. } if last.is_empty() => format!("health_cmd {exit}"),
-            Probed::Exited { last, .. } => last.chars().take(LONGEST_REASON).collect(),
+            Probed::Exited { last, .. } => shortened(last),
             Probed::TimedOut => format!("health_cmd did not end within {} s", limit.as_secs()),
             Probed::NotStarted { reason } => format!("health_cmd could not be run: {reason}"),
         };
-        self.failures += 1;
+        self.last = format!("{ILL}: {reason}");
+        self.failures = self.failures.saturating_add(1);
         if self.failures < FAILURES {
             return Turn::None;
         }
-        let was_ill = matches!(self.known, Some(Known::Ill { .. }));
-        self.known = Some(Known::Ill { reason: reason.clone() });
-        if was_ill { Turn::None } else { Turn::Ill { reason } }
-    }
-
-    fn to_text(&self) -> String {
-        match &self.known {
-            None => String::new(),
-            Some(Known::Well) => "healthy".to_owned(),
-            Some(Known::Ill { reason }) => format!("{ILL}{reason}"),
-        }
+        self.verdict = Some(Health::Ill { reason });
+        if was_ill { Turn::None } else { Turn::Ill }
     }
 }
 
-/// The first word of the first line, as far as it is a version to those who read it: letters, digits, dots and dashes.
+fn shortened(answer: &str) -> String {
+    answer.chars().take(LONGEST_ANSWER).collect()
+}
+
+/// The whole first line. Whoever needs a single word of it takes that word.
 fn version(said: &Probed) -> String {
     match said {
         Probed::Exited { exit: Exit::Code(0), first, .. } => {
-            let word = first.split_whitespace().next().unwrap_or_default();
-            let plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
-            word.chars().take_while(plain).take(LONGEST_VERSION).collect()
+            first.trim().chars().filter(|c| !c.is_control()).take(LONGEST_VERSION).collect()
         }
         Probed::Exited { .. } | Probed::TimedOut | Probed::NotStarted { .. } => String::new(),
     }
@@ -452,45 +449,46 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_what_its_readers_can_use() {
+    fn a_version_is_the_whole_first_line() {
         for (line, expected) in [
             ("1.2.19", "1.2.19"),
-            ("  v2.0-rc1 built today", "v2.0-rc1"),
-            ("1.2_3", "1.2"),
-            ("(unknown)", ""),
-            ("\u{957f}", ""),
+            ("  nginx version: nginx/1.18.0 (Ubuntu) ", "nginx version: nginx/1.18.0 (Ubuntu)"),
+            ("\u{1b}[1m1.2\u{1b}[0m", "[1m1.2[0m"),
+            ("\u{957f}", "\u{957f}"),
             ("", ""),
         ] {
             assert_eq!(version(&exited(0, line, "")), expected, "{line:?}");
         }
-        assert_eq!(version(&exited(0, &"1".repeat(100), "")).len(), 64);
+        assert_eq!(version(&exited(0, &"1".repeat(1_000), "")).len(), LONGEST_VERSION);
         for nothing in [exited(127, "sh: not found", ""), Probed::TimedOut] {
             assert_eq!(version(&nothing), "", "{nothing:?}");
         }
     }
 
     #[test]
-    fn three_failures_in_a_row_are_an_illness_and_one_success_is_its_end() {
+    fn every_answer_shows_and_three_failures_in_a_row_are_an_illness() {
         let mut health = Answers::default();
         let limit = Duration::from_secs(10);
-        let ill = |reason: &str| Turn::Ill { reason: reason.to_owned() };
         let no = || exited(1, "", "no answer");
         let unstarted = Probed::NotStarted { reason: "no folder".to_owned() };
-        let rows: Vec<(Probed, Turn, &str)> = vec![
-            (no(), Turn::None, ""),
-            (no(), Turn::None, ""),
-            (exited(0, "", ""), Turn::None, "healthy"),
-            (no(), Turn::None, "healthy"),
-            (no(), Turn::None, "healthy"),
-            (no(), ill("no answer"), "unhealthy: no answer"),
-            (exited(7, "", ""), Turn::None, "unhealthy: health_cmd exited with status 7"),
-            (Probed::TimedOut, Turn::None, "unhealthy: health_cmd did not end within 10 s"),
-            (unstarted, Turn::None, "unhealthy: health_cmd could not be run: no folder"),
-            (exited(0, "x", "x"), Turn::Well, "healthy"),
-            (no(), Turn::None, "healthy"),
+        let (well, ill) = (Some(true), Some(false));
+        let rows: Vec<(Probed, Turn, Option<bool>, &str)> = vec![
+            (no(), Turn::None, None, "unhealthy: no answer"),
+            (no(), Turn::None, None, "unhealthy: no answer"),
+            (exited(0, "", ""), Turn::None, well, "healthy"),
+            (no(), Turn::None, well, "unhealthy: no answer"),
+            (no(), Turn::None, well, "unhealthy: no answer"),
+            (no(), Turn::Ill, ill, "unhealthy: no answer"),
+            (exited(7, "", ""), Turn::None, ill, "unhealthy: health_cmd exited with status 7"),
+            (Probed::TimedOut, Turn::None, ill, "unhealthy: health_cmd did not end within 10 s"),
+            (unstarted, Turn::None, ill, "unhealthy: health_cmd could not be run: no folder"),
+            (exited(0, "x", "7 clients"), Turn::Well, well, "healthy: 7 clients"),
+            (no(), Turn::None, well, "unhealthy: no answer"),
         ];
-        for (said, turn, text) in rows {
-            assert_eq!((health.heard(&said, limit), health.to_text().as_str()), (turn, text), "{said:?}");
+        for (said, turn, verdict, text) in rows {
+            assert_eq!((health.heard(&said, limit), health.last.as_str()), (turn, text), "{said:?}");
+            let is_well = health.verdict.as_ref().map(|verdict| *verdict == Health::Well);
+            assert_eq!(is_well, verdict, "{said:?}");
         }
     }
 
@@ -498,12 +496,16 @@ mod tests {
     fn an_illness_is_news_once_for_each_process() {
         let process =
             |pid| Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() };
+        let ill = |reason: &str| Some(Health::Ill { reason: reason.to_owned() });
         let seen = |pid: u32, health: &str| Seen {
+            verdict: match health.strip_prefix("unhealthy: ") {
+                Some(reason) => ill(reason),
+                None => (!health.is_empty()).then_some(Health::Well),
+            },
             health: health.to_owned(),
             patient: Some(process(pid)),
             ..Seen::default()
         };
-        let ill = |reason: &str| Some(Health::Ill { reason: reason.to_owned() });
         for (before, now, expected) in [
             (Seen::default(), Seen::default(), None),
             (Seen::default(), seen(1, ""), None),
@@ -652,12 +654,13 @@ mod tests {
         f.until(|seen| seen.health == "healthy").await;
         fs::remove_file(f.path("well")).expect("it is there");
         f.until(|seen| seen.health == "unhealthy: not well").await;
-        assert!(f.lines("ill") >= 3, "not before the third time");
+        f.until(|seen| matches!(seen.verdict, Some(Health::Ill { .. }))).await;
+        assert!(f.lines("ill") >= 3, "no illness before the third time");
         // While something is under way it stays as it was, and nobody asks.
         f.tend(Standing::Changing);
         assert_eq!(f.probes.seen().health, "unhealthy: not well");
         f.tend(process(8));
-        f.until(|seen| seen.health.is_empty()).await;
+        f.until(|seen| seen.verdict.is_none()).await;
         fs::write(f.path("well"), "").expect("our folder");
         f.until(|seen| seen.health == "healthy").await;
         f.tend(Standing::Changing);

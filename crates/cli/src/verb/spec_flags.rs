@@ -112,8 +112,9 @@ pub struct SpecFlags {
     /// What happens to what it left behind: end or keep
     #[arg(long, value_name = "WHAT")]
     pub detached: Option<String>,
-    /// A file that the host should have; one with another md5 shows in the status. Give it again for more
-    #[arg(long = "config-file", value_name = "PATH=MD5", value_parser = config_file)]
+    /// A file that the host should have; one that is missing, changes or has another md5 shows in the status. Give it again
+    /// for more
+    #[arg(long = "config-file", value_name = "PATH[=MD5]", value_parser = config_file)]
     pub configmap: Vec<(String, String)>,
     /// The data id of its events
     #[arg(long, value_name = "N")]
@@ -262,8 +263,9 @@ fn in_unicode(path: &Path) -> Result<String, Error> {
 
 fn config_file(text: &str) -> Result<(String, String), String> {
     match text.rsplit_once('=') {
-        Some((path, md5)) if !path.is_empty() => Ok((path.to_owned(), md5.to_owned())),
-        Some(_) | None => Err("expected PATH=MD5".to_owned()),
+        Some(("", _)) => Err("expected PATH or PATH=MD5".to_owned()),
+        Some((path, md5)) => Ok((path.to_owned(), md5.to_owned())),
+        None => Ok((text.to_owned(), String::new())),
     }
 }
 

@@ -51,31 +51,50 @@ fn version_and_health_show_in_every_status() {
         .control("version_cmd", "echo run >> asked; cat version")
         .control("health_cmd", "test -e web && echo fine")
         .control("reload_cmd", "echo 2.0 > version");
-    std::fs::write(proc.folder.join("version"), "1.2.19 (stable)\n").expect("our own folder");
+    let line = "web version: web/1.2.19 (stable)";
+    std::fs::write(proc.folder.join("version"), format!("{line}\nbuilt today\n")).expect("our own folder");
     let pid = proc.start();
-    let seen = |version: &str, health: &str| {
-        wait_until(PATIENCE, &format!("version {version:?} and health {health:?} are seen"), || {
+    let seen = |line: &str, word: &str, health: &str| {
+        wait_until(PATIENCE, &format!("version {line:?} and health {health:?} are seen"), || {
             let seen = proc.op(Op::Query);
-            seen.instance()["version"] == version && seen.instance()["health"] == health
+            seen.instance()["version"] == line && seen.instance()["health"] == health
         });
         wait_until(PATIENCE, "the server knows them too", || {
             let rows = up.client.data(&format!("/api/v1/procs?name={}", proc.name));
             let row = &rows[0];
-            info(&proc)["version"] == version && row["version"] == version && row["health"] == health
+            info(&proc)["version"] == word && row["version"] == line && row["health"] == health
         });
     };
-    seen("1.2.19", "healthy");
+    seen(line, "1.2.19", "healthy: fine");
     proc.op(Op::Reload).assert_success();
-    seen("2.0", "healthy");
+    seen("2.0", "2.0", "healthy: fine");
     assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "the probes are not the process");
     // An agent that comes back asks again.
     let asked = proc.read("asked").lines().count();
     up.kill_agent();
-    seen("2.0", "healthy");
+    seen("2.0", "2.0", "healthy: fine");
     wait_until(PATIENCE, "it was asked again", || proc.read("asked").lines().count() > asked);
     proc.op(Op::Stop).assert_success();
-    seen("2.0", "");
+    seen("2.0", "2.0", "");
     assert!(!is_running(pid));
+}
+
+/// The first failure shows at once; only three in a row are an event.
+#[test]
+fn the_last_answer_about_health_shows_at_once() {
+    let up = up();
+    let proc = up
+        .proc("ill")
+        .starts(&programs::foreground())
+        .control("health_cmd", "echo run >> asked; echo port 80 does not answer; exit 1");
+    proc.start();
+    wait_until(PATIENCE, "the first answer shows", || {
+        proc.op(Op::Query).instance()["health"] == "unhealthy: port 80 does not answer"
+    });
+    // The next question comes 30 s later.
+    assert_eq!(proc.read("asked"), "run\n");
+    let events = format!("/api/v1/events?namespace={}&kind=unhealthy", proc.namespace);
+    assert_eq!(up.client.data(&events)["events"], json!([]), "one failure is no illness");
 }
 
 /// A probe that hangs holds up nothing: no op, and not the agent's end.
@@ -138,6 +157,24 @@ fn a_config_that_is_not_as_expected_is_named() {
         told[1]["message"].as_str().is_some_and(|message| message.contains("does not exist")),
         "{told:?}"
     );
+    // Without an md5 it is watched for existence and change: as it was when the process was started.
+    proc.request["spec"]["configmap"] = json!([{"path": path}, {}]);
+    std::fs::write(&path, "third\n").expect("our own folder");
+    proc.op(Op::Restart).assert_success();
+    let note_contains = |words: &str| {
+        wait_until(PATIENCE, words, || {
+            proc.op(Op::Query).assert_success();
+            proc.row().is_some_and(|row| row["note"].as_str().is_some_and(|note| note.contains(words)))
+        });
+    };
+    wait_until(PATIENCE, "all is well", || proc.row().is_some_and(|row| row["note"] == ""));
+    std::fs::write(&path, "fourth\n").expect("our own folder");
+    note_contains("has changed since the process was started");
+    std::fs::remove_file(&path).expect("it is there");
+    note_contains("does not exist");
+    std::fs::write(&path, "third\n").expect("our own folder");
+    proc.op(Op::Query).assert_success();
+    wait_until(PATIENCE, "it is as it was", || proc.row().is_some_and(|row| row["note"] == ""));
     let bad = json!([{"path": "web.conf", "md5": "x"}]);
     proc.request["spec"]["configmap"] = bad;
     let refused = up.client.post("/api/c/compapi/v2/gse/operate_proc_v2/", proc.body(Op::Start));
@@ -231,6 +268,42 @@ fn the_hosting_file_lists_what_is_hosted() {
     assert_eq!(listed(), Vec::<Value>::new());
 }
 
+/// A path that cannot be used as it stands is said where the caller looks, and the process is started all the same.
+#[test]
+fn odd_paths_are_warned_of_and_have_a_fallback() {
+    let up = up();
+    let folder = up.folder("odd-logs");
+    std::fs::write(folder.join("file"), "").expect("our own folder");
+    for (log_path, says) in [
+        (folder.join("file"), "is no folder"),
+        (folder.join("missing"), "is no folder"),
+        ("logs".into(), "is not an absolute path"),
+    ] {
+        let log_path = log_path.to_str().expect("a plain path");
+        let proc = up.proc("odd").identity("log_path", log_path).starts(&programs::foreground());
+        proc.op(Op::Start)
+            .assert_success()
+            .assert_says(says)
+            .assert_says("its output is in the agent's folder");
+        let row = proc.row_with_pid(proc.pid().expect("it runs"));
+        assert!(row["note"].as_str().is_some_and(|note| note.contains(says)), "{row}");
+        proc.op(Op::Kill).assert_success();
+    }
+    let proc = up
+        .proc("relative")
+        .identity("pid_path", "web.pid")
+        .identity("config_path", "etc/web.conf")
+        .identity("log_path", "logs")
+        .starts(&programs::foreground());
+    let accepted = up.client.post("/api/c/compapi/v2/gse/operate_proc_v2/", proc.body(Op::Start));
+    for field in ["pid_path", "config_path", "log_path"] {
+        let warning = format!("warning: spec.identity.{field}: is not an absolute path");
+        let message = accepted.body["message"].as_str().expect("a text");
+        assert!(message.contains(&warning), "{message}");
+    }
+    wait_until(PATIENCE, "it is found by its name", || proc.op(Op::Query).pid().is_some());
+}
+
 #[test]
 fn a_process_writes_to_the_folder_for_its_logs() {
     let up = up();
@@ -243,9 +316,9 @@ fn a_process_writes_to_the_folder_for_its_logs() {
     assert_eq!((log().as_str(), proc.row_with_pid(pid)["note"].as_str()), ("hello\n", Some("")));
     proc.op(Op::Restart).assert_success();
     assert_eq!(log(), "hello\nhello\n");
-    // A folder that cannot be made is a note and nothing worse.
+    // A folder that cannot be made is a warning and nothing worse.
     let lost = proc.clone().identity("log_path", "/proc/no/such/");
-    lost.op(Op::Restart).assert_success();
+    lost.op(Op::Restart).assert_success().assert_says("success; warning: log_path \"/proc/no/such\"");
     let row = lost.row_with_pid(lost.pid().expect("it runs"));
     assert!(row["note"].as_str().is_some_and(|note| note.starts_with("log_path \"/proc/no/such\"")), "{row}");
     let failing = proc.starts("echo no port left; exit 3");

@@ -195,10 +195,10 @@ pub struct ProcRow {
     pub pid: Option<u32>,
     /// Why it is not as it should be; else empty.
     pub note: String,
-    /// What `version_cmd` said last; empty where there is none.
+    /// The first line of what `version_cmd` said last; empty where there is none.
     #[serde(default)]
     pub version: String,
-    /// `healthy`, `unhealthy: REASON`, or empty where nobody knows.
+    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before the first.
     #[serde(default)]
     pub health: String,
     /// Seconds since 1970, UTC; 0 where it never happened.

@@ -369,14 +369,17 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
 fn read_config_file(r: &Reader<'_>, faults: &mut Faults) -> Option<ConfigFile> {
     let path = r.text("path", LONGEST_PATH, faults);
     let md5 = r.text("md5", 64, faults);
+    if !md5.is_empty() && (md5.len() != 32 || !md5.bytes().all(|byte| byte.is_ascii_hexdigit())) {
+        faults.add(r.path("md5"), "must be 32 hexadecimal digits");
+    }
     if path.is_empty() {
+        if !md5.is_empty() {
+            faults.warn(r.path("md5"), "not used: the entry has no path");
+        }
         return None;
     }
     if !path.starts_with('/') {
         faults.add(r.path("path"), format!("{path:?} is not an absolute path"));
-    }
-    if md5.len() != 32 || !md5.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        faults.add(r.path("md5"), "must be 32 hexadecimal digits");
     }
     Some(ConfigFile { path, md5: md5.to_ascii_lowercase() })
 }
@@ -394,7 +397,7 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
     if !index_key.trim().is_empty() {
         faults.warn(r.path("index_key"), "reserved, the process is known by its namespace and name");
     }
-    Identity {
+    let identity = Identity {
         proc_name: needed("proc_name", LONGEST_NAME, faults),
         setup_path: needed("setup_path", LONGEST_PATH, faults),
         pid_path: r.text("pid_path", LONGEST_PATH, faults),
@@ -402,7 +405,38 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
         log_path: r.text("log_path", LONGEST_PATH, faults),
         user: needed("user", LONGEST_NAME, faults),
         index_key,
+    };
+    if !lenient {
+        warn_of_relative_paths(r, &identity, ["pid_path", "config_path", "log_path"], faults);
     }
+    identity
+}
+
+/// Warns of relative paths where the document wants absolute ones, and says what is done instead. `fields` are the names of
+/// the pid file, the configuration and the log in the request.
+pub(super) fn warn_of_relative_paths(
+    r: &Reader<'_>,
+    identity: &Identity,
+    fields: [&str; 3],
+    faults: &mut Faults,
+) {
+    let Identity { pid_path, config_path, log_path, .. } = identity;
+    let instead = [
+        "not used, the process is found by proc_name",
+        "commands get it as it is, and run in setup_path",
+        "not used, the output goes to the agent's folder",
+    ];
+    for ((field, path), instead) in fields.into_iter().zip([pid_path, config_path, log_path]).zip(instead) {
+        if !path.is_empty() && !is_absolute(path) {
+            faults.warn(r.path(field), format!("is not an absolute path: {instead}"));
+        }
+    }
+}
+
+/// Also as Windows has it: JOB's callers name such hosts in the same call.
+fn is_absolute(path: &str) -> bool {
+    let drive = matches!(path.as_bytes(), [letter, b':', b'/' | b'\\', ..] if letter.is_ascii_alphabetic());
+    path.starts_with(['/', '\\']) || drive
 }
 
 pub(super) fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {

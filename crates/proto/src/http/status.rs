@@ -121,6 +121,17 @@ pub struct ProcHost {
     pub bk_agent_id: String,
 }
 
+/// The first word with a digit, of the characters that nodeman accepts in a version (`^[a-zA-Z0-9.-]+$`).
+fn version_word(line: &str) -> String {
+    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '-'));
+    let version = words.map(|word| word.trim_matches(['.', '-']));
+    version
+        .into_iter()
+        .find(|word| word.contains(|c: char| c.is_ascii_digit()))
+        .unwrap_or_default()
+        .to_owned()
+}
+
 /// One element of `proc_infos`.
 pub fn proc_info(place: Place<'_>, report: &ProcReport) -> ProcInfo {
     let (running, stopped) = (1, 2);
@@ -143,7 +154,7 @@ pub fn proc_info(place: Place<'_>, report: &ProcReport) -> ProcInfo {
         isauto: report.hosted,
         message: report.note.clone(),
         pid: report.pid.map_or(-1, i64::from),
-        version: report.version.clone(),
+        version: version_word(&report.version),
         register_time: report.registered_at,
         last_start_time: report.started_at,
         report_time: report.reported_at,
@@ -152,5 +163,26 @@ pub fn proc_info(place: Place<'_>, report: &ProcReport) -> ProcInfo {
         fd: report.fd,
         disk: 0,
         net: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_status_is_the_first_word_with_a_digit() {
+        for (line, expected) in [
+            ("1.2.19", "1.2.19"),
+            ("nginx version: nginx/1.18.0 (Ubuntu)", "1.18.0"),
+            ("go version go1.22.1 linux/amd64", "go1.22.1"),
+            ("version: v2.0-rc1.", "v2.0-rc1"),
+            ("1.2_3", "1.2"),
+            ("(unknown)", ""),
+            ("\u{957f}", ""),
+            ("", ""),
+        ] {
+            assert_eq!(version_word(line), expected, "{line:?}");
+        }
     }
 }

@@ -441,8 +441,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "ProcRow.health",
-        "healthy, unhealthy: REASON, or empty where nobody knows.",
-        "healthy 健康；unhealthy: 原因；未知为空。",
+        "The last answer of health_cmd: healthy, healthy: OUTPUT or unhealthy: REASON; empty before the first.",
+        "health_cmd 的最近一次结果：healthy、healthy: 输出 或 unhealthy: 原因；尚无结果时为空。",
     ),
     (
         "ProcRow.started_at",

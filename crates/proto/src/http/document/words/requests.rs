@@ -123,18 +123,18 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.identity.pid_path",
-        "The absolute path of the pid file. Empty: the process is found without one.",
-        "pid 文件路径（绝对路径）。可为空字符串，此时不依赖 pid 文件查找进程。",
+        "The absolute path of the pid file. Empty: the process is found without one. A relative one is not used, and the message warns of it.",
+        "pid 文件路径（绝对路径）。可为空字符串，此时不依赖 pid 文件查找进程。相对路径不起作用，并在 message 中给出警告。",
     ),
     (
         "spec.identity.config_path",
-        "The absolute path of the configuration. Commands find it in PROCFLEET_CONFIG_PATH.",
-        "配置文件路径（绝对路径）。命令可从环境变量 PROCFLEET_CONFIG_PATH 取得。",
+        "The absolute path of the configuration. Commands find it in PROCFLEET_CONFIG_PATH. The message warns of a relative one.",
+        "配置文件路径（绝对路径）。命令可从环境变量 PROCFLEET_CONFIG_PATH 取得。相对路径会在 message 中给出警告。",
     ),
     (
         "spec.identity.log_path",
-        "The absolute path of the log. Where it is a folder, what start_cmd and restart_cmd print goes to NAME.log in it; commands find it in PROCFLEET_LOG_PATH.",
-        "日志路径（绝对路径）。若为目录，start_cmd 与 restart_cmd 的输出写入其中的 名称.log；命令可从环境变量 PROCFLEET_LOG_PATH 取得。",
+        "The absolute path of the log. Where it is a folder, what start_cmd and restart_cmd print goes to NAME.log in it; commands find it in PROCFLEET_LOG_PATH. Where it is no folder, the output goes to the agent's folder, and the result's error_msg and the status warn of it.",
+        "日志路径（绝对路径）。若为目录，start_cmd 与 restart_cmd 的输出写入其中的 名称.log；命令可从环境变量 PROCFLEET_LOG_PATH 取得。若不是目录，输出写入 agent 的目录，并在结果的 error_msg 与状态中给出警告。",
     ),
     (
         "spec.identity.user",
@@ -307,7 +307,7 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.configmap",
-        "Configuration files, each with the MD5 that it should have. The process is run all the same; a file that is not as expected is named in its status.",
+        "Configuration files, each with the MD5 that it should have, if one is known. The process is run all the same; a file that is not as expected is named in its status.",
         "配置文件及其应有的 md5。不影响进程运行；与预期不符的文件会在状态中指出。",
     ),
     (
@@ -322,8 +322,8 @@ pub(super) const TEXTS: &[Text] = &[
     ),
     (
         "spec.configmap[].md5",
-        "The MD5 that the file's content should have: 32 hexadecimal digits.",
-        "文件内容应有的 md5：32 位十六进制。",
+        "The MD5 that the file's content should have: 32 hexadecimal digits. Empty or absent: the file is watched, and one that is missing or has changed since the process was started is named in the status.",
+        "文件内容应有的 md5：32 位十六进制。为空或不填时仅监视该文件：文件缺失或在进程启动后有变化时在状态中指出。",
     ),
     // Results and status.
     ("task_id", "The task id that the call was answered with.", "提交操作时返回的任务 ID。"),
