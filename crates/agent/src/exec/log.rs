@@ -23,16 +23,19 @@ const NAME_LIMIT: usize = 200;
 const APPEND: OFlags =
     OFlags::RDWR.union(OFlags::APPEND).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// What the proc's log is called. `None`: the spec names no folder for logs.
+/// What the proc's log is called. `None`: the spec names no folder for logs. An error does not say whether there is something
+/// else than a folder: the account may not be allowed to know.
 pub(super) fn path(spec: &Spec, key: &ProcKey) -> Result<Option<PathBuf>, String> {
     let log_path = spec.identity.log_path.as_str();
     let folder = Path::new(log_path);
-    let is_folder = log_path.ends_with('/') || fs::metadata(folder).is_ok_and(|data| data.is_dir());
-    if log_path.is_empty() || !is_folder {
+    if log_path.is_empty() {
         return Ok(None);
     }
     if !folder.is_absolute() {
         return Err(format!("log_path {log_path:?} is not an absolute path"));
+    }
+    if !log_path.ends_with('/') && !fs::metadata(folder).is_ok_and(|data| data.is_dir()) {
+        return Err(format!("log_path {log_path:?} is no folder (one that ends in a slash is made)"));
     }
     Ok(Some(folder.join(file_name(spec.instance(key)))))
 }

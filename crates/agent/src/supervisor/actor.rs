@@ -420,9 +420,19 @@ impl Actor {
 
     /// The machine does not know what is wrong beside the process.
     fn annotate(&self, writes: &mut [Write]) {
+        let started = writes.iter().any(|write| matches!(write, Write::Event(Event::Started { .. })));
         for write in writes {
-            if let Write::Done(_, Outcome { content: Content::Status(status), .. }) = write {
-                status.note = joined(&status.note, &self.beside());
+            match write {
+                Write::Done(_, Outcome { content: Content::Status(status), .. }) => {
+                    status.note = joined(&status.note, &self.beside());
+                }
+                Write::Done(_, Outcome { content: Content::Control { .. }, message, .. })
+                    if started && !self.hands.note().is_empty() =>
+                {
+                    message.push_str("; warning: ");
+                    message.push_str(self.hands.note());
+                }
+                Write::Done(..) | Write::Record(_) | Write::Forget | Write::Event(_) | Write::Begun(_) => {}
             }
         }
     }

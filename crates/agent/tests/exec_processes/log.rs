@@ -33,8 +33,10 @@ async fn what_is_no_folder_is_no_log() {
     proc.write("file", "");
     let path = |file: &str| proc.path(file).to_str().expect("a plain path").to_owned();
     let rows = [
-        (path("file"), ""),
-        (path("missing"), ""),
+        (String::new(), ""),
+        (path("file"), "is no folder"),
+        (path("missing"), "is no folder"),
+        ("relative".to_owned(), "is not an absolute path"),
         (path("file/"), "cannot be used by user"),
         (path("no/such/"), "cannot be used by user"),
         ("relative/".to_owned(), "is not an absolute path"),
