@@ -7,7 +7,7 @@ use procfleet_server::http::document;
 use procfleet_testkit::schema_faults;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn json() -> Value {
     document::document().json
@@ -131,8 +131,14 @@ fn strict_apis_know_the_fields_that_they_read() {
     assert!(strict > 5, "the administrators' APIs are strict");
 }
 
-/// The rows of one kind in the table of one API: field, and the tests that show it.
-fn rows(api: &str, kind: &str) -> Vec<(String, Vec<String>)> {
+/// A row of `docs/api/fields.md`.
+struct FieldRow {
+    field: String,
+    tests: Vec<String>,
+}
+
+/// The rows of one kind in the table of one API.
+fn rows(api: &str, kind: &str) -> Vec<FieldRow> {
     let table = include_str!("../../../docs/api/fields.md");
     let section = table.split("\n## ").find(|section| section.contains(&format!("<!-- api: {api} -->")));
     let section = section.unwrap_or_else(|| panic!("fields.md has no section for {api}"));
@@ -144,10 +150,10 @@ fn rows(api: &str, kind: &str) -> Vec<(String, Vec<String>)> {
             [head, "here", "tests"] => inside = head == kind,
             [field, _, tests] if inside && field.starts_with('`') => {
                 let names = tests.split(',').map(|name| name.trim().trim_matches('`').to_owned());
-                rows.push((
-                    field.trim_matches('`').to_owned(),
-                    names.filter(|name| !name.is_empty()).collect(),
-                ));
+                rows.push(FieldRow {
+                    field: field.trim_matches('`').to_owned(),
+                    tests: names.filter(|name| !name.is_empty()).collect(),
+                });
             }
             _ => {}
         }
@@ -158,8 +164,69 @@ fn rows(api: &str, kind: &str) -> Vec<(String, Vec<String>)> {
 const SEEDS: [&str; 5] =
     ["operate_proc_v2", "job.operate_proc", "register_proc_info", "job.operate_process", "job.manage_proc"];
 
+/// The request fields in the tables of the five documents. The login is the same in all.
+const DOCUMENTS: [(&str, &str); 5] = [
+    (
+        "operate_proc_v2",
+        "meta hosts op_type spec meta.namespace meta.name meta.labels hosts[].ip hosts[].bk_cloud_id \
+         spec.identity spec.control spec.alive_monitor_policy spec.warn_report_policy spec.configmap \
+         spec.identity.proc_name spec.identity.setup_path spec.identity.pid_path spec.identity.config_path \
+         spec.identity.log_path spec.identity.user spec.control.start_cmd spec.control.stop_cmd \
+         spec.control.restart_cmd spec.control.reload_cmd spec.control.kill_cmd spec.control.version_cmd \
+         spec.control.health_cmd spec.alive_monitor_policy.auto_type spec.alive_monitor_policy.start_check_secs \
+         spec.alive_monitor_policy.stop_check_secs spec.alive_monitor_policy.start_retries \
+         spec.alive_monitor_policy.start_interval spec.alive_monitor_policy.crontab_rule \
+         spec.alive_monitor_policy.op_timeout spec.warn_report_policy.report_id spec.configmap[].path \
+         spec.configmap[].md5",
+    ),
+    (
+        "job.operate_proc",
+        "bk_biz_id op_type process_infos process_infos[].setup_path process_infos[].proc_name \
+         process_infos[].pid_path process_infos[].account process_infos[].cmd_shell_ext process_infos[].cpu_lmt \
+         process_infos[].mem_lmt process_infos[].ip_list process_infos[].ip_list[].bk_cloud_id \
+         process_infos[].ip_list[].ip",
+    ),
+    (
+        "register_proc_info",
+        "meta hosts spec meta.namespace meta.name meta.labels hosts[].ip hosts[].bk_cloud_id \
+         hosts[].bk_supplier_id spec.identity spec.control spec.resource spec.monitor_policy \
+         spec.warn_report_policy spec.configmap spec.identity.proc_name spec.identity.setup_path \
+         spec.identity.pid_path spec.identity.config_path spec.identity.log_path spec.identity.user \
+         spec.control.start_cmd spec.control.stop_cmd spec.control.restart_cmd spec.control.reload_cmd \
+         spec.control.kill_cmd spec.control.version_cmd spec.control.health_cmd spec.resource.cpu \
+         spec.resource.mem spec.resource.fd spec.resource.disk spec.resource.net spec.monitor_policy.auto_type \
+         spec.monitor_policy.start_check_secs spec.monitor_policy.stop_check_secs \
+         spec.monitor_policy.start_retries spec.monitor_policy.start_interval spec.monitor_policy.crontab_rule \
+         spec.warn_report_policy.report_id spec.configmap[].path spec.configmap[].md5",
+    ),
+    (
+        "job.operate_process",
+        "bk_biz_id op_type process_infos process_infos[].setup_path process_infos[].proc_name \
+         process_infos[].pid_path process_infos[].cfg_path process_infos[].log_path process_infos[].contact \
+         process_infos[].start_cmd process_infos[].stop_cmd process_infos[].restart_cmd \
+         process_infos[].reload_cmd process_infos[].kill_cmd process_infos[].func_id \
+         process_infos[].instance_id process_infos[].value_key process_infos[].type process_infos[].cycle_time \
+         process_infos[].instance_num process_infos[].start_check_begin_time \
+         process_infos[].start_check_end_time process_infos[].op_timeout process_infos[].account \
+         process_infos[].cpu_lmt process_infos[].mem_lmt process_infos[].ip_list \
+         process_infos[].ip_list[].bk_cloud_id process_infos[].ip_list[].ip",
+    ),
+    (
+        "job.manage_proc",
+        "bk_scope_type bk_scope_id op_type process_infos process_infos[].proc_name process_infos[].proc_owner \
+         process_infos[].setup_path process_infos[].pid_path process_infos[].cfg_path process_infos[].log_path \
+         process_infos[].start_cmd process_infos[].stop_cmd process_infos[].restart_cmd \
+         process_infos[].reload_cmd process_infos[].kill_cmd process_infos[].func_id \
+         process_infos[].instance_id process_infos[].value_key process_infos[].type process_infos[].cpu_lmt \
+         process_infos[].mem_lmt process_infos[].cycle_time process_infos[].instance_num \
+         process_infos[].op_timeout process_infos[].start_check_begin_time \
+         process_infos[].start_check_end_time process_infos[].ip_list process_infos[].ip_list[].bk_cloud_id \
+         process_infos[].ip_list[].ip",
+    ),
+];
+
 #[test]
-fn every_field_of_the_seeds_has_a_row() {
+fn every_field_that_is_read_has_a_row() {
     // Both names are one thing.
     let plain = |path: &str| path.replace("spec.alive_monitor_policy", "spec.monitor_policy");
     for name in SEEDS {
@@ -169,7 +236,7 @@ fn every_field_of_the_seeds_has_a_row() {
             .map(|path| plain(path))
             .chain(login::FIELDS.map(str::to_owned))
             .collect();
-        let told: BTreeSet<String> = rows(name, "request").iter().map(|(field, _)| plain(field)).collect();
+        let told: BTreeSet<String> = rows(name, "request").iter().map(|row| plain(&row.field)).collect();
         let missing: Vec<&String> = read.difference(&told).collect();
         let surplus: Vec<&String> = told.difference(&read).collect();
         assert!(
@@ -181,30 +248,83 @@ fn every_field_of_the_seeds_has_a_row() {
 }
 
 #[test]
-fn every_row_names_tests_that_are_there() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut code = String::new();
-    let mut folders = vec![crates.clone()];
+fn every_field_of_the_five_documents_has_a_row() {
+    for (name, fields) in DOCUMENTS {
+        let told: BTreeSet<String> = rows(name, "request").into_iter().map(|row| row.field).collect();
+        let missing: Vec<&str> = fields.split_whitespace().filter(|field| !told.contains(*field)).collect();
+        assert!(missing.is_empty(), "{name}: no row for {missing:?}");
+    }
+}
+
+/// The Rust code of all crates, by file.
+fn rust_code() -> Vec<(PathBuf, String)> {
+    let mut code = Vec::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("..")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path())
         {
             if entry.is_dir() {
                 folders.push(entry);
             } else if entry.extension().is_some_and(|ending| ending == "rs") {
-                code.push_str(&std::fs::read_to_string(&entry).expect("a file"));
+                let text = std::fs::read_to_string(&entry).expect("a file");
+                code.push((entry, text));
             }
         }
     }
-    let mut gone = Vec::new();
-    for (field, tests) in SEEDS.iter().flat_map(|name| [rows(name, "request"), rows(name, "answer")].concat())
+    code
+}
+
+#[test]
+fn every_row_names_tests_that_are_there() {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance");
+    let code = rust_code();
+    let mut gone = BTreeSet::new();
+    for FieldRow { field, tests } in
+        SEEDS.iter().flat_map(|name| rows(name, "request").into_iter().chain(rows(name, "answer")))
     {
         assert!(!tests.is_empty(), "{field} names no test");
         gone.extend(tests.into_iter().filter(|test| match test.strip_prefix("conformance/") {
-            Some(case) => !crates.join(format!("procfleet/tests/conformance/{case}.json")).exists(),
-            None => !code.contains(&format!("fn {test}()")),
+            Some(case) => !cases.join(format!("{case}.json")).exists(),
+            None => !code.iter().any(|(_, text)| text.contains(&format!("fn {test}()"))),
         }));
     }
-    gone.sort();
-    gone.dedup();
     assert!(gone.is_empty(), "fields.md names tests that are not there: {gone:#?}");
+}
+
+/// A test that only reads a request would not notice that nothing comes of a field. So each row names one that runs the
+/// supervisor, the agent or the whole program, and the last table says what that test would see if the field were ignored.
+#[test]
+fn every_field_of_a_request_has_a_test_that_observes_its_effect() {
+    let code = rust_code();
+    let only_reads = |file: &Path| {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        ["proto", "cli"].iter().any(|room| file.starts_with(crates.join(room)))
+    };
+    let observes = |test: &String| {
+        let defined = format!("fn {test}()");
+        test.starts_with("conformance/")
+            || code.iter().any(|(file, text)| !only_reads(file) && text.contains(&defined))
+    };
+    let table = include_str!("../../../docs/api/fields.md").split("## If a field were ignored").nth(1);
+    let told: BTreeSet<&str> = table
+        .expect("the table of ignored fields")
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+        .filter(|(_, seen)| seen.trim_matches(['|', ' ']).len() > 10)
+        .map(|(field, _)| field)
+        .collect();
+    let mut faults = Vec::new();
+    for name in SEEDS {
+        for FieldRow { field, tests } in rows(name, "request") {
+            if !tests.iter().any(observes) {
+                faults.push(format!("{name}: no test of {field} observes an effect: {tests:?}"));
+            }
+            if !told.contains(field.replace("alive_monitor_policy", "monitor_policy").as_str()) {
+                faults.push(format!(
+                    "{name}: nothing says what the tests of {field} would see if it were ignored"
+                ));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
 }
