@@ -310,9 +310,7 @@ fn a_daemon_that_dies_in_its_check_window() {
     let task = proc.submit(Op::Start);
     let pid = proc.pid_in_file();
     kill(pid, Signal::KILL);
-    let outcome = task.outcome();
-    outcome.assert(836, "start process (web) failed").assert_hosted(false);
-    outcome.assert_says(&format!("pid {pid} was ended by signal 9"));
+    task.outcome().assert(836, "start process (web) failed").assert_hosted(false);
     assert_eq!((proc.pid(), proc.runs()), (None, 1));
 }
 
