@@ -69,7 +69,7 @@ const ROWS: &[Row] = &[
         1000811,
         &["start_check_secs"],
     ),
-    (|b| b["spec"]["resource"] = json!({"cpu": "10"}), 1000811, &["spec.resource.cpu"]),
+    (|b| b["spec"]["resource"] = json!({"cpu": "much"}), 1000811, &["spec.resource.cpu"]),
     (|b| b["spec"]["configmap"] = json!({}), 1000811, &["spec.configmap"]),
     // Out of range.
     (|b| b["hosts"][0]["ip"] = json!("999.0.0.1"), 1000811, &["hosts[0].ip", "999.0.0.1"]),
