@@ -104,8 +104,8 @@ pub enum Sighting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
     pub cause: Cause,
-    /// True when it is certain that it will not appear any more: all that the command started has ended, and
-    /// no pid file points anywhere.
+    /// True when it is certain that it will not appear any more: the command was a program of the proc's name,
+    /// all that it started has ended, and no pid file points anywhere.
     pub hopeless: bool,
 }
 

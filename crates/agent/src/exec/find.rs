@@ -115,6 +115,9 @@ pub(super) fn launched(
     let members = run.members(&scan, whom.mark);
     let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
     let found = if leads.is_some() { Found::Foreground } else { Found::Name };
+    let is_named = |stat: &Stat| Program::of(stat).is_named(&whom.identity.proc_name);
+    let program = leads.and_then(|leads| scan.get(unwrap(&scan, leads, run).pid));
+    run.is_program |= program.is_some_and(|program| whom.identity.proc_name.is_empty() || is_named(program));
     if let (Some(leads), Some(cause)) = (leads, cause.as_ref().filter(may_change)) {
         // A control script is often called as its process is, so names say nothing before it has ended.
         let waiting = Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
@@ -154,15 +157,18 @@ pub(super) fn launched(
             return running(first.id, found);
         }
     }
-    let hopeless = leads.is_none() && members.is_empty();
+    // Another launcher may yet bring the process, unless the command was the process itself.
+    let hopeless = leads.is_none() && members.is_empty() && run.is_program;
     let cause = match (cause, leads) {
         (Some(cause), _) => cause,
         (None, Some(_)) => no_such_name(whom.identity),
         (None, None) => {
             let all = glimpse();
-            // What older commands have started is not the process of this one.
-            let ours: Vec<Id> = all.marked(whom.mark).iter().map(|stat| stat.id).collect();
-            match by_name(whom, &all, &ours) {
+            // What older commands have started is not the process of this one, also if it has lost its mark.
+            let older = all.all().into_iter().filter(|stat| stat.id.start_ticks < run.leader.start_ticks);
+            let others: Vec<Id> =
+                all.marked(whom.mark).into_iter().chain(older).map(|stat| stat.id).collect();
+            match by_name(whom, &all, &others) {
                 Ok(process) => return Sighting::Running(process),
                 Err(cause) => cause,
             }

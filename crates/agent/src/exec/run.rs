@@ -31,6 +31,8 @@ pub(super) struct Run {
     session: Session,
     /// Its cgroup.
     pub(super) group: Option<Arc<Path>>,
+    /// The command itself was seen to be a program of the proc's name.
+    pub(super) is_program: bool,
     /// Those that the last scan found. They stay members even if they leave the session and their parents.
     known: HashSet<Id>,
 }
@@ -64,6 +66,7 @@ impl Run {
             main: None,
             session: Session::Open,
             group: None,
+            is_program: false,
             known: HashSet::new(),
         };
         Ok((run, pidfd, ending))
