@@ -124,10 +124,14 @@ impl Events {
                 Format::Text => {
                     let EventRow { at, bk_cloud_id, ip, namespace, name, kind, message, .. } = event;
                     let what = plain_lines(message);
-                    let proc = plain(&format!("{namespace}:{name}"));
+                    // An event of the host itself, such as the replacement of its agent, names no proc.
+                    let proc = match name.as_str() {
+                        "" => String::new(),
+                        name => format!(" {}", plain(&format!("{namespace}:{name}"))),
+                    };
                     let kind = plain(kind);
                     let at = around.moment(at / 1000);
-                    around.say(&format!("{at} {bk_cloud_id}:{ip} {proc} {kind}: {what}"))?;
+                    around.say(&format!("{at} {bk_cloud_id}:{ip}{proc} {kind}: {what}"))?;
                 }
             }
         }
