@@ -14,7 +14,8 @@ use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
-use procfleet_core::id::Epoch;
+use procfleet_core::id::{Epoch, OpId};
+use procfleet_core::op::{OpKind, Outcome};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
 use procfleet_proto::link::{
@@ -216,7 +217,13 @@ impl Session<'_> {
                     let body = match message {
                         None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
                         Some(Err(error)) => return Err(error.into()),
-                        Some(Ok(Message::Binary(bytes))) => decode_server(&bytes)?,
+                        Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
+                            Err(BadMessage::Unknown) => {
+                                debug!("a message of a newer kind was ignored");
+                                continue;
+                            }
+                            body => body?,
+                        },
                         // Pings are answered by the library when the socket is next written or read.
                         Some(Ok(_)) => { in_time(socket.flush()).await?; continue }
                     };
@@ -316,12 +323,17 @@ impl Session<'_> {
         match body {
             Body::Op(op) => {
                 hit(Point::AgentOpReceived);
-                let order = OpOrder::try_from(op)?;
-                if order.epoch != epoch {
-                    warn!(op = %order.op, "an op of another session was ignored");
+                let id: OpId = op.id.parse().map_err(BadMessage::from)?;
+                if op.epoch != epoch.0 {
+                    warn!(op = %id, "an op of another session was ignored");
                     return Ok(());
                 }
-                self.supervisor.order(order).await;
+                let kind = op.kind;
+                match OpOrder::try_from(op) {
+                    Ok(order) => self.supervisor.order(order).await,
+                    // Nothing was run for the op, so the journal need not know it: if the op comes again, so does this answer.
+                    Err(fault) => self.outbox.done(id, not_understood(kind, &fault)),
+                }
                 Ok(())
             }
             Body::Ack(ack) => {
@@ -352,6 +364,22 @@ impl Session<'_> {
             }
         }
     }
+}
+
+/// The outcome of an op that this version cannot read. Only this op ends; the session goes on.
+fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
+    let code = match fault {
+        BadMessage::Kind(_) => Code::UnknownOp,
+        _ => Code::ArgsInvalid,
+    };
+    let mut message =
+        format!("this agent, version {VERSION}, cannot carry out the op: the server sent {fault}");
+    if let Some(cause) = std::error::Error::source(fault) {
+        message += &format!(" ({cause})");
+    }
+    message += "; upgrade the agent; nothing was done";
+    warn!(%message, "an op was refused: the server is of a newer version");
+    Outcome::without_agent(code, message, OpKind::from_number(kind.into()).unwrap_or(OpKind::Start))
 }
 
 /// Questions that are being answered. They end with the session: whoever asked is told by the server.
@@ -477,8 +505,24 @@ async fn make_room(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use procfleet_core::id::{OpId, TaskId};
-    use procfleet_proto::link::MAX_FRAME;
+    use procfleet_core::id::TaskId;
+    use procfleet_proto::link::{MAX_FRAME, Op};
+
+    #[test]
+    fn an_op_of_a_newer_server_is_answered_for_itself() {
+        let op = Op { id: "20261116120000-1-0".to_owned(), kind: 77, ..Op::default() };
+        let fault = OpOrder::try_from(op.clone()).expect_err("no operation has this number");
+        let outcome = not_understood(77, &fault);
+        assert_eq!(outcome.code, Code::UnknownOp);
+        assert!(outcome.message.contains("unknown operation 77"), "{}", outcome.message);
+
+        let spec = br#"{"identity": {"shape": "of the next version"}}"#.to_vec();
+        let fault =
+            OpOrder::try_from(Op { kind: OpKind::Start.number(), spec, ..op }).expect_err("no such spec");
+        let outcome = not_understood(0, &fault);
+        assert_eq!(outcome.code, Code::ArgsInvalid);
+        assert!(outcome.message.contains("a bad spec (missing field"), "{}", outcome.message);
+    }
 
     /// A hello that is too large would be refused, and the next one too.
     #[test]

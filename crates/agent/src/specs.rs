@@ -2,6 +2,7 @@
 
 use crate::exec::Host;
 use crate::journal::Journal;
+use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
@@ -14,7 +15,8 @@ use std::sync::Arc;
 const LARGEST: usize = MAX_FRAME - 4 * 1024;
 
 pub(crate) async fn answer(host: Arc<Host>, journal: Journal, question: ReadSpec) -> SpecRead {
-    let ReadSpec { id, namespace, name, accounts } = question;
+    let accounts = question.readers_accounts();
+    let ReadSpec { id, namespace, name, .. } = question;
     let proc = ProcKey { namespace, name };
     let told = match host.allow().refusal(OpKind::Query, None) {
         Some(reason) => Err((Code::NotAllowed, reason)),
@@ -30,9 +32,9 @@ pub(crate) async fn answer(host: Arc<Host>, journal: Journal, question: ReadSpec
     }
 }
 
-fn told(spec: &Spec, accounts: &[String]) -> Result<Vec<u8>, (Code, String)> {
+fn told(spec: &Spec, accounts: &Scope<String>) -> Result<Vec<u8>, (Code, String)> {
     let user = &spec.identity.user;
-    if !accounts.is_empty() && !accounts.contains(user) {
+    if !accounts.allows(user) {
         let reason = format!("the spec is of user {user:?}, and the app may not use that account");
         return Err((Code::NotAllowed, reason));
     }

@@ -274,6 +274,15 @@ fn what_servers_say() {
                 namespace: "web".to_owned(),
                 name: "nginx".to_owned(),
                 accounts: vec!["www".to_owned()],
+                only_accounts: None,
+            }),
+        ),
+        (
+            "read_spec_accounts",
+            Body::ReadSpec(ReadSpec {
+                id: 3,
+                only_accounts: Some(AccountList { names: vec!["www".to_owned()] }),
+                ..ReadSpec::default()
             }),
         ),
         (
@@ -397,6 +406,13 @@ fn orders_and_outcomes_come_through_whole() {
     for accounts in [Scope::All, Scope::default(), Scope::Only(["www".to_owned()].into())] {
         let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &accounts);
         assert_eq!(OpOrder::try_from(op).expect("an order").accounts, accounts, "nobody is not everybody");
+    }
+    for accounts in [Scope::All, Scope::default(), Scope::Only(["www".to_owned()].into())] {
+        let only_accounts = AccountList::of(&accounts);
+        let log = ReadLog { only_accounts: only_accounts.clone(), ..ReadLog::default() };
+        let spec = ReadSpec { only_accounts, ..ReadSpec::default() };
+        assert_eq!(log.readers_accounts(), accounts, "nobody is not everybody");
+        assert_eq!(spec.readers_accounts(), accounts, "nobody is not everybody");
     }
     let (op, done): (OpId, Option<Outcome>) = Report::done(op_id(), &outcome()).try_into().expect("a report");
     assert_eq!((op, done), (op_id(), Some(outcome())));

@@ -45,6 +45,7 @@ mod logs;
 mod lost_log;
 mod lost_store;
 mod many_hosts;
+mod newer_agent;
 mod operations;
 mod operator;
 mod periodic;

@@ -18,14 +18,15 @@ use std::time::Duration;
 pub enum BadMessage {
     #[error("not a message of this protocol")]
     Frame(#[from] prost::DecodeError),
-    #[error("a message without a body")]
+    #[error("an empty message, or one that has no place here")]
     Empty,
+    /// The sender is newer. In a session the receiver skips such a message and goes on.
+    #[error("a message of a kind that this version does not know")]
+    Unknown,
     #[error("a bad op id")]
     OpId(#[from] BadId),
     #[error("an unknown operation {0}")]
     Kind(u32),
-    #[error("an unknown code {0}")]
-    Code(u32),
     #[error("a bad {field}")]
     Json {
         field: &'static str,
@@ -35,11 +36,16 @@ pub enum BadMessage {
 }
 
 pub fn decode_agent(bytes: &[u8]) -> Result<agent_message::Body, BadMessage> {
-    AgentMessage::decode(bytes)?.body.ok_or(BadMessage::Empty)
+    AgentMessage::decode(bytes)?.body.ok_or(without_body(bytes))
 }
 
 pub fn decode_server(bytes: &[u8]) -> Result<server_message::Body, BadMessage> {
-    ServerMessage::decode(bytes)?.body.ok_or(BadMessage::Empty)
+    ServerMessage::decode(bytes)?.body.ok_or(without_body(bytes))
+}
+
+/// Protobuf skips fields that the receiver does not know, so a newer kind of message has bytes and no body.
+fn without_body(bytes: &[u8]) -> BadMessage {
+    if bytes.is_empty() { BadMessage::Empty } else { BadMessage::Unknown }
 }
 
 impl agent_message::Body {
@@ -79,16 +85,28 @@ impl AccountList {
     pub fn scope(list: Option<AccountList>) -> Scope<String> {
         list.map_or(Scope::All, |list| Scope::Only(list.names.into_iter().collect()))
     }
+
+    /// `earlier` is the list that servers of earlier versions sent; there an empty one was everybody.
+    fn scope_or(list: Option<&AccountList>, earlier: &[String]) -> Scope<String> {
+        match list {
+            Some(list) => AccountList::scope(Some(list.clone())),
+            None if earlier.is_empty() => Scope::All,
+            None => Scope::Only(earlier.iter().cloned().collect()),
+        }
+    }
 }
 
 impl super::ReadLog {
     /// Whose lines may be read.
     pub fn readers_accounts(&self) -> Scope<String> {
-        match &self.only_accounts {
-            Some(list) => AccountList::scope(Some(list.clone())),
-            None if self.accounts.is_empty() => Scope::All,
-            None => Scope::Only(self.accounts.iter().cloned().collect()),
-        }
+        AccountList::scope_or(self.only_accounts.as_ref(), &self.accounts)
+    }
+}
+
+impl super::ReadSpec {
+    /// Whose spec may be read.
+    pub fn readers_accounts(&self) -> Scope<String> {
+        AccountList::scope_or(self.only_accounts.as_ref(), &self.accounts)
     }
 }
 
@@ -164,15 +182,22 @@ impl TryFrom<Report> for (OpId, Option<Outcome>) {
         let outcome = report
             .done
             .map(|done| {
-                Ok::<_, BadMessage>(Outcome {
-                    code: Code::from_number(done.code).ok_or(BadMessage::Code(done.code))?,
-                    message: done.message,
-                    content: from_json("content", &done.content)?,
+                let content = from_json("content", &done.content)?;
+                Ok::<_, BadMessage>(match Code::from_number(done.code) {
+                    Some(code) => Outcome::new(code, done.message, content),
+                    None => Outcome::new(Code::SystemError, unknown_code(done.code, &done.message), content),
                 })
             })
             .transpose()?;
         Ok((report.op.parse()?, outcome))
     }
+}
+
+/// A newer agent may have more codes. Refusing its report would make the agent send it for ever.
+fn unknown_code(number: u32, message: &str) -> String {
+    format!(
+        "the agent answered with code {number}, which this server does not know; upgrade the server: {message}"
+    )
 }
 
 impl ProcStateMessage {

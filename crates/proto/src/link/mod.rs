@@ -388,9 +388,12 @@ pub struct ReadSpec {
     pub namespace: String,
     #[prost(string, tag = "3")]
     pub name: String,
-    /// Only if the spec is of one of these OS accounts; none: whoever it is of.
+    /// The form of servers of earlier versions: only if the spec is of one of these OS accounts; an empty list is everybody.
     #[prost(string, repeated, tag = "4")]
     pub accounts: Vec<String>,
+    /// Only if the spec is of one of these OS accounts. Absent: whoever it is of.
+    #[prost(message, optional, tag = "5")]
+    pub only_accounts: Option<AccountList>,
 }
 
 /// The answer to [`ReadSpec`].

@@ -5,7 +5,6 @@
 use super::{App, AppError, Caller, access};
 use crate::sessions::Unanswered;
 use crate::store::{AgentRecord, Found, ProcFilter};
-use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::task::Target;
@@ -118,16 +117,6 @@ fn question(caller: &Caller, of: &LogOf) -> ReadLog {
         name: of.proc.name.clone(),
         only_accounts: AccountList::of(caller.rights.accounts()),
         ..ReadLog::default()
-    }
-}
-
-/// The accounts to which a question is limited; none: it is not.
-pub(super) fn accounts(caller: &Caller) -> Vec<String> {
-    match caller.rights.accounts() {
-        Scope::All => Vec::new(),
-        // Nobody is called so, and an empty list would be everybody.
-        Scope::Only(none) if none.is_empty() => vec![String::new()],
-        Scope::Only(some) => some.iter().cloned().collect(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The stored spec of a proc: only its agent knows it, so the agent is asked. Asking runs nothing on the host.
 
-use super::logs::{accounts, find};
+use super::logs::find;
 use super::{App, AppError, Caller};
 use crate::sessions::Unanswered;
 use procfleet_core::code::Code;
@@ -8,7 +8,7 @@ use procfleet_core::spec::Spec;
 use procfleet_proto::http::logs::LogOf;
 use procfleet_proto::http::native::SpecView;
 use procfleet_proto::http::spec_form;
-use procfleet_proto::link::{ReadSpec, SpecRead};
+use procfleet_proto::link::{AccountList, ReadSpec, SpecRead};
 use tracing::warn;
 
 pub async fn show(app: &App, caller: &Caller, of: LogOf) -> Result<SpecView, AppError> {
@@ -17,7 +17,7 @@ pub async fn show(app: &App, caller: &Caller, of: LogOf) -> Result<SpecView, App
     let question = ReadSpec {
         namespace: of.proc.namespace.clone(),
         name: of.proc.name.clone(),
-        accounts: accounts(caller),
+        only_accounts: AccountList::of(caller.rights.accounts()),
         ..ReadSpec::default()
     };
     let answer = match app.questions.ask_spec(&agent, question).await {

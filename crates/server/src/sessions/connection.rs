@@ -377,6 +377,10 @@ async fn converse(
                     Some(Ok(Message::Text(_))) => return End::Protocol(BadMessage::Empty),
                     Some(Ok(Message::Binary(bytes))) => match decode_agent(&bytes) {
                         Ok(body) => (body, bytes.len()),
+                        Err(BadMessage::Unknown) => {
+                            intake.skip(link, agent, bytes.len());
+                            continue;
+                        }
                         Err(error) => return End::Protocol(error),
                     },
                 };

@@ -125,6 +125,11 @@ impl Intake {
         }
     }
 
+    /// A message of a newer kind. It does nothing, and is charged, so that a flood of them is slowed down like any other.
+    pub(super) fn skip(&mut self, link: &Link, agent: &AgentId, size: usize) {
+        self.pay(link, agent, cost_of(size));
+    }
+
     fn pay(&mut self, link: &Link, agent: &AgentId, cost: usize) {
         let pause = link.budgets.pay_for_message(agent, cost, link.clock.now()).min(LONGEST_PAUSE);
         if !pause.is_zero() {

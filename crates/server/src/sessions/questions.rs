@@ -163,8 +163,12 @@ impl Questions {
     }
 
     pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
+        let is_limited = question.only_accounts.is_some();
         let body = |id, _page| Body::ReadSpec(ReadSpec { id, ..question });
-        let understood = |knows: Understands| if knows.specs { Ok(()) } else { Err(Unanswered::TooOld) };
+        let understood = move |knows: Understands| match knows {
+            Understands { specs: true, accounts, .. } if accounts || !is_limited => Ok(()),
+            Understands { .. } => Err(Unanswered::TooOld),
+        };
         match self.answer_within(PATIENCE, agent, understood, body).await? {
             Answer::Spec(answer) => Ok(answer),
             Answer::Log(_) => Err(Unanswered::Silent),
