@@ -4,6 +4,8 @@ use crate::reserve::is_disk_full;
 use rusqlite::ErrorCode;
 use std::path::Path;
 
+const DISK: &str = "the disk of ";
+
 /// The same error, with a text that names a full disk. SQLite reports a lack of space as one of a dozen numbers,
 /// depending on what was to be written: a new log's shared memory, for example, fails as "Error code 4874".
 ///
@@ -12,12 +14,14 @@ pub fn explain(error: rusqlite::Error, database: &Path) -> rusqlite::Error {
     let rusqlite::Error::SqliteFailure(code, said) = error else { return error };
     let folder = crate::reserve::folder_of(database);
     let is_full = match code.code {
+        // The first to explain the error knew best which file was to be written.
+        _ if said.as_deref().is_some_and(|said| said.starts_with(DISK)) => false,
         ErrorCode::DiskFull => true,
         ErrorCode::SystemIoFailure | ErrorCode::CannotOpen => is_disk_full(folder),
         _ => false,
     };
     let said = match is_full {
-        true => Some(format!("the disk of {} is full; free some space there", shown(folder))),
+        true => Some(format!("{DISK}{} is full; free some space there", shown(folder))),
         false => said,
     };
     rusqlite::Error::SqliteFailure(code, said)
@@ -44,6 +48,7 @@ mod tests {
         let full = format!("the disk of {} is full; free some space there", folder.path().display());
         check(ffi::SQLITE_FULL, Some("database or disk is full"), &full);
         check(ffi::SQLITE_FULL, None, &full);
+        check(ffi::SQLITE_FULL, Some("the disk of /other is full"), "the disk of /other is full");
         // This disk has room, so the cause is another one.
         check(ffi::SQLITE_IOERR_SHMSIZE, None, "4874");
         check(ffi::SQLITE_BUSY, Some("database is locked"), "database is locked");
