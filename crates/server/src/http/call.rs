@@ -111,10 +111,9 @@ where
         }
         tokio::time::sleep(limits.throttle.refused(from.into(), Instant::now())).await;
     }
-    let code = answer.as_ref().map_or_else(|error| error.answer(family).1, |_| Code::Success.external());
-    metrics.call(api, code);
     match answer {
         Ok(Reply { data, warnings }) => {
+            metrics.call(api, Code::Success.external());
             // A large answer takes a while to write as text, so it is written beside the calls that others wait for.
             let unwritten = request_id.clone();
             let write = move || {
@@ -131,7 +130,10 @@ where
         }
         Err(error) => {
             debug!(api, %from, ?error, "a call was refused");
-            refused(family, &error, request_id)
+            // Asked once: some of these answers are also lines of the log.
+            let answer = error.answer(family);
+            metrics.call(api, answer.1);
+            refusal(family, &error, answer, request_id)
         }
     }
 }
@@ -206,7 +208,15 @@ pub(super) async fn wrong_method(app: App, family: Family, api: &'static str, re
 }
 
 fn refused(family: Family, error: &CallError, request_id: String) -> Response {
-    let (status, code, message) = error.answer(family);
+    refusal(family, error, error.answer(family), request_id)
+}
+
+fn refusal(
+    family: Family,
+    error: &CallError,
+    (status, code, message): (StatusCode, u32, String),
+    request_id: String,
+) -> Response {
     let text = envelope::<Value>(family, code, message, None, error.permission(), request_id);
     let mut response = json(status, text.unwrap_or_default());
     if let Some(after) = error.retry_after() {
