@@ -54,17 +54,17 @@ fn no_rows_are_no_lines() {
 
 #[test]
 fn agents() {
-    let row = |id: &str, connected: bool| {
+    let row = |id: &str, connected: bool, containment: &str| {
         json!({"bk_agent_id": id, "bk_cloud_id": 2, "ip": "10.0.0.1", "version": "0.1.0", "connected": connected,
-               "since": NOW - 7200, "heard_at": NOW - 9, "enrolled_at": 1, "bk_biz_id": 7, "bk_biz_name": "shop"})
+               "containment": containment, "since": NOW - 7200, "heard_at": NOW - 9, "enrolled_at": 1, "bk_biz_id": 7, "bk_biz_name": "shop"})
     };
-    let server =
-        Server::start([("GET /api/v1/agents", vec![ok(json!([row("a1", true), row("a2", false)]))])]);
+    let rows = json!([row("a1", true, "cgroup"), row("a2", false, "")]);
+    let server = Server::start([("GET /api/v1/agents", vec![ok(rows)])]);
     assert_eq!(
         run(&server, "agents").out,
-        "AGENT  HOST        BUSINESS  VERSION  STATE      SINCE  LAST HEARD  LABELS\n\
-         a1     2:10.0.0.1  7 shop    0.1.0    connected  2h     9s          -\n\
-         a2     2:10.0.0.1  7 shop    0.1.0    away       2h     9s          -\n"
+        "AGENT  HOST        BUSINESS  VERSION  CONTAINMENT  STATE      SINCE  LAST HEARD  LABELS\n\
+         a1     2:10.0.0.1  7 shop    0.1.0    cgroup       connected  2h     9s          -\n\
+         a2     2:10.0.0.1  7 shop    0.1.0    -            away       2h     9s          -\n"
     );
 }
 
@@ -102,8 +102,8 @@ fn audit() {
 
 #[test]
 fn token_create_prints_only_the_token_on_stdout() {
-    let made =
-        json!({"token": "join-abc", "bk_cloud_id": 3, "bk_biz_id": 7, "uses": 2, "expires_at": NOW + 600});
+    let made = json!({"token": "join-abc", "bk_cloud_id": 3, "bk_biz_id": 7, "uses": 2, "expires_at": NOW + 600,
+                      "link_port": 4711});
     let server = Server::start([("POST /api/v1/tokens", vec![ok(made.clone())])]);
     let ran = run(&server, "token create --cloud-id 3 --business 7 --ttl 10m --uses 2");
     assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "join-abc\n"));
@@ -113,7 +113,7 @@ fn token_create_prints_only_the_token_on_stdout() {
         ran.err
     );
     assert!(
-        ran.err.contains("procfleet agent --server https://SERVER:48668 --token-file FILE"),
+        ran.err.contains("procfleet agent --server https://SERVER:4711 --token-file FILE"),
         "{}",
         ran.err
     );
