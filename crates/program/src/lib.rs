@@ -5,7 +5,7 @@
 //! - [`panics`]: a panic is logged with its place and counted. It ends the program, unless it was [contained](panics::contain) in
 //!   a single request or session.
 //! - [`Parts`]: the tasks that a program consists of. None of them may end before the program does.
-//! - [`print`], [`announce`], [`print_error`]: lines for people. None of them panics, as `println!` does when nobody reads.
+//! - [`print()`], [`announce`], [`print_error`]: lines for people. None of them panics, as `println!` does when nobody reads.
 
 mod log;
 pub mod panics;

@@ -61,8 +61,7 @@ impl Seen {
     /// same illness is nothing new.
     pub(super) fn news_since(&self, before: &Seen) -> Option<(Process, Health)> {
         let process = self.patient?;
-        let known =
-            before.patient.filter(|patient| patient.is(&process)).and_then(|_| before.verdict.as_ref());
+        let known = before.patient.filter(|patient| patient.is(&process)).and(before.verdict.as_ref());
         match (known, self.verdict.as_ref()?) {
             (Some(Health::Well), Health::Well) | (Some(Health::Ill { .. }), Health::Ill { .. }) => None,
             (_, health) => Some((process, health.clone())),
