@@ -12,10 +12,10 @@ pub enum Program {
 
 impl Program {
     /// Files by which its folder is known again. The first one is made before all others.
-    fn marks(self) -> [&'static str; 3] {
+    fn marks(self) -> &'static [&'static str] {
         match self {
-            Program::Server => ["server.db", "ca.key.pem", "admin.json"],
-            Program::Agent => ["agent.lock", "agent.db", "agent.id"],
+            Program::Server => &["server.db.lock", "server.db", "ca.key.pem", "admin.json"],
+            Program::Agent => &["agent.lock", "agent.db", "agent.id"],
         }
     }
 }
@@ -78,6 +78,7 @@ mod tests {
             (&["server.db", "notes.txt"], 0o700, 0, server, Ok(())),
             (&["ca.key.pem", "agent"], 0o755, 0, server, Ok(())),
             (&["admin.json"], 0o700, 0, server, Ok(())),
+            (&["server.db.lock"], 0o700, 0, server, Ok(())),
             (&["agent.lock"], 0o700, 0, agent, Ok(())),
             (&["output", "agent.db"], 0o700, 0, agent, Ok(())),
             (&["dpkg", "systemd"], 0o755, 0, server, foreign("dpkg")),
