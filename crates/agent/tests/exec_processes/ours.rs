@@ -156,6 +156,7 @@ const OWN_PIDS: &str = "PROCFLEET_TEST_OWN_PIDS";
 #[tokio::test]
 async fn a_process_is_ours_by_this_table() {
     let unshare = || {
+        #[expect(clippy::disallowed_methods, reason = "the namespace is the test's own")]
         let mut unshare = Command::new("unshare");
         unshare.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
         unshare

@@ -232,9 +232,11 @@ impl Stranger {
     pub(crate) fn spawn(command: &mut Command) -> Stranger {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let stranger = Stranger(command.spawn().expect("a stranger"));
-        // `spawn` returns while the kernel still lays out the new program: for a moment it has no arguments.
-        let arguments = format!("/proc/{}/cmdline", stranger.pid());
-        while is_running(stranger.pid()) && fs::read(&arguments).is_ok_and(|arguments| arguments.is_empty()) {
+        // `spawn` returns while the kernel still lays out the new program: for a moment it has no arguments. The pid may have
+        // been another process's before, so `is_running` would not mean this one; and the test may want it unreaped.
+        let of_child = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", stranger.pid()));
+        let is_dead = || of_child("stat").is_ok_and(|stat| stat.contains(") Z "));
+        while !is_dead() && of_child("cmdline").is_ok_and(|arguments| arguments.is_empty()) {
             std::thread::yield_now();
         }
         stranger
