@@ -426,7 +426,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
                 Origin::Unknown if whom.is_probe(stat) || is_doubtful(stat.id) => false,
                 Origin::Unknown => {
                     folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder))
-                        && user::may_signal(&whom.identity.user, stat.id.pid)
+                        && user::runs_as(&whom.identity.user, stat.id.pid)
                 }
             }
     });

@@ -166,6 +166,17 @@ pub(super) fn may_signal(user: &str, pid: u32) -> bool {
     account.uid.is_root() || procfs::owners(pid).is_some_and(|owners| owners.contains(&uid))
 }
 
+/// Whether the process runs as the account, by its real uid; an empty name is the agent's account. Every user
+/// of the host can run a program of the proc's name in the proc's folder, so a process that is known by
+/// nothing else must be the account's own, also where the account is root and could signal everybody.
+pub(super) fn runs_as(user: &str, pid: u32) -> bool {
+    let uid = match user {
+        "" => Some(geteuid().as_raw()),
+        name => User::from_name(name).ok().flatten().map(|account| account.uid.as_raw()),
+    };
+    procfs::owners(pid).is_some_and(|[real, _]| Some(real) == uid)
+}
+
 /// The first of these processes whose real uid is that of none of these accounts.
 pub(super) fn other_than(accounts: &BTreeSet<String>, pids: Vec<u32>) -> Option<OtherAccount> {
     let number = |name: &String| User::from_name(name).ok().flatten().map(|account| account.uid.as_raw());

@@ -1,9 +1,12 @@
 //! The status knows every process of a proc: those of failed starts, and those that were started by hand.
 
 use crate::{at_once, up};
-use procfleet_testkit::{Op, PATIENCE, Proc, Program, is_running, programs, wait_for, wait_until};
+use procfleet_testkit::{
+    Need, Op, PATIENCE, Proc, Program, account, has, is_running, programs, wait_for, wait_until,
+};
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 /// Its entry in GSE's status.
 fn status(proc: &Proc) -> Value {
@@ -57,6 +60,36 @@ fn a_start_that_fails_beside_its_process_names_it() {
     proc.op(Op::Start).assert(828, "no need to start the process web(");
     proc.op(Op::Stop).assert_success();
     assert!(!is_running(pid));
+}
+
+/// Any user of the host can run a program of the proc's name in the proc's folder.
+#[test]
+fn a_namesake_of_another_account_is_not_taken_for_roots_process() {
+    if !has(Need::Root, account() == "root") {
+        return;
+    }
+    let up = up();
+    let proc = up.proc("by-name").starts(&programs::foreground());
+    proc.start();
+    proc.op(Op::Stop).assert_success();
+    let elsewhere = tempfile::tempdir().expect("a temp dir");
+    fs::set_permissions(elsewhere.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+    let namesake = elsewhere.path().join(programs::NAME);
+    fs::copy("/bin/sleep", &namesake).expect("a copy");
+    let namesake = namesake.to_str().expect("a plain path");
+    let arguments = ["--reuid", "nobody", "--clear-groups", namesake, "1000"];
+    let mut stranger = Program::new("setpriv").args(arguments).current_dir(&proc.folder);
+    stranger.start();
+    wait_until(PATIENCE, "the stranger runs its program", || {
+        fs::read(format!("/proc/{}/cmdline", stranger.pid()))
+            .is_ok_and(|line| line.starts_with(namesake.as_bytes()))
+    });
+    assert_eq!(proc.op(Op::Query).pid(), None);
+    let pid = proc.start();
+    assert_ne!(pid, stranger.pid());
+    proc.op(Op::Stop).assert_success();
+    proc.op(Op::Kill).assert(829, "no need to kill");
+    assert!(stranger.is_running(), "nobody's process is not ended for root's proc");
 }
 
 #[test]
