@@ -1,21 +1,27 @@
 //! What end-to-end tests need: the built program, calls to it, little programs to supervise, and waiting.
 //!
-//! It knows procfleet only from outside, as its users do: by its command line, its HTTP API, its files and the processes
-//! that it starts. Tests say what they expect; when the product or the machine does not go along, the functions here
-//! panic with the product's own log.
+//! It knows procfleet only from outside, as its users do: by its command line, its HTTP API, its files and
+//! the processes that it starts. Tests say what they expect; when the product or the machine does not go
+//! along, the functions here panic with the product's own log.
 //!
-//! - [`Up`]: `procfleet up` in a folder of its own, which ends with all that it started, however the test ends;
+//! - [`Up`]: `procfleet up` in a folder of its own, which ends with all that it started, however the test
+//!   ends;
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended; [`connect_from`]: from another address;
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
-//! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's business;
-//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that holds its reader up; [`need`]: what not every machine allows;
+//! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's
+//!   business;
+//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that holds its reader up; [`need`]: what not
+//!   every machine allows;
+//! - [`played_apart`]: a test in a process of its own;
 //! - [`fuzz`]: what nobody would send;
 //! - [`pattern`]: what an answer should look like;
-//! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every one;
+//! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every
+//!   one;
 //! - [`wait_for`]: the one way to wait.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
 
+mod apart;
 mod client;
 mod connect;
 mod disk;
@@ -33,6 +39,7 @@ mod slow_proxy;
 mod up;
 mod wait;
 
+pub use apart::played_apart;
 pub use client::{Answer, Client, Outcome, Raw};
 pub use connect::connect_from;
 pub use disk::Disk;

@@ -1,4 +1,5 @@
-//! The one thread that writes: takes all that waits, writes it in one transaction, and answers when it is on the disk.
+//! The one thread that writes: takes all that waits, writes it in one transaction, and answers when it is on
+//! the disk.
 
 use super::JournalError;
 use procfleet_failpoint::{Point, fails};
@@ -11,10 +12,12 @@ use tokio::sync::{mpsc, oneshot};
 /// How many writes share a commit at most, and how many may wait.
 const BATCH: usize = 256;
 
-/// How often it is tried to cover a commit that failed. Already the first one that reaches the log is enough, synced or not.
+/// How often it is tried to cover a commit that failed. Already the first one that reaches the log is enough,
+/// synced or not.
 const COVERS: usize = 3;
 
-/// Does its part of the transaction, and says how it went once the whole is committed. Without one it does nothing.
+/// Does its part of the transaction, and says how it went once the whole is committed. Without one it does
+/// nothing.
 type Job = Box<dyn FnOnce(Option<&Transaction<'_>>) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
@@ -95,8 +98,8 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
         }
         let (answers, committed) = match connection.transaction() {
             Ok(transaction) => {
-                // Some errors, a full disk's among them, end the transaction. What is written after that would be
-                // committed by itself, and its owner told that it was not.
+                // Some errors, a full disk's among them, end the transaction. What is written after that
+                // would be committed by itself, and its owner told that it was not.
                 let still = || (!transaction.is_autocommit()).then_some(&transaction);
                 let answers: Vec<Answer> = jobs.drain(..).map(|job| job(still())).collect();
                 let committed = commit(transaction);
@@ -133,9 +136,9 @@ fn commit(transaction: Transaction<'_>) -> rusqlite::Result<()> {
     transaction.commit()
 }
 
-/// Where syncing failed, the whole commit is in the log all the same. SQLite has undone it in this life, but the next one would
-/// find it there and believe in it: ops would be carried out of which it was said that nothing was done. So something harmless is
-/// written over it before anybody hears of the failure.
+/// Where syncing failed, the whole commit is in the log all the same. SQLite has undone it in this life, but
+/// the next one would find it there and believe in it: ops would be carried out of which it was said that
+/// nothing was done. So something harmless is written over it before anybody hears of the failure.
 fn cover(connection: &Connection) {
     let covered = (0..COVERS).find_map(|_| {
         connection.execute("INSERT OR REPLACE INTO meta VALUES ('covered', random())", []).ok()
@@ -159,18 +162,23 @@ mod tests {
         let thread = Thread::start(connection, Arc::new(Reserve::of(&path).expect("both files")));
         let insert = |t: &Transaction<'_>| t.execute_batch("INSERT INTO t VALUES (1)");
         // The first holds the thread until the others wait, so that they share a transaction.
+        let (tell, begun) = tokio::sync::oneshot::channel();
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let first = thread.write(move |_| {
+            let _ = tell.send(());
             let _ = gate.recv();
             Ok(())
         });
-        let (before, ends, after) =
-            (thread.write(insert), thread.write(|t| t.execute_batch("ROLLBACK")), thread.write(insert));
-        let open = async {
-            // All three are in the queue by now, for they were polled before.
-            go.send(()).expect("the first waits");
+        let others = async {
+            begun.await.expect("the thread takes the first");
+            let open = async {
+                // All three are in the queue by now, for they were polled before.
+                go.send(()).expect("the first waits");
+            };
+            let end = thread.write(|t| t.execute_batch("ROLLBACK"));
+            tokio::join!(thread.write(insert), end, thread.write(insert), open)
         };
-        let (_, before, ends, after, ()) = tokio::join!(first, before, ends, after, open);
+        let (_, (before, ends, after, ())) = tokio::join!(first, others);
         assert!(ends.is_err(), "its savepoint is gone");
         assert!(matches!(before, Err(JournalError::NotCommitted)), "{before:?}");
         assert!(matches!(after, Err(JournalError::NotCommitted)), "{after:?}");

@@ -1,12 +1,13 @@
-//! The rule by which a process is ours, row by row: the table of docs/agent/identity.md. Each row is played with a pid file that
-//! is true, one whose process is gone, and one whose number was given to the row's process after ours had died.
+//! The rule by which a process is ours, row by row: the table of docs/agent/identity.md. Each row is played
+//! with a pid file that is true, one whose process is gone, and one whose number was given to the row's
+//! process after ours had died.
 
 use crate::support::*;
 use procfleet_agent::exec::{Containment, Hands, Host, inbox};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{RunId, Signal};
 use procfleet_core::{ProcKey, Sighting};
-use procfleet_testkit::{Need, has, need};
+use procfleet_testkit::{Need, has, need, played_apart};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -148,32 +149,23 @@ fn seen(what: &str, sighting: &Sighting, pid: u32) -> Verdict {
     }
 }
 
-/// Set where the table is played in a pid namespace of its own.
-const OWN_PIDS: &str = "PROCFLEET_TEST_OWN_PIDS";
-
-/// Whoever chooses the next pid moves the counter for all processes of its pid namespace, and tests beside this one would see their
-/// dead processes' numbers in use again. So the table is played in a pid namespace of its own, where that is allowed.
+/// Choosing the next pid moves the counter for all processes of the pid namespace, and tests beside
+/// this one would see their dead processes' numbers in use again. So the table is played in a pid namespace
+/// of its own, where that is allowed.
 #[tokio::test]
 async fn a_process_is_ours_by_this_table() {
-    let unshare = || {
-        #[expect(clippy::disallowed_methods, reason = "the namespace is the test's own")]
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
-        unshare
-    };
-    let is_allowed = || unshare().arg("true").output().is_ok_and(|done| done.status.success());
-    if std::env::var_os(OWN_PIDS).is_some() || !is_allowed() {
-        return play_table().await;
+    let (program, arguments) = NAMESPACE.split_first().expect("a program");
+    #[expect(clippy::disallowed_methods, reason = "the namespace is the test's own")]
+    let allowed = Command::new(program).args(arguments).arg("true").output();
+    let wrapper = if allowed.is_ok_and(|tried| tried.status.success()) { NAMESPACE } else { &[] };
+    if !played_apart(wrapper) {
+        play_table().await;
     }
-    let program = std::env::current_exe().expect("this program has a path");
-    let name = "ours::a_process_is_ours_by_this_table";
-    // The first process of a namespace is deaf to most signals, so a shell is the first one.
-    let mut played = unshare();
-    played.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).arg(program).args(["--exact", name, "--nocapture"]);
-    let played = played.env(OWN_PIDS, "1").output().expect("it was there a moment ago");
-    let said = [played.stdout, played.stderr].concat();
-    assert!(played.status.success(), "{}: {}", played.status, String::from_utf8_lossy(&said));
 }
+
+/// The first process of a namespace is deaf to most signals, so a shell is the first one.
+const NAMESPACE: &[&str] =
+    &["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", "\"$@\"; exit $?", "sh"];
 
 async fn play_table() {
     let elsewhere = tempfile::tempdir().expect("a temp dir");

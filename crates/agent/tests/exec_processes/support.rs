@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -20,10 +20,6 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A number that the kernel has given to somebody else since does not count.
 pub(crate) use procfleet_testkit::is_running;
-
-/// All tests share one process and its children. Whoever reaps those that nobody looks after takes this for himself; whoever
-/// waits for a child that ends soon, with others.
-pub(crate) static REAPING: RwLock<()> = RwLock::new(());
 
 pub(crate) struct Proc {
     pub(crate) folder: TempDir,
@@ -232,8 +228,9 @@ impl Stranger {
     pub(crate) fn spawn(command: &mut Command) -> Stranger {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let stranger = Stranger(command.spawn().expect("a stranger"));
-        // `spawn` returns while the kernel still lays out the new program: for a moment it has no arguments. The pid may have
-        // been another process's before, so `is_running` would not mean this one; and the test may want it unreaped.
+        // `spawn` returns while the kernel still lays out the new program: for a moment it has no arguments.
+        // The pid may have been another process's before, so `is_running` would not mean this one; and the
+        // test may want it unreaped.
         let of_child = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", stranger.pid()));
         let is_dead = || of_child("stat").is_ok_and(|stat| stat.contains(") Z "));
         while !is_dead() && of_child("cmdline").is_ok_and(|arguments| arguments.is_empty()) {
@@ -274,10 +271,9 @@ impl Drop for Stranger {
     }
 }
 
-/// Copies a program in a process of its own. Written by us, it would be open in whatever another test forks at that
-/// moment, and a file that is open for writing cannot be executed.
+/// Copies a program in a process of its own. Written by us, it would be open in whatever another test forks
+/// at that moment, and a file that is open for writing cannot be executed.
 pub(crate) fn install(program: impl AsRef<Path>, to: &Path) {
-    let _alone = REAPING.read();
     let install = Command::new("install").args(["-m", "755"]).arg(program.as_ref()).arg(to).status();
     assert!(install.expect("install runs").success());
 }
