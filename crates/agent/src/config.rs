@@ -35,7 +35,8 @@ pub struct Config {
 /// Where an agent keeps what is its own; for the verbs that look after the agent itself.
 #[derive(clap::Args, Clone, Debug)]
 pub struct AgentFolder {
-    /// Where the agent keeps its key, its journal and the output of commands; it must be empty, missing or an agent's
+    /// Where the agent keeps its key, its journal and the output of commands; it must be empty, missing or an
+    /// agent's
     #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
     pub data: PathBuf,
 }
@@ -136,7 +137,8 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or an agent's.
+/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or an
+/// agent's.
 pub(crate) fn make_data_folder(path: &Path) -> Result<(), AgentError> {
     let failed = |source| AgentError::Folder { path: path.to_owned(), source };
     match std::fs::read_dir(path) {

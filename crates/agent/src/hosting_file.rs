@@ -1,7 +1,8 @@
-//! The hosting file: the hosted procs as GSE's agent writes them to `etc/.proc`, because platforms read it there.
+//! The hosting file: the hosted procs as GSE's agent writes them to `etc/.proc`, because platforms read it
+//! there.
 //!
-//! It is written for others and read only for what is not kept elsewhere: which operation was the last, and when. Actors say
-//! what has changed; the file follows within a second, whole or not at all.
+//! It is written for others and read only for what is not kept elsewhere: which operation was the last, and
+//! when. Actors say what has changed; the file follows within a second, whole or not at all.
 
 use crate::path_walk::{self, Trust};
 use procfleet_core::id::ProcKey;
@@ -173,7 +174,8 @@ impl HostingFile {
     }
 }
 
-/// Its readers find the old file or the new one, and nobody but its owner reads it: commands may hold secrets.
+/// Its readers find the old file or the new one, and nobody but its owner reads it: commands may hold
+/// secrets.
 fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;

@@ -1,7 +1,7 @@
 //! Who this agent is: its key, which never leaves the host, and the certificate that the server gave it.
 //!
-//! What an agent has joined with are four files. A later key and its certificate must change together, so they stand in
-//! one file, `RENEWED`, which wins where it is there.
+//! What an agent has joined with are four files. A later key and its certificate must change together, so
+//! they stand in one file, `RENEWED`, which wins where it is there.
 
 use procfleet_core::id::AgentId;
 use std::fs::OpenOptions;

@@ -1,10 +1,11 @@
 //! The host side of procfleet.
 //!
-//! [`run`] opens the journal, takes up every proc that it knows, and keeps a session with the server. The server may be
-//! away for as long as it likes: hosted procs stay hosted, and outcomes wait in the journal. Ending the agent ends none
-//! of the processes it looks after.
+//! [`run`] opens the journal, takes up every proc that it knows, and keeps a session with the server. The
+//! server may be away for as long as it likes: hosted procs stay hosted, and outcomes wait in the journal.
+//! Ending the agent ends none of the processes it looks after.
 //!
-//! - `link`: the session with the server; `enroll`, which happens once, and `renewal`, which happens now and then;
+//! - `link`: the session with the server; `enroll`, which happens once, and `renewal`, which happens now and
+//!   then;
 //! - `logs`: what the server is told of the procs' output;
 //! - `outbox`: what the server has not confirmed yet;
 //! - `journal`: what must survive the agent;
@@ -51,8 +52,8 @@ use tracing::info;
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
 /// How often the journal forgets ops that are long over.
 const PRUNING: Duration = Duration::from_secs(3600);
-/// How long ops that are under way may take to end before the agent becomes another program. What they started goes on in any
-/// case, but their outcome says that they were interrupted.
+/// How long ops that are under way may take to end before the agent becomes another program. What they
+/// started goes on in any case, but their outcome says that they were interrupted.
 const LAST_OPS: Duration = Duration::from_secs(10);
 /// How long the end may take after a panic: what panicked may be waited for in vain.
 const END_AFTER_PANIC: Duration = Duration::from_secs(3);

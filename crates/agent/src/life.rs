@@ -1,4 +1,5 @@
-//! What whoever looks after the agent itself can know of it: one small file in its folder, written when it is ready.
+//! What whoever looks after the agent itself can know of it: one small file in its folder, written when it is
+//! ready.
 
 use crate::exec;
 use serde::{Deserialize, Serialize};

@@ -32,11 +32,13 @@ use tracing::{debug, info, warn};
 const WELCOME: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How many ops a hello names at most, so that it fits a frame. The others are only sent once more, and known.
+/// How many ops a hello names at most, so that it fits a frame. The others are only sent once more, and
+/// known.
 const TAKEN_NAMED: usize = 1_000;
 /// One message of states stays below this, so that it fits a frame.
 const STATES_BYTES: usize = 40 * 1024;
-/// And so does one of events, which has less on a slow link. The next is sent when the server has stored them.
+/// And so does one of events, which has less on a slow link. The next is sent when the server has stored
+/// them.
 const EVENTS_BYTES: usize = 40 * 1024;
 /// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
 const WRITE: Duration = Duration::from_secs(20);
@@ -192,7 +194,8 @@ impl Session<'_> {
                 return Err(End::Silent(heard.elapsed()));
             }
             loop {
-                // Taken before the states are looked at, and sent after them: whoever has an outcome can see what it did.
+                // Taken before the states are looked at, and sent after them: whoever has an outcome can see
+                // what it did.
                 let reports = self.outbox.next_batch(Instant::now());
                 let (latest, changed) = self.states.since(revision);
                 revision = latest;
@@ -250,7 +253,8 @@ impl Session<'_> {
                 answer = questions.next() => send(&mut socket, answer).await?,
                 () = self.outbox.news() => {}
                 () = self.states.news() => {}
-                // A timer of its own: without it, an idle agent would notice the silence only at its next report.
+                // A timer of its own: without it, an idle agent would notice the silence only at its next
+                // report.
                 () = tokio::time::sleep_until((heard + patience).into()) => return Err(End::Silent(heard.elapsed())),
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
                     send(&mut socket, request).await?;
@@ -331,7 +335,8 @@ impl Session<'_> {
                 let kind = op.kind;
                 match OpOrder::try_from(op) {
                     Ok(order) => self.supervisor.order(order).await,
-                    // Nothing was run for the op, so the journal need not know it: if the op comes again, so does this answer.
+                    // Nothing was run for the op, so the journal need not know it: if the op comes again, so
+                    // does this answer.
                     Err(fault) => self.outbox.done(id, not_understood(kind, &fault)),
                 }
                 Ok(())
@@ -448,7 +453,8 @@ enum Telling {
     Never,
     /// There may be some to send.
     Due,
-    /// Some were sent, and are not stored yet. Until then there are no others, so that a slow server is not flooded.
+    /// Some were sent, and are not stored yet. Until then there are no others, so that a slow server is not
+    /// flooded.
     Awaited {
         sent: Instant,
     },

@@ -1,5 +1,5 @@
-//! What the server has to be told and has not confirmed. The journal holds the same outcomes; this is the copy that the
-//! link works on.
+//! What the server has to be told and has not confirmed. The journal holds the same outcomes; this is the
+//! copy that the link works on.
 
 use procfleet_core::id::OpId;
 use procfleet_core::op::Outcome;

@@ -1,12 +1,14 @@
 //! Resolves a path one component at a time, by file descriptor, and tells who could have led it elsewhere.
 //!
-//! The agent often runs as root and is given paths in folders that others may write. `open` would follow a symbolic link that
-//! anybody laid there. A walk opens each component with `O_PATH | O_NOFOLLOW` below the folder before it, reads links itself,
-//! and remembers the owner and the mode of everything on the way. The caller judges them against the accounts that it
-//! trusts, and then uses the descriptor that was judged, so nothing can be exchanged in between.
+//! The agent often runs as root and is given paths in folders that others may write. `open` would follow a
+//! symbolic link that anybody laid there. A walk opens each component with `O_PATH | O_NOFOLLOW` below the
+//! folder before it, reads links itself, and remembers the owner and the mode of everything on the way. The
+//! caller judges them against the accounts that it trusts, and then uses the descriptor that was judged, so
+//! nothing can be exchanged in between.
 //!
-//! In a sticky folder (`/tmp`) an entry can be replaced only by its owner and the folder's. So such a folder counts as its
-//! owner's, and the entry as its own owner's. A hard link is the exception, and is doubted there.
+//! In a sticky folder (`/tmp`) an entry can be replaced only by its owner and the folder's. So such a folder
+//! counts as its owner's, and the entry as its own owner's. A hard link is the exception, and is doubted
+//! there.
 
 use nix::unistd::{Group, User};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -176,8 +178,8 @@ impl Walked {
         links.find_map(|link| link.owner(trust))
     }
 
-    /// Who else could lead the way elsewhere: by a link, or by a folder of its own. Groups are not looked at, nor is what
-    /// stands at the end.
+    /// Who else could lead the way elsewhere: by a link, or by a folder of its own. Groups are not looked at,
+    /// nor is what stands at the end.
     pub(crate) fn doubted_way(&self, trust: &Trust) -> Option<Doubt> {
         let mut way = self.steps.iter().filter(|step| step.kind != Kind::End);
         way.find_map(|step| step.owner(trust).or_else(|| step.writers(ANYBODY_WRITES, trust)))
@@ -259,7 +261,8 @@ impl At {
     fn enter(&self, name: &OsStr) -> io::Result<At> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = |more| rustix::fs::openat(&self.fd, name, flags | more, Mode::empty());
-        // As a folder first: otherwise a folder that is mounted on demand would be entered without being mounted.
+        // As a folder first: otherwise a folder that is mounted on demand would be entered without being
+        // mounted.
         let fd = match open(OFlags::DIRECTORY) {
             Err(Errno::NOTDIR | Errno::LOOP) if self.is(FileType::Directory) => open(OFlags::empty())?,
             opened => opened?,

@@ -1,4 +1,5 @@
-//! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent` are this.
+//! The agent as a program: its arguments, its log and its end. Both `procfleet agent` and `procfleet-agent`
+//! are this.
 
 use crate::AgentError;
 use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
@@ -27,8 +28,8 @@ pub struct Args {
     /// The server's agent link, such as https://10.0.0.1:48668
     #[arg(long, env = "PROCFLEET_SERVER", required = true)]
     server: Option<ServerAddress>,
-    /// A join token from `procfleet token create`; needed once. Every user of the host can see arguments while a program
-    /// starts, so rather use PROCFLEET_TOKEN or --token-file
+    /// A join token from `procfleet token create`; needed once. Every user of the host can see arguments
+    /// while a program starts, so rather use PROCFLEET_TOKEN or --token-file
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// A file with the join token; needed once, and then not looked for any more
@@ -119,11 +120,12 @@ impl std::fmt::Debug for Args {
     }
 }
 
-/// The journal cannot be used: it would not help to start again. As sysexits.h has it, something is wrong with what the
-/// program was given, and somebody has to look.
+/// The journal cannot be used: it would not help to start again. As sysexits.h has it, something is wrong
+/// with what the program was given, and somebody has to look.
 const NEEDS_SOMEBODY: u8 = 78;
 
-/// Runs the agent until it is told to stop, or does what looks after it. To be called with signals held (`hold_signals`).
+/// Runs the agent until it is told to stop, or does what looks after it. To be called with signals held
+/// (`hold_signals`).
 pub fn main(args: Args) -> ExitCode {
     if args.verb.is_some() {
         release_signals();
@@ -181,7 +183,8 @@ pub fn main(args: Args) -> ExitCode {
     let config = Config { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
     use_little_memory();
-    // Orphans come to the first thread, and what another one makes is in a list of its own (`exec/children.rs`).
+    // Orphans come to the first thread, and what another one makes is in a list of its own
+    // (`exec/children.rs`).
     let agent = std::thread::Builder::new().name("agent".to_owned());
     let done = match agent.spawn(move || serve(config, until_stdin_closes)).map(|agent| agent.join()) {
         Ok(Ok(done)) => done,
@@ -208,8 +211,8 @@ pub fn main(args: Args) -> ExitCode {
     }
 }
 
-/// The arguments without a join token: every user of the host can read them for as long as the agent runs. `None`: there is none
-/// among them.
+/// The arguments without a join token: every user of the host can read them for as long as the agent runs.
+/// `None`: there is none among them.
 fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
     let (mut kept, mut is_there) = (Vec::new(), false);
     let mut arguments = arguments;

@@ -1,5 +1,5 @@
-//! The agent's next certificate: asked for when the server says so, with a key that is made for it, and used from the
-//! next connection on. The one before stays good until its end, so nothing is lost if an answer is.
+//! The agent's next certificate: asked for when the server says so, with a key that is made for it, and used
+//! from the next connection on. The one before stays good until its end, so nothing is lost if an answer is.
 
 use crate::identity::{Credentials, Identity};
 use crate::tls;
@@ -71,7 +71,8 @@ impl Renewal {
             certificate: CertificateDer::from(certificate),
             cas: cas.into_iter().map(CertificateDer::from).collect(),
         };
-        // Whatever could not be used must not take the place of what can: it may be the answer to an earlier request.
+        // Whatever could not be used must not take the place of what can: it may be the answer to an earlier
+        // request.
         if let Err(error) = tls::with_identity(&identity) {
             warn!(error = &error as &dyn std::error::Error, "a new certificate cannot be used; asking again");
             return None;

@@ -1,5 +1,5 @@
-//! The procs' states as the server should see them, and the process groups. Each actor writes its own proc's, and the supervisor
-//! the groups; the link reads what has changed.
+//! The procs' states as the server should see them, and the process groups. Each actor writes its own proc's,
+//! and the supervisor the groups; the link reads what has changed.
 
 use procfleet_core::id::ProcKey;
 use procfleet_core::spec::ProcessGroup;

@@ -1,8 +1,8 @@
 //! The agent's end of the link's TLS and WebSocket.
 //!
-//! Before it has joined, an agent knows its server only by the pin in its token: the SHA-256 of the CA's certificate,
-//! which the server must send along. From then on it knows the CA itself. The server's address is never checked, its
-//! name inside the CA always is.
+//! Before it has joined, an agent knows its server only by the pin in its token: the SHA-256 of the CA's
+//! certificate, which the server must send along. From then on it knows the CA itself. The server's address
+//! is never checked, its name inside the CA always is.
 
 use crate::config::ServerAddress;
 use crate::identity::Identity;
@@ -32,8 +32,8 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 const SERVER_NAME: &str = "procfleet-server";
 const PATIENCE: Duration = Duration::from_secs(15);
 const USER_TIMEOUT_MS: u32 = 20_000;
-/// TCP_NOTSENT_LOWAT: the most bytes that the kernel holds without having sent them. An outcome cannot overtake bytes
-/// that are in the kernel.
+/// TCP_NOTSENT_LOWAT: the most bytes that the kernel holds without having sent them. An outcome cannot
+/// overtake bytes that are in the kernel.
 const UNSENT_BYTES: u32 = 16 * 1024;
 
 pub type Socket = WebSocketStream<TlsStream<TcpStream>>;

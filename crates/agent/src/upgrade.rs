@@ -1,9 +1,10 @@
-//! `procfleet agent upgrade`: another program in place of the running agent's, which takes it up without losing or doubling a
-//! process; and back again if it does not come up.
+//! `procfleet agent upgrade`: another program in place of the running agent's, which takes it up without
+//! losing or doubling a process; and back again if it does not come up.
 //!
-//! Before anything is touched, the new program must show that it is one for this machine, that it is not older, and that it
-//! can read this agent's journal. Then it takes the place of the old file in one step, the old one staying beside it, and the
-//! agent is told (SIGHUP) to become it: the pid stays, and so do its children.
+//! Before anything is touched, the new program must show that it is one for this machine, that it is not
+//! older, and that it can read this agent's journal. Then it takes the place of the old file in one step, the
+//! old one staying beside it, and the agent is told (SIGHUP) to become it: the pid stays, and so do its
+//! children.
 
 use crate::config::AgentFolder;
 use crate::life::Life;
@@ -212,8 +213,8 @@ impl Place {
         Place { program: program.to_owned(), previous: beside(".previous") }
     }
 
-    /// The new program takes the place of the old one in one step, and the one that runs stays beside it. Whoever starts the
-    /// agent at any moment finds a whole program.
+    /// The new program takes the place of the old one in one step, and the one that runs stays beside it.
+    /// Whoever starts the agent at any moment finds a whole program.
     fn take(&self, binary: &Path, running: &Path) -> io::Result<()> {
         self.keep(running)?;
         if is_same_file(binary, &self.program) {
@@ -228,8 +229,9 @@ impl Place {
         sync_folder(&self.program)
     }
 
-    /// What the agent runs need not be what is in its place: an upgrade may have been cut off after the new program was put
-    /// there, or somebody has put it there. What is known to work is what must be there to go back to.
+    /// What the agent runs need not be what is in its place: an upgrade may have been cut off after the new
+    /// program was put there, or somebody has put it there. What is known to work is what must be there to go
+    /// back to.
     fn keep(&self, running: &Path) -> io::Result<()> {
         if is_same_file(running, &self.previous) {
             return Ok(());
@@ -276,7 +278,8 @@ fn renewed(folder: &Path, old: &Life, patience: Duration) -> Result<Life, String
     }
 }
 
-/// Puts the old program back, and ends a new one that hangs, so that whoever looks after the agent starts the old one.
+/// Puts the old program back, and ends a new one that hangs, so that whoever looks after the agent starts the
+/// old one.
 fn back(folder: &Path, old: &Life, place: &Place, reason: String, patience: Duration) -> UpgradeError {
     let path = place.program.clone();
     if let Err(source) = place.put_back() {

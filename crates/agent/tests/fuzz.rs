@@ -1,6 +1,7 @@
 //! What others wrote on the host is read or refused, and never more than that: good files, changed at random.
 //!
-//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by `scripts/fuzz`.
+//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by
+//! `scripts/fuzz`.
 
 use procfleet_agent::config::{PolicyError, read_policy};
 use procfleet_agent::exec::pid_file_names_another;

@@ -1,8 +1,9 @@
 //! `admin.json`: what the server leaves in its data folder for the person who runs it.
 //!
-//! It says which server gets a secret, so it is believed only if nobody else can have written it. The file must belong to the
-//! caller or to root and be closed to everybody else. Every folder and symbolic link on the way must belong to one of these
-//! two, and nobody else may write to such a folder (a sticky one, such as /tmp, is good enough: its entries are looked at).
+//! It says which server gets a secret, so it is believed only if nobody else can have written it. The file
+//! must belong to the caller or to root and be closed to everybody else. Every folder and symbolic link on
+//! the way must belong to one of these two, and nobody else may write to such a folder (a sticky one, such as
+//! /tmp, is good enough: its entries are looked at).
 
 use crate::connection::Secret;
 use nix::unistd::{Uid, User, geteuid};

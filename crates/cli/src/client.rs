@@ -1,5 +1,5 @@
-//! The HTTP client: one request, one answer, errors in words. It knows the envelope and the login, and nothing of
-//! what the verbs ask for.
+//! The HTTP client: one request, one answer, errors in words. It knows the envelope and the login, and
+//! nothing of what the verbs ask for.
 
 use crate::connection::Login;
 use crate::error::Error;

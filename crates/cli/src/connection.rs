@@ -1,6 +1,7 @@
-//! Where the server is and as whom to speak to it. Url, app code and secret come from one source, the first of these that says
-//! anything: the flags, `--data`, the environment, and the `admin.json` in the default data folder. A source that leaves one of the
-//! three open is refused and not completed from another, for that would send a secret of one server to another.
+//! Where the server is and as whom to speak to it. Url, app code and secret come from one source, the first
+//! of these that says anything: the flags, `--data`, the environment, and the `admin.json` in the default
+//! data folder. A source that leaves one of the three open is refused and not completed from another, for
+//! that would send a secret of one server to another.
 
 use crate::admin_file::{AdminFile, Unusable};
 use crate::client::Client;
@@ -42,8 +43,8 @@ struct Flags {
     /// The server's data folder, whose admin.json has url, code and secret
     #[arg(long, env = "PROCFLEET_DATA", value_name = "DIR", default_value = "./procfleet-data")]
     data: PathBuf,
-    /// CAs that the server's certificate may be of (PEM, or one in DER) [default: the pin in admin.json, else those that this
-    /// system trusts]
+    /// CAs that the server's certificate may be of (PEM, or one in DER) [default: the pin in admin.json, else
+    /// those that this system trusts]
     #[arg(long, env = "PROCFLEET_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 }

@@ -1,8 +1,8 @@
 //! The client verbs: what `procfleet ps`, `procfleet start` and their siblings do.
 //!
-//! Each verb is one file in `verb/`: it asks the server through `client` and prints through
-//! [`Surroundings`]. This crate reads neither argv nor the environment (clap does, for the thin binary) and never
-//! exits: [`run`] answers with an [`Exit`]. It knows the server only by its public API.
+//! Each verb is one file in `verb/`: it asks the server through `client` and prints through [`Surroundings`].
+//! This crate reads neither argv nor the environment (clap does, for the thin binary) and never exits:
+//! [`run`] answers with an [`Exit`]. It knows the server only by its public API.
 
 mod admin_file;
 mod client;

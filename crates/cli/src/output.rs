@@ -55,8 +55,8 @@ pub enum Progress {
 /// How often a client that waits bothers its server.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// The least time between two questions: ops that end one by one would otherwise cause an answer each, and
-    /// each answer lists all of them.
+    /// The least time between two questions: ops that end one by one would otherwise cause an answer each,
+    /// and each answer lists all of them.
     pub between: Duration,
     /// The pause after the server could not be reached, and how many of them in a row are borne.
     pub pause: Duration,
@@ -129,7 +129,8 @@ impl<'a> Surroundings<'a> {
     /// A line of the result.
     pub(crate) fn say(&mut self, text: &str) -> Result<(), Error> {
         match writeln!(self.out, "{text}").and_then(|()| self.out.flush()) {
-            // Whoever read it has seen enough (`procfleet ps | head`). The exit still tells how the ops ended.
+            // Whoever read it has seen enough (`procfleet ps | head`). The exit still tells how the ops
+            // ended.
             Err(fault) if fault.kind() == ErrorKind::BrokenPipe => Ok(()),
             written => written.map_err(Error::Output),
         }
@@ -235,8 +236,8 @@ pub(crate) fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -
     table.trim_fmt()
 }
 
-/// One line without control characters. Messages come from hosts and from what runs there; they must not be able
-/// to move the cursor of the person who reads them.
+/// One line without control characters. Messages come from hosts and from what runs there; they must not be
+/// able to move the cursor of the person who reads them.
 pub(crate) fn plain(text: &str) -> String {
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,9 +1,11 @@
-//! TLS to the server: whose certificate is believed, and the transport for ureq, which has no place for a verifier of one's own.
+//! TLS to the server: whose certificate is believed, and the transport for ureq, which has no place for a
+//! verifier of one's own.
 //!
-//! With a pin (from `admin.json`) the server must show a certificate with that SHA-256. If it is the server's own, the
-//! handshake proves its key and nothing else is looked at. If it is that of procfleet's built-in CA, the server's certificate must be of
-//! that CA and for the name that only servers have there, so a server may move. Without a pin the certificate must be of a CA in
-//! `--ca`, or else of one that this system trusts, and for the host in the url.
+//! With a pin (from `admin.json`) the server must show a certificate with that SHA-256. If it is the server's
+//! own, the handshake proves its key and nothing else is looked at. If it is that of procfleet's built-in CA,
+//! the server's certificate must be of that CA and for the name that only servers have there, so a server may
+//! move. Without a pin the certificate must be of a CA in `--ca`, or else of one that this system trusts, and
+//! for the host in the url.
 
 use crate::error::Error;
 use procfleet_proto::link::token::hex;

@@ -1,6 +1,7 @@
 //! Waiting for a task: asks until no op is open, and tells of each op as it ends.
 //!
-//! Ending the client ends only the waiting. The task goes on, and `procfleet task watch` takes the waiting up again.
+//! Ending the client ends only the waiting. The task goes on, and `procfleet task watch` takes the waiting up
+//! again.
 
 use crate::Exit;
 use crate::client::{Answer, Client, path_segment};
@@ -28,7 +29,8 @@ pub struct Waiting {
     /// Wait no longer than this; the task goes on all the same
     #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
     pub timeout: u64,
-    /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped one (829)
+    /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped
+    /// one (829)
     #[arg(long)]
     pub strict: bool,
 }
@@ -230,8 +232,8 @@ pub(crate) fn is_open(op: &OpRow) -> bool {
     op.error_code == Code::Handling.number()
 }
 
-/// Remembers which ops were told of, so that each is told once. Outcomes are results and go to standard output, except
-/// where that holds one JSON document; progress goes to standard error.
+/// Remembers which ops were told of, so that each is told once. Outcomes are results and go to standard
+/// output, except where that holds one JSON document; progress goes to standard error.
 struct Teller {
     bar: Option<ProgressBar>,
     format: Format,

@@ -1,11 +1,11 @@
 //! Who may do what: an app's rights, and the one decision whether they cover a request.
 //!
-//! A grant names something of one dimension: a business, a namespace, an operation or an OS account. What is not
-//! granted is not allowed. `*` stands for everything of its dimension.
+//! A grant names something of one dimension: a business, a namespace, an operation or an OS account. What is
+//! not granted is not allowed. `*` stands for everything of its dimension.
 //!
-//! A request may name the businesses that it is about; one that is not granted denies all of it. Whether one host of a
-//! request is within the app's and the request's businesses is not decided for the request as a whole: it is that host's
-//! outcome, so callers ask [`Rights::businesses_within`] about each.
+//! A request may name the businesses that it is about; one that is not granted denies all of it. Whether one
+//! host of a request is within the app's and the request's businesses is not decided for the request as a
+//! whole: it is that host's outcome, so callers ask [`Rights::businesses_within`] about each.
 
 use crate::id::BusinessId;
 use crate::op::OpKind;
@@ -88,8 +88,9 @@ pub struct StillGranted {
     pub by: String,
 }
 
-/// Everything that the requests would use and the rights do not cover, each thing once. Nothing: they are allowed. `within`
-/// is what the requests are about: the businesses that they name, or `All` where they name none.
+/// Everything that the requests would use and the rights do not cover, each thing once. Nothing: they are
+/// allowed. `within` is what the requests are about: the businesses that they name, or `All` where they name
+/// none.
 pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>) -> Vec<Denial> {
     let Rights::Granted(grants) = rights else { return Vec::new() };
     let mut denied = BTreeSet::new();
@@ -115,8 +116,8 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
             denied.insert(Denial::EveryAccount);
             continue;
         }
-        // A query may leave the account out even where it has a spec, and a change of other fields keeps the stored one:
-        // which account it is, only the host knows.
+        // A query may leave the account out even where it has a spec, and a change of other fields keeps the
+        // stored one: which account it is, only the host knows.
         let says_account =
             |spec: &&Spec| spec.change.is_empty() || spec.change.iter().any(|name| name == "user");
         let spec = request.spec.as_ref().filter(says_account);
@@ -133,8 +134,8 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &Scope<BusinessId>
     denied.into_iter().collect()
 }
 
-/// What reading the output of a process would use and the rights do not cover. Whose account the process runs as, only its host
-/// knows: it is told [`Rights::accounts`].
+/// What reading the output of a process would use and the rights do not cover. Whose account the process runs
+/// as, only its host knows: it is told [`Rights::accounts`].
 pub fn reading_denials(rights: &Rights, namespace: &str) -> Vec<Denial> {
     let Rights::Granted(grants) = rights else { return Vec::new() };
     let mut denied = Vec::new();
@@ -267,7 +268,8 @@ impl Grants {
     }
 }
 
-/// Whether one grant's text allows all that another's does. Only namespaces have a star with something before it.
+/// Whether one grant's text allows all that another's does. Only namespaces have a star with something before
+/// it.
 fn covers(by: &str, text: &str) -> bool {
     by == text || by.strip_suffix('*').is_some_and(|begin| text.starts_with(begin))
 }

@@ -1,5 +1,5 @@
-//! The size of messages with events and with pages of logs. On a slow link messages are small, so that each arrives
-//! in time, and an outcome never waits long behind one.
+//! The size of messages with events and with pages of logs. On a slow link messages are small, so that each
+//! arrives in time, and an outcome never waits long behind one.
 
 use std::time::Duration;
 

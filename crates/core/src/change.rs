@@ -1,7 +1,7 @@
 //! Which fields of a spec an order changes where its host has stored a spec of the proc already.
 //!
-//! A spec that names fields in [`Spec::change`] is a whole spec for hosts that do not know the proc. On all others only
-//! the named fields count, and the rest of the stored spec stays as it is.
+//! A spec that names fields in [`Spec::change`] is a whole spec for hosts that do not know the proc. On all
+//! others only the named fields count, and the rest of the stored spec stays as it is.
 
 use crate::spec::Spec;
 

@@ -1,10 +1,11 @@
 //! Whether one agent's certificate is used in two places at once.
 //!
-//! A life is one run of an agent's program. A life that has ended never comes back: after a restart, a reboot of the host or the
-//! restore of a snapshot of its disk, another life takes its place for good. So when a life comes back after another took its
-//! place, both were there at the same time; or its host was set back to an earlier moment, memory and all, and then the other
-//! life is gone. Therefore it takes two: the one comes back, and then the other does. Of two programs with one
-//! certificate that is what happens, for each new connection ends that of the other, which then connects again.
+//! A life is one run of an agent's program. A life that has ended never comes back: after a restart, a reboot
+//! of the host or the restore of a snapshot of its disk, another life takes its place for good. So when a
+//! life comes back after another took its place, both were there at the same time; or its host was set back
+//! to an earlier moment, memory and all, and then the other life is gone. Therefore it takes two: the one
+//! comes back, and then the other does. Of two programs with one certificate that is what happens, for each
+//! new connection ends that of the other, which then connects again.
 
 use crate::moment::Moment;
 use std::net::IpAddr;
@@ -12,7 +13,8 @@ use std::time::Duration;
 
 /// How soon after one another the two must have come back.
 pub const WINDOW: Duration = Duration::from_secs(600);
-/// So many lives of an agent are remembered. A host that restarts its agent again and again has many, and none comes back.
+/// So many lives of an agent are remembered. A host that restarts its agent again and again has many, and
+/// none comes back.
 const REMEMBERED: usize = 4;
 
 /// What tells one run of an agent's program from all others.
@@ -67,8 +69,8 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    /// Each letter is a life that connects, a second after the one before; `.` is an hour in which nothing happens. A capital
-    /// letter at the end is where two were found.
+    /// Each letter is a life that connects, a second after the one before; `.` is an hour in which nothing
+    /// happens. A capital letter at the end is where two were found.
     #[track_caller]
     fn check(story: &str) {
         let (mut lives, mut now) = (Lives::default(), Moment(0));

@@ -1,8 +1,8 @@
 //! The one table of error codes.
 //!
 //! GSE's internal codes have three digits (and 65535); at the top level of a reply its callers see them plus
-//! 1,000,000. JOB and the gateway in front of both have codes of their own, which are not shifted. Nothing outside this
-//! file spells out a number.
+//! 1,000,000. JOB and the gateway in front of both have codes of their own, which are not shifted. Nothing
+//! outside this file spells out a number.
 
 use serde::{Deserialize, Serialize};
 

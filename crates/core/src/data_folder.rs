@@ -1,7 +1,7 @@
 //! Whether a folder may become, or is, the data folder of a server or an agent.
 //!
-//! A data folder is made private (0700), which would lock everybody else out of a folder that is used for anything else. So an
-//! existing folder is taken only if it is empty or has been taken before.
+//! A data folder is made private (0700), which would lock everybody else out of a folder that is used for
+//! anything else. So an existing folder is taken only if it is empty or has been taken before.
 
 /// Whose data folder it is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

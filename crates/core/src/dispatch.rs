@@ -1,8 +1,8 @@
 //! What to do with an open op: send it, wait, or end it.
 //!
-//! The keeper asks for each open op whenever something about it may have changed; the answer depends on nothing
-//! but the arguments. An op that was sent in an older session is sent again: the agent's journal makes sure that
-//! it is carried out once.
+//! The keeper asks for each open op whenever something about it may have changed; the answer depends on
+//! nothing but the arguments. An op that was sent in an older session is sent again: the agent's journal
+//! makes sure that it is carried out once.
 
 use crate::code::Code;
 use crate::id::Epoch;
@@ -113,7 +113,8 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
     }
 }
 
-/// The outcome of an op that changes single fields of a stored spec, for an agent of a version that would replace all of it.
+/// The outcome of an op that changes single fields of a stored spec, for an agent of a version that would
+/// replace all of it.
 pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
     let message = format!(
         "the agent of {target} is of a version that cannot change single fields of a spec; {} was not begun: upgrade \
@@ -123,8 +124,8 @@ pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
     Outcome::without_agent(Code::ArgsInvalid, message, op.kind)
 }
 
-/// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them. `None`: it was sent
-/// to an earlier session, and is waited for.
+/// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them.
+/// `None`: it was sent to an earlier session, and is waited for.
 pub fn unchecked(op: &OpenOp, target: &str) -> Option<Outcome> {
     (op.progress == Progress::Waiting).then(|| {
         let message = format!(

@@ -1,8 +1,10 @@
-//! Process groups: what the processes of a namespace may use together, and whose turn it is when they use more.
+//! Process groups: what the processes of a namespace may use together, and whose turn it is when they use
+//! more.
 //!
-//! A pool is overused when the processes' sum has been above its limit in a row of samples. Then processes are ended, one after
-//! the other, until the rest fits. Who comes first is a matter of the pool's weight: by usage alone he who uses most, and by
-//! limit he who uses most of what he is allowed himself, so that a process with a higher limit is ended later.
+//! A pool is overused when the processes' sum has been above its limit in a row of samples. Then processes
+//! are ended, one after the other, until the rest fits. Who comes first is a matter of the pool's weight: by
+//! usage alone he who uses most, and by limit he who uses most of what he is allowed himself, so that a
+//! process with a higher limit is ended later.
 
 use crate::id::ProcKey;
 use crate::process::Process;
@@ -80,7 +82,8 @@ pub struct Ruling {
 pub struct Victim {
     pub proc: ProcKey,
     pub process: Process,
-    /// Whether the pool was ever within its limit since this process is there. If not, its coming back is what breaks it.
+    /// Whether the pool was ever within its limit since this process is there. If not, its coming back is
+    /// what breaks it.
     pub past: Past,
 }
 
@@ -98,8 +101,8 @@ struct Course {
 }
 
 impl Pools {
-    /// Takes one sample of all processes of a namespace in. After a ruling counting begins anew, so there is never one right
-    /// after another.
+    /// Takes one sample of all processes of a namespace in. After a ruling counting begins anew, so there is
+    /// never one right after another.
     pub fn sampled(&mut self, namespace: &str, groups: &[ProcessGroup], members: &[Member]) -> Vec<Ruling> {
         self.0.retain(|(of, id, _), _| of != namespace || groups.iter().any(|group| group.id == *id));
         let mut rulings = Vec::new();
@@ -201,7 +204,8 @@ pub fn victims<'m>(pool: Pool, group: &ProcessGroup, members: &'m [Member]) -> V
         .collect()
 }
 
-/// By score; of equal ones the larger first, and of equally large ones by name, so that the order is always the same.
+/// By score; of equal ones the larger first, and of equally large ones by name, so that the order is always
+/// the same.
 fn precedence(pool: Pool, group: &ProcessGroup, a: &Member, b: &Member) -> Ordering {
     let score = |member: &Member| match weight(pool, group) {
         Weight::Usage => usage(pool, member),
@@ -313,7 +317,8 @@ mod tests {
         ProcessGroup { id: id.to_owned(), mem_pool_limit: Some(limit), ..ProcessGroup::default() }
     }
 
-    /// What each round of samples leads to: the victims by name, those that have never known peace with a `!`.
+    /// What each round of samples leads to: the victims by name, those that have never known peace with a
+    /// `!`.
     fn rulings(groups: &[ProcessGroup], rounds: &[&[&str]]) -> Vec<String> {
         let mut pools = Pools::default();
         let mut round = |texts: &&[&str]| {

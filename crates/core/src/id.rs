@@ -57,8 +57,8 @@ impl OpId {
     /// More than any place in a task: one call makes 100,000 ops at most.
     const PART: u32 = 1 << 20;
 
-    /// The part of this op that concerns one instance of its proc. No op of any task has such an id, so an agent can write
-    /// parts down beside ops.
+    /// The part of this op that concerns one instance of its proc. No op of any task has such an id, so an
+    /// agent can write parts down beside ops.
     #[must_use]
     pub fn part(self, instance: u32) -> OpId {
         let (whole, _) = self.whole();
@@ -196,7 +196,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// An address as hosts are known by it: `::ffff:10.0.0.1` is `10.0.0.1`. One that no host can have is refused.
+    /// An address as hosts are known by it: `::ffff:10.0.0.1` is `10.0.0.1`. One that no host can have is
+    /// refused.
     pub fn address(ip: IpAddr) -> Result<IpAddr, BadId> {
         let ip = ip.to_canonical();
         let kind = match ip {
@@ -241,7 +242,8 @@ impl ProcKey {
         ProcKey { namespace: ProcKey::JOB_NAMESPACE.to_owned(), name }
     }
 
-    /// The key of one of its instances: the first has the proc's own, the others are called `name#2`, `name#3` and so on.
+    /// The key of one of its instances: the first has the proc's own, the others are called `name#2`,
+    /// `name#3` and so on.
     #[must_use]
     pub fn instance(&self, number: u32) -> ProcKey {
         match number {
@@ -250,7 +252,8 @@ impl ProcKey {
         }
     }
 
-    /// The proc of which this is an instance, and which one it is. A name without a number is the first of itself.
+    /// The proc of which this is an instance, and which one it is. A name without a number is the first of
+    /// itself.
     pub fn whole(&self) -> (ProcKey, u32) {
         let numbered = self.name.rsplit_once('#').and_then(|(name, number)| {
             // Written in one way only, so that no two keys are the same instance.

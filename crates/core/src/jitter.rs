@@ -1,5 +1,5 @@
-//! A number that is the same whenever it is asked for and different for everybody who asks: what many would do at one moment, they
-//! do at different ones. It stands in for chance, of which the rules have none.
+//! A number that is the same whenever it is asked for and different for everybody who asks: what many would
+//! do at one moment, they do at different ones. It stands in for chance, of which the rules have none.
 
 use crate::id::ProcKey;
 use std::time::Duration;

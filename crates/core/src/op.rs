@@ -6,8 +6,8 @@ use crate::spec::{LEAST_LIFE, Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What is to be done. The numbers up to 9 are GSE's `op_type`; 5 and 6 have no meaning anywhere. Those from 100 on are
-/// ours, for what GSE has APIs of their own for.
+/// What is to be done. The numbers up to 9 are GSE's `op_type`; 5 and 6 have no meaning anywhere. Those from
+/// 100 on are ours, for what GSE has APIs of their own for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OpKind {
@@ -89,7 +89,8 @@ impl OpKind {
         }
     }
 
-    /// Whether it is taken when a disk is full: it ends something, changes nothing that is stored, or makes room.
+    /// Whether it is taken when a disk is full: it ends something, changes nothing that is stored, or makes
+    /// room.
     pub fn is_taken_on_a_full_disk(self) -> bool {
         match self {
             OpKind::Stop
@@ -244,8 +245,8 @@ pub struct Order {
     pub spec: Option<Spec>,
     /// If it has not begun by then, it must not begin any more.
     pub start_by: crate::moment::Moment,
-    /// The OS accounts that the op's app may use. The op is refused where the stored spec, the running process or what
-    /// the op would replace has another account.
+    /// The OS accounts that the op's app may use. The op is refused where the stored spec, the running
+    /// process or what the op would replace has another account.
     #[serde(default = "Scope::all", skip_serializing_if = "Scope::is_all")]
     pub accounts: Scope<String>,
 }

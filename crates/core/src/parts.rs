@@ -1,8 +1,9 @@
 //! An op on a proc of several instances: whom it concerns, and the one outcome that is made of many.
 //!
-//! Each instance is a proc of its own to its agent. What makes a proc run or known acts on as many instances as the spec
-//! asks for, and leaves any surplus alone: to ask for fewer ends no process. What ends, leaves or looks acts on all that
-//! are known, surplus too, and so does a restart. So a proc gets smaller by a stop and an unregister, and a start with the smaller number.
+//! Each instance is a proc of its own to its agent. What makes a proc run or known acts on as many instances
+//! as the spec asks for, and leaves any surplus alone: to ask for fewer ends no process. What ends, leaves or
+//! looks acts on all that are known, surplus too, and so does a restart. So a proc gets smaller by a stop and
+//! an unregister, and a start with the smaller number.
 
 use crate::code::Code;
 use crate::op::{Content, OpKind, Outcome, ProcStatus};
@@ -10,7 +11,8 @@ use crate::spec::Instances;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// How many bytes of command lines the status of several instances holds in all: an outcome must fit a frame of the link.
+/// How many bytes of command lines the status of several instances holds in all: an outcome must fit a frame
+/// of the link.
 const COMMAND_LINES: usize = 4_096;
 /// How many bytes of notes it holds.
 const NOTES: usize = 4_096;
@@ -48,7 +50,8 @@ fn wanted(sent: Option<Instances>, known: &Known) -> RangeInclusive<u32> {
 
 /// How the op ended, when all of its parts have. `None` where there are no parts.
 ///
-/// A failure of one is the op's own. Where some were already as they should be and others were made so, it is a success.
+/// A failure of one is the op's own. Where some were already as they should be and others were made so, it is
+/// a success.
 pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
     let first = parts.values().next()?;
     let content = merge_contents(parts).unwrap_or_else(|| first.content.clone());

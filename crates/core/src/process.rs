@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// A live process that is ours. A pid alone is never enough: the start time tells it from a later process with
-/// the same number, and while the agent runs a pidfd (held by `exec`) tells the rest. For when it does not run, there is
-/// the evidence.
+/// A live process that is ours. A pid alone is never enough: the start time tells it from a later process
+/// with the same number, and while the agent runs a pidfd (held by `exec`) tells the rest. For when it does
+/// not run, there is the evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
@@ -33,8 +33,9 @@ impl Process {
             && self.evidence.serial.zip(other.evidence.serial).is_none_or(|(one, another)| one == another)
     }
 
-    /// Whether a process with the same pid and start time, of which this is seen now, is the one that was known. All that is
-    /// known of both must agree: a start time has a tick of 10 ms, and within it a number may be given out twice.
+    /// Whether a process with the same pid and start time, of which this is seen now, is the one that was
+    /// known. All that is known of both must agree: a start time has a tick of 10 ms, and within it a number
+    /// may be given out twice.
     pub fn is_confirmed_by(&self, seen: &Evidence) -> bool {
         match (self.evidence.serial.zip(seen.serial), self.evidence.program.zip(seen.program)) {
             // A process that runs another program by now keeps its number.
@@ -54,8 +55,9 @@ pub struct Evidence {
     /// The file that it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramFile>,
-    /// When the command began that has started the process, in milliseconds since the host's boot: the agent leaves this number
-    /// in the environment of the command and in the name of its cgroup. A later command of the same proc has a greater number.
+    /// When the command began that has started the process, in milliseconds since the host's boot: the agent
+    /// leaves this number in the environment of the command and in the name of its cgroup. A later command of
+    /// the same proc has a greater number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<NonZeroU64>,
 }
@@ -66,8 +68,8 @@ impl Evidence {
     }
 }
 
-/// A file by its place on the disk, for its name may be given to another: its device and inode, mixed into one number, since
-/// there is one of these for each process in each state.
+/// A file by its place on the disk, for its name may be given to another: its device and inode, mixed into
+/// one number, since there is one of these for each process in each state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProgramFile(NonZeroU64);
 
@@ -87,7 +89,8 @@ pub enum Found {
     PidFile,
     /// It is the command that the agent started, or that command's own child.
     Foreground,
-    /// It is the shell of a start command, or a start command whose pid file is not there yet. The process may still come.
+    /// It is the shell of a start command, or a start command whose pid file is not there yet. The process
+    /// may still come.
     Shell,
     /// By its program's name.
     Name,
@@ -104,8 +107,8 @@ pub enum Sighting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
     pub cause: Cause,
-    /// True when it is certain that it will not appear any more: the command was a program of the proc's name,
-    /// all that it started has ended, and no pid file points anywhere.
+    /// True when it is certain that it will not appear any more: the command was a program of the proc's
+    /// name, all that it started has ended, and no pid file points anywhere.
     pub hopeless: bool,
 }
 
@@ -145,7 +148,8 @@ pub enum Cause {
         pid: u32,
         proc: String,
     },
-    /// Others than the account of the process may have written the file, and nothing else says that the process is ours.
+    /// Others than the account of the process may have written the file, and nothing else says that the
+    /// process is ours.
     Untrusted {
         path: String,
         pid: u32,

@@ -1,8 +1,9 @@
-//! Which agents a selection means: addresses, ranges of them, globs, agent ids and labels, as people write them.
+//! Which agents a selection means: addresses, ranges of them, globs, agent ids and labels, as people write
+//! them.
 //!
-//! A term that is about a place adds what it matches; with several of them an agent need match one. A term that is about a label
-//! takes away what does not bear it; an agent must match all of them. So `10.0.0.0/24 10.1.0.7 role=web` means those of the two
-//! places that are web servers, and `role=web` alone all of them.
+//! A term that is about a place adds what it matches; with several of them an agent need match one. A term
+//! that is about a label takes away what does not bear it; an agent must match all of them. So `10.0.0.0/24
+//! 10.1.0.7 role=web` means those of the two places that are web servers, and `role=web` alone all of them.
 
 use crate::id::{AgentId, CloudId, Host};
 use std::collections::BTreeMap;

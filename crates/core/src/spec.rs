@@ -3,8 +3,9 @@
 //! A `Spec` is made only by `proto` from a checked request, so a zero or missing time has already become its
 //! default. What only the host can judge (does this folder exist?) is judged there.
 //!
-//! The serde form is the one format in which a spec is stored (server, agent journal) and sent (link). A field that
-//! an older peer does not know is ignored there, and one that it does not send has its default here.
+//! The serde form is the one format in which a spec is stored (server, agent journal) and sent (link). A
+//! field that an older peer does not know is ignored there, and one that it does not send has its default
+//! here.
 
 use crate::id::ProcKey;
 use crate::signal::SignalNumber;
@@ -26,17 +27,19 @@ pub struct Spec {
     pub instances: Instances,
     /// JOB's own names for it, and whom to ask about it. Only people and answers use them.
     pub job: JobFacts,
-    /// The process groups of a namespace. Only [`crate::op::OpKind::Group`] has them, and it has nothing else.
+    /// The process groups of a namespace. Only [`crate::op::OpKind::Group`] has them, and it has nothing
+    /// else.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ProcessGroup>,
-    /// The only fields that count on a host that has a spec of the proc stored; empty: all of them. See [`crate::change`].
+    /// The only fields that count on a host that has a spec of the proc stored; empty: all of them. See
+    /// [`crate::change`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub change: Vec<String>,
 }
 
 impl Spec {
-    /// The proc that this spec is about and which instance of it, where the proc is called so. One that the spec does not
-    /// count is a proc of its own that merely has such a name.
+    /// The proc that this spec is about and which instance of it, where the proc is called so. One that the
+    /// spec does not count is a proc of its own that merely has such a name.
     pub fn instance(&self, key: &ProcKey) -> (ProcKey, u32) {
         match key.whole() {
             (proc, number) if number <= self.instances.0 => (proc, number),
@@ -113,7 +116,8 @@ pub struct Control {
     /// What tells the process to end where there is no `stop_cmd`.
     #[serde(skip_serializing_if = "is_default")]
     pub stop_signal: StopSignal,
-    /// What tells the process to read its configuration again where there is no `reload_cmd`. `None`: nothing does.
+    /// What tells the process to read its configuration again where there is no `reload_cmd`. `None`: nothing
+    /// does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reload_signal: Option<SignalNumber>,
 }
@@ -213,7 +217,8 @@ pub enum OnUnhealthy {
     Restart,
 }
 
-/// What becomes of what a process started and left behind: children in sessions of their own, orphans of a dead main process.
+/// What becomes of what a process started and left behind: children in sessions of their own, orphans of a
+/// dead main process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detached {
@@ -240,7 +245,8 @@ impl Policy {
         self.start_interval.max(self.start_check).max(LEAST_STABLE)
     }
 
-    /// How long a launch is checked. What is not looked at before `check_begin` is looked at then, at least once.
+    /// How long a launch is checked. What is not looked at before `check_begin` is looked at then, at least
+    /// once.
     pub fn launch_check(&self) -> Duration {
         self.start_check.max(self.check_begin)
     }
@@ -301,7 +307,8 @@ pub enum Schedule {
     Cron(String),
 }
 
-/// What all processes of a namespace may use together on a host. What happens above that is in [`crate::groups`].
+/// What all processes of a namespace may use together on a host. What happens above that is in
+/// [`crate::groups`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessGroup {

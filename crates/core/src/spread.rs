@@ -1,9 +1,10 @@
 //! When each of many procs is started that are all to be started at once: because the agent has just come
 //! back ([`Spread`]), or because what has ended them together has ended them at one moment ([`Crowd`]).
 //!
-//! After a boot of the host that may be all that are hosted on it, and after a return of the agent those that died meanwhile. A
-//! handful is started at once, the rest one after the other at an even pace, so that neither the host nor what they all call first
-//! is overrun. The last does not wait longer than [`LONGEST`], however many there are.
+//! After a boot of the host that may be all that are hosted on it, and after a return of the agent those that
+//! died meanwhile. A handful is started at once, the rest one after the other at an even pace, so that
+//! neither the host nor what they all call first is overrun. The last does not wait longer than [`LONGEST`],
+//! however many there are.
 
 use crate::id::ProcKey;
 use crate::jitter;

@@ -39,11 +39,12 @@ impl Request {
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     Host(Host),
-    /// A host as the first generation of the API names it: with a supplier, which only the answer's key shows.
+    /// A host as the first generation of the API names it: with a supplier, which only the answer's key
+    /// shows.
     SupplierHost(Host, u32),
     Agent(AgentId),
-    /// Neither a valid host nor a valid agent id, for example a host with an empty ip. Kept so that the result has the key
-    /// that the caller expects.
+    /// Neither a valid host nor a valid agent id, for example a host with an empty ip. Kept so that the
+    /// result has the key that the caller expects.
     Unusable(UnusableTarget),
 }
 
@@ -76,8 +77,9 @@ impl Target {
         }
     }
 
-    /// The key of JOB's results: `name:cloud:ip`. Callers split it from the right, for a name may have colons. What is not
-    /// JOB's own keeps its namespace, without which two procs of one task could share a key.
+    /// The key of JOB's results: `name:cloud:ip`. Callers split it from the right, for a name may have
+    /// colons. What is not JOB's own keeps its namespace, without which two procs of one task could share a
+    /// key.
     pub fn job_key(&self, proc: &ProcKey) -> String {
         match proc.namespace.as_str() {
             ProcKey::JOB_NAMESPACE => format!("{}:{self}", proc.name),

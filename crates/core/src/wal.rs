@@ -1,18 +1,18 @@
 //! Whether a SQLite write-ahead log has lost what was in it.
 //!
-//! SQLite reads its log up to the first frame that does not fit and takes the rest for what a power failure left of a commit that
-//! was never finished. A bit that flips in the middle of it looks the same to it: commits that were finished, and told of, are
-//! forgotten without a word. The two can be told apart:
+//! SQLite reads its log up to the first frame that does not fit and takes the rest for what a power failure
+//! left of a commit that was never finished. A bit that flips in the middle of it looks the same to it:
+//! commits that were finished, and told of, are forgotten without a word. The two can be told apart:
 //!
 //! - every frame carries the salts of its log and a checksum over itself and all frames before it;
 //! - a frame that goes on from the checksum of a commit proves that this commit was finished, for nothing is
 //!   written after one that was not;
 //! - of what a power failure leaves, nothing is a single bit away from being right.
 //!
-//! So a log is damaged where a frame does not fit and is one bit away from fitting, or is followed by a commit that
-//! something was built upon. What an older log left behind in the file has other salts. What is left of a transaction that was
-//! undone, or whose sync failed, has nothing built upon it. Of the last commit, more than one altered bit cannot be told from a write that
-//! was cut off.
+//! So a log is damaged where a frame does not fit and is one bit away from fitting, or is followed by a
+//! commit that something was built upon. What an older log left behind in the file has other salts. What is
+//! left of a transaction that was undone, or whose sync failed, has nothing built upon it. Of the last
+//! commit, more than one altered bit cannot be told from a write that was cut off.
 //!
 //! The format is SQLite's: <https://www.sqlite.org/fileformat2.html#walformat>.
 
@@ -197,7 +197,8 @@ fn is_explained_by_one_bit(order: Order, bytes: &[u8], sum: Sum, said: Sum) -> b
             (change.wrapping_mul(weight.0), change.wrapping_mul(weight.1)) == missing
         })
     };
-    // How much of a change in a word arrives in the two sums: the sums are added to one another once for each pair that follows.
+    // How much of a change in a word arrives in the two sums: the sums are added to one another once for each
+    // pair that follows.
     let (mut even, mut odd) = ((1, 1), (0, 1));
     let carry = |(first, second): Sum| {
         let first = first.wrapping_add(second);

@@ -1,5 +1,5 @@
-//! Procs that are ended by the agent, or by the kernel, for what they use or say, against a simulated host: how they are ended, what
-//! comes then, and when what is to be started after a boot is started.
+//! Procs that are ended by the agent, or by the kernel, for what they use or say, against a simulated host:
+//! how they are ended, what comes then, and when what is to be started after a boot is started.
 
 mod common;
 
@@ -409,7 +409,8 @@ fn a_victim_of_its_group_is_ended_as_by_its_own_limit() {
     }
 }
 
-/// Its coming back breaks the pool each time, so it comes back more and more slowly and in the end not at all.
+/// Its coming back breaks the pool each time, so it comes back more and more slowly and in the end not at
+/// all.
 #[test]
 fn a_victim_whose_return_breaks_the_pool_is_given_up() {
     let mut world = up(&spec());

@@ -1,4 +1,5 @@
-//! Periodic procs against a simulated host: when they run, what each operation does to them, and what survives the agent.
+//! Periodic procs against a simulated host: when they run, what each operation does to them, and what
+//! survives the agent.
 
 mod common;
 
@@ -374,7 +375,8 @@ fn a_rule_is_followed_by_the_wall_clock() {
     world.run_for(600_000);
     assert!((10..=12).contains(&world.plans), "{}", world.plans);
     assert!(world.starts.is_empty());
-    // It would be due at 3,600,000 by the wall clock, that is at 2,600 s; the clock is set forward by an hour and back.
+    // It would be due at 3,600,000 by the wall clock, that is at 2,600 s; the clock is set forward by an hour
+    // and back.
     world.wall_ahead = 1_900_000;
     world.run_for(60_000);
     world.run_for(60_000);

@@ -1,7 +1,7 @@
 //! What holds for the supervision machine whatever happens, in whatever order.
 //!
-//! The world itself checks on every step that no op is begun or answered twice, that nothing that was stopped is
-//! started without an order, and that a tick is never followed by the same wake-up.
+//! The world itself checks on every step that no op is begun or answered twice, that nothing that was stopped
+//! is started without an order, and that a tick is never followed by the same wake-up.
 
 mod common;
 

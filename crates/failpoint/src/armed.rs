@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// `POINT=ACTION[@N[+]]`, several with commas between: `kill` as `kill -9` does it, `panic`, `fail`, or `pause:MILLISECONDS`; the Nth time
-/// that the point is passed (the first, if nothing is said), or from then on.
+/// `POINT=ACTION[@N[+]]`, several with commas between: `kill` as `kill -9` does it, `panic`, `fail`, or
+/// `pause:MILLISECONDS`; the Nth time that the point is passed (the first, if nothing is said), or from then
+/// on.
 #[derive(Clone, Debug, Default)]
 pub struct Plan(Vec<std::sync::Arc<Deed>>);
 

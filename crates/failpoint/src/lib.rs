@@ -1,8 +1,9 @@
-//! Named points at which a test can end, stop or fail the program: one for every step of an op between "request read" and
-//! "acknowledged".
+//! Named points at which a test can end, stop or fail the program: one for every step of an op between
+//! "request read" and "acknowledged".
 //!
-//! Without the feature `armed`, which only the chaos test asks for, [`hit`] and [`fails`] are empty and a plan can neither be made
-//! nor followed. With it, the program is told a plan at its start, such as `server.task_committed=kill@3`.
+//! Without the feature `armed`, which only the chaos test asks for, [`hit`] and [`fails`] are empty and a
+//! plan can neither be made nor followed. With it, the program is told a plan at its start, such as
+//! `server.task_committed=kill@3`.
 
 #[cfg(feature = "armed")]
 mod armed;
@@ -10,7 +11,8 @@ mod armed;
 #[cfg(feature = "armed")]
 pub use armed::{BadPlan, Plan, follow};
 
-/// Where a test can step in. Those of the server come first, each room in the order in which an op passes them.
+/// Where a test can step in. Those of the server come first, each room in the order in which an op passes
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Point {
     /// A request was understood, and nothing of it is stored.

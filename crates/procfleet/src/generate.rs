@@ -15,7 +15,8 @@ pub(crate) struct Completions {
 
 #[derive(clap::Args)]
 pub(crate) struct Man {
-    /// The directory for one page per verb, such as /usr/local/share/man/man1; without it, the first page is printed
+    /// The directory for one page per verb, such as /usr/local/share/man/man1; without it, the first page is
+    /// printed
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }

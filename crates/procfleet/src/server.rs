@@ -32,7 +32,8 @@ pub(crate) struct Args {
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) keep_days: u64,
-    /// How many ops may be accepted and not ended. Beyond it callers wait up to 2 s, and are refused then (HTTP 503, Retry-After)
+    /// How many ops may be accepted and not ended. Beyond it callers wait up to 2 s, and are refused then
+    /// (HTTP 503, Retry-After)
     #[arg(long, env = "PROCFLEET_MAX_OPEN_OPS", value_name = "N", default_value_t = 500_000,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_open_ops: u32,
@@ -48,8 +49,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECS", hide = true, conflicts_with = "agent_cert_days",
           value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) agent_cert_secs: Option<u64>,
-    /// After a backup was restored: let agents that joined or renewed their certificates since back in, for so many minutes from the
-    /// start. They get cloud area 0 and the default business
+    /// After a backup was restored: let agents that joined or renewed their certificates since back in, for
+    /// so many minutes from the start. They get cloud area 0 and the default business
     #[arg(long, env = "PROCFLEET_READMIT", value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=10_080))]
     pub(crate) readmit: Option<u64>,
     /// Make a new CA in place of one that was lost; every host has to join again then
@@ -58,7 +59,8 @@ pub(crate) struct Args {
     /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
     #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
     pub(crate) login_url: Option<LoginUrl>,
-    /// Serve the API with TLS: the certificate and those of the CAs behind it (PEM). It is loaded again when it changes, and on SIGHUP
+    /// Serve the API with TLS: the certificate and those of the CAs behind it (PEM). It is loaded again when
+    /// it changes, and on SIGHUP
     #[arg(
         long,
         env = "PROCFLEET_TLS_CERT",
@@ -70,7 +72,8 @@ pub(crate) struct Args {
     /// The key of --tls-cert (PEM)
     #[arg(long, env = "PROCFLEET_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Serve the API with TLS, with a certificate of the built-in CA for the address of --listen, loopback and --tls-name
+    /// Serve the API with TLS, with a certificate of the built-in CA for the address of --listen, loopback
+    /// and --tls-name
     #[arg(long, env = "PROCFLEET_TLS", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) tls: bool,
     /// A name or address that clients use for this server, for the certificate of --tls

@@ -11,8 +11,8 @@ pub(crate) enum Verb {
     Backup(Args),
     /// Put a backup in the place of the server's store; the server must not run
     ///
-    /// The backup is checked first. The store that is there now is moved aside, with its write-ahead log. README says what a
-    /// restored backup means for agents, events and tasks of the time that is lost.
+    /// The backup is checked first. The store that is there now is moved aside, with its write-ahead log.
+    /// README says what a restored backup means for agents, events and tasks of the time that is lost.
     Restore(Args),
 }
 

@@ -20,7 +20,8 @@ pub(crate) fn print(command: &Command, given: &ArgMatches) -> Result<()> {
     Ok(procfleet_program::print(include_str!("server.service").replace("@COMMAND@", &line))?)
 }
 
-/// Everything that is not a default, and the data directory in any case: paths in full, because a unit has another directory.
+/// Everything that is not a default, and the data directory in any case: paths in full, because a unit has
+/// another directory.
 fn arguments(command: &Command, given: &ArgMatches) -> Result<Vec<String>> {
     let mut words = Vec::new();
     for argument in command.get_arguments().filter(|argument| argument.get_id() != ASKING) {

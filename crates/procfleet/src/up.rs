@@ -1,8 +1,9 @@
-//! `procfleet up`: a server in this process, and an agent in a process of its own, started again whenever it dies.
+//! `procfleet up`: a server in this process, and an agent in a process of its own, started again whenever it
+//! dies.
 //!
-//! The agent is apart so that its end and its upgrade are what they are on any other host. It holds the read end of a
-//! pipe as its standard input: when this process is gone, however it went, the agent notices and ends too. The
-//! processes that it looks after go on in either case.
+//! The agent is apart so that its end and its upgrade are what they are on any other host. It holds the read
+//! end of a pipe as its standard input: when this process is gone, however it went, the agent notices and
+//! ends too. The processes that it looks after go on in either case.
 
 use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};

@@ -291,8 +291,9 @@ fn every_row_names_tests_that_are_there() {
     assert!(gone.is_empty(), "fields.md names tests that are not there: {gone:#?}");
 }
 
-/// A test that only reads a request would not notice that nothing comes of a field. So each row names one that runs the
-/// supervisor, the agent or the whole program, and the last table says what that test would see if the field were ignored.
+/// A test that only reads a request would not notice that nothing comes of a field. So each row names one
+/// that runs the supervisor, the agent or the whole program, and the last table says what that test would see
+/// if the field were ignored.
 #[test]
 fn every_field_of_a_request_has_a_test_that_observes_its_effect() {
     let code = rust_code();

@@ -81,6 +81,27 @@ fn every_file_says_what_it_is_for() {
     }
 }
 
+/// Drawings and tables may be wider.
+#[test]
+fn comments_are_wrapped_at_110_columns() {
+    for file in crates().into_iter().flat_map(|room| rust_files(&root().join("crates").join(room))) {
+        let text = std::fs::read_to_string(&file).expect("a file");
+        let mut is_drawing = false;
+        for (number, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            is_drawing ^= comment.starts_with("```");
+            let is_short = line.chars().count() <= 110;
+            assert!(
+                is_short || is_drawing || comment.starts_with('|'),
+                "{}:{}: wrap the comment",
+                file.display(),
+                number + 1
+            );
+        }
+    }
+}
+
 #[test]
 fn unsafe_stays_in_exec() {
     for room in crates() {
@@ -109,8 +130,8 @@ fn error_numbers_stand_in_one_file() {
     }
 }
 
-/// On a machine under load anything may be late. A test waits with a deadline that only a defect exceeds, and may say
-/// that something did not happen early.
+/// On a machine under load anything may be late. A test waits with a deadline that only a defect exceeds, and
+/// may say that something did not happen early.
 #[test]
 fn no_test_says_how_soon_something_happens() {
     let tests = crates().into_iter().map(|room| root().join("crates").join(room).join("tests"));

@@ -1,4 +1,5 @@
-//! The README's commands, run as they stand there, give the answers that stand below them. `…` stands for anything.
+//! The README's commands, run as they stand there, give the answers that stand below them. `…` stands for
+//! anything.
 
 use procfleet_testkit::{PATIENCE, Program, Up, wait_for};
 use std::path::{Path, PathBuf};

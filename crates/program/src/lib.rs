@@ -1,11 +1,12 @@
 //! What server, agent and `up` share as programs that run for months.
 //!
-//! - [`LogArgs`]: the flags of the program's own log, which goes to standard error. Writing to it never fails and never blocks
-//!   its caller (`stream`): lines that cannot be written are dropped and counted.
-//! - [`panics`]: a panic is logged with its place and counted. It ends the program, unless it was [contained](panics::contain) in
-//!   a single request or session.
+//! - [`LogArgs`]: the flags of the program's own log, which goes to standard error. Writing to it never fails
+//!   and never blocks its caller (`stream`): lines that cannot be written are dropped and counted.
+//! - [`panics`]: a panic is logged with its place and counted. It ends the program, unless it was
+//!   [contained](panics::contain) in a single request or session.
 //! - [`Parts`]: the tasks that a program consists of. None of them may end before the program does.
-//! - [`print()`], [`announce`], [`print_error`]: lines for people. None of them panics, as `println!` does when nobody reads.
+//! - [`print()`], [`announce`], [`print_error`]: lines for people. None of them panics, as `println!` does
+//!   when nobody reads.
 
 mod log;
 pub mod panics;
@@ -18,7 +19,8 @@ pub use parts::{PartEnded, Parts};
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-/// The exit code after a panic (EX_SOFTWARE of sysexits.h). Whoever supervises the program should start it again.
+/// The exit code after a panic (EX_SOFTWARE of sysexits.h). Whoever supervises the program should start it
+/// again.
 pub const EXIT_PANICKED: u8 = 70;
 
 /// How many lines of the log were dropped because standard error could not be written.
@@ -26,7 +28,8 @@ pub fn log_lines_dropped() -> u64 {
     stream::STDERR.dropped()
 }
 
-/// Writes the result of a command to standard output, whole. A reader that has seen enough (`| head -1`) is no error.
+/// Writes the result of a command to standard output, whole. A reader that has seen enough (`| head -1`) is
+/// no error.
 pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
@@ -35,7 +38,8 @@ pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     }
 }
 
-/// Writes a line to standard output, if that can be done now. For programs that go on whether anybody reads the line or not.
+/// Writes a line to standard output, if that can be done now. For programs that go on whether anybody reads
+/// the line or not.
 pub fn announce(line: &str) {
     stream::STDOUT.write(format!("{line}\n").as_bytes());
 }

@@ -1,4 +1,5 @@
-//! The program's own log: which lines it has, and in which form. The output of managed processes is another matter.
+//! The program's own log: which lines it has, and in which form. The output of managed processes is another
+//! matter.
 
 use crate::{panics, stream};
 use clap::ValueEnum;
@@ -12,7 +13,8 @@ pub struct LogArgs {
     /// How this program's own log is written to standard error
     #[arg(long, env = "PROCFLEET_LOG_FORMAT", value_enum, value_name = "FORMAT", default_value_t)]
     pub log_format: LogFormat,
-    /// The lines that it has: error, warn, info, debug or trace, or a filter such as info,procfleet_server=debug
+    /// The lines that it has: error, warn, info, debug or trace, or a filter such as
+    /// info,procfleet_server=debug
     #[arg(long, env = "PROCFLEET_LOG", value_name = "LEVEL", default_value = DEFAULT_LEVEL, value_parser = level)]
     pub log_level: String,
 }
@@ -46,7 +48,8 @@ impl LogArgs {
         let log = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(&self.log_level))
             .with_writer(LogWriter)
-            // tracing reports its own errors by `eprintln!`, which panics when standard error cannot be written.
+            // tracing reports its own errors by `eprintln!`, which panics when standard error cannot be
+            // written.
             .log_internal_errors(false)
             .with_target(false);
         // A second logger is a caller's own; it stays.

@@ -1,9 +1,11 @@
 //! Panics are never silent: each is logged with its place and counted, wherever it happens.
 //!
-//! A panic ends the program, which is then started again and goes on with what its journal or store knows. The exception is work
-//! for a single request, session or question, which is [contained](contain): its panic costs that request alone.
+//! A panic ends the program, which is then started again and goes on with what its journal or store knows.
+//! The exception is work for a single request, session or question, which is [contained](contain): its panic
+//! costs that request alone.
 //!
-//! The panic hook decides, so a task whose handle nobody holds, or a thread that nobody joins, is no exception.
+//! The panic hook decides, so a task whose handle nobody holds, or a thread that nobody joins, is no
+//! exception.
 
 use futures_util::FutureExt;
 use std::any::Any;
@@ -117,7 +119,8 @@ impl Drop for Within {
     }
 }
 
-/// A panic of the future does not end the program. Whoever polls the future unwinds, so it should be the whole of a task.
+/// A panic of the future does not end the program. Whoever polls the future unwinds, so it should be the
+/// whole of a task.
 ///
 /// The future is boxed: an `async fn` would hold it twice.
 pub fn contain<F: Future>(future: F) -> impl Future<Output = F::Output> {

@@ -1,4 +1,5 @@
-//! The tasks that a program consists of. They live as long as the program; one that ends earlier ends the program.
+//! The tasks that a program consists of. They live as long as the program; one that ends earlier ends the
+//! program.
 
 use std::collections::HashMap;
 use tokio::runtime::Handle;

@@ -1,4 +1,5 @@
-//! Standard output and standard error of a program that must go on, whoever reads them: a write neither fails nor blocks.
+//! Standard output and standard error of a program that must go on, whoever reads them: a write neither fails
+//! nor blocks.
 //!
 //! ```text
 //! write -> the file takes the line                     (nearly always: in the caller's thread, before `write` returns)
@@ -6,8 +7,9 @@
 //!       -> it fails, or too much waits already       -> the line is dropped and counted
 //! ```
 //!
-//! A write fails when the disk is full or the reader of a pipe is gone. A write blocks when the reader is there and does not read,
-//! such as a journald that hangs. The next line that can be written is followed by one that says how many were dropped.
+//! A write fails when the disk is full or the reader of a pipe is gone. A write blocks when the reader is
+//! there and does not read, such as a journald that hangs. The next line that can be written is followed by
+//! one that says how many were dropped.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
@@ -62,8 +64,9 @@ struct Dropped {
 
 /// Ways to write to a descriptor.
 enum Channel {
-    /// A file or device, or a pipe that this program has opened anew as non-blocking. The flag is one of the open file
-    /// description, which other programs share: setting it on the one that was inherited would change theirs.
+    /// A file or device, or a pipe that this program has opened anew as non-blocking. The flag is one of the
+    /// open file description, which other programs share: setting it on the one that was inherited would
+    /// change theirs.
     Immediate(OwnedFd),
     Socket(OwnedFd),
     /// A pipe that cannot be opened anew: only the draining thread writes to it.

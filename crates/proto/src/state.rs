@@ -33,7 +33,8 @@ pub struct ProcReport {
     /// The first line of `version_cmd`.
     #[serde(default)]
     pub version: String,
-    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before the first.
+    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before
+    /// the first.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub health: String,
     /// The OS account of the spec; empty where it is not known, as from agents of earlier versions.

@@ -1,6 +1,8 @@
-//! Whatever comes over a wire is read or refused, and never more than that: good messages and bodies, changed at random.
+//! Whatever comes over a wire is read or refused, and never more than that: good messages and bodies, changed
+//! at random.
 //!
-//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by `scripts/fuzz`.
+//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by
+//! `scripts/fuzz`.
 
 use procfleet_core::allow::Allow;
 use procfleet_core::id::{AgentId, BusinessId, Host, OpId, TaskId};
@@ -25,7 +27,8 @@ use std::fmt::{Debug, Display};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// An answer quotes what was sent, but not all of it: fifty faults, each with a place and a reason of 600 characters at most.
+/// An answer quotes what was sent, but not all of it: fifty faults, each with a place and a reason of 600
+/// characters at most.
 const LONGEST_ANSWER: usize = 51 * 2 * 601 * 4;
 
 fn golden(ending: &str) -> Vec<(PathBuf, String)> {

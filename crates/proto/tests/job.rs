@@ -1,4 +1,5 @@
-//! Reading JOB's APIs: each document's own example, what stands for what is left out, and every fault at once.
+//! Reading JOB's APIs: each document's own example, what stands for what is left out, and every fault at
+//! once.
 
 use procfleet_core::code::Code;
 use procfleet_core::id::{BusinessId, ProcKey};

@@ -1,7 +1,7 @@
 //! Every message of the link, as bytes that stay the same for ever.
 //!
-//! `golden/NAME.hex` is what this protocol's first version sent. A peer of that version must always be understood, so
-//! a file is never changed; a new message or field gets a new file.
+//! `golden/NAME.hex` is what this protocol's first version sent. A peer of that version must always be
+//! understood, so a file is never changed; a new message or field gets a new file.
 
 use procfleet_core::access::Scope;
 use procfleet_core::code::Code;

@@ -1,4 +1,5 @@
-//! Prints how fast the store is on this machine: `cargo run --release -p procfleet-server --example store_bench`.
+//! Prints how fast the store is on this machine: `cargo run --release -p procfleet-server --example
+//! store_bench`.
 //!
 //! Give a folder as the argument to measure another disk than that of the temp folder.
 

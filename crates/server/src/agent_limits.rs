@@ -1,4 +1,5 @@
-//! Limits on everything that an agent may send, so that a compromised agent cannot fill the store or the memory of the server.
+//! Limits on everything that an agent may send, so that a compromised agent cannot fill the store or the
+//! memory of the server.
 //!
 //! Three answers to excess:
 //! - A text for people is cut at a character boundary and ends in `…`. The item is stored and counted as cut.
@@ -13,20 +14,23 @@ use procfleet_proto::link::{EventMessage, Events, Hello, HostFacts, LOG_BYTES, L
 use procfleet_proto::state::ProcReport;
 use std::time::Duration;
 
-/// Items in one message. The agent reckons at least 32 bytes for each state in a message of at most 40 KiB, so it never sends more than
-/// 1,280 of them. Its hello names at most 1,000 ops.
+/// Items in one message. The agent reckons at least 32 bytes for each state in a message of at most 40 KiB,
+/// so it never sends more than 1,280 of them. Its hello names at most 1,000 ops.
 pub const ITEMS: usize = 2_000;
-/// Bytes of a namespace, proc name or OS account. The API takes 256 characters, which are at most 1,024 bytes; an instance adds `#64`.
+/// Bytes of a namespace, proc name or OS account. The API takes 256 characters, which are at most 1,024
+/// bytes; an instance adds `#64`.
 pub const NAME: usize = 1_088;
 /// Bytes of a journal's name. The agent makes one of 32 hexadecimal digits.
 pub const JOURNAL: usize = 64;
 /// Bytes of an event's message. The agent cuts its own at the same length.
 pub const EVENT_MESSAGE: usize = 8 * 1024;
-/// Bytes of an event's details. They repeat up to 4 KiB of a command's output as JSON, which may need six bytes for one.
+/// Bytes of an event's details. They repeat up to 4 KiB of a command's output as JSON, which may need six
+/// bytes for one.
 pub const EVENT_DETAILS: usize = 32 * 1024;
 /// How far an event may lie ahead of the server's clock.
 pub const EVENT_AHEAD: Duration = Duration::from_secs(300);
-/// How far a time in a proc's state may lie ahead. It is only shown, and a host that takes local time for UTC is wrong by hours.
+/// How far a time in a proc's state may lie ahead. It is only shown, and a host that takes local time for UTC
+/// is wrong by hours.
 pub const STATE_AHEAD: Duration = Duration::from_secs(86_400);
 /// The kind of an event that this server does not know. An agent of a newer version may send it.
 pub const UNKNOWN_KIND: &str = "unknown";
@@ -57,7 +61,8 @@ pub const GROUPS: usize = 24 * 1024;
 
 /// Bytes of an outcome's message. The agent writes up to 4 KiB of output for each of a few causes.
 pub const OUTCOME_MESSAGE: usize = 32 * 1024;
-/// Bytes of an outcome's content as JSON. 64 instances have some 400 bytes each, and 4 KiB of command lines and of notes.
+/// Bytes of an outcome's content as JSON. 64 instances have some 400 bytes each, and 4 KiB of command lines
+/// and of notes.
 pub const OUTCOME_CONTENT: usize = 48 * 1024;
 
 /// Bytes of a certificate signing request. One for an Ed25519 or P-256 key has less than 500.
@@ -129,7 +134,8 @@ pub fn check_events(events: &Events) -> Result<(), Excess> {
     Ok(())
 }
 
-/// Bounds one event. `times`: the earliest and the latest that are believed, in milliseconds since 1970. True: something was cut.
+/// Bounds one event. `times`: the earliest and the latest that are believed, in milliseconds since 1970.
+/// True: something was cut.
 pub fn bound_event(event: &mut EventMessage, times: (i64, i64)) -> bool {
     let mut was_cut = cut(&mut event.proc_name, NAME);
     if !Event::KINDS.contains(&event.kind.as_str()) {

@@ -5,8 +5,9 @@
 //!   \--none for PATIENCE--> Full: refused, and nothing of the task is stored
 //! ```
 //!
-//! Callers wait in line, each for a short time. No app holds more than three quarters, so a burst of one does not keep others out: whoever
-//! waits for room of its own app lets others pass. A task that is larger than the bound is taken when its turn comes and nothing else is held.
+//! Callers wait in line, each for a short time. No app holds more than three quarters, so a burst of one does
+//! not keep others out: whoever waits for room of its own app lets others pass. A task that is larger than
+//! the bound is taken when its turn comes and nothing else is held.
 
 use procfleet_core::id::TaskId;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -128,7 +129,8 @@ impl Backlog {
         grant.try_recv().map_err(|_| Full { open, most: self.0.most })
     }
 
-    /// So many ops of a task are open; those that were accepted with it and have an outcome give their room back.
+    /// So many ops of a task are open; those that were accepted with it and have an outcome give their room
+    /// back.
     pub fn opened(&self, task: TaskId, ops: usize) {
         let ended = self.lock().by_task.get(&task).map_or(0, |held| held.load.ops.saturating_sub(ops));
         self.ended(task, ended);

@@ -1,8 +1,9 @@
 //! The server's two clocks: one that never jumps, for decisions, and the one that people read.
 //!
-//! [`Moment`]s are the kernel's boot-time clock: setting the wall clock does not move it, and the next server of the same boot goes on
-//! with it. What is written down has the readings of both clocks, so that a server that starts after somebody has set the wall clock
-//! knows all the same how long ago it was. Only what is from another boot, or from another machine, is reckoned by wall time.
+//! [`Moment`]s are the kernel's boot-time clock: setting the wall clock does not move it, and the next server
+//! of the same boot goes on with it. What is written down has the readings of both clocks, so that a server
+//! that starts after somebody has set the wall clock knows all the same how long ago it was. Only what is
+//! from another boot, or from another machine, is reckoned by wall time.
 
 use jiff::Timestamp;
 use procfleet_core::moment::Moment;
@@ -67,8 +68,8 @@ impl Clock {
     pub fn moment_of(&self, wall: WallMs, noted: Reading) -> Moment {
         let (from, at) = match noted.mark.filter(|mark| mark.boot == self.boot) {
             Some(mark) => (mark.moment, noted.wall),
-            // What was noted lies in the past. A wall clock that says otherwise was set back, and does not make anything wait longer
-            // than it would have waited from the beginning.
+            // What was noted lies in the past. A wall clock that says otherwise was set back, and does not
+            // make anything wait longer than it would have waited from the beginning.
             None => (self.now(), self.wall().max(noted.wall)),
         };
         let distance = Duration::from_millis(wall.abs_diff(at));

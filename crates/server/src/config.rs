@@ -49,7 +49,8 @@ pub enum TlsSource {
     },
 }
 
-/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or a server's.
+/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or a
+/// server's.
 pub(crate) fn make_data_folder(path: &Path) -> Result<(), ServerError> {
     let failed = |source| ServerError::Folder { path: path.to_owned(), source };
     match std::fs::read_dir(path) {

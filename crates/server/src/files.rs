@@ -7,7 +7,8 @@ use tracing::{info, warn};
 #[derive(Clone, Copy, Debug)]
 pub struct Given(Rlimit);
 
-/// Raises the soft limit to the hard one: it is low for the sake of old programs, and this one has an agent on each.
+/// Raises the soft limit to the hard one: it is low for the sake of old programs, and this one has an agent
+/// on each.
 pub fn take_all() -> Given {
     let given = getrlimit(Resource::Nofile);
     match setrlimit(Resource::Nofile, Rlimit { current: given.maximum, maximum: given.maximum }) {
@@ -18,7 +19,8 @@ pub fn take_all() -> Given {
 }
 
 impl Given {
-    /// Does something, such as starting a program, with the limit as it was. For so long nobody else can open more either.
+    /// Does something, such as starting a program, with the limit as it was. For so long nobody else can open
+    /// more either.
     pub fn within<T>(self, act: impl FnOnce() -> T) -> T {
         let taken = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, self.0);

@@ -1,4 +1,5 @@
-//! TLS handshakes of peers that nobody knows yet: nothing is buffered before their first byte, and only so much afterwards.
+//! TLS handshakes of peers that nobody knows yet: nothing is buffered before their first byte, and only so
+//! much afterwards.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

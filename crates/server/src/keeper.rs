@@ -1,11 +1,13 @@
 //! The one writer of ops.
 //!
-//! The keeper knows every op without an outcome and every connected agent. Whatever happens (a new task, a connect, a
-//! report, a deadline), it asks [`dispatch::decide`] about the ops concerned and does what it says: give the op to a
-//! session, wait, or write the outcome. It loads its ops from the store, so a start after a crash is no special case.
+//! The keeper knows every op without an outcome and every connected agent. Whatever happens (a new task, a
+//! connect, a report, a deadline), it asks [`dispatch::decide`] about the ops concerned and does what it
+//! says: give the op to a session, wait, or write the outcome. It loads its ops from the store, so a start
+//! after a crash is no special case.
 //!
-//! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the store
-//! refuses, the batch is kept and tried again: agents repeat what was not acknowledged, and nothing is lost.
+//! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the
+//! store refuses, the batch is kept and tried again: agents repeat what was not acknowledged, and nothing is
+//! lost.
 
 #[cfg(test)]
 mod tests;
@@ -33,20 +35,20 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-/// How many notes may wait. Reports come in batches, so this is far more than one round of a large fleet; a session that
-/// finds it full waits, and so does its agent.
+/// How many notes may wait. Reports come in batches, so this is far more than one round of a large fleet; a
+/// session that finds it full waits, and so does its agent.
 const NOTES: usize = 4_096;
 /// How many outcomes are written in one transaction.
 const BATCH: usize = 2_000;
-/// How many bytes of reports may wait to be written. Beyond that sessions do not read on, so that a storm of results, or a disk
-/// that takes none, queues on the agents.
+/// How many bytes of reports may wait to be written. Beyond that sessions do not read on, so that a storm of
+/// results, or a disk that takes none, queues on the agents.
 const REPORT_BYTES: usize = 32 << 20;
 /// Tables of up to so many entries are not worth shrinking.
 const SMALL_TABLE: usize = 4_096;
 /// More ops that end together than this share a line in the log.
 const LINES: usize = 32;
-/// On an orderly end agents come back after this, plus a random part of a spread: so much for each of them, which a server
-/// of two cores can welcome, within bounds.
+/// On an orderly end agents come back after this, plus a random part of a spread: so much for each of them,
+/// which a server of two cores can welcome, within bounds.
 const COME_BACK: Duration = Duration::from_millis(500);
 const SPREAD_EACH: Duration = Duration::from_millis(2);
 const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -291,8 +293,8 @@ impl Work {
         if !open.is_empty() {
             info!(ops = open.len(), "open ops taken up again");
         }
-        // What was sent is not written down. An agent that was there after the op may have it, and even its outcome, so
-        // nothing may be said of the op before the agent or the deadline does.
+        // What was sent is not written down. An agent that was there after the op may have it, and even its
+        // outcome, so nothing may be said of the op before the agent or the deadline does.
         self.add(open, |row| {
             let until = row.agent.as_ref().and_then(|agent| present_until.get(agent));
             match until.is_some_and(|until| until.is_none_or(|gone| !gone.is_before(row.accepted))) {
@@ -522,7 +524,8 @@ impl Work {
         self.shrink();
     }
 
-    /// Tables keep the size that a burst gave them. Shrunk when an eighth of it is in use, so that shrinking costs less than the ops did.
+    /// Tables keep the size that a burst gave them. Shrunk when an eighth of it is in use, so that shrinking
+    /// costs less than the ops did.
     fn shrink(&mut self) {
         if self.ops.capacity() > SMALL_TABLE.max(8 * self.ops.len()) {
             self.ops.shrink_to(2 * self.ops.len());

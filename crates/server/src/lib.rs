@@ -1,7 +1,7 @@
 //! procfleet's control plane.
 //!
-//! A request goes once round: `http` reads it, `app` writes it to the `store`, the `keeper` hands it to a session, the
-//! agent reports, the keeper writes the outcome, and queries read the store.
+//! A request goes once round: `http` reads it, `app` writes it to the `store`, the `keeper` hands it to a
+//! session, the agent reports, the keeper writes the outcome, and queries read the store.
 
 pub mod agent_limits;
 pub mod app;
@@ -53,7 +53,8 @@ use tracing::{error, info, warn};
 
 /// The file of the store, in the data folder.
 pub const STORE: &str = "server.db";
-/// How many connections may wait to be accepted, where the kernel allows so many: all agents may come back at once.
+/// How many connections may wait to be accepted, where the kernel allows so many: all agents may come back at
+/// once.
 const BACKLOG: u32 = 4_096;
 /// How long an orderly end may take, altogether.
 const LAST_CALLS: Duration = Duration::from_secs(3);
@@ -263,7 +264,8 @@ impl Server {
         format!("{scheme}://{}", self.api)
     }
 
-    /// Returns when the server cannot go on: its store cannot be used any more, or a part of it has ended that should not.
+    /// Returns when the server cannot go on: its store cannot be used any more, or a part of it has ended
+    /// that should not.
     pub async fn failed(&mut self) -> ServerError {
         tokio::select! {
             // A damaged store needs somebody, and may be what a part has stumbled over.
@@ -305,8 +307,9 @@ impl Server {
     }
 }
 
-/// The sessions have threads of their own. Ten thousand of them that have something to do at the same moment are a long queue, and
-/// a call to the API would stand in it at each of its steps; the kernel lets its threads go first.
+/// The sessions have threads of their own. Ten thousand of them that have something to do at the same moment
+/// are a long queue, and a call to the API would stand in it at each of its steps; the kernel lets its
+/// threads go first.
 #[derive(Debug)]
 struct LinkThreads(Option<Runtime>);
 

@@ -1,8 +1,9 @@
 //! A BlueKing login service, which knows whose a `bk_token` is.
 //!
-//! It is asked over HTTP, within a bounded time and by a bounded number of calls at once: the threads that wait for it are
-//! those that read the store, too. What it says is remembered for a minute; that it did not answer is not. Tokens are kept
-//! as hashes and never logged, nor is an error text of the HTTP client, which may repeat the url.
+//! It is asked over HTTP, within a bounded time and by a bounded number of calls at once: the threads that
+//! wait for it are those that read the store, too. What it says is remembered for a minute; that it did not
+//! answer is not. Tokens are kept as hashes and never logged, nor is an error text of the HTTP client, which
+//! may repeat the url.
 
 use crate::secret;
 use procfleet_program::panics;
@@ -57,7 +58,8 @@ struct Answers(HashMap<[u8; 32], (Instant, Verdict)>);
 
 impl LoginService {
     pub fn new(url: LoginUrl) -> LoginService {
-        // Neither proxies nor redirects: both would hand the token to somebody whom the operator did not name.
+        // Neither proxies nor redirects: both would hand the token to somebody whom the operator did not
+        // name.
         let client = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(PATIENCE))
@@ -91,7 +93,8 @@ impl LoginService {
     }
 
     async fn ask_now(&self, token: String) -> Result<Verdict, Unanswered> {
-        // The place is given back by the thread, not by a caller that has given up: the thread may still wait.
+        // The place is given back by the thread, not by a caller that has given up: the thread may still
+        // wait.
         let place = self.inner.places.clone().acquire_owned().await.map_err(|_| Unanswered::Silent)?;
         let inner = self.inner.clone();
         let asking = panics::block_for_request(move || {

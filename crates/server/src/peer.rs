@@ -1,5 +1,5 @@
-//! Addresses of callers: whose traffic counts together (one IPv4 address, or one /64 of IPv6, which is what one customer or host has),
-//! and blocks of addresses that somebody is let in from.
+//! Addresses of callers: whose traffic counts together (one IPv4 address, or one /64 of IPv6, which is what
+//! one customer or host has), and blocks of addresses that somebody is let in from.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

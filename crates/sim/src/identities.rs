@@ -1,7 +1,7 @@
 //! Who the agents are: one file for all of them, a line for each, so that a fleet can come back.
 //!
-//! A line is written when its agent has joined and never changes; a last line that a crash cut off is an agent that has not
-//! joined yet.
+//! A line is written when its agent has joined and never changes; a last line that a crash cut off is an
+//! agent that has not joined yet.
 
 use procfleet_agent::identity::Identity;
 use procfleet_proto::link::token::hex;

@@ -1,17 +1,18 @@
-//! A simulated fleet: thousands of agents in one process, each with a key, a certificate and a session of its own over the
-//! real link.
+//! A simulated fleet: thousands of agents in one process, each with a key, a certificate and a session of its
+//! own over the real link.
 //!
-//! A simulated agent is one for the server in everything but its processes, which are a script: how long an op takes, how it
-//! ends, when the connection breaks. It uses the agent's own TLS and its patience between two sessions, and it knows
-//! nothing of the server's code.
+//! A simulated agent is one for the server in everything but its processes, which are a script: how long an
+//! op takes, how it ends, when the connection breaks. It uses the agent's own TLS and its patience between
+//! two sessions, and it knows nothing of the server's code.
 //!
 //! - [`Fleet`]: all of them, running;
 //! - [`Plan`]: how many, where to, and how they behave ([`Script`]);
 //! - [`Figures`]: what they have seen so far;
 //! - [`Peer`]: one by hand, who may say whatever he likes.
 //!
-//! What it does not have is a journal: when the fleet ends, what its agents had taken and not reported is gone, as if each
-//! host had lost its disk. While it runs, no connection that breaks makes it forget or repeat an op.
+//! What it does not have is a journal: when the fleet ends, what its agents had taken and not reported is
+//! gone, as if each host had lost its disk. While it runs, no connection that breaks makes it forget or
+//! repeat an op.
 
 mod agent;
 mod enroll;

@@ -26,8 +26,8 @@ struct Proc {
 }
 
 impl Procs {
-    /// Ends an op as the script says, and changes the proc accordingly. The second is what the server should know of it, if
-    /// anything has changed.
+    /// Ends an op as the script says, and changes the proc accordingly. The second is what the server should
+    /// know of it, if anything has changed.
     pub(crate) fn carry_out(
         &mut self,
         kind: OpKind,

@@ -39,7 +39,8 @@ pub struct Ending {
     pub message: String,
 }
 
-/// Of a hundred ops, so many break their connection at this point; and a time after which it breaks without one.
+/// Of a hundred ops, so many break their connection at this point; and a time after which it breaks without
+/// one.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Drops {

@@ -6,8 +6,9 @@ use std::path::Path;
 
 const DISK: &str = "the disk of ";
 
-/// The same error, with a text that names a full disk. SQLite reports a lack of space as one of a dozen numbers,
-/// depending on what was to be written: a new log's shared memory, for example, fails as "Error code 4874".
+/// The same error, with a text that names a full disk. SQLite reports a lack of space as one of a dozen
+/// numbers, depending on what was to be written: a new log's shared memory, for example, fails as "Error code
+/// 4874".
 ///
 /// `database` is the file that was to be written.
 pub fn explain(error: rusqlite::Error, database: &Path) -> rusqlite::Error {

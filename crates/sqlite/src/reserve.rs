@@ -1,9 +1,9 @@
 //! Disk blocks that a database holds in advance, so that it can be written when the disk is full.
 //!
-//! In WAL mode SQLite appends changes to the write-ahead log and copies them to the database file at a checkpoint, after
-//! which the log is written from its beginning again. Both files get blocks beyond their ends with `fallocate`. A write into
-//! such blocks needs no free space, so a process that fills the disk cannot take the reserve away, as it could with a file
-//! that is deleted when space is needed.
+//! In WAL mode SQLite appends changes to the write-ahead log and copies them to the database file at a
+//! checkpoint, after which the log is written from its beginning again. Both files get blocks beyond their
+//! ends with `fallocate`. A write into such blocks needs no free space, so a process that fills the disk
+//! cannot take the reserve away, as it could with a file that is deleted when space is needed.
 //!
 //! On a file system without `fallocate`, and on one that copies on write (btrfs), there is no such guarantee.
 
@@ -13,15 +13,16 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// The log grows to 1,000 pages of 4 KiB before SQLite's automatic checkpoint. The rest is for the transaction that exceeds it.
+/// The log grows to 1,000 pages of 4 KiB before SQLite's automatic checkpoint. The rest is for the
+/// transaction that exceeds it.
 const LOG: u64 = 5 << 20;
 /// By how much the database file can grow.
 const GROWTH: u64 = 1 << 20;
 /// A disk with less free space than this counts as full.
 const FULL: u64 = 1 << 20;
 
-/// Must be dropped after every connection to the database: closing a descriptor of the file releases the locks that SQLite
-/// holds on it in this process.
+/// Must be dropped after every connection to the database: closing a descriptor of the file releases the
+/// locks that SQLite holds on it in this process.
 #[derive(Debug)]
 pub struct Reserve {
     database: File,
@@ -39,7 +40,8 @@ impl Reserve {
         Ok(Reserve { database: open(database)?, log: open(Path::new(&log))?, folder })
     }
 
-    /// Allocates what is missing. Idempotent; to be called now and then, since the database grows into its reserve.
+    /// Allocates what is missing. Idempotent; to be called now and then, since the database grows into its
+    /// reserve.
     pub fn fill(&self) -> io::Result<()> {
         let size = self.database.metadata()?.len();
         allocate(&self.log, LOG)?;
@@ -51,7 +53,8 @@ impl Reserve {
         statvfs(&self.folder).is_ok_and(|disk| disk.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
-    /// The open database file, for a look at it: opening and closing it once more would release SQLite's locks.
+    /// The open database file, for a look at it: opening and closing it once more would release SQLite's
+    /// locks.
     pub fn database(&self) -> &File {
         &self.database
     }

@@ -149,7 +149,8 @@ impl Client {
         self.send("POST", path, headers, body)
     }
 
-    /// A call whose every byte is the test's own. The body is sent in parts until the server answers or it is all sent.
+    /// A call whose every byte is the test's own. The body is sent in parts until the server answers or it is
+    /// all sent.
     #[track_caller]
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Raw {
         let stream = TcpStream::connect(self.address()).expect("the server listens");

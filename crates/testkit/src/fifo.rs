@@ -1,4 +1,5 @@
-//! A file that holds its reader up: a program that reads it while it starts stays there until the test goes on.
+//! A file that holds its reader up: a program that reads it while it starts stays there until the test goes
+//! on.
 
 use crate::wait::{PATIENCE, wait_for};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
@@ -38,7 +39,8 @@ impl Fifo {
 }
 
 impl HeldReader {
-    /// The reader gets this text. Whoever reads the file from now on finds an ordinary one with the same text.
+    /// The reader gets this text. Whoever reads the file from now on finds an ordinary one with the same
+    /// text.
     pub fn release(mut self, text: &str) {
         let draft = self.path.with_extension("draft");
         fs::write(&draft, text).expect("our own folder");

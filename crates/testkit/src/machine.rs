@@ -1,7 +1,8 @@
 //! What a test needs of the machine that it runs on, and not every machine allows.
 //!
-//! A test that cannot be run fails and says what is missing: counted as passed, it would say what nobody has seen. Whoever
-//! cannot have it otherwise names what is missing in `PROCFLEET_TESTS_WITHOUT`; `scripts/test` then says at its end what was not tested.
+//! A test that cannot be run fails and says what is missing: counted as passed, it would say what nobody has
+//! seen. Whoever cannot have it otherwise names what is missing in `PROCFLEET_TESTS_WITHOUT`; `scripts/test`
+//! then says at its end what was not tested.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

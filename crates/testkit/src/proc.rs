@@ -44,7 +44,8 @@ pub struct Task {
 impl Proc {
     /// A proc of the host 127.0.0.1 whose program is put into this folder.
     pub fn new(client: Client, namespace: &str, name: &str, folder: PathBuf) -> Proc {
-        // A link, for a file that was just written may still be open in a child of another test, and then it cannot be run.
+        // A link, for a file that was just written may still be open in a child of another test, and then it
+        // cannot be run.
         let program = folder.join(programs::NAME);
         if !program.exists() {
             symlink("/bin/sleep", program).expect("our own folder");
@@ -210,8 +211,8 @@ impl Proc {
         rows.first().cloned()
     }
 
-    /// Its row as soon as it has this state. What the agent has told may be a moment old: a row that was there before
-    /// something happened may still be there after it.
+    /// Its row as soon as it has this state. What the agent has told may be a moment old: a row that was
+    /// there before something happened may still be there after it.
     #[track_caller]
     pub fn row_when(&self, deadline: Duration, state: &str) -> Value {
         wait_for(deadline, &format!("{} is {state}", self.name), || {

@@ -13,8 +13,9 @@ thread_local! {
     static REMEMBERED: RefCell<HashMap<u32, u64>> = RefCell::default();
 }
 
-/// Whether there is such a process; the dead who are not buried do not count. Nor does another one that got the number of a
-/// process that this thread has remembered: a test that chooses pids lets the kernel give out numbers again at once.
+/// Whether there is such a process; the dead who are not buried do not count. Nor does another one that got
+/// the number of a process that this thread has remembered: a test that chooses pids lets the kernel give out
+/// numbers again at once.
 pub fn is_running(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| stat.is_alive() && is_remembered(pid, &stat))
 }
@@ -24,7 +25,8 @@ fn is_remembered(pid: u32, stat: &Stat) -> bool {
     REMEMBERED.with_borrow(|known| known.get(&pid).is_none_or(|start_time| *start_time == stat.start_time))
 }
 
-/// From now on this thread means by the pid the process that has it now. What tells a test a pid does so by itself.
+/// From now on this thread means by the pid the process that has it now. What tells a test a pid does so by
+/// itself.
 pub fn remember(pid: u32) -> u32 {
     REMEMBERED.with_borrow_mut(|known| match start_time(pid) {
         Some(start_time) => known.insert(pid, start_time),
@@ -53,11 +55,12 @@ pub fn dead_pid() -> u32 {
     finished.pid
 }
 
-/// Calls `start` until what it starts has this very pid. `None`: other processes always took the pid first. An error: the
-/// kernel does not let us choose.
+/// Calls `start` until what it starts has this very pid. `None`: other processes always took the pid first.
+/// An error: the kernel does not let us choose.
 ///
-/// Afterwards the kernel goes on with the pids that it had reached. Otherwise the next processes of this machine would get
-/// numbers that were in use a moment ago, and a test that waits until a pid is gone would wait for somebody else.
+/// Afterwards the kernel goes on with the pids that it had reached. Otherwise the next processes of this
+/// machine would get numbers that were in use a moment ago, and a test that waits until a pid is gone would
+/// wait for somebody else.
 pub fn with_pid<T>(
     pid: u32,
     mut start: impl FnMut() -> T,
@@ -86,8 +89,8 @@ pub fn account() -> String {
     mine.into_iter().next().expect("the tests run as an account that has a name")
 }
 
-/// The processes that were started for the proc `namespace:name` and its other instances, by the mark that the agent leaves
-/// in their environment. A proc whose name only begins so is another.
+/// The processes that were started for the proc `namespace:name` and its other instances, by the mark that
+/// the agent leaves in their environment. A proc whose name only begins so is another.
 pub fn pids_marked(proc: &str) -> Vec<u32> {
     marked(|key| key.strip_prefix(proc).is_some_and(|rest| rest.is_empty() || rest.starts_with('#')))
 }

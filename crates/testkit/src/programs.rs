@@ -1,4 +1,5 @@
-//! Little programs to supervise, as commands for `start_cmd`: `/bin/sh`, `sleep` and `setsid` are all they need.
+//! Little programs to supervise, as commands for `start_cmd`: `/bin/sh`, `sleep` and `setsid` are all they
+//! need.
 //!
 //! All of them run the program [`NAME`] in the proc's folder, which sleeps. Those that write a pid file write
 //! [`PID_FILE`]. Each run of a command appends a line to [`RUNS`].
@@ -28,7 +29,8 @@ pub fn deaf_to_term() -> String {
     format!("{NOTE}; trap '' TERM; exec ./web 1000")
 }
 
-/// Goes into the background by double fork, in a session of its own, and writes its pid file before the command ends.
+/// Goes into the background by double fork, in a session of its own, and writes its pid file before the
+/// command ends.
 pub fn daemon() -> String {
     format!("{NOTE}; rm -f web.pid; {}; until test -s web.pid; do sleep 0.01; done", daemon_body(""))
 }
@@ -74,8 +76,8 @@ pub fn gate(file: &str) -> String {
     format!("until test -e {file}; do sleep 0.05; done")
 }
 
-/// Takes `secs` until it starts a daemon with a pid file that lives for 0.7 s. The command ends a moment after the pid file is
-/// there.
+/// Takes `secs` until it starts a daemon with a pid file that lives for 0.7 s. The command ends a moment
+/// after the pid file is there.
 pub fn slow_daemon_that_dies(secs: u32) -> String {
     format!(
         "{NOTE}; rm -f web.pid; sleep {secs}; \

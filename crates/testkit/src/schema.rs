@@ -1,11 +1,13 @@
-//! Whether a value is what the API's own document says: the part of JSON Schema that the document uses, and no more.
+//! Whether a value is what the API's own document says: the part of JSON Schema that the document uses, and
+//! no more.
 
 use serde_json::{Map, Value};
 
 /// What says something to readers and nothing about a value.
 const ANNOTATIONS: [&str; 6] = ["description", "format", "title", "default", "example", "contentMediaType"];
 
-/// Everything in `value` that is not as `schema` says; empty if all is. References are looked up in `document`.
+/// Everything in `value` that is not as `schema` says; empty if all is. References are looked up in
+/// `document`.
 ///
 /// # Panics
 /// At a keyword that is not known here: it would go unchecked.
@@ -15,7 +17,8 @@ pub fn schema_faults(document: &Value, schema: &Value, value: &Value) -> Vec<Str
     checker.faults
 }
 
-/// The operation of a path, whether it is the main one or another name for it, and whatever stands in its braces.
+/// The operation of a path, whether it is the main one or another name for it, and whatever stands in its
+/// braces.
 pub fn operation<'d>(document: &'d Value, method: &str, path: &str) -> Option<&'d Value> {
     let path = path.split('?').next().unwrap_or_default();
     let items = document["paths"].as_object()?;

@@ -54,7 +54,8 @@ impl Up {
         Up::start_on(binary, flags, None, |_| {})
     }
 
-    /// The same with the logs of server and agent going there. Their words cannot be read by [`Up::stderr`] then.
+    /// The same with the logs of server and agent going there. Their words cannot be read by [`Up::stderr`]
+    /// then.
     #[track_caller]
     pub fn start_logging_to(binary: impl AsRef<Path>, stderr: OwnedFd) -> Up {
         Up::start_on(binary, &[], Some(stderr), |_| {})
@@ -118,7 +119,8 @@ impl Up {
         assert_eq!(field("url"), url, "admin.json and the ready line name one url");
         self.client = Client::new(&url, &field("bk_app_code"), &field("bk_app_secret"));
         self.sessions_before.store(0, Ordering::Relaxed);
-        // On a busy machine `up` says that it is ready before its agent is. Some tests have one that cannot connect.
+        // On a busy machine `up` says that it is ready before its agent is. Some tests have one that cannot
+        // connect.
         if self.stderr().contains("the agent has not connected yet") {
             ask_again(EVERY, PATIENCE, || self.is_agent_connected().then_some(()));
         }
@@ -224,8 +226,8 @@ impl Up {
         agent
     }
 
-    /// As [`Up::kill_agent`], and there may be no other agent yet. An op that is sent now ends with 117 where the machine
-    /// takes more than 5 s to start one.
+    /// As [`Up::kill_agent`], and there may be no other agent yet. An op that is sent now ends with 117 where
+    /// the machine takes more than 5 s to start one.
     #[track_caller]
     pub fn take_agent_away(&self) -> u32 {
         let agent = self.agent_pid();
@@ -245,8 +247,8 @@ impl Up {
         self.wait_for_agent();
     }
 
-    /// Waits until this host's agent is connected: the one that runs now, and not the one that was killed, which the
-    /// server believes in for a while.
+    /// Waits until this host's agent is connected: the one that runs now, and not the one that was killed,
+    /// which the server believes in for a while.
     #[track_caller]
     pub fn wait_for_agent(&self) {
         wait_until(PATIENCE, "the agent is connected", || self.is_agent_connected());
@@ -339,8 +341,8 @@ impl Drop for Up {
     }
 }
 
-/// A loopback address that no other `up` of this machine has, nor any connection: a port of it that was let go can be had
-/// again.
+/// A loopback address that no other `up` of this machine has, nor any connection: a port of it that was let
+/// go can be had again.
 fn own_address(serial: u32) -> Ipv4Addr {
     let [.., high, low] = std::process::id().to_be_bytes();
     let [.., last] = serial.to_be_bytes();

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Deadline for everything that a test waits for. A test passes as soon as the condition holds, so this is only how
-/// long a failure takes. It must be enough on a machine whose cores are all busy with something else.
+/// Deadline for everything that a test waits for. A test passes as soon as the condition holds, so this is
+/// only how long a failure takes. It must be enough on a machine whose cores are all busy with something
+/// else.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const EVERY: Duration = Duration::from_millis(10);
 
@@ -16,8 +17,8 @@ pub fn wait_for<T>(deadline: Duration, what: &str, ask: impl FnMut() -> Option<T
     answer
 }
 
-/// Asks so often until there is an answer; `None` when there is none in time, for the caller knows better what to say
-/// about that.
+/// Asks so often until there is an answer; `None` when there is none in time, for the caller knows better
+/// what to say about that.
 pub fn ask_again<T>(every: Duration, deadline: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {

@@ -4,14 +4,14 @@
 //! GROUP OF THE AGENT/procfleet-INSTANCE/KEY/run-BEGAN-RUN
 //! ```
 //!
-//! Each run of a command has a group, below one for its proc. Whatever the command starts stays in there, whatever it does to its
-//! session, its parents and its environment, and `cgroup.kill` ends all of it at once. No controllers are needed and none
-//! are enabled. What is in a group is the proc's, even if somebody else moved it there; only the agent itself and its parents are
-//! spared. A probe has no group.
+//! Each run of a command has a group, below one for its proc. Whatever the command starts stays in there,
+//! whatever it does to its session, its parents and its environment, and `cgroup.kill` ends all of it at
+//! once. No controllers are needed and none are enabled. What is in a group is the proc's, even if somebody
+//! else moved it there; only the agent itself and its parents are spared. A probe has no group.
 //!
-//! The groups outlive the agent, as the processes do. Where they are is written down beside the agent's output, so that
-//! its next life finds them even if it is started in another place. A group can be removed only when nothing runs in it, so
-//! trying to remove one is also how to ask.
+//! The groups outlive the agent, as the processes do. Where they are is written down beside the agent's
+//! output, so that its next life finds them even if it is started in another place. A group can be removed
+//! only when nothing runs in it, so trying to remove one is also how to ask.
 
 use super::host::ExecError;
 use super::pidfd;
@@ -164,7 +164,8 @@ impl Groups {
         });
     }
 
-    /// The command of a group has ended. What the command has left may be in the group for years, or nothing at all.
+    /// The command of a group has ended. What the command has left may be in the group for years, or nothing
+    /// at all.
     pub(super) fn command_ended(&self, group: &Path) {
         if !remove(group) {
             self.outlived().insert(group.to_owned());
@@ -173,7 +174,8 @@ impl Groups {
         }
     }
 
-    /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until then.
+    /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until
+    /// then.
     pub(super) fn is_idle(&self, groups: &ProcGroups) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home.clone());
     }
@@ -263,8 +265,8 @@ impl ProcGroups {
         self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(PathBuf::as_path)
     }
 
-    /// Those in which something runs and nothing that `is_kept`. The empty ones are gone after this; the folder above them
-    /// waits for the next run.
+    /// Those in which something runs and nothing that `is_kept`. The empty ones are gone after this; the
+    /// folder above them waits for the next run.
     pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<PathBuf> {
         self.runs.retain(|group| !remove(group));
         let abandoned = |group: &&PathBuf| !pids_in(group).into_iter().any(&is_kept);
@@ -355,8 +357,8 @@ pub(super) fn kill(group: &Path) {
     }
 }
 
-/// Sends a signal to everything that is in a group now. A pid may have come to mean a stranger since the group named it, so only
-/// what the group still names when it is held is signalled.
+/// Sends a signal to everything that is in a group now. A pid may have come to mean a stranger since the
+/// group named it, so only what the group still names when it is held is signalled.
 pub(super) fn signal(group: &Path, signal: Signal) {
     let spared = spared();
     let named = pids_in(group).into_iter().filter(|pid| !spared.contains(pid));
@@ -449,7 +451,8 @@ fn own_group(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// An agent that one of its own procs has started is in that proc's group. It makes its groups where they were.
+/// An agent that one of its own procs has started is in that proc's group. It makes its groups where they
+/// were.
 fn outside<'a>(own: &'a str, name: &str) -> &'a str {
     match own.find(&format!("/{name}/")) {
         Some(at) => &own[..at],

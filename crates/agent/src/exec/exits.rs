@@ -1,7 +1,8 @@
 //! Waiting for the end of processes: all pidfds are in one epoll set, and one task sleeps on it.
 //!
-//! A task and a registration for each process would be a kilobyte each, for a thousand processes that do nothing for months.
-//! Here a process that runs costs a descriptor and what is to be done at its end; a task is made when it has come.
+//! A task and a registration for each process would be a kilobyte each, for a thousand processes that do
+//! nothing for months. Here a process that runs costs a descriptor and what is to be done at its end; a task
+//! is made when it has come.
 
 #![expect(unsafe_code, reason = "the registration of a descriptor has no safe wrapper")]
 
@@ -82,7 +83,8 @@ impl Exits {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `then`, as a task of its own, when the process behind the pidfd is gone. It may be dead and not yet reaped then.
+    /// Does `then`, as a task of its own, when the process behind the pidfd is gone. It may be dead and not
+    /// yet reaped then.
     pub(super) fn when_gone<F>(
         self: &Arc<Exits>,
         pidfd: OwnedFd,
@@ -116,7 +118,8 @@ impl Exits {
             None => inner.set.insert(Arc::new(epoll::create(CreateFlags::CLOEXEC)?)).clone(),
         };
         if inner.listener.as_ref().is_none_or(JoinHandle::is_finished) {
-            // SAFETY: whoever listens holds the set, so its descriptor stays open, and the same, for as long as it is registered.
+            // SAFETY: whoever listens holds the set, so its descriptor stays open, and the same, for as long
+            // as it is registered.
             let listening = unsafe { AsyncFd::register_with_interest(set.clone(), Interest::READABLE) };
             let listening =
                 listening.map_err(|error| Errno::from_io_error(&error.into()).unwrap_or(Errno::NOMEM))?;

@@ -1,7 +1,7 @@
 //! Looking for the process of a proc.
 //!
-//! Where the spec names a pid file, that file decides; what else is known is used only where the file cannot have been
-//! written yet, or where the agent has just started.
+//! Where the spec names a pid file, that file decides; what else is known is used only where the file cannot
+//! have been written yet, or where the agent has just started.
 
 use super::Run;
 use super::cgroup;
@@ -54,17 +54,19 @@ impl Whom<'_> {
         self.probes.contains(&stat.session)
     }
 
-    /// Whether a process that was started for this proc was left by the dead process, or by an older command. Workers bear the
-    /// name of their master; what a later command has brought is no worker of the dead process.
+    /// Whether a process that was started for this proc was left by the dead process, or by an older command.
+    /// Workers bear the name of their master; what a later command has brought is no worker of the dead
+    /// process.
     fn is_left(&self, pid: u32) -> bool {
         let dead = self.dead.and_then(|dead| dead.evidence.run);
         // Agents of before did not say when a command began, so what does not say so is older.
         dead.is_some_and(|dead| run_of(pid).is_none_or(|run| run <= dead))
     }
 
-    /// Those of unknown origin that the dead process may have left, with all below them. What this life of the agent has started is
-    /// below the agent. Of what is older, an orphan in the agent's own cgroup cannot be told from a leftover; what somebody
-    /// has started by hand has another parent, or is in another cgroup where logins have cgroups of their own.
+    /// Processes of unknown origin that the dead process may have left, with their descendants. What this
+    /// life of the agent has started is below the agent. Of what is older, an orphan in the agent's own
+    /// cgroup cannot be told from a leftover; what somebody has started by hand has another parent, or is in
+    /// another cgroup where logins have cgroups of their own.
     fn doubtful(&self, named: &[&Stat], scan: &Scan) -> HashSet<Id> {
         if self.dead.is_none() {
             return HashSet::new();
@@ -164,7 +166,8 @@ pub(super) fn launched(
         (None, Some(_)) => no_such_name(whom.identity),
         (None, None) => {
             let all = glimpse();
-            // What older commands have started is not the process of this one, also if it has lost its mark.
+            // A process that an older command started is not the process of this command, even without its
+            // mark.
             let older = all.all().into_iter().filter(|stat| stat.id.start_ticks < run.leader.start_ticks);
             let others: Vec<Id> =
                 all.marked(whom.mark).into_iter().chain(older).map(|stat| stat.id).collect();
@@ -177,8 +180,9 @@ pub(super) fn launched(
     Sighting::Absent(Absence { cause, hopeless })
 }
 
-/// After a start of the agent: what was known, then the pid file, then the mark, then as settled. A start command that is still at
-/// work is no process as long as it may bring one: where there is a pid file, that file decides.
+/// After a start of the agent: what was known, then the pid file, then the mark, then as settled. A start
+/// command that is still at work is no process as long as it may bring one: where there is a pid file, that
+/// file decides.
 pub(super) fn recovered(
     whom: Whom<'_>,
     last: Option<Process>,
@@ -198,7 +202,8 @@ pub(super) fn recovered(
     let scan = glimpse();
     let mut marked = scan.marked(whom.mark);
     marked.retain(|stat| is_still_there(stat));
-    // Where the command itself was the process and is gone, what it has started is no process: workers bear its name, too.
+    // Where the command itself was the process and is gone, what it has started is no process: workers bear
+    // its name, too.
     let orphans = match last {
         Some(Process { found: Found::Foreground, .. }) => orphans(&marked),
         Some(_) | None => Vec::new(),
@@ -206,8 +211,8 @@ pub(super) fn recovered(
     marked.retain(|stat| !orphans.contains(&stat.id) && !whom.is_left(stat.id.pid));
     let named =
         marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
-    // A command that was to end or reload the process may still be at work; and what a dead process has left may lead a
-    // session of its own, and is swept away before the next one.
+    // A command that was to end or reload the process may still be at work; and what a dead process has left
+    // may lead a session of its own, and is swept away before the next one.
     let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
     let leader = marked.iter().find(leads).copied();
     if let (Some(leader), Some(Err(cause))) = (leader, &by_file)
@@ -259,8 +264,8 @@ pub(super) fn leader(run: Option<&Run>) -> Sighting {
     }
 }
 
-/// The run of a periodic process from an earlier life of the agent. A run that was begun and not yet seen is known by its
-/// mark and its age; all else that bears the mark is what older runs have left.
+/// The run of a periodic process from an earlier life of the agent. A run that was begun and not yet seen is
+/// known by its mark and its age; all else that bears the mark is what older runs have left.
 pub(super) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: Option<u64>) -> Sighting {
     if let Some(last) = last.filter(is_alive) {
         return Sighting::Running(last);
@@ -283,7 +288,8 @@ fn no_run() -> Sighting {
     Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true })
 }
 
-/// Whether what was known in an earlier life of the agent is still there: all that the kernel says must agree with it.
+/// Whether what was known in an earlier life of the agent is still there: all that the kernel says must agree
+/// with it.
 fn is_alive(last: &Process) -> bool {
     Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
         && last.is_confirmed_by(&evidence(last.pid))
@@ -295,8 +301,8 @@ fn evidence(pid: u32) -> Evidence {
     Evidence { serial: pidfd::serial(&pidfd), program: procfs::program_file(pid), run: run_of(pid) }
 }
 
-/// Whether the pid file names another pid than this. For a quick look now and then, which asks nothing else; a file that
-/// names nobody names no other.
+/// Whether the pid file names another pid than this. For a quick look now and then, which asks nothing else;
+/// a file that names nobody names no other.
 pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
     read_pid_file(pid_path, user).is_ok_and(|named| named.pid != pid)
 }
@@ -354,8 +360,9 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     })
 }
 
-/// Whether the process began after a command of ours that may still have something running. A name alone says little
-/// (there may be many of `java` on a host): what bears no mark must come from us or run from the spec's folder.
+/// Whether the process began after a command of ours that may still have something running. A name alone says
+/// little (there may be many of `java` on a host): what bears no mark must come from us or run from the
+/// spec's folder.
 fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
     whom.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
 }
@@ -370,8 +377,8 @@ pub(super) struct Named {
     way: Walked,
 }
 
-/// What is in a file that the account could not read itself is not told: the agent may read everything, and a caller who names
-/// it may be allowed this account only.
+/// What is in a file that the account could not read itself is not told: the agent may read everything, and a
+/// caller who names it may be allowed this account only.
 pub(super) fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
     let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
     let failed = |error: io::Error| match error.kind() {
@@ -385,7 +392,8 @@ pub(super) fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
         return Err(bad("is not absolute"));
     }
     let way = path_walk::walk(Path::new(path)).map_err(failed)?;
-    // Before it is opened, for opening a device can do things, and so can reading some of the kernel's own files.
+    // Before it is opened, for opening a device can do things, and so can reading some of the kernel's own
+    // files.
     if !way.is(FileType::RegularFile) {
         return Err(bad("is not a regular file"));
     }
@@ -455,8 +463,8 @@ fn by_own(whom: Whom<'_>) -> Option<Process> {
 /// A shell that has not yet begun what it is there for.
 pub(super) struct NotYet;
 
-/// What a shell that was found in place of the process has begun meanwhile. `None`: it is not the shell of one of these
-/// commands, or not any more.
+/// What a shell that was found in place of the process has begun meanwhile. `None`: it is not the shell of
+/// one of these commands, or not any more.
 pub(super) fn below_shell(
     shell: Id,
     commands: &[&str],
@@ -486,8 +494,8 @@ fn topmost(fitting: Vec<&Stat>) -> Option<Id> {
     tops.map(|stat| stat.id).min_by_key(|id| (id.start_ticks, id.pid))
 }
 
-/// The command itself where `sh` only waits for it: then its one child is what was asked for. Where the shell has more to
-/// do, such as a loop, it is the process, and its child of the moment is not.
+/// The command itself where `sh` only waits for it: then its one child is what was asked for. Where the shell
+/// has more to do, such as a loop, it is the process, and its child of the moment is not.
 fn unwrap(scan: &Scan, leader: &Stat, run: &Run) -> Id {
     if !Program::of(leader).is_wrapper_of(&run.command) || !is_simple(&run.command) {
         return leader.id;

@@ -1,18 +1,19 @@
 //! Making a process: a child of the agent that turns itself into a program.
 //!
-//! It is made by `clone3`, which gives the pidfd with it and puts it into its cgroup from its first moment on. The parent waits
-//! until the program is running (`CLONE_VFORK`), so the child may use the parent's memory (`CLONE_VM`): nothing is copied, which
-//! would take longer the more memory the agent has. It has a stack of its own, for what it leaves on the parent's would
-//! be there when the parent goes on. Entering that stack takes a few lines of assembly; on machines for which there are none here the
-//! child gets a copy of the memory instead, as after a fork. So it does where `clone3` is refused (an old kernel, a seccomp filter)
-//! and `clone` is used: there it enters the cgroup itself before it becomes the program.
+//! It is made by `clone3`, which gives the pidfd with it and puts it into its cgroup from its first moment
+//! on. The parent waits until the program is running (`CLONE_VFORK`), so the child may use the parent's
+//! memory (`CLONE_VM`): nothing is copied, which would take longer the more memory the agent has. It has a
+//! stack of its own, for what it leaves on the parent's would be there when the parent goes on. Entering that
+//! stack takes a few lines of assembly; on machines for which there are none here the child gets a copy of
+//! the memory instead, as after a fork. So it does where `clone3` is refused (an old kernel, a seccomp
+//! filter) and `clone` is used: there it enters the cgroup itself before it becomes the program.
 //!
-//! It shares the table of open files, too, until it has taken a copy of the first few: the agent has one open for each process that it looks
-//! after, and copying them all, only to close them, takes longer the more there are. What the child is to write to is therefore put in
-//! a low place before.
+//! It shares the table of open files, too, until it has taken a copy of the first few: the agent has one open
+//! for each process that it looks after, and copying them all, only to close them, takes longer the more
+//! there are. What the child is to write to is therefore put in a low place before.
 //!
-//! Other threads go on beside the child, or are gone in its copy, and nobody opens their locks for it: it makes system calls only,
-//! takes no lock and allocates nothing. All that it needs was made before.
+//! Other threads go on beside the child, or are gone in its copy, and nobody opens their locks for it: it
+//! makes system calls only, takes no lock and allocates nothing. All that it needs was made before.
 
 #![expect(unsafe_code, reason = "what happens between clone and exec cannot be written without it")]
 
@@ -81,8 +82,8 @@ const STACK: usize = 64 << 10;
 /// What lies below the stack and cannot be written to. No machine has larger pages.
 const GUARD: usize = 64 << 10;
 
-/// Allows the agent as many open files as it may have: each process that it looks after takes one or two. What it
-/// starts is allowed what the agent was.
+/// Allows the agent as many open files as it may have: each process that it looks after takes one or two.
+/// What it starts is allowed what the agent was.
 pub fn allow_many_files() {
     let given = getrlimit(Resource::Nofile);
     if FILES_GIVEN.set(given).is_ok() && given.current != given.maximum {
@@ -102,8 +103,8 @@ pub(super) fn allow_files_as_given() {
     }
 }
 
-/// Whether the kernel was told to spare the agent when memory runs out. That is not for what it starts; where it was told
-/// to take the agent rather than others, that was meant for all of it.
+/// Whether the kernel was told to spare the agent when memory runs out. That is not for what it starts; where
+/// it was told to take the agent rather than others, that was meant for all of it.
 fn is_spared() -> bool {
     static SPARED: OnceLock<bool> = OnceLock::new();
     *SPARED.get_or_init(|| {
@@ -126,7 +127,8 @@ impl Room {
     }
 }
 
-/// To be called before there are many open files, for a low place among them. `nothing` is what commands read from.
+/// To be called before there are many open files, for a low place among them. `nothing` is what commands read
+/// from.
 pub(super) fn make_room(nothing: BorrowedFd<'_>) -> io::Result<()> {
     Room::of(&mut ROOM.lock().unwrap_or_else(PoisonError::into_inner), nothing).map(drop)
 }
@@ -139,8 +141,8 @@ pub(super) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     copy_to(recipe.output, room.output)?;
     copy_to(recipe.folder, room.folder)?;
     room.report.errno.store(0, Ordering::Relaxed);
-    // One that becomes another account marks the memory as nobody's to look into: its own account must not see the agent's
-    // in the moment in which they share it. Afterwards all is as it was.
+    // One that becomes another account marks the memory as nobody's to look into: its own account must not
+    // see the agent's in the moment in which they share it. Afterwards all is as it was.
     let dumpable = recipe.account.is_another().then(dumpable);
     let blocked = block_signals();
     let made = clone(&child, room);
@@ -254,9 +256,9 @@ fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
         }
     }
     let mut pidfd: libc::c_int = -1;
-    // SAFETY: without CLONE_VM the child has memory of its own, stack included, so both go on from here as after a fork. The
-    // kernel writes the pidfd to the third argument, which outlives the call; the order of those after it differs
-    // between machines, and all of them are 0.
+    // SAFETY: without CLONE_VM the child has memory of its own, stack included, so both go on from here as
+    // after a fork. The kernel writes the pidfd to the third argument, which outlives the call; the order of
+    // those after it differs between machines, and all of them are 0.
     let pid = unsafe {
         let flags = libc::c_long::from(FLAGS | libc::SIGCHLD);
         libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0)
@@ -295,7 +297,8 @@ struct Begin<'a> {
     room: Room,
 }
 
-/// Makes the child, which never returns from here, and answers as the kernel does: its pid, or an error below 0.
+/// Makes the child, which never returns from here, and answers as the kernel does: its pid, or an error below
+/// 0.
 #[cfg(target_arch = "x86_64")]
 fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
     extern "C" fn begins(begin: &Begin<'_>) -> ! {
@@ -305,11 +308,12 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
     args.stack = (begin.room.stack_end - STACK) as u64;
     args.stack_size = STACK as u64;
     let answer: libc::c_long;
-    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives the call. The parent
-    // goes on after the block as after any system call. The child comes out of it on a stack that is used by one child at a
-    // time, whose end is aligned as the call needs it; it calls a function that does not return. `begin` and all that it
-    // refers to lives on, for this thread stands still until the child has become the program or has ended
-    // (`CLONE_VFORK`), so that the child may also use what belongs to this thread, such as `errno`.
+    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives
+    // the call. The parent goes on after the block as after any system call. The child comes out of it on a
+    // stack that is used by one child at a time, whose end is aligned as the call needs it; it calls a
+    // function that does not return. `begin` and all that it refers to lives on, for this thread stands still
+    // until the child has become the program or has ended (`CLONE_VFORK`), so that the child may also use
+    // what belongs to this thread, such as `errno`.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -335,8 +339,9 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
 /// As above, with a copy of the memory.
 #[cfg(not(target_arch = "x86_64"))]
 fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
-    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives the call. Without
-    // CLONE_VM the child has memory of its own, stack included, so both go on from here as after a fork.
+    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives
+    // the call. Without CLONE_VM the child has memory of its own, stack included, so both go on from here as
+    // after a fork.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const *args, size_of::<CloneArgs>()) };
     match pid {
         0 => begin.child.become_it(begin.entered, begin.room),
@@ -351,7 +356,8 @@ fn made(pid: libc::c_long, pidfd: libc::c_int) -> Option<(u32, OwnedFd)> {
     Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
-/// Until the child has put the agent's handlers away, no signal may reach it: they would write into the agent's own pipes.
+/// Until the child has put the agent's handlers away, no signal may reach it: they would write into the
+/// agent's own pipes.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets are ours, and the first call makes the one that the second reads.
     unsafe {
@@ -406,7 +412,8 @@ impl<'a> Child<'a> {
         unsafe { libc::_exit(127) }
     }
 
-    /// What it starts inherits this and has another pid, so that the two can be told apart by an agent that did not see it.
+    /// What it starts inherits this and has another pid, so that the two can be told apart by an agent that
+    /// did not see it.
     fn say_which_it_is(&self) {
         let mut rest = std::process::id();
         let digits = rest.checked_ilog10().map_or(1, |log| log + 1) as usize;
@@ -455,8 +462,8 @@ impl<'a> Child<'a> {
 
     /// Returns only if it failed.
     fn execute(&self) -> Errno {
-        // SAFETY: the set is ours, and all pointers are to strings that end with a NUL, in arrays that end with a null, which
-        // live as long as `self`.
+        // SAFETY: the set is ours, and all pointers are to strings that end with a NUL, in arrays that end
+        // with a null, which live as long as `self`.
         unsafe {
             let mut none = std::mem::zeroed();
             libc::sigemptyset(&raw mut none);
@@ -473,11 +480,13 @@ impl<'a> Child<'a> {
 
 /// Lets every signal do what it does by default, also those that the C library would not let us change.
 fn reset_signals() {
-    /// The kernel's `struct sigaction`, whose longest form has four words: the default action, no flags, no mask.
+    /// The kernel's `struct sigaction`, whose longest form has four words: the default action, no flags, no
+    /// mask.
     const DEFAULT: [u64; 4] = [0; 4];
     for signal in 1..=64 {
-        // SAFETY: the kernel reads a structure that is no longer than this one, and of the mask as many bytes as it is told. The
-        // default action is no function of ours. Two signals cannot be changed, which does no harm.
+        // SAFETY: the kernel reads a structure that is no longer than this one, and of the mask as many bytes
+        // as it is told. The default action is no function of ours. Two signals cannot be changed, which does
+        // no harm.
         unsafe {
             let action = DEFAULT.as_ptr();
             libc::syscall(libc::SYS_rt_sigaction, signal, action, ptr::null_mut::<u64>(), size_of::<u64>());
@@ -503,11 +512,13 @@ fn share_no_files(last: RawFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked from the
-/// beginning; those that it got from whoever started it (a terminal, a lock, an ssh connection) may not be.
+/// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked
+/// from the beginning; those that it got from whoever started it (a terminal, a lock, an ssh connection) may
+/// not be.
 fn close_on_exec() {
-    // SAFETY: the call takes three numbers and touches no memory of ours. Descriptors are only marked here, and closed by
-    // the exec, so nothing that is in use goes away. Where the kernel does not know the call, all stays as it was.
+    // SAFETY: the call takes three numbers and touches no memory of ours. Descriptors are only marked here,
+    // and closed by the exec, so nothing that is in use goes away. Where the kernel does not know the call,
+    // all stays as it was.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 

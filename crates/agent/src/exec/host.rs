@@ -24,8 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How old a look at all processes may be. A process that somebody starts by hand in this time is as likely to be started just
-/// after a look as just before it.
+/// How old a look at all processes may be. A process that somebody starts by hand in this time is as likely
+/// to be started just after a look as just before it.
 const GLIMPSE: Duration = Duration::from_millis(50);
 
 /// Why the agent cannot look after processes on this host at all.
@@ -45,7 +45,8 @@ pub struct Host {
     output_folder: PathBuf,
     pub(super) sinks: Sinks,
     boot_id: BootId,
-    /// When this life of the agent began, in clock ticks since the host's boot. What is older was started in an earlier life.
+    /// When this life of the agent began, in clock ticks since the host's boot. What is older was started in
+    /// an earlier life.
     pub(super) opened_at: u64,
     /// Tells this agent's processes from those of another agent on the same host.
     instance: String,
@@ -53,7 +54,8 @@ pub struct Host {
     pub(super) page_bytes: u64,
     pub(super) cpus: u64,
     pub(super) memory_bytes: u64,
-    /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as zombies.
+    /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as
+    /// zombies.
     strays: Mutex<Vec<(u32, OwnedFd)>>,
     /// The marks of processes that an earlier life of the agent left: these are not below the agent.
     inherited: Mutex<HashSet<Vec<u8>>>,
@@ -138,8 +140,8 @@ impl Host {
         &self.allow
     }
 
-    /// A command, checked against this host and its policy, whoever wants it: an order, or the agent itself. A folder that is
-    /// a link to another place counts as that place.
+    /// A command, checked against this host and its policy, whoever wants it: an order, or the agent itself.
+    /// A folder that is a link to another place counts as that place.
     pub(super) fn prepare(
         &self,
         key: &ProcKey,
@@ -165,8 +167,8 @@ impl Host {
         &self.boot_id
     }
 
-    /// What everything that is started for this proc bears in its environment. The colon in the middle is the only one
-    /// that is not escaped, so no two procs share a mark.
+    /// What everything that is started for this proc bears in its environment. The colon in the middle is the
+    /// only one that is not escaped, so no two procs share a mark.
     pub fn mark(&self, key: &ProcKey) -> String {
         format!("{}/{}", self.instance, escaped(key))
     }
@@ -207,7 +209,8 @@ impl Host {
         oom::keep_up();
     }
 
-    /// Keeps the output of processes within bounds; to be called now and then. True: there was much, so call it again soon.
+    /// Keeps the output of processes within bounds; to be called now and then. True: there was much, so call
+    /// it again soon.
     pub fn tend_output(&self) -> bool {
         self.sinks.tend()
     }
@@ -272,8 +275,8 @@ impl Host {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.as_bytes());
     }
 
-    /// All but the agent's children that somebody looks after, as it was after `since` and a moment ago at most. Many that ask at
-    /// the same time share one look.
+    /// All but the agent's children that somebody looks after, as it was after `since` and a moment ago at
+    /// most. Many that ask at the same time share one look.
     pub(super) fn glimpse(&self, since: Moment) -> Arc<Scan> {
         let mut last = self.glimpse.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.now();

@@ -1,9 +1,10 @@
 //! Is this process ours?
 //!
-//! The mark in its environment decides where there is one, and then the cgroup (`origin`). Without either (somebody started
-//! it by hand) it is ours if a run of ours holds it in its session, or if its program is the one that the spec names. A pid
-//! file may be years old and its number may be anybody's by now, so in doubt it is a stranger: a stranger taken for ours would
-//! be signalled. The whole rule is the table in docs/agent/identity.md.
+//! The mark in its environment decides where there is one, and then the cgroup (`origin`). Without either
+//! (somebody started it by hand) it is ours if a run of ours holds it in its session, or if its program is
+//! the one that the spec names. A pid file may be years old and its number may be anybody's by now, so in
+//! doubt it is a stranger: a stranger taken for ours would be signalled. The whole rule is the table in
+//! docs/agent/identity.md.
 
 use super::procfs::{self, Stat};
 use super::spawn;
@@ -55,8 +56,8 @@ impl Mark {
     /// What this value in an environment says.
     pub(super) fn told(value: Option<&[u8]>, mark: &str) -> Mark {
         let Some(value) = value else { return Mark::Missing };
-        // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent whose folder
-        // was lost or that runs beside us.
+        // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent
+        // whose folder was lost or that runs beside us.
         fn key(mark: &[u8]) -> Option<&[u8]> {
             mark.iter().position(|byte| *byte == b'/').map(|slash| &mark[slash..])
         }
@@ -68,8 +69,8 @@ impl Mark {
     }
 }
 
-/// Whose a process with this mark is, if it is another proc's than that of `ours`. A probe is nobody's: its key begins with
-/// a colon.
+/// Whose a process with this mark is, if it is another proc's than that of `ours`. A probe is nobody's: its
+/// key begins with a colon.
 pub(super) fn owner(mark: &[u8], ours: &str) -> Option<String> {
     let key = |mark: &str| Some(mark.split_once('/')?.1.to_owned());
     let theirs = key(&String::from_utf8_lossy(mark))?;
@@ -92,8 +93,8 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// `None` for what cannot be a folder of programs, and where a link of a third party would make another folder's programs
-    /// look like the spec's.
+    /// `None` for what cannot be a folder of programs, and where a link of a third party would make another
+    /// folder's programs look like the spec's.
     pub(super) fn of(identity: &Identity) -> Option<Folder> {
         let given = PathBuf::from(&identity.setup_path);
         if !given.is_absolute() {
@@ -146,7 +147,8 @@ impl Program {
         Program { pid, comm: stat.comm.clone(), exe: procfs::exe(pid), argv: procfs::argv(pid) }
     }
 
-    /// Whether this is the program that the spec names. A shell that merely mentions the name in its command is not.
+    /// Whether this is the program that the spec names. A shell that merely mentions the name in its command
+    /// is not.
     pub(super) fn is_named(&self, proc_name: &str) -> bool {
         // Some callers write the path of the program.
         let proc_name = proc_name.rsplit('/').next().unwrap_or_default();
@@ -181,7 +183,8 @@ impl Program {
         folder.is_telling() && self.paths().iter().any(|path| folder.holds(path))
     }
 
-    /// Whether an interpreter runs a script of the folder, and the folder is one that says whose the script is.
+    /// Whether an interpreter runs a script of the folder, and the folder is one that says whose the script
+    /// is.
     fn runs_script_of(&self, folder: &Folder) -> bool {
         folder.is_telling() && self.files(self.scripts()).iter().any(|path| folder.holds(path))
     }
@@ -192,8 +195,8 @@ impl Program {
             || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
     }
 
-    /// Whether it was started from the folder, with nothing but its name to say so. An interpreter that merely works there may
-    /// be the shell of whoever looks around: it must run something of the folder.
+    /// Whether it was started from the folder, with nothing but its name to say so. An interpreter that
+    /// merely works there may be the shell of whoever looks around: it must run something of the folder.
     pub(super) fn belongs_to(&self, folder: &Folder) -> bool {
         match self.is_interpreter() {
             true => self.paths().iter().any(|path| folder.holds(path)),
@@ -201,7 +204,8 @@ impl Program {
         }
     }
 
-    /// Whether this is `/bin/sh -c COMMAND`, or what else `spawn` makes of a command, and not yet something else.
+    /// Whether this is `/bin/sh -c COMMAND`, or what else `spawn` makes of a command, and not yet something
+    /// else.
     pub(super) fn is_wrapper_of(&self, command: &str) -> bool {
         let Some((text, before)) = self.argv.split_last() else { return false };
         let shell = match before {
@@ -221,7 +225,8 @@ impl Program {
         exe.unwrap_or_else(|| self.comm.clone())
     }
 
-    /// Every file that may be the program: its executable, what it was called as, and an interpreter's script.
+    /// Every file that may be the program: its executable, what it was called as, and an interpreter's
+    /// script.
     fn paths(&self) -> Vec<PathBuf> {
         let called = self.argv.first().map(|first| login_name(first)).filter(|first| first.contains('/'));
         let mut paths = self.files(called.into_iter().chain(self.scripts()));
@@ -274,9 +279,9 @@ impl Program {
 
 /// Whether a live process of unknown origin is what the spec describes.
 ///
-/// Many programs may live in one `setup_path`, so with a `proc_name` the folder alone is not enough. The exception is a script:
-/// what an interpreter runs goes by many names. If the folder has a program of the spec's name, that one is meant, and
-/// another script is its sibling.
+/// Many programs may live in one `setup_path`, so with a `proc_name` the folder alone is not enough. The
+/// exception is a script: what an interpreter runs goes by many names. If the folder has a program of the
+/// spec's name, that one is meant, and another script is its sibling.
 pub(super) fn is_described(program: &Program, identity: &Identity) -> bool {
     let folder = Folder::of(identity);
     match identity.proc_name.as_str() {
@@ -362,8 +367,8 @@ mod tests {
         }
     }
 
-    /// Siblings live in one folder. The name tells them apart, and a script under another name counts only where nothing in
-    /// the folder bears the name.
+    /// Siblings live in one folder. The name tells them apart, and a script under another name counts only
+    /// where nothing in the folder bears the name.
     #[test]
     fn with_a_proc_name_the_folder_counts_only_for_scripts() {
         let folder = tempfile::tempdir().expect("a temp dir");

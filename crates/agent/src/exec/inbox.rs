@@ -1,7 +1,8 @@
-//! What has happened to one proc and was not heard of yet: a queue with a bound, of which a thousand cost little.
+//! What has happened to one proc and was not heard of yet: a queue with a bound, of which a thousand cost
+//! little.
 //!
-//! A channel of the runtime's keeps room for 32 messages and spreads over many cache lines. A proc hears of something once in
-//! months, and on one thread.
+//! A channel of the runtime's keeps room for 32 messages and spreads over many cache lines. A proc hears of
+//! something once in months, and on one thread.
 
 use procfleet_core::supervise::Input;
 use std::collections::VecDeque;

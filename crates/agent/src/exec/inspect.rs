@@ -18,7 +18,8 @@ pub(super) struct Sample {
     cpu_now: f64,
 }
 
-/// `None` when the process is gone. `last` is the sample of the inspection before, and becomes that of this one.
+/// `None` when the process is gone. `last` is the sample of the inspection before, and becomes that of this
+/// one.
 pub(super) fn inspect(host: &Host, id: Id, last: &mut Option<Sample>) -> Option<Instance> {
     let stat = Stat::read(id.pid).filter(|stat| stat.id == id && stat.is_running())?;
     let argv = procfs::argv(id.pid);

@@ -1,9 +1,10 @@
 //! The log of a proc's own, where its spec names a folder for it (`log_path`).
 //!
-//! What start_cmd and restart_cmd write then goes to `NAME.log` there, behind what is there already. The folder is the
-//! account's business, so everything in it is done with the account's rights: a link that somebody laid there leads the agent
-//! nowhere that the account could not go itself. Since that account may be root, the way to the folder must be one that no third
-//! party could have laid (`path_walk`), and in the folder no link is followed. It is rotated like any other log; see `sink`.
+//! What start_cmd and restart_cmd write then goes to `NAME.log` there, behind what is there already. The
+//! folder is the account's business, so everything in it is done with the account's rights: a link that
+//! somebody laid there leads the agent nowhere that the account could not go itself. Since that account may
+//! be root, the way to the folder must be one that no third party could have laid (`path_walk`), and in the
+//! folder no link is followed. It is rotated like any other log; see `sink`.
 
 use super::output::escape;
 use super::user::Account;
@@ -23,8 +24,8 @@ const NAME_LIMIT: usize = 200;
 const APPEND: OFlags =
     OFlags::RDWR.union(OFlags::APPEND).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// What the proc's log is called. `None`: the spec names no folder for logs. An error does not say whether there is something
-/// else than a folder: the account may not be allowed to know.
+/// The path of the proc's log. `None`: the spec names no folder for logs. An error does not say whether
+/// there is something else than a folder: the account may not be allowed to know.
 pub(super) fn path(spec: &Spec, key: &ProcKey) -> Result<Option<PathBuf>, String> {
     let log_path = spec.identity.log_path.as_str();
     let folder = Path::new(log_path);
@@ -57,7 +58,8 @@ pub(super) fn open(path: &Path, account: &Account) -> Result<File, String> {
     })
 }
 
-/// Fails if somebody else could lead the way to the log's folder elsewhere by now. A folder that is gone leads nowhere.
+/// Fails if somebody else could lead the way to the log's folder elsewhere by now. A folder that is gone
+/// leads nowhere.
 pub(super) fn check_way(path: &Path, account: &Account) -> io::Result<()> {
     match path_walk::walk(path.parent().unwrap_or(Path::new("/"))) {
         Ok(way) => undoubted(way, account).map(|_| ()),

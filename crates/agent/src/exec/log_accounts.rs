@@ -1,9 +1,10 @@
 //! Which OS account wrote which part of a log.
 //!
-//! A log goes on over all runs of its proc, and these may be of different accounts. Where a run begins is written down with its
-//! account, in a small file beside the rotation's notes: a line of JSON for each change. Offsets are counted from the first
-//! byte that was ever written, as everywhere in `sink`, so rotation changes nothing. What no line tells of belongs to an unknown
-//! account, and only an app with all accounts may read it.
+//! A log goes on over all runs of its proc, and these may be of different accounts. Where a run begins is
+//! written down with its account, in a small file beside the rotation's notes: a line of JSON for each
+//! change. Offsets are counted from the first byte that was ever written, as everywhere in `sink`, so
+//! rotation changes nothing. What no line tells of belongs to an unknown account, and only an app with all
+//! accounts may read it.
 
 use super::rotate::FileId;
 use procfleet_core::access::Scope;
@@ -15,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const EXTENSION: &str = "accounts";
-/// How many changes of account are kept. Beyond that the oldest are forgotten, and what they told of is unknown.
+/// How many changes of account are kept. Beyond that the oldest are forgotten, and what they told of is
+/// unknown.
 const KEPT: usize = 256;
 
 /// The accounts of one file.
@@ -63,8 +65,8 @@ impl LogAccounts {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run of this account begins to write at this offset. Not synced to the disk: what a power failure loses is unknown
-    /// afterwards, and is shown to fewer readers.
+    /// A run of this account begins to write at this offset. Not synced to the disk: what a power failure
+    /// loses is unknown afterwards, and is shown to fewer readers.
     pub(super) fn begin(&self, account: &str, from: u64) -> io::Result<()> {
         let mut spans = self.lock();
         // Whoever emptied the file has taken out what later spans told of.
@@ -102,8 +104,8 @@ impl LogAccounts {
         self.lock().last().map(|span| span.account.clone())
     }
 
-    /// The first part from `from` on that these accounts wrote, in a log that ends at `end` and of which everything before
-    /// `taken` is in copies. `None`: there is none.
+    /// The first part from `from` on that these accounts wrote, in a log that ends at `end` and of which
+    /// everything before `taken` is in copies. `None`: there is none.
     pub(super) fn stretch_from(
         &self,
         from: u64,
@@ -125,8 +127,8 @@ impl LogAccounts {
             .filter(|last| last.until == end)
     }
 
-    /// The spans of the log as it is. One that begins behind the end tells that the file was emptied since: all that it
-    /// holds is of the last account.
+    /// The spans of the log as it is. One that begins behind the end tells that the file was emptied since:
+    /// all that it holds is of the last account.
     fn present(&self, taken: u64, end: u64) -> Vec<Span> {
         let mut spans = self.lock().clone();
         if spans.last().is_some_and(|last| last.from > end) {

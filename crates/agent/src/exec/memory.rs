@@ -1,11 +1,14 @@
-//! The agent's own memory: it should be small, for it runs on every host, and all that is forked begins with a copy of its tables.
+//! The agent's own memory: it should be small, for it runs on every host, and all that is forked begins with
+//! a copy of its tables.
 //!
-//! glibc is made for programs that want to be quick with many threads: it gives each thread a heap of its own, and keeps what
-//! was freed. The agent's work is done by one thread, and what a burst of a thousand starts needed is not needed for months.
+//! glibc is made for programs that want to be quick with many threads: it gives each thread a heap of its
+//! own, and keeps what was freed. The agent's work is done by one thread, and what a burst of a thousand
+//! starts needed is not needed for months.
 
 //!
-//! Of the program itself, what was needed once (reading arguments, joining, opening the journal) stays mapped, with all that lies
-//! around it. It is in the kernel's cache in any case, where the agent finds again what it needs.
+//! Of the program itself, what was needed once (reading arguments, joining, opening the journal) stays
+//! mapped, with all that lies around it. It is in the kernel's cache in any case, where the agent finds again
+//! what it needs.
 
 #![expect(unsafe_code, reason = "neither the allocator nor the kernel can be told without it")]
 
@@ -18,7 +21,8 @@ use std::ptr;
 pub fn use_little_memory() {
     #[cfg(target_env = "gnu")]
     {
-        // What is larger than this comes from the kernel and goes back there. Said once, it does not grow by itself any more.
+        // What is larger than this comes from the kernel and goes back there. Said once, it does not grow by
+        // itself any more.
         let large = 128 * 1024;
         // A setting that is not taken costs memory and nothing else.
         let _ = glibc::mallopt(glibc::M_ARENA_MAX, 1);
@@ -36,8 +40,8 @@ pub fn give_memory_back() {
         let _ = glibc::malloc_trim(0);
     }
     for part in unchanged(&fs::read_to_string("/proc/self/smaps").unwrap_or_default()) {
-        // SAFETY: the part is of a file, it is not writable, and there is nothing in it that is not in the file. Whoever
-        // reads it next gets the same from there.
+        // SAFETY: the part is of a file, it is not writable, and there is nothing in it that is not in the
+        // file. Whoever reads it next gets the same from there.
         let _ = unsafe {
             libc::madvise(ptr::with_exposed_provenance_mut(part.start), part.len(), libc::MADV_DONTNEED)
         };
@@ -79,8 +83,8 @@ mod glibc {
     pub(super) const M_MMAP_THRESHOLD: c_int = -3;
     pub(super) const M_ARENA_MAX: c_int = -8;
 
-    // SAFETY: these are their signatures in <malloc.h>. Both take the allocator's lock, take no pointer and leave alone what is
-    // in use, so they may be called at any time.
+    // SAFETY: these are their signatures in <malloc.h>. Both take the allocator's lock, take no pointer and
+    // leave alone what is in use, so they may be called at any time.
     unsafe extern "C" {
         pub(super) safe fn mallopt(setting: c_int, value: c_int) -> c_int;
         pub(super) safe fn malloc_trim(pad: usize) -> c_int;

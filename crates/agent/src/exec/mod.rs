@@ -2,20 +2,22 @@
 //!
 //! # Theory of operation
 //!
-//! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens later comes
-//! back as an [`Input`] on the channel that it gave.
+//! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens
+//! later comes back as an [`Input`] on the channel that it gave.
 //!
-//! - A command runs as itself (`words`), or as `/bin/sh -c` or PowerShell, in a session of its own, and writes into a file (`spawn`,
-//!   `fork`, `user`, `output`, `log`, `sink`, `rotate`). Its environment carries a mark with the proc's key, which everything that it starts inherits.
+//! - A command runs as itself (`words`), or as `/bin/sh -c` or PowerShell, in a session of its own, and
+//!   writes into a file (`spawn`, `fork`, `user`, `output`, `log`, `sink`, `rotate`). Its environment carries
+//!   a mark with the proc's key, which everything that it starts inherits.
 //! - A command and all that it starts are in a cgroup of their own, where the host has them (`cgroup`).
-//! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked against both
-//!   (`pidfd`), so a recycled pid is never touched.
-//! - One task sleeps on the pidfds of all processes (`exits`). A command's shell may be the process at the same time: who
-//!   reaps it tells of both ends, since a status can be had only once.
-//! - One that the kernel killed because there was no memory left is told apart from others that died of signal 9 (`oom`).
+//! - A process is a pid and a start time. Every signal, wait and reap goes through a pidfd that was checked
+//!   against both (`pidfd`), so a recycled pid is never touched.
+//! - One task sleeps on the pidfds of all processes (`exits`). A command's shell may be the process at the
+//!   same time: who reaps it tells of both ends, since a status can be had only once.
+//! - One that the kernel killed because there was no memory left is told apart from others that died of
+//!   signal 9 (`oom`).
 //! - What only asks about a proc (`probe`) bears another mark and belongs to nobody.
-//! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is decided in
-//!   `origin` and `identify`; where it is looked for, in `find`.
+//! - What a command started is found by descent, session and mark (`tree`); whether a process is ours is
+//!   decided in `origin` and `identify`; where it is looked for, in `find`.
 //!
 //! Dropping a `Hands` stops its waiting and ends no process: the agent's end is not its processes' end.
 
@@ -116,7 +118,8 @@ pub struct Hands {
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
     note: String,
-    /// Found in place of the process when the agent came back: the shell of its command, which had not begun it yet.
+    /// Found in place of the process when the agent came back: the shell of its command, which had not begun
+    /// it yet.
     shell: Option<Id>,
     /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
     stirred: Arc<AtomicU64>,
@@ -273,8 +276,8 @@ impl Hands {
         sighting
     }
 
-    /// The process that the pid file names now, if it is another one of this proc: a program that replaces itself says so
-    /// there, and may go on beside its successor for a while.
+    /// The process that the pid file names now, if it is another one of this proc: a program that replaces
+    /// itself says so there, and may go on beside its successor for a while.
     pub fn successor(&mut self, process: &Process, spec: &Spec) -> Option<Process> {
         if self.shell == Some(id_of(process)) {
             let found = self.below_shell(id_of(process), spec);
@@ -299,7 +302,8 @@ impl Hands {
         find::below_shell(shell, &[start_cmd, restart_cmd], &spec.identity, &scan)
     }
 
-    /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is once.
+    /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is
+    /// once.
     pub fn watch(&mut self, process: Process) {
         self.tidy();
         let id = id_of(&process);
@@ -340,8 +344,9 @@ impl Hands {
         self.watches.push((id, watch));
     }
 
-    /// Ends what dead runs have left behind. A run goes on as long as its shell does, unless the process that it was
-    /// started for is gone or has a successor; and a process that is being watched is not left behind, unless it has one.
+    /// Ends what dead runs have left behind. A run goes on as long as its shell does, unless the process that
+    /// it was started for is gone or has a successor; and a process that is being watched is not left behind,
+    /// unless it has one.
     pub fn sweep(&mut self, signal: Signal) {
         self.stir();
         for group in self.left_groups() {
@@ -375,7 +380,8 @@ impl Hands {
         }
     }
 
-    /// Kills what a launch has brought that began then and was cut off by the end of an earlier life of the agent.
+    /// Kills what a launch has brought that began then and was cut off by the end of an earlier life of the
+    /// agent.
     pub fn clear_since(&mut self, since: Moment) {
         self.stir();
         let since = self.host.ticks_at(since);
@@ -418,7 +424,8 @@ impl Hands {
         }
     }
 
-    /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to the agent.
+    /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to
+    /// the agent.
     fn has_escaped(&mut self) -> bool {
         Scan::near(&[], Freshness::Now).is_some_and(|scan| !self.left_in(&scan).is_empty())
     }
@@ -519,8 +526,8 @@ impl Hands {
         )
     }
 
-    /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong with either
-    /// keeps a process from being started.
+    /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong
+    /// with either keeps a process from being started.
     fn output(&mut self, run: RunId, launch: &Launch, spec: &Spec) -> Output {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {

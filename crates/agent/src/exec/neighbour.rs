@@ -1,15 +1,17 @@
 //! Other agents on the same machine.
 //!
-//! Each agent listens on an abstract Unix socket that bears the name of its instance, for as long as it lives. Nothing is said
-//! there: a connection shows that the agent lives, and `SO_PEERCRED` shows whose it is. Anybody can bind such a name, so only
-//! an agent of root, of our own account or of the account of the process in question counts. An agent in another network
-//! namespace is not seen, and neither is one that is being restarted at that moment.
+//! Each agent listens on an abstract Unix socket that bears the name of its instance, for as long as it
+//! lives. Nothing is said there: a connection shows that the agent lives, and `SO_PEERCRED` shows whose it
+//! is. Anybody can bind such a name, so only an agent of root, of our own account or of the account of the
+//! process in question counts. An agent in another network namespace is not seen, and neither is one that is
+//! being restarted at that moment.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Connections that nobody has accepted yet. Beyond them a connection fails in a way that shows a living agent, too.
+/// Connections that nobody has accepted yet. Beyond them a connection fails in a way that shows a living
+/// agent, too.
 const QUEUE: i32 = 64;
 
 /// Tells other agents that this one lives, until it is dropped.

@@ -1,11 +1,12 @@
 //! Which processes the kernel has killed because there was no memory left.
 //!
-//! To whoever waits for it such a process has died of signal 9, like any that somebody has killed. Only the kernel knows more, and
-//! says so in its log, by pid and before the process is gone. Where the log cannot be read, or has the pids of another namespace,
-//! there is a second way: the kernel counts such kills for each memory cgroup.
+//! To whoever waits for it such a process has died of signal 9, like any that somebody has killed. Only the
+//! kernel knows more, and says so in its log, by pid and before the process is gone. Where the log cannot be
+//! read, or has the pids of another namespace, there is a second way: the kernel counts such kills for each
+//! memory cgroup.
 //!
-//! It is asked only about those that died of signal 9, and answers within microseconds: the process is to be started again. The
-//! kernel has one log, so this is one for the whole program.
+//! It is asked only about those that died of signal 9, and answers within microseconds: the process is to be
+//! started again. The kernel has one log, so this is one for the whole program.
 
 use super::procfs::Id;
 use procfleet_core::process::Exit;
@@ -88,7 +89,8 @@ pub(super) fn judge(id: Id, exit: Exit) -> Exit {
     if killed { Exit::OutOfMemory } else { exit }
 }
 
-/// Hears what was said meanwhile, so that there is little to hear when it is urgent; to be called now and then.
+/// Hears what was said meanwhile, so that there is little to hear when it is urgent; to be called now and
+/// then.
 pub(super) fn keep_up() {
     let mut oom = lock();
     match &mut oom.way {

@@ -1,9 +1,10 @@
 //! Who started a process, as far as the kernel can tell: by the mark in its environment, else by its cgroup.
 //!
-//! A process that wrote over its environment has no mark any more, but it is still in the cgroup of the run that started it.
+//! A process that wrote over its environment has no mark any more, but it is still in the cgroup of the run
+//! that started it.
 //!
-//! What bears the mark of another agent is that agent's for as long as it lives (`neighbour`). Of an agent that is no more, only
-//! the name of its proc is left, and what the process runs must tell.
+//! What bears the mark of another agent is that agent's for as long as it lives (`neighbour`). Of an agent
+//! that is no more, only the name of its proc is left, and what the process runs must tell.
 
 use super::cgroup;
 use super::identify::{self, Mark};

@@ -1,9 +1,10 @@
 //! Where commands write to, and the last of what they wrote.
 //!
-//! A command writes into a file, never into a pipe: a pipe breaks when the agent ends, and the process would be ended
-//! by its own output. What is to become the process writes to the proc's log (`sink`). Each run of another command has a file of
-//! its own in the proc's folder, `STAMP-RUN.out`, where the stamp is the wall-clock millisecond, so that names do not repeat after a
-//! restart of the agent. The newest few are kept for people to read.
+//! A command writes into a file, never into a pipe: a pipe breaks when the agent ends, and the process would
+//! be ended by its own output. What is to become the process writes to the proc's log (`sink`). Each run of
+//! another command has a file of its own in the proc's folder, `STAMP-RUN.out`, where the stamp is the
+//! wall-clock millisecond, so that names do not repeat after a restart of the agent. The newest few are kept
+//! for people to read.
 
 use super::sink::Live;
 use procfleet_core::ProcKey;
@@ -45,8 +46,8 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    /// Makes the file of a new run in the proc's folder, and removes old ones except those `in_use`. Removing a file that somebody still
-    /// writes into does no harm to the writer.
+    /// Makes the file of a new run in the proc's folder, and removes old ones except those `in_use`. Removing
+    /// a file that somebody still writes into does no harm to the writer.
     pub(super) fn create(
         &mut self,
         folder: &Path,
@@ -56,7 +57,8 @@ impl Outputs {
     ) -> io::Result<(PathBuf, File)> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let path = folder.join(format!("{stamp}-{}.out", run.0));
-        // The agent's own handle appends too, and so do all that the command starts: nobody overwrites anybody.
+        // The agent's own handle appends too, and so do all that the command starts: nobody overwrites
+        // anybody.
         let file = OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path)?;
         let files = self.files.get_or_insert_with(|| existing(folder));
         if !files.contains(&path) {
@@ -139,8 +141,9 @@ pub(super) fn drop_cut_character(bytes: &mut Vec<u8>) {
     bytes.drain(..whole);
 }
 
-/// Gives the room of what is long past back to the disk if the file has grown too large: a command that prints for ever must not
-/// fill the host. The file keeps its length and its end, and its writer notices nothing.
+/// Gives the room of what is long past back to the disk if the file has grown too large: a command that
+/// prints for ever must not fill the host. The file keeps its length and its end, and its writer notices
+/// nothing.
 pub(super) fn trim(path: &Path) {
     let Ok(data) = fs::metadata(path) else { return };
     // The kernel counts what is really used in blocks of 512 bytes.

@@ -1,8 +1,8 @@
 //! Pidfds: the only handles by which processes are signalled, waited for and reaped.
 //!
-//! A pid may come to mean another process at any moment; a pidfd never does. So a signal goes out in three steps: open
-//! the pidfd, then make sure that what it holds is what was meant, then send. Whatever dies in between, the signal
-//! reaches the right process or none.
+//! A pid may come to mean another process at any moment; a pidfd never does. So a signal goes out in three
+//! steps: open the pidfd, then make sure that what it holds is what was meant, then send. Whatever dies in
+//! between, the signal reaches the right process or none.
 
 #![expect(unsafe_code, reason = "PIDFD_GET_INFO and the registration of a descriptor have no safe wrapper")]
 
@@ -49,8 +49,8 @@ pub(super) fn open_confirmed(process: &Process) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The number that the kernel gives a process for as long as the host runs: the inode of its pidfds. Older kernels have one
-/// inode for all of them, and where numbers are short they may come round.
+/// The number that the kernel gives a process for as long as the host runs: the inode of its pidfds. Older
+/// kernels have one inode for all of them, and where numbers are short they may come round.
 pub(super) fn serial(pidfd: &OwnedFd) -> Option<NonZeroU64> {
     let of_its_own = rustix::fs::fstatfs(pidfd).is_ok_and(|system| system.f_type == PID_FS_MAGIC);
     let told = (of_its_own && size_of::<usize>() == 8).then(|| rustix::fs::fstat(pidfd).ok()).flatten();
@@ -64,8 +64,8 @@ pub(super) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
 
 /// Waits for the end of exactly this process, of which no pidfd could be opened, and says how it ended.
 ///
-/// When that was so because something ran out (descriptors, memory), the process is polled: a false report of an exit would
-/// start a second process beside the first.
+/// When that was so because something ran out (descriptors, memory), the process is polled: a false report of
+/// an exit would start a second process beside the first.
 pub(super) async fn polled(process: Process, mut error: Errno) -> Exit {
     let id = Id { pid: process.pid, start_ticks: process.start_ticks };
     loop {
@@ -105,8 +105,9 @@ pub(super) async fn gone(pidfd: &OwnedFd) {
 
 /// How a process that is gone ended. Reaps it if it is our child.
 ///
-/// For others there are two places to ask: `/proc` until their parent has reaped them, and the kernel afterwards, if it is
-/// new enough. Neither is waited for longer than a moment, for the report of the exit is urgent and its status is not.
+/// For others there are two places to ask: `/proc` until their parent has reaped them, and the kernel
+/// afterwards, if it is new enough. Neither is waited for longer than a moment, for the report of the exit is
+/// urgent and its status is not.
 pub(super) async fn exit(pidfd: &OwnedFd, id: Id) -> Exit {
     oom::judge(id, exit_status(pidfd, id).await)
 }
@@ -158,19 +159,19 @@ const PIDFD_INFO_EXIT: u64 = 1 << 3;
 const PIDFD_GET_INFO: rustix::ioctl::Opcode = opcode::read_write::<PidfdInfo>(0xFF, 11);
 const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
-/// The exit status of a dead process that waits to be reaped. `/proc` says 0 to those who may not know, so only root may
-/// take a 0 for what it is.
+/// The exit status of a dead process that waits to be reaped. `/proc` says 0 to those who may not know, so
+/// only root may take a 0 for what it is.
 fn exit_of_unreaped(id: Id) -> Option<Exit> {
     let stat = Stat::read(id.pid).filter(|stat| stat.id == id && !stat.is_running())?;
     (stat.exit_status != 0 || geteuid().is_root()).then(|| exit_from_status(stat.exit_status))
 }
 
-/// The exit status of a process that was reaped while the pidfd was open. `None`: it has not been reaped yet. An error:
-/// the kernel is older than this question, or says no.
+/// The exit status of a process that was reaped while the pidfd was open. `None`: it has not been reaped yet.
+/// An error: the kernel is older than this question, or says no.
 fn exit_of_reaped(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
     let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
-    // SAFETY: the opcode carries the size of `PidfdInfo`, so the kernel reads and writes at most that many bytes of
-    // `info`, which outlives the call; every bit pattern is a valid `PidfdInfo`.
+    // SAFETY: the opcode carries the size of `PidfdInfo`, so the kernel reads and writes at most that many
+    // bytes of `info`, which outlives the call; every bit pattern is a valid `PidfdInfo`.
     unsafe { ioctl(pidfd, Updater::<PIDFD_GET_INFO, PidfdInfo>::new(&mut info)) }?;
     if info.mask & PIDFD_INFO_EXIT == 0 {
         return Ok(None);

@@ -1,10 +1,11 @@
 //! Short commands that ask about a proc, such as its version, and are no part of it.
 //!
-//! A probe runs as the proc's own commands do: same account, folder and environment. But its mark is its own, so it is never
-//! found when the process is looked for, and never ended with it; what throws its mark away is known by its session for as
-//! long as the probe runs. A probe that takes too long is ended with all that it started, and so is one that nobody waits
-//! for any more: a note in the agent's folder says which process it is, so that an agent that was cut off finds it when it comes
-//! back. One that has ended by itself may leave something behind: that is its own affair.
+//! A probe runs as the proc's own commands do: same account, folder and environment. But its mark is its own,
+//! so it is never found when the process is looked for, and never ended with it; what throws its mark away is
+//! known by its session for as long as the probe runs. A probe that takes too long is ended with all that it
+//! started, and so is one that nobody waits for any more: a note in the agent's folder says which process it
+//! is, so that an agent that was cut off finds it when it comes back. One that has ended by itself may leave
+//! something behind: that is its own affair.
 
 use super::host::Host;
 use super::output::{self, Output};
@@ -53,7 +54,8 @@ impl Prober {
         Prober { mark: host.probe_mark(&key), host, key }
     }
 
-    /// Runs a command of the spec to its end, but no longer than `limit`. `what` names the file that it writes to.
+    /// Runs a command of the spec to its end, but no longer than `limit`. `what` names the file that it
+    /// writes to.
     pub async fn run(&self, what: &str, command: &str, spec: &Spec, limit: Duration) -> Probed {
         self.host.reap_strays();
         let output = output::of_probe(self.host.output_folder(), &self.key, what);

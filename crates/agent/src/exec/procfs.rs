@@ -1,7 +1,7 @@
 //! What the kernel says about a process under `/proc`. Small parsers, nothing else.
 //!
-//! A process may vanish between any two reads, and what it says about itself may be anything at all. So every answer
-//! here is an `Option`, and nothing is trusted to be text.
+//! A process may vanish between any two reads, and what it says about itself may be anything at all. So every
+//! answer here is an `Option`, and nothing is trusted to be text.
 
 use procfleet_core::process::ProgramFile;
 use rustix::fd::OwnedFd;
@@ -30,7 +30,8 @@ const ENVIRON_LIMIT: u64 = 1 << 20;
 /// As much of a command line as is read: enough for every argument that identifies a program.
 const CMDLINE_LIMIT: u64 = 64 << 10;
 
-/// How long the middle of an exec is waited for: it takes a fraction of a millisecond, and more on a busy host.
+/// How long the middle of an exec is waited for: it takes a fraction of a millisecond, and more on a busy
+/// host.
 const EXEC_PATIENCE: usize = 40;
 const EXEC_PAUSE: Duration = Duration::from_micros(250);
 
@@ -42,8 +43,8 @@ pub(super) struct Id {
 }
 
 impl Id {
-    /// Whether it was started before the other. Within one tick, which is 10 ms, the pids tell: they are given out in
-    /// order, except where they begin anew.
+    /// Whether it was started before the other. Within one tick, which is 10 ms, the pids tell: they are
+    /// given out in order, except where they begin anew.
     pub(super) fn is_older_than(self, other: Id) -> bool {
         (self.start_ticks, self.pid) < (other.start_ticks, other.pid)
     }
@@ -77,8 +78,8 @@ impl Stat {
         Stat::parse(&line[..length]).filter(|stat| stat.id.pid == pid)
     }
 
-    /// The program's name stands in parentheses and may itself hold spaces and parentheses, so the rest begins after
-    /// the last one.
+    /// The program's name stands in parentheses and may itself hold spaces and parentheses, so the rest
+    /// begins after the last one.
     pub(super) fn parse(text: &[u8]) -> Option<Stat> {
         let open = text.iter().position(|byte| *byte == b'(')?;
         let close = text.iter().rposition(|byte| *byte == b')').filter(|close| *close > open)?;
@@ -119,8 +120,8 @@ impl Stat {
 #[derive(Debug)]
 pub(super) struct Proc(OwnedFd);
 
-/// What is counted of a process: the part of `/proc/PID/stat` that samples need, without anything that would have to be kept
-/// elsewhere.
+/// What is counted of a process: the part of `/proc/PID/stat` that samples need, without anything that would
+/// have to be kept elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) id: Id,
@@ -152,7 +153,8 @@ impl Proc {
         Line::parse(text.get(..length)?).filter(|line| line.id.pid == pid)
     }
 
-    /// How many files the process has open; 0 if that cannot be read. New kernels (6.2) say it without listing them.
+    /// How many files the process has open; 0 if that cannot be read. New kernels (6.2) say it without
+    /// listing them.
     pub(super) fn open_files(&self, pid: u32) -> u64 {
         let mut name = [0; 16];
         let Some(name) = path(&mut name, pid, "/fd") else { return 0 };
@@ -206,8 +208,8 @@ impl Line {
     }
 }
 
-/// A dead process that nobody has reaped yet is not running. One whose first thread ended while others go on looks dead too,
-/// but has threads.
+/// A dead process that nobody has reaped yet is not running. One whose first thread ended while others go on
+/// looks dead too, but has threads.
 fn is_running(state: u8, threads: u64) -> bool {
     match state {
         b'X' | b'x' => false,
@@ -230,7 +232,8 @@ pub(super) fn pids() -> Vec<u32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The children of a process, of all its threads but this one. `None` when it is gone, or the kernel does not say.
+/// The children of a process, of all its threads but this one. `None` when it is gone, or the kernel does not
+/// say.
 ///
 /// The kernel may leave one out if another ends while it is listing them.
 pub(super) fn children(pid: u32, but: Option<u32>) -> Option<Vec<u32>> {
@@ -271,7 +274,8 @@ pub(super) fn owners(pid: u32) -> Option<[u32; 2]> {
     Some([real.parse().ok()?, saved.parse().ok()?])
 }
 
-/// The command line, argument by argument. Empty for kernel threads, for the dead and for what may not be read.
+/// The command line, argument by argument. Empty for kernel threads, for the dead and for what may not be
+/// read.
 pub(super) fn argv(pid: u32) -> Vec<String> {
     let text = read_at_most(Path::new(&format!("/proc/{pid}/cmdline")), CMDLINE_LIMIT).unwrap_or_default();
     split_nul(&text).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
@@ -298,13 +302,15 @@ pub(super) fn cwd(pid: u32) -> Option<PathBuf> {
 
 /// The value of the mark, if the process has one and we may see it.
 ///
-/// A process in the middle of an exec has neither arguments nor an environment for a moment. It must not be taken for one
-/// without a mark (it could escape a kill, or pass for a stranger), so that moment is waited for.
+/// A process in the middle of an exec has neither arguments nor an environment for a moment. It must not be
+/// taken for one without a mark (it could escape a kill, or pass for a stranger), so that moment is waited
+/// for.
 pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
     variable(pid, MARK)
 }
 
-/// Whether the process is, or was started by, a command that ends or reloads the process and is not there to become it.
+/// Whether the process is, or was started by, a command that ends or reloads the process and is not there to
+/// become it.
 pub(super) fn is_aside(pid: u32) -> bool {
     variable(pid, ASIDE).is_some()
 }

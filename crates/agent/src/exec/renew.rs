@@ -1,8 +1,8 @@
 //! The agent becomes its own successor: another program in the same process.
 //!
-//! The pid stays, and with it the children: their exit statuses are not lost, and orphans go on coming here. What the agent had
-//! open is closed by the kernel, for all of it is marked so. What else a process hands down, such as limits, is put back to what
-//! the agent itself was given.
+//! The pid stays, and with it the children: their exit statuses are not lost, and orphans go on coming here.
+//! What the agent had open is closed by the kernel, for all of it is marked so. What else a process hands
+//! down, such as limits, is put back to what the agent itself was given.
 
 use super::procfs::Stat;
 use super::{fork, own_signals};
@@ -11,8 +11,8 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-/// Runs the program in place of this one. Returns only if that is not possible; then the program that is running now is begun
-/// anew, and if that is not possible either, there is nothing left but to end.
+/// Runs the program in place of this one. Returns only if that is not possible; then the program that is
+/// running now is begun anew, and if that is not possible either, there is nothing left but to end.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
 pub fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     fork::allow_files_as_given();
@@ -25,8 +25,8 @@ pub fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
 }
 
-/// Begins this program anew with these arguments, the first of which is its name, and one more variable in its environment, which
-/// only its own account can read. Returns only if that is not possible.
+/// Begins this program anew with these arguments, the first of which is its name, and one more variable in
+/// its environment, which only its own account can read. Returns only if that is not possible.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
 pub fn begin_anew_with(arguments: &[OsString], variable: &str, value: &str) -> io::Error {
     let program = match std::env::current_exe() {

@@ -1,19 +1,22 @@
 //! Keeping a log within its size while others write to it.
 //!
-//! A process holds its log open and nobody can make it let go, so the file that it writes to stays, and its beginning is taken
-//! out of it: copied to a file of its own up to the end of a line, made durable there, and then cut off in place. Writers
-//! append, and the kernel lets no write and no cut happen at the same time, so nothing is lost and nothing is overwritten.
+//! A process holds its log open and nobody can make it let go, so the file that it writes to stays, and its
+//! beginning is taken out of it: copied to a file of its own up to the end of a line, made durable there, and
+//! then cut off in place. Writers append, and the kernel lets no write and no cut happen at the same time, so
+//! nothing is lost and nothing is overwritten.
 //!
-//! Every byte has a place: how many bytes were written to the log before it. A copy is named by the place of its first byte, and
-//! a note says where the file as it is now begins. What was begun and not finished when the agent was cut off is finished by the
-//! next one that looks ([`Note::settle`]): each step is written down before it, and may be done twice.
+//! Every byte has a place: how many bytes were written to the log before it. A copy is named by the place of
+//! its first byte, and a note says where the file as it is now begins. What was begun and not finished when
+//! the agent was cut off is finished by the next one that looks ([`Note::settle`]): each step is written down
+//! before it, and may be done twice.
 //!
 //! ```text
 //! copy to .NAME.part -> rename to NAME.PLACE -> note: taken up to here -> hole -> note: collapsing -> collapse -> note
 //! ```
 //!
-//! Where the filesystem can make holes but not collapse them, the file keeps its length and takes no room for what is gone.
-//! Where it can do neither, all is copied and the file is emptied: what is written in that very moment is lost.
+//! Where the filesystem can make holes but not collapse them, the file keeps its length and takes no room for
+//! what is gone. Where it can do neither, all is copied and the file is emptied: what is written in that very
+//! moment is lost.
 
 #[cfg(test)]
 mod tests;
@@ -60,7 +63,8 @@ impl Default for Rotation {
     }
 }
 
-/// The best that may be tried to take bytes out of a file. What the filesystem cannot do is done by the next one.
+/// The best that may be tried to take bytes out of a file. What the filesystem cannot do is done by the next
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Means {
     Collapse,
@@ -91,7 +95,8 @@ enum Step {
     Collapsing(u64),
 }
 
-/// Which file it is, whatever it is called. A number is given again when a file is gone, but not with the same time of birth.
+/// Which file it is, whatever it is called. A number is given again when a file is gone, but not with the
+/// same time of birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct FileId {
     device: u64,
@@ -120,8 +125,8 @@ pub(super) struct Tracked {
     /// Who wrote what is in it and in its copies.
     pub(super) accounts: LogAccounts,
     note: Mutex<Note>,
-    /// Whoever copies: the note is locked only for the moment in which something is taken out, so that nobody has to wait for a
-    /// copy.
+    /// Whoever copies: the note is locked only for the moment in which something is taken out, so that nobody
+    /// has to wait for a copy.
     rotating: Mutex<()>,
 }
 
@@ -156,7 +161,8 @@ impl Tracked {
     }
 }
 
-/// Removes the notes of files that are no more, as far as their names tell. `is_used` knows those that somebody looks after.
+/// Removes the notes of files that are no more, as far as their names tell. `is_used` knows those that
+/// somebody looks after.
 pub(super) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -195,7 +201,8 @@ impl Note {
         place.saturating_sub(self.base)
     }
 
-    /// Finishes what was begun. Afterwards the file holds what is not taken, behind a hole or a few NUL bytes.
+    /// Finishes what was begun. Afterwards the file holds what is not taken, behind a hole or a few NUL
+    /// bytes.
     fn settle(&mut self, file: &File, path: &Path) -> io::Result<()> {
         match self.step {
             Step::Settled => {
@@ -230,7 +237,8 @@ impl Note {
         let start = self.start();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if means == Means::Empty || rustix::fs::fallocate(file, hole, 0, start.max(1)).is_err() {
-            // Neither is possible. What is behind the cut is lost: `Rotator` sees to it that there is as little as can be.
+            // Neither is possible. What is behind the cut is lost: `Rotator` sees to it that there is as
+            // little as can be.
             let length = file.metadata()?.len();
             file.set_len(0)?;
             (self.base, self.taken) = (self.base + length, self.base + length);
@@ -315,7 +323,8 @@ impl Rotator<'_> {
         Ok(rotated)
     }
 
-    /// Whether this filesystem can. It is tried on a file that nobody writes to: a hole in the wrong place of the log would be a loss.
+    /// Whether this filesystem can. It is tried on a file that nobody writes to: a hole in the wrong place of
+    /// the log would be a loss.
     fn makes_holes(&self) -> io::Result<bool> {
         let part = self.part();
         let file = self.create(&part)?;
@@ -331,7 +340,8 @@ impl Rotator<'_> {
         note.take(self.file, up_to, self.tracked.note_path(), self.rotation.means)
     }
 
-    /// A copy that is there and not noted yet was finished: what it holds is taken. One that is not finished is not there.
+    /// A copy that is there and not noted yet was finished: what it holds is taken. One that is not finished
+    /// is not there.
     fn finish(&self) -> io::Result<()> {
         let (taken, start) = {
             let note = self.tracked.note(self.file)?;
@@ -346,8 +356,9 @@ impl Rotator<'_> {
         }
     }
 
-    /// Where a copy ends: behind the last line that fits, else behind the first one that does not. A line that is longer than
-    /// twice the size is cut through, between two characters. `None`: it is to be waited for.
+    /// Where a copy ends: behind the last line that fits, else behind the first one that does not. A line
+    /// that is longer than twice the size is cut through, between two characters. `None`: it is to be waited
+    /// for.
     fn cut(&self, start: u64, length: u64) -> io::Result<Option<u64>> {
         if self.rotation.means == Means::Empty {
             return Ok(Some(length));
@@ -446,7 +457,8 @@ pub(super) fn copies(log: &Path) -> Vec<Copied> {
     found
 }
 
-/// As much as is there, from this place in the file on. Its position is left alone, for it may be the writer's too.
+/// As much as is there, from this place in the file on. Its position is left alone, for it may be the
+/// writer's too.
 pub(super) fn read_at(file: &File, buffer: &mut [u8], from: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

@@ -38,7 +38,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps it.
+    /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps
+    /// it.
     pub(super) fn start(
         launch: Launch,
         began: Moment,
@@ -132,7 +133,8 @@ impl Run {
     }
 }
 
-/// The shell of a run, as far as its end goes. Its exit status can be had only once, and more than one may want it.
+/// The shell of a run, as far as its end goes. Its exit status can be had only once, and more than one may
+/// want it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shell(Arc<Mutex<Life>>);
 
@@ -154,7 +156,8 @@ impl Shell {
         self.lock().exit
     }
 
-    /// It is this process. Who takes its ending finds that out, unless it has been taken: then this says how it ended.
+    /// It is this process. Who takes its ending finds that out, unless it has been taken: then this says how
+    /// it ended.
     pub(super) fn is_watched_as(&self, process: Process) -> Option<Exit> {
         let mut life = self.lock();
         if life.exit.is_none() {

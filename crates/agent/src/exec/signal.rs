@@ -1,6 +1,7 @@
 //! Signals to the processes of a proc.
 //!
-//! Every one goes through a pidfd that was checked against what is known of the process, or to a cgroup of the proc.
+//! Every one goes through a pidfd that was checked against what is known of the process, or to a cgroup of
+//! the proc.
 
 use super::cgroup;
 use super::children::Freshness;
@@ -41,7 +42,8 @@ impl Hands {
         tree::signal_all(&scan, members, rustix::process::Signal::TERM);
     }
 
-    /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is to be kept.
+    /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is
+    /// to be kept.
     pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
@@ -81,8 +83,8 @@ impl Hands {
         }
     }
 
-    /// Signals an earlier generation and all that it has started, but these and what they have started: a successor may be its
-    /// child.
+    /// Signals an earlier generation and all that it has started, but these and what they have started: a
+    /// successor may be its child.
     pub fn signal_retired(&mut self, process: Process, signal: Signal, spare: &[Process]) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation");
@@ -131,7 +133,8 @@ impl Hands {
     }
 }
 
-/// Whom a signal for this process is for. One that has died in the same tick in which another got its number is nobody.
+/// Whom a signal for this process is for. One that has died in the same tick in which another got its number
+/// is nobody.
 fn target_of(process: &Process) -> Id {
     let id = id_of(process);
     match (process.evidence.serial, pidfd::open_confirmed(process)) {

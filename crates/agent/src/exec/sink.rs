@@ -1,8 +1,9 @@
 //! A proc's log: where what its start_cmd and restart_cmd start writes to, kept within its size, and read.
 //!
-//! Without a folder of the spec's (`log`), it is `out.log` in the proc's folder below the agent's own. It goes on over all runs of
-//! the proc. The agent finds it again by its name, or, where it was renamed, by asking the process what it writes to. Places in
-//! it are counted from the first byte that was ever written, so a reader can go on where it was, whatever was rotated meanwhile.
+//! Without a folder of the spec's (`log`), it is `out.log` in the proc's folder below the agent's own. It
+//! goes on over all runs of the proc. The agent finds it again by its name, or, where it was renamed, by
+//! asking the process what it writes to. Places in it are counted from the first byte that was ever written,
+//! so a reader can go on where it was, whatever was rotated meanwhile.
 
 use super::log;
 use super::log_accounts::{self, Stretch};
@@ -24,8 +25,8 @@ use std::time::{Duration, SystemTime};
 const OWN: &str = "out.log";
 /// The file that says since when the proc is forgotten.
 const FORGOTTEN: &str = "forgotten";
-/// Where the notes are about what was taken out of logs. No proc's folder begins with a dot, unless its namespace does, and
-/// then it has a plus sign.
+/// Where the notes are about what was taken out of logs. No proc's folder begins with a dot, unless its
+/// namespace does, and then it has a plus sign.
 const NOTES: &str = ".rotation";
 /// How long the output of a forgotten proc stays, for whoever wants to know why it was given up.
 const KEPT_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -85,8 +86,8 @@ impl Sinks {
         self.folder.join(NOTES)
     }
 
-    /// Makes what the logs need beside themselves, and puts what agents of the first version wrote where it belongs. Once, when the
-    /// agent begins.
+    /// Makes what the logs need beside themselves, and puts what agents of the first version wrote where it
+    /// belongs. Once, when the agent begins.
     pub(super) fn prepare(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(self.notes())?;
         let mut newest: HashMap<String, (u64, u64, PathBuf)> = HashMap::new();
@@ -127,7 +128,8 @@ impl Sinks {
         sinks.iter().filter(|sink| sink.tend(self)).count() > 0
     }
 
-    /// Looks after what no proc uses any more: the output of forgotten procs stays for a day, and within its size.
+    /// Looks after what no proc uses any more: the output of forgotten procs stays for a day, and within its
+    /// size.
     pub(super) fn tend_forgotten(&self) {
         lock(&self.by_stem).retain(|_, sink| sink.strong_count() > 0);
         lock(&self.tracked).retain(|_, tracked| tracked.strong_count() > 0);
@@ -203,7 +205,8 @@ impl Sink {
         &self.folder
     }
 
-    /// Opens the log for a run. The text says what is wrong with the folder that the spec names, so that it is the agent's.
+    /// Opens the log for a run. The text says what is wrong with the folder that the spec names, so that it
+    /// is the agent's.
     pub(super) fn open(
         &self,
         sinks: &Sinks,
@@ -432,7 +435,8 @@ impl Live {
             Place::Own => fs::metadata(&self.path)?.len(),
             Place::Theirs { file, .. } => file.metadata()?.len(),
         };
-        // Without holes that were not collapsed, this says that there is nothing to be done, and mostly there is not.
+        // Without holes that were not collapsed, this says that there is nothing to be done, and mostly there
+        // is not.
         if length <= rotation.size {
             return Ok(Rotated::default());
         }

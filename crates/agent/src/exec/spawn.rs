@@ -1,5 +1,6 @@
-//! Starting a command: as it is where it consists of plain words, else `/bin/sh -c COMMAND`; in its own session, as its user, in
-//! its folder, with a clean environment that says what the spec says beside its commands.
+//! Starting a command: as it is where it consists of plain words, else `/bin/sh -c COMMAND`; in its own
+//! session, as its user, in its folder, with a clean environment that says what the spec says beside its
+//! commands.
 
 use super::fork::{self, Program, Recipe};
 use super::output::Output;
@@ -157,7 +158,8 @@ impl Launch {
         children::make(|| fork::make(&recipe)).map_err(failed)
     }
 
-    /// The program itself where no shell is needed; and the shell, for all else and for telling what is wrong with it.
+    /// The program itself where no shell is needed; and the shell, for all else and for telling what is wrong
+    /// with it.
     fn programs(&self) -> Vec<Program> {
         let shell = self.shell.program();
         let flags = self.shell.flags().iter().map(|flag| (*flag).to_owned());
@@ -198,8 +200,8 @@ impl Launch {
     }
 }
 
-/// Nothing in here has a NUL: what comes from a caller was checked, and the rest comes from the kernel's and the C library's
-/// own strings.
+/// Nothing in here has a NUL: what comes from a caller was checked, and the rest comes from the kernel's and
+/// the C library's own strings.
 fn c_string(text: impl Into<Vec<u8>>) -> CString {
     CString::new(text).unwrap_or_default()
 }
@@ -219,7 +221,8 @@ fn nothing() -> io::Result<BorrowedFd<'static>> {
     Ok(NOTHING.get_or_init(|| opened).as_fd())
 }
 
-/// The same file under a number that no standard descriptor has, for those are given away in the new process one by one.
+/// The same file under a number that no standard descriptor has, for those are given away in the new process
+/// one by one.
 fn above_standard(file: File) -> io::Result<OwnedFd> {
     match file.as_raw_fd() {
         0..3 => Ok(rustix::io::fcntl_dupfd_cloexec(&file, 3)?),
@@ -266,8 +269,8 @@ fn on_path(name: &str, path: &str) -> Option<PathBuf> {
     path.split(':').map(|folder| Path::new(folder).join(name)).find(runs)
 }
 
-/// Whether this command is there to end or reload the process, and not to become it: an agent that finds it still at work after
-/// a restart of its own must not take it for the process.
+/// Whether this command is there to end or reload the process, and not to become it: an agent that finds it
+/// still at work after a restart of its own must not take it for the process.
 fn is_aside(command: &str, control: &Control) -> bool {
     let Control { start_cmd, restart_cmd, stop_cmd, kill_cmd, reload_cmd, .. } = control;
     let is_one_of = |commands: &[&String]| commands.iter().any(|one| *one == command);

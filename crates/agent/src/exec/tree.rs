@@ -1,9 +1,10 @@
 //! Which processes belong together.
 //!
-//! A scan gives processes with their parents and sessions; from that come descendants, sessions and, with the mark, those
-//! that left both. Where there are cgroups, a proc's own hold all that it has started (`cgroup`). Else what was started in this
-//! life of the agent is below the agent and found there (`children`); for what was there before, all of `/proc` is read, and a
-//! process that leaves its session, loses its parent and clears its environment between two scans is lost to us.
+//! A scan gives processes with their parents and sessions; from that come descendants, sessions and, with the
+//! mark, those that left both. Where there are cgroups, a proc's own hold all that it has started (`cgroup`).
+//! Else what was started in this life of the agent is below the agent and found there (`children`); for what
+//! was there before, all of `/proc` is read, and a process that leaves its session, loses its parent and
+//! clears its environment between two scans is lost to us.
 
 use super::cgroup;
 use super::children::{self, Freshness};
@@ -17,21 +18,23 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often those that are to be killed are looked for again, at most. Each round finds what was forked during the one
-/// before; a process that does nothing but fork into new sessions may win many of them.
+/// How often those that are to be killed are looked for again, at most. Each round finds what was forked
+/// during the one before; a process that does nothing but fork into new sessions may win many of them.
 const ROUNDS: usize = 50;
 /// How often in a row nothing new must have been found.
 const QUIET_ROUNDS: usize = 2;
 /// For how long those above the agent are taken to be the same, as long as its parent is.
 const STILL_ABOVE: Duration = Duration::from_secs(1);
 
-/// Running processes that are not the kernel's, at one moment: all of them, or those that may belong to one proc.
+/// Running processes that are not the kernel's, at one moment: all of them, or those that may belong to one
+/// proc.
 #[derive(Debug)]
 pub(super) struct Scan {
     running: HashMap<u32, Stat>,
     /// The agent and those above it, and the first process: never members of anything, never signalled.
     protected: HashSet<u32>,
-    /// Those that are in a cgroup of the proc in question: these are its own, whatever their environment says.
+    /// Those that are in a cgroup of the proc in question: these are its own, whatever their environment
+    /// says.
     contained: HashSet<u32>,
     /// What they run, as soon as somebody has asked.
     programs: OnceLock<HashMap<u32, Program>>,
@@ -52,8 +55,9 @@ impl Scan {
         Scan::of(stats, protected())
     }
 
-    /// Those that may belong to a proc with these processes, if all that does is below the agent: they and all below them,
-    /// and the orphans that came to the agent. `None` where that is not so or cannot be known.
+    /// Those that may belong to a proc with these processes, if all that does is below the agent: they and
+    /// all below them, and the orphans that came to the agent. `None` where that is not so or cannot be
+    /// known.
     pub(super) fn near(own: &[Id], freshness: Freshness) -> Option<Scan> {
         let mut stats = Vec::new();
         let own =
@@ -71,8 +75,8 @@ impl Scan {
         Some(Scan::of(stats, HashSet::from([0, 1, std::process::id()])))
     }
 
-    /// Those that are in these groups of a proc, and these processes of it with all below them. If one of them is
-    /// neither in a group nor below the agent, what belongs to it may be anywhere.
+    /// Those that are in these groups of a proc, and these processes of it with all below them. If one of
+    /// them is neither in a group nor below the agent, what belongs to it may be anywhere.
     pub(super) fn within(groups: &[PathBuf], own: &[Id]) -> Scan {
         let contained: HashSet<u32> = groups.iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let mut stats: Vec<Stat> = contained.iter().copied().filter_map(Stat::read).collect();
@@ -154,8 +158,9 @@ impl Scan {
         marked
     }
 
-    /// Whether it bears the mark of another proc than this. It is read once for all that ask: of a program that runs a thousand
-    /// times on the host, each proc would else read a thousand environments before it is started.
+    /// Whether it bears the mark of another proc than this. It is read once for all that ask: of a program
+    /// that runs a thousand times on the host, each proc would else read a thousand environments before it is
+    /// started.
     pub(super) fn is_anothers(&self, stat: &Stat, mark: &str) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
@@ -182,8 +187,8 @@ impl Scan {
         found
     }
 
-    /// The members of a session that a process with this id led. The number is not given away while the session has
-    /// members, so either the leader is still there, or nobody has its pid.
+    /// The members of a session that a process with this id led. The number is not given away while the
+    /// session has members, so either the leader is still there, or nobody has its pid.
     pub(super) fn session_of(&self, leader: Id) -> Vec<&Stat> {
         if self.get(leader.pid).is_some_and(|stat| stat.id != leader) {
             return Vec::new();
@@ -193,8 +198,8 @@ impl Scan {
         members
     }
 
-    /// All that a run has started and that is still running. `known` are members that an earlier scan found, which
-    /// may have left since then.
+    /// All that a run has started and that is still running. `known` are members that an earlier scan found,
+    /// which may have left since then.
     pub(super) fn run_members(
         &self,
         leader: Id,
@@ -221,8 +226,8 @@ impl Scan {
         members
     }
 
-    /// Whether a process descends from one of this proc's that was there before the run: a worker that the main
-    /// process forked while its stop command ran is not that command's.
+    /// Whether a process descends from one of this proc's that was there before the run: a worker that the
+    /// main process forked while its stop command ran is not that command's.
     fn belongs_to_older(&self, stat: &Stat, leader: Id, mark: &str) -> bool {
         let mut seen = HashSet::new();
         let mut parent = self.get(stat.parent);
@@ -329,9 +334,9 @@ pub(super) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item = Id>, sig
     }
 }
 
-/// Kills what `targets` finds, oldest first so that parents do not see their children die, and looks again until nothing
-/// new is found, so that a process that forks does not get away. One look that finds nothing is not enough: a scan takes
-/// its time, and a child may be born behind its back.
+/// Kills what `targets` finds, oldest first so that parents do not see their children die, and looks again
+/// until nothing new is found, so that a process that forks does not get away. One look that finds nothing is
+/// not enough: a scan takes its time, and a child may be born behind its back.
 pub(super) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut(&Scan) -> Vec<Id>) {
     let mut killed = HashSet::new();
     let mut quiet = 0;

@@ -1,8 +1,8 @@
 //! What a process and all that belongs to it use: CPU, memory, open files.
 //!
-//! One look at `/proc` serves all procs. It reads one line of each process on the host and nothing more, for there may be
-//! thousands of them and it is taken every few seconds. To a process belong those that descend from it and those of its
-//! session. Memory that they share is counted for each of them.
+//! One look at `/proc` serves all procs. It reads one line of each process on the host and nothing more, for
+//! there may be thousands of them and it is taken every few seconds. To a process belong those that descend
+//! from it and those of its session. Memory that they share is counted for each of them.
 
 use super::host::Host;
 use super::inspect::per_cent_of_host;
@@ -12,7 +12,8 @@ use procfleet_core::supervise::Usage;
 use procfleet_core::{Moment, Process};
 use std::collections::HashSet;
 
-/// So many processes are looked at before others get their turn: a restart does not wait for a thousand lines.
+/// So many processes are looked at before others get their turn: a restart does not wait for a thousand
+/// lines.
 const AT_ONCE: usize = 64;
 
 /// Every process that is not the kernel's, at about one moment.
@@ -76,8 +77,8 @@ impl Scene {
         self.taken
     }
 
-    /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet. `meter` remembers the
-    /// sample before, and then this one.
+    /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet. `meter`
+    /// remembers the sample before, and then this one.
     pub fn usage(&self, host: &Host, process: &Process, meter: &mut Meter) -> Option<Usage> {
         let id = Id { pid: process.pid, start_ticks: process.start_ticks };
         let tree = self.tree(id, process.found)?;
@@ -135,8 +136,8 @@ impl Scene {
     }
 }
 
-/// What the process itself uses, without a look at all others: nothing that is worth one can belong to a process that has
-/// just begun. With the time of its start in seconds since 1970; `None` when it is gone.
+/// What the process itself uses, without a look at all others: nothing that is worth one can belong to a
+/// process that has just begun. With the time of its start in seconds since 1970; `None` when it is gone.
 pub fn glance(host: &Host, process: &Process) -> Option<(i64, Usage)> {
     let proc = Proc::open()?;
     let line = proc.line(process.pid).filter(|line| line.id.start_ticks == process.start_ticks)?;
@@ -180,8 +181,8 @@ impl Ticks {
         }
     }
 
-    /// What was used since then. A member that ended is in its parent's account, so the totals tell of it; one that left
-    /// takes its account along, and then those who stayed tell at least of themselves.
+    /// What was used since then. A member that ended is in its parent's account, so the totals tell of it;
+    /// one that left takes its account along, and then those who stayed tell at least of themselves.
     fn since(&self, last: &Ticks) -> u64 {
         let before = |id: &Id| last.each.iter().find(|(known, _)| known == id).map_or(0, |(_, ticks)| *ticks);
         let stayed = self.each.iter().map(|(id, now)| now.saturating_sub(before(id)));

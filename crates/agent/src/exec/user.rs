@@ -114,9 +114,9 @@ impl Account {
         })
     }
 
-    /// Does something in the file system with the rights of this account and no others: in a thread of its own, for a thread
-    /// that has given its rights away may not serve for anything else. Only those rights change, so that the account gets no
-    /// power over the thread.
+    /// Does something in the file system with the rights of this account and no others: in a thread of its
+    /// own, for a thread that has given its rights away may not serve for anything else. Only those rights
+    /// change, so that the account gets no power over the thread.
     pub(super) fn with_its_rights<T: Send>(
         &self,
         act: impl FnOnce() -> io::Result<T> + Send,
@@ -144,8 +144,9 @@ impl Account {
         self.groups.is_some()
     }
 
-    /// Turns the calling thread, and it alone, into this account. For a child between fork and exec: these are plain
-    /// system calls, and nothing is allocated. The groups go first, for afterwards we may not change them any more.
+    /// Turns the calling thread, and it alone, into this account. For a child between fork and exec: these
+    /// are plain system calls, and nothing is allocated. The groups go first, for afterwards we may not
+    /// change them any more.
     pub(super) fn become_it(&self) -> Result<(), Errno> {
         let Some(groups) = &self.groups else { return Ok(()) };
         set_thread_groups(groups)?;
@@ -155,8 +156,9 @@ impl Account {
     }
 }
 
-/// Whether the account could signal this process itself, as the kernel decides it. The agent signals with its own rights,
-/// which must not make more of the account's. A spec that names no account was sent by one who may use them all.
+/// Whether the account could signal this process itself, as the kernel decides it. The agent signals with its
+/// own rights, which must not make more of the account's. A spec that names no account was sent by one who
+/// may use them all.
 pub(super) fn may_signal(user: &str, pid: u32) -> bool {
     if user.is_empty() {
         return true;

@@ -8,7 +8,8 @@ use procfleet_core::{Process, Sighting, Spec};
 use std::collections::BTreeSet;
 
 impl Hands {
-    /// Something of the proc that runs as none of these accounts: its process, or without one what it has left.
+    /// Something of the proc that runs as none of these accounts: its process, or without one what it has
+    /// left.
     pub fn other_account(
         &mut self,
         process: Option<Process>,

@@ -1,7 +1,8 @@
 //! Which commands need no shell.
 //!
-//! A shell that only starts one program costs 0.6 ms and a process in between. So a command of plain words is executed
-//! itself; all else, and all that cannot be executed, is for the shell, so that every failure looks as a shell makes it look.
+//! A shell that only starts one program costs 0.6 ms and a process in between. So a command of plain words is
+//! executed itself; all else, and all that cannot be executed, is for the shell, so that every failure looks
+//! as a shell makes it look.
 
 /// What a shell would do itself, or take for something else than a program.
 const SHELL_WORDS: [&str; 82] = [

@@ -1,7 +1,7 @@
 //! Which procs an order is for: the one that it names, or several instances of it.
 //!
-//! It is read in the transaction that writes the order down, so that an order finds the instances of those before it. An
-//! order that changes only some fields of the stored spec gets its whole spec here, too.
+//! It is read in the transaction that writes the order down, so that an order finds the instances of those
+//! before it. An order that changes only some fields of the stored spec gets its whole spec here, too.
 
 use procfleet_core::change::UnknownFields;
 use procfleet_core::id::{OpId, ProcKey};
@@ -79,8 +79,8 @@ pub(super) fn divide(
     Ok(concerned.into_iter().map(part).collect())
 }
 
-/// Those that have a record or an order without an outcome. A proc of its own that is merely called like an instance is none:
-/// nobody who stops the one means the other.
+/// Those that have a record or an order without an outcome. A proc of its own that is merely called like an
+/// instance is none: nobody who stops the one means the other.
 fn instances(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
     // All names that begin with the proc's and a number sign; the dollar sign is the next character.
     let (from, to) = (format!("{}#", key.name), format!("{}$", key.name));

@@ -1,5 +1,5 @@
-//! Events on their way to the server. They are written in the transaction of the step that they tell of, and deleted when
-//! the server has them. If it stays away, the oldest make room.
+//! Events on their way to the server. They are written in the transaction of the step that they tell of, and
+//! deleted when the server has them. If it stays away, the oldest make room.
 
 use super::{Journal, JournalError, json};
 use procfleet_core::id::ProcKey;

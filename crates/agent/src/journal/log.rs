@@ -236,7 +236,8 @@ mod tests {
         files.with(|log| log[HEADER..].copy_from_slice(&old.log[HEADER..])).assert_sound("only a header");
     }
 
-    /// Its sync failed, something else was written over its beginning, and its end lies behind, with the salts of today.
+    /// Its sync failed, something else was written over its beginning, and its end lies behind, with the
+    /// salts of today.
     #[test]
     fn what_is_left_of_a_commit_that_was_undone_is_sound() {
         let mut writer = Writer::new(4_096);

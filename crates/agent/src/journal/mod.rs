@@ -1,7 +1,8 @@
 //! What must survive the agent: one SQLite file, written with full sync.
 //!
-//! It holds each proc's record, the process groups, and each op from its acceptance to its confirmed outcome. One thread owns
-//! the connection; what waits for it is written in one transaction. An operator can open the file with any SQLite tool.
+//! It holds each proc's record, the process groups, and each op from its acceptance to its confirmed outcome.
+//! One thread owns the connection; what waits for it is written in one transaction. An operator can open the
+//! file with any SQLite tool.
 
 mod divide;
 mod events;
@@ -48,7 +49,8 @@ pub enum JournalError {
         "the journal {path} was written by a newer version of procfleet (format {found}, this one knows {known})"
     )]
     TooNew { path: PathBuf, found: i64, known: i64 },
-    /// Nobody may begin anew in its place: what is hosted, what was stopped and what was carried out would be forgotten.
+    /// Nobody may begin anew in its place: what is hosted, what was stopped and what was carried out would be
+    /// forgotten.
     #[error(
         "the journal {path} cannot be used: {reason}. Nothing was started, ended or forgotten: the processes of this host go on. \
          Put the file right, or save what can be read of it: procfleet agent repair --data {folder}",
@@ -101,7 +103,8 @@ pub(crate) struct Past {
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
     /// Ops of which some parts have no outcome yet.
     pub(crate) divided: Vec<(OpId, Parts)>,
-    /// Procs whose records cannot be read, with the reason. Nobody may act on them, for nobody knows what is wanted of them.
+    /// Procs whose records cannot be read, with the reason. Nobody may act on them, for nobody knows what is
+    /// wanted of them.
     pub(crate) unreadable: Vec<(ProcKey, String)>,
     /// The process groups of each namespace that has some.
     pub(crate) groups: Vec<(String, Vec<ProcessGroup>)>,
@@ -125,7 +128,8 @@ pub(crate) struct PastProc {
 /// What the journal says of an op that has just arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Acceptance {
-    /// These are to be carried out: the op itself, or its parts where it concerns several instances of its proc.
+    /// These are to be carried out: the op itself, or its parts where it concerns several instances of its
+    /// proc.
     New(Vec<(ProcKey, Order)>),
     /// It came before and is waiting or under way.
     Known,
@@ -308,7 +312,8 @@ impl Journal {
     }
 }
 
-/// Opens the journal, brings it to the newest format and reads what the last life left. On failure it is as it was.
+/// Opens the journal, brings it to the newest format and reads what the last life left. On failure it is as
+/// it was.
 fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> {
     sound::look_at_file(path)?;
     let opening = |source| JournalError::Open { path: path.to_owned(), source };

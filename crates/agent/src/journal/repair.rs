@@ -1,8 +1,8 @@
 //! Saving what can be read of a journal that cannot be used.
 //!
-//! What is saved goes into a new journal; the old file stays beside it under another name. An op of which nothing is known any more may
-//! have been carried out, so the new journal remembers when it was made: an op that was sent before that is answered as
-//! interrupted instead of being carried out once more.
+//! What is saved goes into a new journal; the old file stays beside it under another name. An op of which
+//! nothing is known any more may have been carried out, so the new journal remembers when it was made: an op
+//! that was sent before that is answered as interrupted instead of being carried out once more.
 
 use super::{FILE, JournalError, MIGRATIONS, known_format, log};
 use procfleet_core::id::OpId;
@@ -13,8 +13,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The tables, with the columns that a row has in every format. An event's account is not among them: without it only
-/// apps with all accounts are shown its message.
+/// The tables, with the columns that a row has in every format. An event's account is not among them: without
+/// it only apps with all accounts are shown its message.
 const TABLES: [(&str, &str); 5] = [
     ("meta", "key, value"),
     ("procs", "namespace, name, record, registered_at"),
@@ -56,7 +56,8 @@ impl fmt::Display for Saved {
     }
 }
 
-/// Whether an op may have been carried out although nothing is known of it: it was sent before the journal was repaired.
+/// Whether an op may have been carried out although nothing is known of it: it was sent before the journal
+/// was repaired.
 pub(super) fn may_have_been_done(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<bool> {
     let repaired: Option<String> = t
         .prepare_cached("SELECT value FROM meta WHERE key = 'unsure_until'")?
@@ -112,7 +113,8 @@ fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Res
     };
     saved.whole = log_is_whole && tables.iter().all(|table| table.whole);
     for ((table, columns), rows) in TABLES.iter().zip(&tables) {
-        // Numbers of events that were lost would be given out again under the same name, and taken for the lost ones.
+        // Numbers of events that were lost would be given out again under the same name, and taken for the
+        // lost ones.
         if *table == "events" && !saved.whole {
             continue;
         }

@@ -1,5 +1,5 @@
-//! Whether a journal is fit to be used. One that is not is left as it is: an agent that began anew in its place would forget
-//! what is hosted, start what was stopped and carry out what was done.
+//! Whether a journal is fit to be used. One that is not is left as it is: an agent that began anew in its
+//! place would forget what is hosted, start what was stopped and carry out what was done.
 
 use super::{JournalError, known_format, log};
 use procfleet_core::supervise::Record;

@@ -357,8 +357,8 @@ fn spoil(path: &Path, from: usize, bytes: &[u8]) {
     std::fs::write(path, file).expect("our own folder");
 }
 
-/// Whatever happens to the file: the agent does not begin anew in its place, says which file it is and what to do, and leaves
-/// it as it is.
+/// Whatever happens to the file: the agent does not begin anew in its place, says which file it is and what
+/// to do, and leaves it as it is.
 #[tokio::test]
 async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
     type Spoil = fn(&Path);

@@ -122,8 +122,8 @@ impl Actor {
         first: Step,
         mut inbox: Inbox,
     ) -> (Arc<ProcKey>, Vec<Order>) {
-        // Its task keeps room for the largest of what it ever waits for. That is each in a place of its own for the moment that it
-        // takes, but for the next input, for which it waits nearly always.
+        // Its task keeps room for the largest of what it ever waits for. That is each in a place of its own
+        // for the moment that it takes, but for the next input, for which it waits nearly always.
         Box::pin(self.carry_out(first)).await;
         loop {
             let input = match self.answers.pop_front() {
@@ -208,8 +208,9 @@ impl Actor {
         // In places of their own: a proc that runs well waits for neither.
         let sleep = self.machine.wake_at().map(|wake| Box::pin(tokio::time::sleep(wake.since(now))));
         let next = tokio::select! {
-            // What is to be written first, for inputs may never end. Then those, and before them the end of the agent: nothing new is
-            // begun then. An exit that has happened must win over the deadline that it just met.
+            // What is to be written first, for inputs may never end. Then those, and before them the end of
+            // the agent: nothing new is begun then. An exit that has happened must win over the deadline that
+            // it just met.
             biased;
             () = self.ledger.progress() => Some(Next::Written),
             input = inbox.recv() => Some(input.map_or(Next::End, Next::Input)),
@@ -222,8 +223,8 @@ impl Actor {
         }
     }
 
-    /// What is wrong beside its life becomes an event when it begins to be so. What is to be done about its health the machine
-    /// decides.
+    /// What is wrong beside its life becomes an event when it begins to be so. What is to be done about its
+    /// health the machine decides.
     async fn tell_of_probes(&mut self) {
         let (seen, told) = (self.probes.seen(), self.told.take().unwrap_or_default());
         if let Some((process, health)) = seen.news_since(&told) {
@@ -252,7 +253,8 @@ impl Actor {
         self.successor_of(&old).map(|process| Input::Succeeded { old, process })
     }
 
-    /// A program that replaces itself says so in its pid file; and what was found may be only the shell of its command.
+    /// A program that replaces itself says so in its pid file; and what was found may be only the shell of
+    /// its command.
     fn successor_of(&mut self, process: &Process) -> Option<Process> {
         let spec = self.machine.spec().filter(|_| !self.machine.is_busy())?;
         self.hands.successor(process, spec)
@@ -554,8 +556,8 @@ async fn if_any<F: Future<Output = ()>>(waiting: Option<Pin<Box<F>>>) {
     }
 }
 
-/// What has happened and was not heard of yet, for the agent had no time: whoever was to tell gets a chance before a deadline
-/// is held against the process. Each hop from the kernel to here takes one round.
+/// What has happened and was not heard of yet, for the agent had no time: whoever was to tell gets a chance
+/// before a deadline is held against the process. Each hop from the kernel to here takes one round.
 async fn just_arrived(inbox: &mut Inbox) -> Option<Box<Input>> {
     for _ in 0..4 {
         tokio::task::yield_now().await;

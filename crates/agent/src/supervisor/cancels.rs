@@ -1,4 +1,5 @@
-//! Ops that nobody waits for any more. Their procs' actors look here between two steps; what wakes them carries nothing.
+//! Ops that nobody waits for any more. Their procs' actors look here between two steps; what wakes them
+//! carries nothing.
 
 use procfleet_core::id::{OpId, ProcKey};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,9 +1,11 @@
-//! Whether the files that a spec names (`configmap`) are as it says: with the md5 that it names, or, where it names none,
-//! there and as they were when the process was last started (or when the agent first saw them since).
+//! Whether the files that a spec names (`configmap`) are as it says: with the md5 that it names, or, where it
+//! names none, there and as they were when the process was last started (or when the agent first saw them
+//! since).
 //!
-//! A file is opened with the rights of the spec's account, so a caller learns nothing that the account could not find out itself.
-//! It is read again only when its stamp is another one, up to a limit, in a thread of its own, and no further when nobody
-//! waits for it any more. What is not as it should be is said in the proc's note, and in the log once for every change.
+//! A file is opened with the rights of the spec's account, so a caller learns nothing that the account could
+//! not find out itself. It is read again only when its stamp is another one, up to a limit, in a thread of
+//! its own, and no further when nobody waits for it any more. What is not as it should be is said in the
+//! proc's note, and in the log once for every change.
 
 use crate::exec::{NotOpened, open_as};
 use md5::{Digest, Md5};
@@ -52,7 +54,7 @@ pub(super) struct Files {
 #[derive(Debug)]
 struct Known {
     finding: Finding,
-    /// What the file had when it was first read in this round.
+    /// The file's content when it was first read in this round, as a digest.
     first: Option<First>,
     /// What was said about it last; empty where it is as it should be.
     said: String,
@@ -77,8 +79,8 @@ enum Finding {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cancelled;
 
-/// Whether the same stamp means the same content. A file that was written just before it was read may be written again
-/// within the same tick of the clock.
+/// Whether the same stamp means the same content. A file that was written just before it was read may be
+/// written again within the same tick of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
     Stamp,
@@ -95,7 +97,8 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// Looks at the files in a thread of its own: they may be large, and disks slow. Dropping this ends the reading.
+/// Looks at the files in a thread of its own: they may be large, and disks slow. Dropping this ends the
+/// reading.
 pub(super) async fn look_at(
     files: Arc<Mutex<Files>>,
     key: ProcKey,
@@ -123,8 +126,8 @@ pub(super) async fn look_at(
 }
 
 impl Files {
-    /// Looks at the files of the spec. Says what is wrong with them; nothing if all are as they should be. `round` is another
-    /// one whenever the process was started anew.
+    /// Looks at the files of the spec. Says what is wrong with them; nothing if all are as they should be.
+    /// `round` is another one whenever the process was started anew.
     pub(super) fn check(
         &mut self,
         key: &ProcKey,

@@ -1,8 +1,8 @@
 //! What the agent does when the disk of its data folder is full.
 //!
-//! The journal holds disk blocks in advance, so what ends a process can still be written down. What would make more work is
-//! refused. A query changes nothing: where the journal takes nothing at all, it is answered without the journal, and if the
-//! agent ends before, the server sends it again.
+//! The journal holds disk blocks in advance, so what ends a process can still be written down. What would
+//! make more work is refused. A query changes nothing: where the journal takes nothing at all, it is answered
+//! without the journal, and if the agent ends before, the server sends it again.
 
 use procfleet_core::id::OpId;
 use procfleet_core::supervise::Write;

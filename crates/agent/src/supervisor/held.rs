@@ -1,7 +1,9 @@
-//! Ops of the agent's last life that had not begun: they wait until the server has said again that they are wanted.
+//! Ops of the agent's last life that had not begun: they wait until the server has said again that they are
+//! wanted.
 //!
-//! While the agent was away they may have been cancelled, and then they must not begin any more. The server is not told that
-//! they were taken, so it sends again those that are still open. Those that it does not send end when they should have begun at the latest.
+//! While the agent was away they may have been cancelled, and then they must not begin any more. The server
+//! is not told that they were taken, so it sends again those that are still open. Those that it does not send
+//! end when they should have begun at the latest.
 
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::moment::Moment;

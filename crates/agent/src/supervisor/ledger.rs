@@ -1,7 +1,7 @@
 //! The journal as one proc's actor writes it: every step in its order, some of them waited for.
 //!
-//! What need not be durable before the actor goes on is written when the disk is ready. What must be waits for all that came
-//! before it, and goes into the same transaction.
+//! What need not be durable before the actor goes on is written when the disk is ready. What must be waits
+//! for all that came before it, and goes into the same transaction.
 
 use crate::journal::{Journal, Known};
 use procfleet_core::id::ProcKey;
@@ -44,7 +44,8 @@ impl Ledger {
         self.begin();
     }
 
-    /// Returns when something was written, and never if there is nothing. Nothing is lost if it is not waited for to the end.
+    /// Returns when something was written, and never if there is nothing. Nothing is lost if it is not waited
+    /// for to the end.
     pub(super) async fn progress(&mut self) {
         match &mut self.writing {
             Some(writing) => writing.await,

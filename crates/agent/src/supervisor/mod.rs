@@ -1,9 +1,9 @@
 //! All procs of this host: one actor each, and the way of an order to its actor.
 //!
-//! An order is written to the journal before anybody acts on it. One that came before is answered from the journal
-//! and not carried out again. One for several instances of a proc comes out of the journal in parts, a part for each
-//! instance's own actor, and is answered when the last of them has ended (`open`). One that is about a namespace and not about
-//! a proc is carried out here: it is a note to be taken.
+//! An order is written to the journal before anybody acts on it. One that came before is answered from the
+//! journal and not carried out again. One for several instances of a proc comes out of the journal in parts,
+//! a part for each instance's own actor, and is answered when the last of them has ended (`open`). One that
+//! is about a namespace and not about a proc is carried out here: it is a note to be taken.
 
 mod absent;
 mod actor;
@@ -286,7 +286,8 @@ impl Work {
         }
     }
 
-    /// An actor has ended, since nothing was left to do. Its successor, if it needs one, gets what came too late for it.
+    /// An actor has ended, since nothing was left to do. Its successor, if it needs one, gets what came too
+    /// late for it.
     async fn succeed(&mut self, key: &Arc<ProcKey>, mut orders: Vec<Order>) {
         self.actors.remove(key);
         let late = self.late.extract_if(.., |(late, _)| *late == **key);
@@ -296,8 +297,8 @@ impl Work {
         }
     }
 
-    /// An actor has panicked. Its machine is lost, and what the journal knows of it is read at a start only. The supervisor passes
-    /// the panic on, which ends the agent; the other actors finish their steps.
+    /// An actor has panicked. Its machine is lost, and what the journal knows of it is read at a start only.
+    /// The supervisor passes the panic on, which ends the agent; the other actors finish their steps.
     async fn end_after(&mut self, error: JoinError) {
         self.end().await;
         if let Ok(panic) = error.try_into_panic() {
@@ -305,7 +306,8 @@ impl Work {
         }
     }
 
-    /// What all procs use at one moment. Each is told what concerns it; one that has no room for it hears the next.
+    /// What all procs use at one moment. Each is told what concerns it; one that has no room for it hears the
+    /// next.
     fn sampled(&mut self, round: Round) {
         self.look_at_disk();
         for (key, input) in self.pools.sampled(&round) {
@@ -467,7 +469,8 @@ impl Work {
         }
     }
 
-    /// Tells the actors that have the op. One that has ended is answered as it was, one that never came is never begun.
+    /// Tells the actors that have the op. One that has ended is answered as it was, one that never came is
+    /// never begun.
     async fn cancel(&mut self, op: OpId) {
         if self.around.outbox.repeat(op) {
             return;
@@ -517,15 +520,16 @@ impl Work {
                 false => info!("the disk of the data folder has room again"),
             }
             for actor in self.actors.values() {
-                // Only a wake-up: the actor then publishes its state. One that has no room for it publishes soon anyway.
+                // Only a wake-up: the actor then publishes its state. One that has no room for it publishes
+                // soon anyway.
                 let _ = actor.try_send(Box::new(Input::Tick));
             }
         }
         is_full
     }
 
-    /// Returns the orders that are carried out on a full disk, and refuses the others. An op that came before is never
-    /// refused: something may have been done already.
+    /// Returns the orders that are carried out on a full disk, and refuses the others. An op that came before
+    /// is never refused: something may have been done already.
     async fn refuse_on_full_disk(&self, orders: Vec<(ProcKey, Order)>) -> Vec<(ProcKey, Order)> {
         self.around.journal.make_room().await;
         let mut taken = Vec::new();
@@ -540,7 +544,8 @@ impl Work {
         taken
     }
 
-    /// An op that is not in the journal, and on which nobody has acted. Its caller need not wait for the deadline.
+    /// An op that is not in the journal, and on which nobody has acted. Its caller need not wait for the
+    /// deadline.
     fn refuse(&self, op: OpId, kind: OpKind) {
         let message = format!(
             "{} was not begun: the agent cannot write to its data folder (is the disk full?); nothing was done",
@@ -570,7 +575,8 @@ impl Work {
         }
     }
 
-    /// Takes the groups of a namespace down. Nothing waits for it, so its time is up only after a long absence.
+    /// Takes the groups of a namespace down. Nothing waits for it, so its time is up only after a long
+    /// absence.
     async fn set_groups(&mut self, key: &ProcKey, order: Order) {
         if let Some(outcome) = group_refusal(&order) {
             return self.end_unbegun(key, order.op, outcome).await;

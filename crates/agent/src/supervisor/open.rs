@@ -1,7 +1,7 @@
 //! The ops that are in the journal without an outcome, as the server knows them.
 //!
-//! An op that concerns several instances is carried out in parts, each by an actor of its own. It is open until all of them
-//! have ended, and then it has one outcome.
+//! An op that concerns several instances is carried out in parts, each by an actor of its own. It is open
+//! until all of them have ended, and then it has one outcome.
 
 use crate::journal::Parts;
 use procfleet_core::id::OpId;
@@ -65,8 +65,8 @@ impl OpenOps {
         self.lock().insert(op, parts);
     }
 
-    /// The outcome of an op or of a part is durable. Says the op that has ended with it, and how; `None` while other parts
-    /// of it are open.
+    /// The outcome of an op or of a part is durable. Says the op that has ended with it, and how; `None`
+    /// while other parts of it are open.
     pub(super) fn done(&self, op: OpId, outcome: Outcome) -> Option<(OpId, Outcome)> {
         let (whole, instance) = op.whole();
         let mut inner = self.lock();

@@ -1,5 +1,5 @@
-//! What the processes of a namespace use together, where its groups limit that. A round of samples has all of them at one moment,
-//! and the rules in [`procfleet_core::groups`] say who is to be ended.
+//! What the processes of a namespace use together, where its groups limit that. A round of samples has all of
+//! them at one moment, and the rules in [`procfleet_core::groups`] say who is to be ended.
 
 use super::sampler::{Round, Sampled};
 use procfleet_core::groups::{self, Member, has_limit};
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!([victims(round()), victims(round())].concat(), [""; 0]);
         assert_eq!(pools.set("web", &groups(None)), Pooled::No);
         assert_eq!(pools.sampled(&round()), []);
-        // What is left alone neither counts nor is ended.
+        // An unhosted process neither counts in the pool nor is ended for it.
         assert_eq!(pools.set("web", &groups(Some(10.0))), Pooled::Yes);
         for _ in 0..6 {
             let alone = |sampled: Sampled| Sampled { pooled: Pooled::No, ..sampled };

@@ -1,9 +1,10 @@
-//! What is asked about a proc beside its life: its version (`version_cmd`), its health (`health_cmd`), and whether its files
-//! are as they should be (`configmap`).
+//! What is asked about a proc beside its life: its version (`version_cmd`), its health (`health_cmd`), and
+//! whether its files are as they should be (`configmap`).
 //!
-//! One task per proc that has something to ask. The actor tells it what the proc is and how it stands, through one watch, and
-//! hears what was said through another; neither ever waits for the other. While an op or a restart is under way nothing is
-//! asked, and what was being asked is broken off: a process on its way down is not ill.
+//! One task per proc that has something to ask. The actor tells it what the proc is and how it stands,
+//! through one watch, and hears what was said through another; neither ever waits for the other. While an op
+//! or a restart is under way nothing is asked, and what was being asked is broken off: a process on its way
+//! down is not ill.
 
 use super::drift::{self, Effort, Extent, Files};
 use crate::exec::{Host, Probed, Prober};
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::info;
 
-/// So many failures in a row are an event, and may lead to a restart.
+/// How many failures of `health_cmd` in a row make an event, and may lead to a restart.
 const FAILURES: u32 = 3;
 /// How the text of an answer begins.
 const WELL: &str = "healthy";
@@ -46,7 +47,8 @@ impl Default for Pace {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) version: String,
-    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT` or `unhealthy: REASON`. Empty before the first.
+    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT` or `unhealthy: REASON`. Empty before the
+    /// first.
     pub(super) health: String,
     /// The verdict of all answers together. `None`: there is none yet.
     pub(super) verdict: Option<Health>,
@@ -57,8 +59,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// What is new about the health of a process, if it is: that it is well, or that it has fallen ill. Another reason for the
-    /// same illness is nothing new.
+    /// What is new about the health of a process, if it is: that it is well, or that it has fallen ill.
+    /// Another reason for the same illness is nothing new.
     pub(super) fn news_since(&self, before: &Seen) -> Option<(Process, Health)> {
         let process = self.patient?;
         let known = before.patient.filter(|patient| patient.is(&process)).and(before.verdict.as_ref());
@@ -186,8 +188,8 @@ impl Probes {
         self.asking.as_ref().map(|asking| asking.seen.borrow().clone()).unwrap_or_default()
     }
 
-    /// Looks at the files now, because somebody asks for the proc's status. If they are being looked at just then, or are
-    /// large, what was seen last has to do.
+    /// Looks at the files now, because somebody asks for the proc's status. If they are being looked at just
+    /// then, or are large, what was seen last has to do.
     pub(super) fn look_at_files(&self) {
         let Some(asking) = &self.asking else { return };
         let subject = asking.subject.borrow();
@@ -284,8 +286,8 @@ impl Asker {
         }
     }
 
-    /// What to ask next, and when. Health comes first: right after the start check it is what a caller waits for. Files
-    /// may be looked at whatever the process does.
+    /// The next question, and when it is due. Health comes first: right after the start check it is what a
+    /// caller waits for. Files may be looked at whatever the process does.
     fn next(&self, subject: &Subject) -> Option<(Instant, Question)> {
         let settled = subject.standing != Standing::Changing;
         let version =
@@ -387,7 +389,7 @@ struct Answers {
     verdict: Option<Health>,
 }
 
-/// What an answer changed about the verdict.
+/// How an answer changed the verdict about the process's health.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     None,

@@ -1,8 +1,8 @@
 //! What all procs of this host use, sampled together: one look at `/proc` for all of them.
 //!
-//! Actors say which process is theirs and how much they want to hear of it. A round of samples goes to the supervisor, which has
-//! the figures of all procs at one moment there, and tells those whom they concern. A figure that has hardly changed concerns
-//! nobody: a thousand idle procs cause no work beyond the look.
+//! Actors say which process is theirs and how much they want to hear of it. A round of samples goes to the
+//! supervisor, which has the figures of all procs at one moment there, and tells those whom they concern. A
+//! figure that has hardly changed concerns nobody: a thousand idle procs cause no work beyond the look.
 
 use super::pools::Pooled;
 use crate::exec::{self, Host, Meter, Scene};
@@ -35,12 +35,12 @@ pub(super) enum Heed {
     Limits,
 }
 
-/// What is sampled for a proc.
+/// The samples that are taken of a proc, and the limits that they are judged by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Follow {
     pub(super) process: Process,
     pub(super) heed: Heed,
-    /// What it may use itself.
+    /// The proc's own limits.
     pub(super) limits: Resource,
     /// Whether it counts in the pools of its namespace. An unhosted process is left alone, so it does not.
     pub(super) pooled: Pooled,
@@ -65,7 +65,8 @@ pub(super) struct Sampled {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sampler {
     followed: Arc<Mutex<BTreeMap<Arc<ProcKey>, Followed>>>,
-    /// The namespaces that have limits for all their procs together: all of these are sampled as one that has limits itself.
+    /// The namespaces that have limits for all their procs together: all of these are sampled as one that has
+    /// limits itself.
     pooled: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -73,7 +74,8 @@ pub(super) struct Sampler {
 struct Followed {
     what: Follow,
     meter: Meter,
-    /// Its pid file, if there is one, and the account that may know what is in it: a program that replaces itself says so there.
+    /// Its pid file, if there is one, and the account that may know what is in it: a program that replaces
+    /// itself says so there.
     pid_file: Option<Box<(String, String)>>,
     /// What its actor knows, and since when.
     told: Option<(Moment, Usage)>,

@@ -1,7 +1,7 @@
 //! When a crontab rule matches next, as a moment of the machine's clock.
 //!
-//! The rule is followed by the wall clock, which may be set at any time. So each answer is good for a while only, and
-//! whoever waits for it asks again.
+//! The rule is followed by the wall clock, which may be set at any time. So each answer is good for a while
+//! only, and whoever waits for it asks again.
 
 use jiff::{SignedDuration, Timestamp, Zoned};
 use procfleet_core::moment::Moment;
@@ -10,11 +10,12 @@ use procfleet_proto::cron::CronRule;
 
 /// As many missed times as are counted. One who missed more knows enough.
 const MOST_MISSED: u32 = 1_000;
-/// A clock that was set back by less than this repeats nothing: that is how clocks are corrected. One that was set back
-/// further shows another time, and that is followed.
+/// A clock that was set back by less than this repeats nothing: that is how clocks are corrected. One that
+/// was set back further shows another time, and that is followed.
 const CORRECTION: SignedDuration = SignedDuration::from_secs(60);
 
-/// Both clocks at one time. The wall clock is read first: then a moment that is computed from them is never too early.
+/// Both clocks at one time. The wall clock is read first: then a moment that is computed from them is never
+/// too early.
 #[derive(Clone, Debug)]
 pub(super) struct Clocks {
     pub(super) wall: Zoned,

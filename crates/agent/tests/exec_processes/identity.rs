@@ -1,5 +1,5 @@
-//! Who a process is: what a pid file may be and what it is answered with, numbers that are given out twice, and programs that
-//! replace themselves. The table of pid files is that of docs/agent/identity.md.
+//! Who a process is: what a pid file may be and what it is answered with, numbers that are given out twice,
+//! and programs that replace themselves. The table of pid files is that of docs/agent/identity.md.
 
 use crate::support::*;
 use procfleet_core::process::{Cause, Evidence, Process, ProgramFile};
@@ -138,7 +138,8 @@ async fn a_pid_file_that_others_may_write_is_believed_only_for_what_we_started()
     assert_eq!(running(proc.settled()).pid, started, "it bears our mark");
 }
 
-/// A link or a folder of a third party decides nothing: neither which pid file is read nor which folder is meant.
+/// A link or a folder of a third party decides nothing: neither which pid file is read nor which folder is
+/// meant.
 #[tokio::test]
 async fn what_a_third_party_leads_to_is_not_believed() {
     if !has(Need::Root, me() == "root") {
@@ -220,7 +221,8 @@ async fn what_a_third_party_leads_to_is_not_believed() {
     victim.assert_unharmed();
 }
 
-/// A number that was given out twice within one tick: all that is written down is the same but the kernel's own number.
+/// A number that was given out twice within one tick: all that is written down is the same but the kernel's
+/// own number.
 #[tokio::test]
 async fn a_recycled_pid_with_the_same_start_time_is_a_stranger() {
     let mut proc = Proc::with_pid_file("same-tick");

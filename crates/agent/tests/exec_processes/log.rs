@@ -116,7 +116,8 @@ async fn a_way_that_others_could_have_laid_leads_to_no_log() {
         assert!(proc.hands.note().contains(note), "{log_path}: {}", proc.hands.note());
     }
     assert_eq!(fs::read_dir(proc.path("secret")).expect("ours").count(), 0);
-    // A folder of theirs at the end is harmless: nothing in it is followed, and no other name of a file is used.
+    // A folder of theirs at the end is harmless: nothing in it is followed, and no other name of a file is
+    // used.
     proc.spec.identity.log_path = proc.path("theirs").to_str().expect("a plain path").to_owned();
     proc.output_of("echo hi").await;
     assert_eq!(proc.hands.note(), "");

@@ -306,7 +306,7 @@ async fn a_restarted_agent_finds_its_processes_again() {
     proc.forget();
     std::fs::remove_file(proc.path("web.pid")).expect("it is there");
     assert_eq!(proc.recovered(Some(process)), Sighting::Running(process), "what was known");
-    // What was written down last is of an earlier run, and this one was started since.
+    // The journal names the process of an earlier run, and this process was started since.
     let mut earlier = process;
     earlier.start_ticks -= 1;
     earlier.evidence.run = process.evidence.run.and_then(|run| (run.get() - 1).try_into().ok());
@@ -346,7 +346,8 @@ async fn a_restarted_agent_takes_no_command_that_ends_or_reloads_for_the_process
     }
 }
 
-/// An agent that comes back in the first moments of a command finds its shell, and then what the shell has begun.
+/// An agent that comes back in the first moments of a command finds its shell, and then what the shell has
+/// begun.
 #[tokio::test]
 async fn a_shell_that_was_found_in_place_of_its_program_is_looked_behind() {
     let mut proc = Proc::new("early");

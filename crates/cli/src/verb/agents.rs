@@ -42,7 +42,7 @@ pub struct Agents {
     /// How many at most [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// What they are ordered by [default: host; with --after or --limit: id]
+    /// The column that the rows are ordered by [default: host; with --after or --limit: id]
     #[arg(long, value_name = "COLUMN", value_enum)]
     pub sort: Option<Sort>,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! `procfleet app`: who may call the API, and what each may use. Scripts read a secret from stdout, so nothing else goes there.
+//! `procfleet app`: who may call the API, and what each may use. Scripts read a secret from stdout, so
+//! nothing else goes there.
 
 use crate::client::{Answer, path_segment};
 use crate::output::{Format, Output, plain};
@@ -22,13 +23,13 @@ pub enum App {
     Enable(Named),
     /// Allow an app to use more
     ///
-    /// Each flag may be given several times, and * is everything of its kind. Without a grant of a kind nothing of it is
-    /// allowed.
+    /// Each flag may be given several times, and * is everything of its kind. Without a grant of a kind
+    /// nothing of it is allowed.
     Grant(Change),
     /// Take back what an app was allowed
     ///
-    /// Each flag may be given several times, and * takes back everything of its kind. What would go on by another grant (web1
-    /// while there is web*) is refused.
+    /// Each flag may be given several times, and * takes back everything of its kind. What would go on by
+    /// another grant (web1 while there is web*) is refused.
     Revoke(Change),
 }
 
@@ -88,7 +89,8 @@ pub struct Grants {
     /// Processes of this namespace, or of all that begin alike: web*
     #[arg(long = "namespace", value_name = "PATTERN")]
     pub namespaces: Vec<String>,
-    /// This operation: start, stop, query, host, unhost, restart, reload, kill, register, update, unregister, group
+    /// This operation: start, stop, query, host, unhost, restart, reload, kill, register, update, unregister,
+    /// group
     #[arg(long = "op", value_name = "KIND")]
     pub ops: Vec<String>,
     /// This OS account on the hosts; operations without a spec need all of them (*)

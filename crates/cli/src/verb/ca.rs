@@ -9,7 +9,8 @@ use serde_json::json;
 pub enum Ca {
     /// Show the CA, its successor, and who still needs the old one
     Show(Show),
-    /// Make a new CA: both are trusted, agents renew onto the new one, and the old one is retired when none needs it
+    /// Make a new CA: both are trusted, agents renew onto the new one, and the old one is retired when none
+    /// needs it
     Rotate(Show),
     /// Retire the old CA now
     Retire(Retire),

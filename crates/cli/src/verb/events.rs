@@ -36,7 +36,8 @@ pub struct Events {
     /// Only those of the last so long, such as 10m or 2d, and those that follow
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ttl>,
-    /// Only those on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    /// Only those on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for
+    /// more
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
     #[command(flatten)]
@@ -101,7 +102,8 @@ impl Events {
                     view = answer.read()?;
                     view.events.retain(&wanted);
                 }
-                // A server that restarts is worth waiting for: nothing is missed, for the question names the last event seen.
+                // A server that restarts is worth waiting for: nothing is missed, for the question names the
+                // last event seen.
                 Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
                     let Pace { pause, tries, .. } = around.pace;
                     if failed_tries >= tries {

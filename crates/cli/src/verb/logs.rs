@@ -1,7 +1,8 @@
 //! `procfleet logs`: what a process wrote, read from its host.
 //!
-//! Without `--follow` it ends where the log ended when it was first asked for, however fast the process writes. With it, each
-//! instance is followed by a thread of its own, and this one prints what they bring, so that lines never mix.
+//! Without `--follow` it ends where the log ended when it was first asked for, however fast the process
+//! writes. With it, each instance is followed by a thread of its own, and this one prints what they bring, so
+//! that lines never mix.
 
 use super::list::target_order;
 use super::ps::selected;
@@ -33,8 +34,8 @@ pub struct Logs {
     /// The group of processes it belongs to
     #[arg(long, value_name = "NS", default_value = "default")]
     pub namespace: String,
-    /// A host to read it from, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target: every host that
-    /// has the process
+    /// A host to read it from, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target:
+    /// every host that has the process
     #[arg(long = "host", value_name = "HOST", value_parser = host, conflicts_with = "agents")]
     pub hosts: Vec<Host>,
     /// An agent to read it from, by its id; give it again for more
@@ -95,7 +96,8 @@ impl Logs {
         }
     }
 
-    /// Every instance that the server knows of at the named places. What it does not know may still have left its output.
+    /// Every instance that the server knows of at the named places. What it does not know may still have left
+    /// its output.
     fn sources(&self, client: &Client) -> Result<Vec<Source>, Error> {
         let rows: Vec<ProcRow> =
             client.get("/api/v1/procs", &[("namespace", self.namespace.clone())])?.read()?;

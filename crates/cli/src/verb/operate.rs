@@ -1,6 +1,6 @@
-//! `procfleet start`, `stop`, `restart`, `reload`, `kill`, `host`, `unhost`, `unregister` and `status`: one operation on any
-//! number of processes and hosts, and waiting for its outcomes. What the request looks like is in `request`, what a status
-//! looks like in `status`.
+//! `procfleet start`, `stop`, `restart`, `reload`, `kill`, `host`, `unhost`, `unregister` and `status`: one
+//! operation on any number of processes and hosts, and waiting for its outcomes. What the request looks like
+//! is in `request`, what a status looks like in `status`.
 
 use super::spec_flags::SpecFlags;
 use super::targets::Targets;

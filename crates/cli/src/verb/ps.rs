@@ -21,7 +21,8 @@ pub struct Ps {
     /// Only the processes of this host, as CLOUD:IP, or IP for cloud area 0
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub host: Option<Host>,
-    /// Only the processes on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    /// Only the processes on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it
+    /// again for more
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
     /// Only the processes that are so
@@ -30,7 +31,7 @@ pub struct Ps {
     /// Only the processes that are not as they should be: given up, unhealthy, or with a note
     #[arg(long)]
     pub failed: bool,
-    /// What they are ordered by
+    /// The column that the rows are ordered by
     #[arg(long, value_name = "COLUMN", value_enum, default_value_t)]
     pub sort: Sort,
     /// How many at most [default: all]

@@ -49,7 +49,8 @@ pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Err
     Ok(object)
 }
 
-/// The API accepts unknown fields because GSE's callers send some. In a file for this client they are mistakes.
+/// The API accepts unknown fields because GSE's callers send some. In a file for this client they are
+/// mistakes.
 fn refuse_unread(object: &Object, shown: &str) -> Result<(), Error> {
     let unread = typos::in_request(object).into_iter();
     let unread = unread.filter(|unread| !LOGIN_FIELDS.contains(&unread.path.as_str()));

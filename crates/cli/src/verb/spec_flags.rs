@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// The server's default for `stop_check_secs`.
 const STOP_CHECK_SECS: u64 = 5;
 
-/// With none of them (and no file) no spec is sent. On hosts that have a spec of the process stored, only the fields change
-/// whose flags were given; elsewhere the rest has defaults.
+/// With none of them (and no file) no spec is sent. On hosts that have a spec of the process stored, only the
+/// fields change whose flags were given; elsewhere the rest has defaults.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Spec (only what is given changes where the process is known already)")]
 pub struct SpecFlags {
@@ -112,8 +112,8 @@ pub struct SpecFlags {
     /// What happens to what it left behind: end or keep
     #[arg(long, value_name = "WHAT")]
     pub detached: Option<String>,
-    /// A file that the host should have; one that is missing, changes or has another md5 shows in the status. Give it again
-    /// for more
+    /// A file that the host should have; one that is missing, changes or has another md5 shows in the status.
+    /// Give it again for more
     #[arg(long = "config-file", value_name = "PATH[=MD5]", value_parser = config_file)]
     pub configmap: Vec<(String, String)>,
     /// The data id of its events
@@ -197,8 +197,8 @@ impl SpecFlags {
         Ok(given.collect())
     }
 
-    /// Writes the flags that were given into the body's spec, and says which fields those are. A flag wins over a file's
-    /// spec, and defaults fill only what neither says.
+    /// Writes the flags that were given into the body's spec, and says which fields those are. A flag wins
+    /// over a file's spec, and defaults fill only what neither says.
     pub(super) fn write(
         &self,
         name: &str,
@@ -238,7 +238,8 @@ impl SpecFlags {
         child(spec, "control");
         let policy = child(spec, "alive_monitor_policy");
         or(policy, "auto_type", json!(1));
-        // GSE's callers are told (836) when a process does not end. What is made of flags kills it, unless they say otherwise.
+        // GSE's callers are told (836) when a process does not end. What is made of flags kills it, unless
+        // they say otherwise.
         if !from_file {
             let stop_check = self.stop_check_secs.filter(|secs| *secs > 0).unwrap_or(STOP_CHECK_SECS);
             or(policy, "kill_after", json!(stop_check));

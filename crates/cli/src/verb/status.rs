@@ -1,7 +1,7 @@
 //! The table of `procfleet status`, from what the ops of a query brought back.
 //!
-//! The content is GSE's JSON text. It is read leniently, field by field: one that is missing or odd costs its cell
-//! and not the row.
+//! The content is GSE's JSON text. It is read leniently, field by field: one that is missing or odd costs its
+//! cell and not the row.
 
 use crate::Exit;
 use crate::output::{span, yes_no};

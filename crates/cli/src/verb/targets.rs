@@ -8,7 +8,8 @@ use std::net::IpAddr;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Targets {
-    /// The processes' names in their namespace; * and ? are allowed: 'web*' means all that are known and called so
+    /// The processes' names in their namespace; * and ? are allowed: 'web*' means all that are known and
+    /// called so
     #[arg(value_name = "NAME", required_unless_present = "all", conflicts_with = "all")]
     pub names: Vec<String>,
     /// The group of processes that they belong to [default: that of the file, else "default"]
@@ -17,14 +18,16 @@ pub struct Targets {
     /// Every known process of --namespace
     #[arg(long, requires = "namespace")]
     pub all: bool,
-    /// A host, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target: every host that has the process
+    /// A host, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target: every host that
+    /// has the process
     #[arg(long = "host", value_name = "HOST", value_parser = host, conflicts_with_all = ["agents", "select"])]
     pub hosts: Vec<Host>,
     /// A host by its agent's id; give it again for more
     #[arg(long = "agent", value_name = "ID", conflicts_with = "select")]
     pub agents: Vec<AgentId>,
-    /// Hosts by what they are: addresses (10.0.0.1), ranges (10.0.0.1-10.0.0.50), blocks (10.0.0.0/24), globs (10.0.*),
-    /// agent ids, labels (role=web*). Give it again for more places, or for labels that all must be there
+    /// Hosts by what they are: addresses (10.0.0.1), ranges (10.0.0.1-10.0.0.50), blocks (10.0.0.0/24), globs
+    /// (10.0.*), agent ids, labels (role=web*). Give it again for more places, or for labels that all must be
+    /// there
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
 }
@@ -39,7 +42,8 @@ impl Targets {
         !self.hosts.is_empty() || !self.agents.is_empty() || !self.select.is_empty()
     }
 
-    /// Writes names and places into the body of `POST /api/v1/operate`. A file may have brought some; the command line wins.
+    /// Writes names and places into the body of `POST /api/v1/operate`. A file may have brought some; the
+    /// command line wins.
     pub(super) fn write(&self, body: &mut Object) -> Result<(), Error> {
         let meta = child(body, "meta");
         match &self.namespace {

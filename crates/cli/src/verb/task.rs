@@ -58,7 +58,8 @@ pub struct Watch {
     /// Wait no longer than this
     #[arg(long, value_name = "SECS", default_value_t = 600)]
     pub timeout: u64,
-    /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped one (829)
+    /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped
+    /// one (829)
     #[arg(long)]
     pub strict: bool,
     #[command(flatten)]

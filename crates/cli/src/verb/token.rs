@@ -1,4 +1,5 @@
-//! `procfleet token`: join tokens for new agents. Scripts read a new one from stdout, so nothing else goes there.
+//! `procfleet token`: join tokens for new agents. Scripts read a new one from stdout, so nothing else goes
+//! there.
 
 use crate::output::{Format, Output, plain};
 use crate::{Connection, Error, Exit, Surroundings};
@@ -62,7 +63,8 @@ pub struct Create {
     /// How many agents may join with it, at most 100000
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub uses: u32,
-    /// Let its agents take the place of one that is connected, or was within the last day, as after a host was set up anew
+    /// Let its agents take the place of one that is connected, or was within the last day, as after a host
+    /// was set up anew
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! `procfleet user`: the people that apps may act for. Scripts read a token from stdout, so nothing else goes there.
+//! `procfleet user`: the people that apps may act for. Scripts read a token from stdout, so nothing else goes
+//! there.
 
 use super::token::Ttl;
 use crate::client::{Answer, path_segment};

@@ -35,7 +35,8 @@ struct Ran {
     err: String,
 }
 
-/// Runs a line such as `ps --name x` against a server; the login is added to it, and must come with each request.
+/// Runs a line such as `ps --name x` against a server; the login is added to it, and must come with each
+/// request.
 fn run(server: &Server, line: &str) -> Ran {
     let ran = run_with_input(&server.url(), line, "");
     for request in server.seen() {

@@ -40,12 +40,13 @@ pub(super) enum Purpose {
     Turn,
     /// The agent has just started.
     Recover { interrupted: Vec<(OpId, OpKind)> },
-    /// A stop or kill has been answered, for the process is gone; only its command is still at work, and must not hit
-    /// what is started next.
+    /// A stop or kill has been answered, for the process is gone; only its command is still at work, and must
+    /// not hit what is started next.
     Aftermath,
 }
 
-/// How things stood before an order. A stop that fails goes back to `hosting`; an order that changes nothing, to `rest`.
+/// How things stood before an order. A stop that fails goes back to `hosting`; an order that changes nothing,
+/// to `rest`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Before {
     pub(super) hosting: Hosting,
@@ -276,7 +277,8 @@ impl Running {
         !self.timed_out && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// The deadline has come. The first time the command is to be ended, the second time it is not waited for.
+    /// The deadline has come. The first time the command is to be ended, the second time it is not waited
+    /// for.
     pub(super) fn overdue(&mut self, now: Moment) -> Overdue {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return Overdue::No;
@@ -334,8 +336,8 @@ impl Job {
         }
     }
 
-    /// Whether an order of this kind does not wait for the job's end. A stop or kill overtakes what would launch; a
-    /// kill also overtakes a stop that waits for a stubborn process, and a reload.
+    /// Whether an order of this kind does not wait for the job's end. A stop or kill overtakes what would
+    /// launch; a kill also overtakes a stop that waits for a stubborn process, and a reload.
     pub(super) fn yields_to(&self, order: OpKind) -> bool {
         let ends = matches!(order, OpKind::Stop | OpKind::Kill);
         match &self.purpose {
@@ -505,8 +507,8 @@ impl Launch {
         self.next_look = self.command.deadline.map_or(first, |deadline| deadline.min(first));
     }
 
-    /// A look found this. The same process that runs the same program has been seen before: what a shell has become since then has
-    /// not.
+    /// A look found this. The same process that runs the same program has been seen before: what a shell has
+    /// become since then has not.
     pub(super) fn sees(&mut self, now: Moment, process: Process) -> Sight {
         let is_same = |seen: &Seen| {
             let programs = seen.process.evidence.program.zip(process.evidence.program);
@@ -537,8 +539,8 @@ impl Launch {
     /// is known is looked at once more before it counts as started if the command is at work: the shell may
     /// have become it meanwhile. Where there is none, the look at the end of the window decides.
     pub(super) fn look_at(&self, spec: &Spec) -> Option<Moment> {
-        // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be followed by a
-        // second launch beside the one under way.
+        // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be
+        // followed by a second launch beside the one under way.
         let too_early = self.ended.is_none() && self.old.is_some();
         if self.looking.is_some() || self.command.timed_out || too_early || spec.policy.kind != Kind::Resident
         {

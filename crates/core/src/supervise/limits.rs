@@ -34,7 +34,8 @@ pub(super) struct Strain {
     past: Past,
 }
 
-/// Whether a process has ever kept within its limits. One that has not is no more started than one that does not live.
+/// Whether a process has ever kept within its limits. One that has not is no more started than one that does
+/// not live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Past {
     #[default]
@@ -53,8 +54,8 @@ pub(super) enum Verdict {
 }
 
 impl Strain {
-    /// Another process begins anew, and so does one that was found over. One sample over a limit is a peak; `habit` of them in
-    /// a row are a habit.
+    /// Another process begins anew, and so does one that was found over. One sample over a limit is a peak;
+    /// `habit` of them in a row are a habit.
     pub(super) fn weigh(
         &mut self,
         process: Process,

@@ -1,9 +1,9 @@
 //! The supervision machine: everything that is decided about one proc on its host.
 //!
 //! The agent keeps one [`Machine`] per proc and feeds it inputs: orders from the server, exits of watched
-//! processes, answers to what it asked for, and ticks. Each [`Machine::step`] returns a [`Step`]: what must be
-//! durable first (`writes`), and what is to be done then (`effects`). The machine never acts, waits or asks for
-//! the time.
+//! processes, answers to what it asked for, and ticks. Each [`Machine::step`] returns a [`Step`]: what must
+//! be durable first (`writes`), and what is to be done then (`effects`). The machine never acts, waits or
+//! asks for the time.
 //!
 //! ```text
 //!              Order(start, host, restart)          found running: nothing is run
@@ -34,30 +34,33 @@
 //!                                       hosted, else Down (Idle)        RunFailed, RunMissed
 //! ```
 //!
-//! - `Looking`, `Launching`, `Ending`, `Leaving`, `Reloading`, `Reviewing` and `Planning` are stages of a job; while a job runs,
-//!   further orders wait in a queue. A stop or kill does not wait for what launches: it overtakes it. A kill does not
-//!   wait for a stop or a reload either. What was overtaken is told so.
-//! - A launch that was overtaken does not go on: its command and all that it has started are ended (`Clearing`). A process that
-//!   was recognised is first told to end as any other is; a stop_cmd is run only where there is a process.
+//! - `Looking`, `Launching`, `Ending`, `Leaving`, `Reloading`, `Reviewing` and `Planning` are stages of a
+//!   job; while a job runs, further orders wait in a queue. A stop or kill does not wait for what launches:
+//!   it overtakes it. A kill does not wait for a stop or a reload either. What was overtaken is told so.
+//! - A launch that was overtaken does not go on: its command and all that it has started are ended
+//!   (`Clearing`). A process that was recognised is first told to end as any other is; a stop_cmd is run only
+//!   where there is a process.
 //! - The window of a launch begins when a process was first seen or when the command ended, whichever is
 //!   later. At its end a process must be alive that has been for at least a second; another pid within the
 //!   window is no failure. A launch fails earlier only if no process can appear any more: its command failed,
 //!   or was the process and has ended.
 //! - The processes of a failed launch are ended before the op is answered (`Clearing`), or named in its
 //!   outcome and known from then on.
-//! - A start command of the agent's last life that is still at work is waited for (`Awaiting`). It is not the process.
+//! - A start command of the agent's last life that is still at work is waited for (`Awaiting`). It is not the
+//!   process.
 //! - A process that was started by hand while the proc had none is adopted by a query or by the agent's
 //!   regular scan.
-//! - A program that replaces itself leaves its old process running for a while. That one is known as an earlier generation
-//!   until it ends, and a stop, kill or restart ends it too.
-//! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is run, so
-//!   there are never two. What may be left of one that was not stopped is swept away first.
-//! - A stop or restart whose process does not end is given up after stop_check, or kills the process where the spec has a
-//!   `kill_after`.
-//! - A stop, kill or restart is done when nothing is left of what the process has started (`Leaving`), unless the spec says
-//!   that it may stay: what is left is told to end, and killed after what remains of stop_check.
-//! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a stopped
-//!   process back. A stop that fails puts hosting back as it was.
+//! - A program that replaces itself leaves its old process running for a while. That one is known as an
+//!   earlier generation until it ends, and a stop, kill or restart ends it too.
+//! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is
+//!   run, so there are never two. What may be left of one that was not stopped is swept away first.
+//! - A stop or restart whose process does not end is given up after stop_check, or kills the process where
+//!   the spec has a `kill_after`.
+//! - A stop, kill or restart is done when nothing is left of what the process has started (`Leaving`), unless
+//!   the spec says that it may stay: what is left is told to end, and killed after what remains of
+//!   stop_check.
+//! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a
+//!   stopped process back. A stop that fails puts hosting back as it was.
 //! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or
 //!   SIGTERM, and after stop_check by SIGKILL. Then it is one that died, and an order under way is answered
 //!   with the reason. So is one whose turn it is when its namespace uses too much, and one that is unhealthy
@@ -68,8 +71,8 @@
 //! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind
 //!   may be what it was for. It is written down before it begins and never begun twice, whatever dies. A run
 //!   that takes longer than op_timeout is ended. A run that is due meanwhile is missed, and told then.
-//! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes late or
-//!   twice does no harm.
+//! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes
+//!   late or twice does no harm.
 
 mod event;
 mod job;
@@ -163,8 +166,8 @@ pub enum Input {
         process: Process,
         usage: Usage,
     },
-    /// The pid file names another process of this proc now: the program has replaced itself, and the old process may go on
-    /// beside it for a while.
+    /// The pid file names another process of this proc now: the program has replaced itself, and the old
+    /// process may go on beside it for a while.
     Succeeded {
         old: Process,
         process: Process,
@@ -248,8 +251,8 @@ pub enum Commit {
     /// Before its effects, and with all that was written before.
     #[default]
     First,
-    /// When the disk is ready: a crash that loses them loses nothing that a look at the host does not bring back. So a hosted
-    /// process comes back at once, also on a host whose disk is full.
+    /// When the disk is ready: a crash that loses them loses nothing that a look at the host does not bring
+    /// back. So a hosted process comes back at once, also on a host whose disk is full.
     Alongside,
 }
 
@@ -299,7 +302,8 @@ pub enum Effect {
         process: Process,
         signal: Signal,
     },
-    /// The process is an earlier generation of the program: report its exit, and count it among what is left behind.
+    /// The process is an earlier generation of the program: report its exit, and count it among what is left
+    /// behind.
     Retire(Process),
     /// Signal an earlier generation and all that it started, but these processes and what they have started.
     SignalRetired {
@@ -309,7 +313,8 @@ pub enum Effect {
     },
     /// Signal what dead processes of this proc have left behind.
     Sweep(Signal),
-    /// Kill what was started for this proc since then, and what that has started; but nothing that belongs to older ones.
+    /// Kill what was started for this proc since then, and what that has started; but nothing that belongs to
+    /// older ones.
     ClearSince(Moment),
     Inspect {
         op: OpId,
@@ -318,7 +323,8 @@ pub enum Effect {
         scope: Scope,
         spec: Arc<Spec>,
     },
-    /// Does a process of another account than these have to do with the op? The answer is [`Machine::vetted`].
+    /// Does a process of another account than these have to do with the op? The answer is
+    /// [`Machine::vetted`].
     Vet {
         op: OpId,
         /// The one that is known. `None`: it is to be looked for.
@@ -352,29 +358,31 @@ pub struct OtherAccount {
 pub enum Scope {
     /// By pid file; without one, by name.
     Settled,
-    /// As `Settled`, for a proc whose last process is dead: a process that the dead one has left, or that an older command has
-    /// started, is not found by its name.
+    /// As `Settled`, for a proc whose last process is dead: a process that the dead one has left, or that an
+    /// older command has started, is not found by its name.
     After { dead: Process },
     /// As above, and among what this run started.
     Launch { run: RunId, leader: Leader },
-    /// After a start of the agent: first the process that was known, then as above, then anything that bears this
-    /// proc's mark.
+    /// After a start of the agent: first the process that was known, then as above, then anything that bears
+    /// this proc's mark.
     Recovery { last: Option<Process> },
     /// The command of this run itself, and nothing else: a periodic process is its command.
     Run(RunId),
     /// Whatever a sweep would end.
     Leftovers,
-    /// The run of a periodic process from an earlier life of the agent: the process that was known; or, of a run that
-    /// began at `since` and was not seen yet, what bears this proc's mark and leads a session. What older runs have left
-    /// behind is no run.
+    /// The run of a periodic process from an earlier life of the agent: the process that was known; or, of a
+    /// run that began at `since` and was not seen yet, what bears this proc's mark and leads a session. What
+    /// older runs have left behind is no run.
     Turn { last: Option<Process>, since: Option<Moment> },
 }
 
-/// Whether a command that is still running counts as the process although neither its name nor a pid file says so.
+/// Whether a command that is still running counts as the process although neither its name nor a pid file
+/// says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leader {
     Accept,
-    /// Only if its executable is called as the process: then it is a program in the foreground that writes no pid file.
+    /// Only if its executable is called as the process: then it is a program in the foreground that writes no
+    /// pid file.
     AcceptNamed,
     Refuse,
 }
@@ -439,8 +447,8 @@ pub enum Event {
     RunFailed {
         reason: String,
     },
-    /// So many runs of a periodic process were due and did not take place: the one before was still under way, or nobody
-    /// was there to begin them.
+    /// So many runs of a periodic process were due and did not take place: the one before was still under
+    /// way, or nobody was there to begin them.
     RunMissed {
         count: u32,
     },
@@ -450,8 +458,8 @@ pub enum Event {
         limits: Resource,
         samples: Vec<Usage>,
     },
-    /// All processes of its namespace together used more than a group allows, and this one is ended for it. Each that is has an
-    /// event of its own.
+    /// All processes of its namespace together used more than a group allows, and this one is ended for it.
+    /// Each that is has an event of its own.
     GroupOverLimit {
         pid: u32,
         #[serde(flatten)]

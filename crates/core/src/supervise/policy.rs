@@ -18,7 +18,8 @@ use std::time::Duration;
 
 /// The pause grows to so many times `start_interval`, and not beyond [`LONGEST_PAUSE`].
 const MOST_GROWTH: u32 = 16;
-/// A pause that has grown is not longer than this. A `start_interval` that is longer by itself is taken at its word.
+/// A pause that has grown is not longer than this. A `start_interval` that is longer by itself is taken at
+/// its word.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// What part of a pause that has grown may be added to it.
 const JITTER: u32 = 5;
@@ -179,7 +180,8 @@ mod tests {
         assert_eq!(restarts, policy.start_retries);
     }
 
-    /// The restart at once after a long life is no pause: the first short life after it waits no longer than any other.
+    /// The restart at once after a long life is no pause: the first short life after it waits no longer than
+    /// any other.
     #[test]
     fn only_pauses_make_pauses_longer() {
         let mut streak = Streak { restarts: 0, last_start: Some(Moment(0)), pauses: 0 };

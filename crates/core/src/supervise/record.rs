@@ -8,8 +8,8 @@ use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Everything a machine needs to take its proc up again. Times and pids mean nothing after a reboot of the host;
-/// [`Record::after_reboot`] takes them out.
+/// Everything a machine needs to take its proc up again. Times and pids mean nothing after a reboot of the
+/// host; [`Record::after_reboot`] takes them out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub spec: Arc<Spec>,
@@ -26,7 +26,8 @@ pub struct Record {
     /// The run of a periodic process that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<ScheduledRun>,
-    /// The last process of a proc that is not running: workers that this process has left are not the process.
+    /// The last process of a proc that is not running: workers that this process has left are not the
+    /// process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead: Option<Process>,
 }

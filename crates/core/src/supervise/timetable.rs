@@ -1,10 +1,11 @@
-//! The grid of a process that runs every so often: when it is due next, and how many of its times have passed.
+//! The grid of a process that runs every so often: when it is due next, and how many of its times have
+//! passed.
 
 use crate::moment::Moment;
 use std::time::Duration;
 
-/// The first time after `now`, counted from the last run's beginning; and how many times lie between the two, at which
-/// nothing was begun.
+/// The first time after `now`, counted from the last run's beginning; and how many times lie between the two,
+/// at which nothing was begun.
 pub(super) fn after(now: Moment, last: Moment, every: Duration) -> (Moment, u32) {
     let step = millis(every);
     let passed = now.0.saturating_sub(last.0) / step;

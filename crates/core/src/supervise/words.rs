@@ -1,4 +1,5 @@
-//! The messages of outcomes. Where GSE's own wording is known its callers may match on it, so ours begins with it.
+//! The messages of outcomes. Where GSE's own wording is known its callers may match on it, so ours begins
+//! with it.
 
 use super::{CommandEnd, Event, OtherAccount};
 use crate::op::OpKind;
@@ -18,8 +19,8 @@ pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) 
     if is_puzzling(cause) || *cause == Cause::NoIdentity { format!("{base}: {cause}") } else { base }
 }
 
-/// Whether somebody should look at what was seen in its place. A pid file that is not there, or that a dead process left, is the
-/// normal sight of a stopped process.
+/// Whether somebody should look at what was seen in its place. A pid file that is not there, or that a dead
+/// process left, is the normal sight of a stopped process.
 pub(super) fn is_puzzling(cause: &Cause) -> bool {
     match cause {
         Cause::NoPidFile { .. }

@@ -1,7 +1,8 @@
 //! A simulated host for one machine: fake processes, a fake clock, a journal that survives crashes.
 //!
-//! What each command does is data ([`Does`]). Everything is deterministic: the clock moves only to the machine's
-//! `wake_at` or to the next thing that happens in the world, and what happened in the world is told first.
+//! What each command does is data ([`Does`]). Everything is deterministic: the clock moves only to the
+//! machine's `wake_at` or to the next thing that happens in the world, and what happened in the world is told
+//! first.
 
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test file uses its own part")]
 
@@ -754,8 +755,8 @@ impl World {
             (Does::Replace { after, code, .. }, Kind::Periodic(_)) => Does::EndMain { after, code },
             (Does::Daemon { after, .. }, Kind::Once) if !self.once_leaves => Does::Exit { after, code: 0 },
             (Does::Replace { after, code, .. }, Kind::Once) => Does::Exit { after, code },
-            // Without a pid file, a start command that is slower than the check looks like a foreground process, and
-            // a stop or restart command would find nothing to end. That is the spec's fault.
+            // Without a pid file, a start command that is slower than the check looks like a foreground
+            // process, and a stop or restart command would find nothing to end. That is the spec's fault.
             (Does::Daemon { after, file, lives }, Kind::Resident)
                 if self.only_fair && spec.identity.pid_path.is_empty() =>
             {
@@ -986,7 +987,8 @@ impl World {
                     return Sighting::Running(last);
                 }
                 let by_file = self.settled(spec, last);
-                // While a start command is at work, its pid file decides; what ends or reloads does not count.
+                // While a start command is at work, its pid file decides; what ends or reloads does not
+                // count.
                 let command = |live: &&Live| live.starts && matches!(live.role, Role::Shell | Role::Both);
                 let is_process = |live: &Live| live.role == Role::Both && spec.identity.pid_path.is_empty();
                 match (by_file, self.live.iter().find(command), self.main_pid()) {
@@ -1018,7 +1020,8 @@ impl World {
         }
     }
 
-    /// Here nothing has a name by which to find it among a run's members: the pid file counts, or the command itself.
+    /// Here nothing has a name by which to find it among a run's members: the pid file counts, or the command
+    /// itself.
     fn launched(&self, run: RunId, leader: Leader, spec: &Spec) -> Sighting {
         let cause = match self.by_file(spec) {
             Some(Ok(pid)) => return self.running(pid, Found::PidFile),

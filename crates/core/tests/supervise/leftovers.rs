@@ -52,7 +52,8 @@ fn what_is_detached_may_be_kept() {
     assert_eq!((world.mains(), world.left()), (1, 2), "after a crash too");
 }
 
-/// Nobody sweeps where what is detached is kept, and so a start that was cut off could come up beside the next one.
+/// Nobody sweeps where what is detached is kept, and so a start that was cut off could come up beside the
+/// next one.
 #[test]
 fn what_a_start_that_was_cut_off_brings_does_not_stay_beside_the_next() {
     for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
@@ -65,7 +66,8 @@ fn what_a_start_that_was_cut_off_brings_does_not_stay_beside_the_next() {
         let kept = world.left_pids();
         world.leaves = None;
         world.run_for(1_000);
-        // The command is still at work when the agent comes back; its daemon is there, and the pid file comes late.
+        // The command is still at work when the agent comes back; its daemon is there, and the pid file comes
+        // late.
         world.set("start", Does::Exit { after: 10_000, code: 0 });
         world.send(OpKind::Start, Some(spec.clone()));
         world.run_for(500);

@@ -69,7 +69,8 @@ fn a_start_that_was_overtaken_does_not_go_on() {
     assert_eq!((stop.code.number(), world.code(launch), world.mains()), (0, Some(826), 0));
 }
 
-/// A process that was recognised while its command is at work is told to end as any other, and the command ends in any case.
+/// A process that was recognised while its command is at work is told to end as any other, and the command
+/// ends in any case.
 #[test]
 fn a_recognised_process_of_an_overtaken_start_does_not_stay() {
     let mut spec = spec();

@@ -106,7 +106,8 @@ fn how_a_reload_ends() {
     }
 }
 
-/// The process alone gets the signal, and must survive it for a second; one that hands over to a successor does.
+/// The process alone gets the signal, and must survive it for a second; one that hands over to a successor
+/// does.
 #[test]
 fn how_a_reload_by_a_signal_ends() {
     let hup = "HUP".parse().expect("a signal");

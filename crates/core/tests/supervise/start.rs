@@ -41,7 +41,8 @@ fn how_a_start_ends_and_when() {
         (daemon(15_000, Some(0), None), &spec, 0, 17_000, "success"),
         (daemon(15_000, Some(0), Some(700)), &spec, 836, 17_000, "exited with status 3"),
         (forever.clone(), &nameless, 0, 2_025, "success"),
-        // a program in the foreground that writes no pid file, recognised when a command would have run out of time
+        // a program in the foreground that writes no pid file, recognised when a command would have run out
+        // of time
         (forever.clone(), &spec, 0, 20_000, "success"),
         // the window is longer than a command may take
         (forever.clone(), &patient, 0, 30_025, "success"),

@@ -93,7 +93,8 @@ fn a_stop_command_that_cannot_run_does_not_spoil_a_death_that_came_first() {
     assert_eq!((world.hosted(), state(&world), world.starts.len()), (false, Then::Down, 1));
 }
 
-/// The order is on the disk only after a while: the process has its whole time from the moment that it is signalled.
+/// The order is on the disk only after a while: the process has its whole time from the moment that it is
+/// signalled.
 #[test]
 fn a_slow_disk_takes_no_time_from_the_process() {
     for (kind, term) in [
@@ -109,7 +110,8 @@ fn a_slow_disk_takes_no_time_from_the_process() {
     }
 }
 
-/// With a `kill_after` a stop or restart kills what does not end, and says so. A `kill_cmd` is still judged by `stop_check`.
+/// With a `kill_after` a stop or restart kills what does not end, and says so. A `kill_cmd` is still judged
+/// by `stop_check`.
 #[test]
 fn what_does_not_end_is_killed_where_the_spec_wants_it() {
     let told =

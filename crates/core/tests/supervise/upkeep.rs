@@ -147,7 +147,8 @@ fn a_process_that_replaced_itself_is_followed() {
     world.run_for(60_000);
     assert_ne!(world.main_pid(), old);
     assert_eq!((world.starts.len(), state(&world)), (1, Then::Up));
-    // A start command that is slower than its check is taken for the process, until it leaves the real one behind.
+    // A start command that is slower than its check is taken for the process, until it leaves the real one
+    // behind.
     let mut nameless = spec();
     nameless.identity.pid_path.clear();
     let slow = Does::Daemon { after: 15_000, file: None, lives: None };
@@ -156,7 +157,8 @@ fn a_process_that_replaced_itself_is_followed() {
     assert_eq!((world.starts.len(), state(&world), world.hosted()), (1, Then::Up, true));
 }
 
-/// As nginx does it: the new process writes the pid file while the old one goes on, and the old one's end is no death.
+/// As nginx does it: the new process writes the pid file while the old one goes on, and the old one's end is
+/// no death.
 #[test]
 fn a_process_that_hands_over_is_followed_and_its_end_is_no_death() {
     let mut world = given(Given::UpHosted);

@@ -1,4 +1,5 @@
-//! Disks that are full or fail, ways that lose bytes or stand still, a server that stops for a while, clocks that are wrong.
+//! Disks that are full or fail, ways that lose bytes or stand still, a server that stops for a while, clocks
+//! that are wrong.
 
 use crate::flood::Flood;
 use crate::history;
@@ -28,7 +29,8 @@ const SERVER_REFUSED: u64 = 1_000_101;
 const NO_AGENT: u64 = 117;
 /// It did not end by its deadline.
 const TIMEOUT: u64 = 120;
-/// How long an op may wait for an agent that is away: 5 s by rule, and the rest for a loaded machine. Much less than an hour.
+/// How long an op may wait for an agent that is away: 5 s by rule, and the rest for a loaded machine. Much
+/// less than an hour.
 const ABSENCE: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(50);
 const RULE_PATIENCE: Duration = Duration::from_secs(75);
@@ -208,7 +210,8 @@ fn fsync(name: &str, side: Side, point: Point) -> Row {
     })
 }
 
-/// The commit is in the log, but the disk said that it is not; and then the agent is killed before it writes anything else.
+/// The commit is in the log, but the disk said that it is not; and then the agent is killed before it writes
+/// anything else.
 fn fsync_and_kill(name: &str) -> Row {
     let folder = folder();
     let library = failing_sync(folder.path());
@@ -276,7 +279,8 @@ int fdatasync(int fd) { return fails(fd) ? -1 : (int)syscall(SYS_fdatasync, fd);
     library(folder, "sync", text)
 }
 
-/// The head of the file is gone: its program says so, ends and leaves it as it is. When the file is put right, all goes on.
+/// The head of the file is gone: its program says so, ends and leaves it as it is. When the file is put
+/// right, all goes on.
 fn torn(name: &str, side: Side) -> Row {
     play(name, World::start(), |world| {
         world.end(side);
@@ -376,7 +380,8 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
     row
 }
 
-/// Somebody sets the server's wall clock, again and again, while ops are under way: none ends because of it, and none waits longer.
+/// Somebody sets the server's wall clock, again and again, while ops are under way: none ends because of it,
+/// and none waits longer.
 fn server_clock_is_set(name: &str) -> Row {
     let folder = folder();
     let clock = WallClock::new(folder.path());
@@ -429,8 +434,8 @@ fn server_clock_is_set(name: &str) -> Row {
     row
 }
 
-/// Somebody sets an agent's wall clock, again and again: what it hosts stays as it is, what runs in cycles keeps its pace, and what follows
-/// the wall clock follows it.
+/// Somebody sets an agent's wall clock, again and again: what it hosts stays as it is, what runs in cycles
+/// keeps its pace, and what follows the wall clock follows it.
 fn agent_clock_is_set(name: &str) -> Row {
     let folder = folder();
     let clock = WallClock::new(folder.path());

@@ -1,7 +1,8 @@
-//! Some hundreds of simulated agents beside a real one, each a target of every task, while the server is killed again and again.
+//! Some hundreds of simulated agents beside a real one, each a target of every task, while the server is
+//! killed again and again.
 //!
-//! The simulated ones break their connections too, at each step of an op and without one. What they did is in their trace: a line for
-//! each op that was carried out, reported and acknowledged.
+//! The simulated ones break their connections too, at each step of an op and without one. What they did is in
+//! their trace: a line for each op that was carried out, reported and acknowledged.
 
 use crate::dice::Dice;
 use crate::history::{self, Runs, Sent};

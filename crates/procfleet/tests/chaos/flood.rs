@@ -1,4 +1,5 @@
-//! A hostile agent: it sends events and states as fast as the server reads them, and comes back when the connection ends.
+//! A hostile agent: it sends events and states as fast as the server reads them, and comes back when the
+//! connection ends.
 
 use crate::world::World;
 use procfleet_core::id::ProcKey;

@@ -1,7 +1,7 @@
 //! What was sent, and what must be true of it in the end.
 //!
-//! Each op runs a command that appends the task's own word, and whose agent it was, to one log. Each task has a key for each of its hosts, and
-//! one for a host that nobody knows.
+//! Each op runs a command that appends the task's own word, and whose agent it was, to one log. Each task has
+//! a key for each of its hosts, and one for a host that nobody knows.
 
 use procfleet_testkit::{Answer, Client, Op, Proc, ask_again};
 use serde_json::{Value, json};
@@ -17,7 +17,8 @@ pub(crate) const NOWHERE: &str = "10.255.255.9";
 const AGAIN: Duration = Duration::from_millis(40);
 /// How long a server may be away.
 const AWAY: Duration = Duration::from_secs(180);
-/// No op of the workload has a deadline that is later than this after it was accepted; and the promise gives it 5 s more.
+/// No op of the workload has a deadline that is later than this after it was accepted; and the promise gives
+/// it 5 s more.
 const LAST_OUTCOME: Duration = Duration::from_secs(150);
 const LATE_MILLIS: i64 = 5_000;
 /// More of a kind is not shown.
@@ -64,7 +65,8 @@ pub(crate) struct Verdict {
     pub(crate) twice: usize,
     /// None, or one that came later than the deadline and 5 s.
     pub(crate) without: usize,
-    /// Outcomes that say that nothing was done or nothing runs where something was or does, and tasks that nobody sent.
+    /// Outcomes that say that nothing was done or nothing runs where something was or does, and tasks that
+    /// nobody sent.
     pub(crate) untrue: usize,
     pub(crate) codes: BTreeMap<u64, usize>,
     /// What outcomes that are no successes say, one of each code.
@@ -90,7 +92,8 @@ impl Verdict {
     }
 }
 
-/// Sends a task until it is accepted: again and again under the same key, whatever happens to the server meanwhile.
+/// Sends a task until it is accepted: again and again under the same key, whatever happens to the server
+/// meanwhile.
 pub(crate) fn send(client: &Client, proc: &Proc, hosts: &[String], word: &str, takes: &str) -> Sent {
     // Appended by one write: what two shells say at once stays two lines.
     let command = format!("echo '{word}' $PROCFLEET_PROC >> log{takes}");
@@ -160,8 +163,8 @@ fn all_ended(answer: &Answer) -> bool {
     results.is_some_and(|results| results.values().all(|result| result["error_code"] != RUNNING))
 }
 
-/// Waits until every op has an outcome, or should have had one, and then looks at everything. `runs` is asked when they have. The
-/// server is running.
+/// Waits until every op has an outcome, or should have had one, and then looks at everything. `runs` is asked
+/// when they have. The server is running.
 pub(crate) fn judge(client: &Client, sent: &[Sent], runs: impl FnOnce() -> Runs) -> Verdict {
     let ops = sent.iter().map(|one| one.hosts.len() - 1).sum();
     let mut verdict = Verdict { tasks: sent.len(), ops, ..Verdict::default() };
@@ -261,8 +264,9 @@ fn check_runs(
     }
 }
 
-/// What the store itself says, when its server has ended: each task that was sent is there once, and each op ended in time.
-/// `others`: tasks that are not of this history. Whose clock has jumped cannot say what came late.
+/// What the store itself says, when its server has ended: each task that was sent is there once, and each op
+/// ended in time. `others`: tasks that are not of this history. Whose clock has jumped cannot say what came
+/// late.
 pub(crate) fn check_store(verdict: &mut Verdict, store: &Path, others: usize, clock_jumped: bool) {
     let opened = rusqlite::Connection::open_with_flags(store, rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE);
     let connection = opened.expect("the server's store");

@@ -1,9 +1,12 @@
-//! Chaos: server, agents and connections end, break or hang at named points and at random while a workload runs; afterwards the
-//! whole history is checked. `scripts/chaos` is the front of it, docs/chaos.md says how to read it.
+//! Chaos: server, agents and connections end, break or hang at named points and at random while a workload
+//! runs; afterwards the whole history is checked. `scripts/chaos` is the front of it, docs/chaos.md says how
+//! to read it.
 //!
 //! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
-//! - `history`: what was sent, and what must be true of it in the end; `overtake`: the part of it that stops and kills slow starts;
-//! - `points`, `panics`, `random`, `faults`, `fleet`: what goes wrong; `flood`: an agent that sends too much meanwhile;
+//! - `history`: what was sent, and what must be true of it in the end; `overtake`: the part of it that stops
+//!   and kills slow starts;
+//! - `points`, `panics`, `random`, `faults`, `fleet`: what goes wrong; `flood`: an agent that sends too much
+//!   meanwhile;
 //! - `table`: what is printed.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
@@ -26,7 +29,8 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use table::Row;
 
-/// Ends, breaks and stops procfleet while it works, and checks that nothing was lost, run twice or left without an outcome
+/// Ends, breaks and stops procfleet while it works, and checks that nothing was lost, run twice or left
+/// without an outcome
 #[derive(Parser)]
 #[command(name = "scripts/chaos")]
 struct Args {

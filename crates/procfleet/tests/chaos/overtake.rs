@@ -1,7 +1,8 @@
 //! Stops and kills that overtake a start whose command takes seconds until the daemon is there.
 //!
-//! One more caller of the workload has procs of its own, so nobody else starts them: when a stop has ended with 0 or 829, nothing of its
-//! proc runs until the caller's next start. The command of each start appends its word to the log, as all others do.
+//! One more caller of the workload has procs of its own, so nobody else starts them: when a stop has ended
+//! with 0 or 829, nothing of its proc runs until the caller's next start. The command of each start appends
+//! its word to the log, as all others do.
 
 use crate::history::{self, Sent, Verdict};
 use crate::table::Row;
@@ -40,7 +41,8 @@ pub(crate) fn procs(world: &World, addresses: &[String]) -> Vec<SlowProc> {
 }
 
 impl SlowProc {
-    /// A start, and what overtakes it: while the command runs, at once, or when the start has ended. `between` is called between the two.
+    /// A start, and what overtakes it: while the command runs, at once, or when the start has ended.
+    /// `between` is called between the two.
     pub(crate) fn play(&self, client: &Client, round: usize, between: impl FnOnce()) -> [Sent; 2] {
         let (first, second) = (format!("slow.{round}.start"), format!("slow.{round}.stop"));
         // Without the old pid file, stop_cmd cannot meet the pid of a stranger.
@@ -93,8 +95,8 @@ pub(crate) fn game(name: &str) -> Row {
     Row::played(name, rounds, verdict, trouble)
 }
 
-/// With all outcomes there: nothing runs where the last stop said so, and another one ends the rest. Answers with the number of tasks that
-/// were sent for it.
+/// With all outcomes there: nothing runs where the last stop said so, and another one ends the rest. Answers
+/// with the number of tasks that were sent for it.
 pub(crate) fn check(verdict: &mut Verdict, client: &Client, namespace: &str, sent: &[Sent]) -> usize {
     let stops = sent.iter().filter(|one| one.op != Op::Start);
     let last: BTreeMap<String, &Sent> = stops.map(|one| (one.name(), one)).collect();

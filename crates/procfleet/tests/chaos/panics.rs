@@ -1,4 +1,5 @@
-//! A panic at every step of an op: the program ends with 70, or goes on where only a request or a session was lost.
+//! A panic at every step of an op: the program ends with 70, or goes on where only a request or a session was
+//! lost.
 
 use crate::dice::Dice;
 use crate::table::Row;

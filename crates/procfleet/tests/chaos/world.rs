@@ -172,7 +172,8 @@ impl World {
                 self.client = Client::new(api, &field("bk_app_code"), &field("bk_app_secret"));
                 return Ok(());
             }
-            // A connection of somebody else may have its port for a moment; and it may have been killed at once.
+            // A connection of somebody else may have its port for a moment; and it may have been killed at
+            // once.
             if !log.contains("listening on") || began.elapsed() > PATIENCE {
                 return Err(log);
             }

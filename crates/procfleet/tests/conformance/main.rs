@@ -1,7 +1,8 @@
 //! Recorded requests and the answers that their callers rely on, played against the built program.
 //!
-//! Each file `API/CASE.json` is a test of that name; README.md beside this file says what is in one. All cases share one
-//! `procfleet up` with a real agent, and each has a namespace and a folder of its own, so they run side by side.
+//! Each file `API/CASE.json` is a test of that name; README.md beside this file says what is in one. All
+//! cases share one `procfleet up` with a real agent, and each has a namespace and a folder of its own, so
+//! they run side by side.
 
 #![expect(clippy::print_stderr, reason = "a test may fail with its output")]
 

@@ -1,5 +1,5 @@
-//! The agent itself: upgraded in place, with a journal that cannot be used, on a full disk. Whatever happens to it, it forgets,
-//! repeats and restarts nothing.
+//! The agent itself: upgraded in place, with a journal that cannot be used, on a full disk. Whatever happens
+//! to it, it forgets, repeats and restarts nothing.
 
 use crate::events::events_of;
 use crate::{at_once, up};
@@ -103,8 +103,8 @@ fn an_agent_is_upgraded_in_place_without_touching_a_process() {
     });
 }
 
-/// What the agent was given is what its processes get, also after it has become its successor; and being told to renew again
-/// and again ends nobody.
+/// What the agent was given is what its processes get, also after it has become its successor; and being told
+/// to renew again and again ends nobody.
 #[test]
 fn a_renewed_agent_gives_its_processes_what_it_was_given() {
     const FILES: &str = "500";
@@ -427,7 +427,8 @@ fn after_a_boot_what_is_hosted_is_started_and_nothing_else() {
     }
 }
 
-/// Whoever upgrades is killed, and so is the agent: there is always a whole program, and no process is touched.
+/// Whoever upgrades is killed, and so is the agent: there is always a whole program, and no process is
+/// touched.
 #[test]
 fn an_upgrade_that_is_cut_off_leaves_everything_whole() {
     let up = up();

@@ -399,7 +399,8 @@ fn operations_come_by_post_alone() {
     assert_eq!(up.client.data("/api/v1/procs"), json!([]));
 }
 
-/// BlueKing's SDK puts the login into the query of a GET, whether there is a body or not. It is written down nowhere.
+/// BlueKing's SDK puts the login into the query of a GET, whether there is a body or not. It is written down
+/// nowhere.
 #[test]
 fn a_login_in_the_query_of_a_get_is_accepted_and_never_logged() {
     let folder = tempfile::tempdir().expect("a temp dir");

@@ -1,4 +1,5 @@
-//! Backups of the server's store: made while it runs, put back while it does not, and never mixed with the log of another file.
+//! Backups of the server's store: made while it runs, put back while it does not, and never mixed with the
+//! log of another file.
 
 use crate::events::events_of;
 use crate::up;

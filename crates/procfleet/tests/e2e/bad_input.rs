@@ -163,7 +163,8 @@ fn every_fault_of_a_request_is_named_at_once() {
         spoil(&mut body);
         let answer = up.client.post(OPERATE, body.clone());
         answer.assert_refused(*code, words);
-        // As an element of many it has its place in the list. Beside a good one it would be refused for itself.
+        // As an element of many it has its place in the list. Beside a good one it would be refused for
+        // itself.
         let many = up.client.post(MULTI, json!({"proc_operate_req": [body, body]}));
         many.assert_refused(*code, words);
         many.assert_refused(*code, &["proc_operate_req[1]"]);
@@ -430,7 +431,8 @@ fn a_query_needs_no_more_than_a_name() {
     assert_eq!(asked.pid(), Some(pid));
 }
 
-/// GSE's callers send fields that nobody reads here, so they are no fault; but whoever writes `strat_cmd` is told.
+/// GSE's callers send fields that nobody reads here, so they are no fault; but whoever writes `strat_cmd` is
+/// told.
 #[test]
 fn a_typo_in_a_spec_is_named() {
     let up = up();

@@ -1,4 +1,5 @@
-//! Bursts of tasks: what is accepted and has not ended is bounded, and whoever finds no room is told when to come again.
+//! Bursts of tasks: what is accepted and has not ended is bounded, and whoever finds no room is told when to
+//! come again.
 
 use procfleet_testkit::{Op, PATIENCE, Proc, Up, connect_from, wait_until};
 use serde_json::{Value, json};

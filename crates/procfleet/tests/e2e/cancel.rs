@@ -127,7 +127,8 @@ fn wait_until_away(up: &Up, ip: &str) {
     });
 }
 
-/// The op had ended here, as far as anybody could know. What its host says of it afterwards is not thrown away.
+/// The op had ended here, as far as anybody could know. What its host says of it afterwards is not thrown
+/// away.
 #[test]
 fn a_report_that_comes_too_late_is_kept_and_marked() {
     const IP: &str = "127.0.0.7";
@@ -160,7 +161,8 @@ fn a_report_that_comes_too_late_is_kept_and_marked() {
     assert!(metrics.contains("procfleet_late_reports_total 1"), "{metrics}");
 }
 
-/// The agent had written it down and was killed before its turn came. What it finds there afterwards nobody may want any more.
+/// The agent had written it down and was killed before its turn came. What it finds there afterwards nobody
+/// may want any more.
 #[test]
 fn an_op_that_was_cancelled_while_its_agent_was_away_does_not_begin_when_it_is_back() {
     const IP: &str = "127.0.0.8";

@@ -1,5 +1,5 @@
-//! Certificates over the years: renewed in time and over the session, renewed late, revoked, and of a new CA. Their years are
-//! seconds here.
+//! Certificates over the years: renewed in time and over the session, renewed late, revoked, and of a new CA.
+//! Their years are seconds here.
 
 use procfleet_testkit::{Joined, Op, PATIENCE, Proc, Signal, Up, is_running, programs, wait_for, wait_until};
 use serde_json::{Value, json};
@@ -125,7 +125,8 @@ fn a_revoked_agent_is_cut_off_at_once_and_only_a_token_brings_its_host_back() {
     let audit = cli(&up, &["audit", "--action", "agents_revoke"]);
     assert_eq!((&audit[0]["subject"], &audit[0]["code"]), (&json!(id), &json!(0)));
 
-    // It stays out, also when it tries again and when its certificate has expired; and after a restart of the server.
+    // It stays out, also when it tries again and when its certificate has expired; and after a restart of the
+    // server.
     joined.end(Signal::TERM);
     let mut up = up;
     up.end(Signal::TERM);

@@ -74,8 +74,8 @@ fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     assert!(note.contains("gave up after 2 restarts"), "{note}");
     assert_eq!(crashing.runs(), 3, "one start and two restarts");
     let times: Vec<u64> = crashing.read("times").lines().map(|line| line.parse().expect("a time")).collect();
-    // The agent counts from when it starts the shell, and the shell may write down its time much later: half of what is left
-    // of each pause is for that.
+    // The agent counts from when it starts the shell, and the shell may write down its time much later: half
+    // of what is left of each pause is for that.
     for pair in times.windows(2) {
         let pause = Duration::from_nanos(pair[1] - pair[0]);
         assert!(pause > Duration::from_millis(3_750), "{pause:?}");
@@ -382,7 +382,8 @@ fn a_stop_overtakes_a_start_whose_command_runs() {
     check_stop_overtakes(proc, |proc| proc.wait_for_runs(1));
 }
 
-/// The start command and all that it has started are ended. There is no process yet, so `stop_cmd` and `kill_cmd` are not run.
+/// The start command and all that it has started are ended. There is no process yet, so `stop_cmd` and
+/// `kill_cmd` are not run.
 #[track_caller]
 fn check_overtaken_start_does_not_go_on(up: &Up) {
     let commands = ["stop_cmd", "kill_cmd"].map(|field| (field, format!("echo {field} >> commands; exit 1")));

@@ -117,7 +117,8 @@ fn a_core_dump_is_told() {
     });
     println!("core_pattern is {:?}: {message}", pattern.trim());
     let dumped = format!("pid {pid} was ended by signal 11 and dumped core");
-    // A plain name is a file in its folder, where there is room; what a program that takes cores does is its own affair.
+    // A plain name is a file in its folder, where there is room; what a program that takes cores does is its
+    // own affair.
     match pattern.trim() {
         "" => assert_eq!(message, format!("pid {pid} was ended by signal 11")),
         name if unlimited && !name.starts_with(['|', '/', '@']) => assert_eq!(message, dumped),

@@ -1,9 +1,10 @@
-//! The duplicate test: the agent is killed at random moments while procs crash, start, stop and restart around it. After
-//! each round every hosted proc runs exactly once, no unhosted proc was started, no stranger was signalled and no op was run
-//! twice.
+//! The duplicate test: the agent is killed at random moments while procs crash, start, stop and restart
+//! around it. After each round every hosted proc runs exactly once, no unhosted proc was started, no stranger
+//! was signalled and no op was run twice.
 //!
-//! Every process of the workload takes a lock that it holds until it dies and writes a line into its proc's log, so that a
-//! second copy is seen however short it lives. A round does one thing to each proc, so it can start each once at most.
+//! Every process of the workload takes a lock that it holds until it dies and writes a line into its proc's
+//! log, so that a second copy is seen however short it lives. A round does one thing to each proc, so it can
+//! start each once at most.
 //!
 //! `scripts/test` plays a few rounds. For a long run, and to play the same again:
 //!
@@ -303,7 +304,8 @@ impl Member {
                 ["running", "stopped", "gave_up"].contains(&row["state"].as_str().unwrap_or_default());
             return settled.then_some((hosted, None));
         }
-        // An agent that came back while the shell had not yet started the program knows the shell, which waits for it.
+        // An agent that came back while the shell had not yet started the program knows the shell, which
+        // waits for it.
         let is_it = |program: &u32| pid == Some(*program) || (pid.is_some() && pid == parent(*program));
         let one = row["state"] == "running" && running.len() == 1 && running.iter().all(is_it);
         let none = row["state"] == "stopped" && running.is_empty() && pid.is_none();

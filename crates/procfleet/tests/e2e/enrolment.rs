@@ -282,8 +282,8 @@ fn an_op_for_an_agent_that_is_away_ends_soon() {
     results[0].1.assert(117, "Can not find Agent by ip 0:127.0.0.2: its agent is not connected");
 }
 
-/// A host that is set up anew joins with a token for that, and the agent that it had is no more. Without it, a token that came into the
-/// wrong hands does not take a host away.
+/// A host that is set up anew joins with a token for that, and the agent that it had is no more. Without it,
+/// a token that came into the wrong hands does not take a host away.
 #[test]
 fn a_new_agent_takes_the_place_of_an_old_one_only_with_a_token_for_that() {
     let up = up();

@@ -1,4 +1,5 @@
-//! Agents that send more than any agent should: what they may store is bounded and counted, and nobody else notices.
+//! Agents that send more than any agent should: what they may store is bounded and counted, and nobody else
+//! notices.
 
 use crate::events::events_of;
 use crate::hostile::{cuts, peer, welcome, welcome_as};

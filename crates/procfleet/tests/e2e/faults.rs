@@ -1,4 +1,5 @@
-//! What goes wrong around the agent: starts that take it down, pid files that mislead, procs that were forgotten.
+//! What goes wrong around the agent: starts that take it down, pid files that mislead, procs that were
+//! forgotten.
 
 use crate::up;
 use procfleet_testkit::{Op, PATIENCE, is_running, programs};
@@ -36,7 +37,8 @@ fn what_was_unregistered_is_found_again() {
     assert!(proc.pids().is_empty() && !is_running(pid));
 }
 
-/// Neither the agent nor whoever started it is ever taken for a process to look after, whatever a pid file and a name say.
+/// Neither the agent nor whoever started it is ever taken for a process to look after, whatever a pid file
+/// and a name say.
 #[test]
 fn a_pid_file_that_names_procfleet_itself() {
     let up = up();

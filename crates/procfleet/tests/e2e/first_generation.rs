@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 const GSE: &str = "/api/c/compapi/v2/gse";
 
-/// The body of `register_proc_info`: the spec of a proc, by supplier, with limits, and the policy under its old name.
+/// The body of `register_proc_info`: the spec of a proc, by supplier, with limits, and the policy under its
+/// old name.
 fn info(proc: &Proc) -> Value {
     let mut body = proc.body(Op::Start);
     let fields = body.as_object_mut().expect("an object");

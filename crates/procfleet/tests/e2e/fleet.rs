@@ -155,7 +155,8 @@ fn all_come_back_after_the_server_was_killed() {
     assert_eq!(outcomes(&up, AGENTS, &task), [(0, AGENTS)], "none is taken for absent");
 }
 
-/// Thousands of connections that never say who they are do not keep agents out, neither those that connect nor new ones.
+/// Thousands of connections that never say who they are do not keep agents out, neither those that connect
+/// nor new ones.
 #[test]
 fn agents_get_in_past_sockets_that_never_finish_their_handshake() {
     let up = up();
@@ -173,7 +174,8 @@ fn agents_get_in_past_sockets_that_never_finish_their_handshake() {
     drop(silent);
 }
 
-/// Connections that are opened and say nothing, or half of something; as soon as one is closed there is another.
+/// Connections that are opened and say nothing, or half of something; as soon as one is closed there is
+/// another.
 struct Sockets {
     ending: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

@@ -131,8 +131,8 @@ fn groups_need_a_grant_and_all_accounts() {
     denied.assert_refused(1_306_403, &["namespace \"db\""]);
 }
 
-/// Two processes of a namespace use more memory together than its group allows, and the larger one is ended for it. The group was set
-/// in an earlier life of the agent.
+/// Two processes of a namespace use more memory together than its group allows, and the larger one is ended
+/// for it. The group was set in an earlier life of the agent.
 #[test]
 fn a_namespace_that_uses_too_much_loses_its_largest_process() {
     let up = up();

@@ -14,7 +14,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Connections that ask for nothing are let go after a while, and until then they do not take the agent's place.
+/// Connections that ask for nothing are let go after a while, and until then they do not take the agent's
+/// place.
 #[test]
 fn idle_connections_are_closed_and_harm_nobody() {
     let up = up();
@@ -85,7 +86,8 @@ fn check_cut(up: &Up, peer: &Peer, reason: &str, misbehave: impl FnOnce(&mut Tal
     wait_until(PATIENCE, &format!("it is counted as {reason}"), || cuts(up, reason) == before + 1);
 }
 
-/// Whoever breaks the protocol is cut off and counted; it may come back and do better, and nobody else notices.
+/// Whoever breaks the protocol is cut off and counted; it may come back and do better, and nobody else
+/// notices.
 #[test]
 fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     let up = up();
@@ -137,7 +139,8 @@ fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     proc.op(Op::Stop).assert_success();
 }
 
-/// Whatever an agent says after its welcome, one message after the other: the server goes on, and so do all others.
+/// Whatever an agent says after its welcome, one message after the other: the server goes on, and so do all
+/// others.
 #[test]
 fn sessions_of_nonsense_harm_nobody() {
     let up = up();

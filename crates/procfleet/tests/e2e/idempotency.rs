@@ -140,7 +140,8 @@ fn a_request_id_gets_the_same_task_for_the_same_request() {
     assert_eq!(one.runs(), 2);
 }
 
-/// A platform that serves one request may start a process, stop it and start it again, all under one request id.
+/// A platform that serves one request may start a process, stop it and start it again, all under one request
+/// id.
 #[test]
 fn a_request_id_that_comes_again_after_another_operation_is_a_new_task() {
     let up = up();

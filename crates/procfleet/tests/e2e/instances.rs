@@ -9,7 +9,8 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Goes into the background and writes its pid where it is told to. Each run leaves the number of its instance.
+/// Goes into the background and writes its pid where it is told to. Each run leaves the number of its
+/// instance.
 const DAEMON: &str = "echo $PROCFLEET_INSTANCE >> runs; \
     (setsid sh -c 'echo $$ > $PROCFLEET_PID_PATH.new; mv $PROCFLEET_PID_PATH.new $PROCFLEET_PID_PATH; exec ./web 1000' \
     </dev/null >/dev/null 2>&1 &); until test -s $PROCFLEET_PID_PATH; do sleep 0.01; done";

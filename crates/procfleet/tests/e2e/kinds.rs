@@ -158,7 +158,8 @@ fn a_process_that_ignores_sigterm() {
     });
 }
 
-/// With a `kill_after` a stop or restart ends it by force, and the outcome says so. Specs of our own client have one.
+/// With a `kill_after` a stop or restart ends it by force, and the outcome says so. Specs of our own client
+/// have one.
 #[test]
 fn a_stop_or_restart_kills_what_does_not_end_where_the_spec_says_so() {
     let up = up();
@@ -483,7 +484,8 @@ fn a_process_that_runs_once() {
     });
 }
 
-/// `auto_type` 2 with a command that goes into the background: what it left is known, and ends with a stop or kill.
+/// `auto_type` 2 with a command that goes into the background: what it left is known, and ends with a stop or
+/// kill.
 #[test]
 fn what_runs_once_and_goes_into_the_background_is_looked_after() {
     let up = up();
@@ -535,7 +537,8 @@ fn what_runs_once_and_goes_into_the_background_is_looked_after() {
     assert!(is_running(first) && is_running(second));
 }
 
-/// Commands run as their user, in their folder, in a session of their own, with nothing of the agent's environment.
+/// Commands run as their user, in their folder, in a session of their own, with nothing of the agent's
+/// environment.
 #[test]
 fn commands_have_clean_surroundings() {
     let up = up();

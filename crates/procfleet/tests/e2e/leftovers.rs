@@ -76,8 +76,8 @@ fn nor_do_they_without_cgroups() {
     check(&up);
 }
 
-/// A worker bears its master's name. While the dead master waits to be started again, whoever looks must not take the worker
-/// for it: there would be nobody who starts a master.
+/// A worker bears its master's name. While the dead master waits to be started again, whoever looks must not
+/// take the worker for it: there would be nobody who starts a master.
 #[test]
 fn a_worker_does_not_take_the_place_of_its_dead_master() {
     let up = crate::up();
@@ -116,7 +116,8 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
     assert!(!is_running(orphan));
 }
 
-/// The master of a worker that bears its name. The worker throws its environment away, and the mark with it, as nginx does.
+/// The master of a worker that bears its name. The worker throws its environment away, and the mark with it,
+/// as nginx does.
 const MASTER: &str = "#!/bin/sh
 $1 env -i ./web 1001 &
 echo $! > worker.new
@@ -124,7 +125,8 @@ mv worker.new worker
 wait
 ";
 
-/// Foreground programs and daemons, with workers in their session and in sessions of their own. None has a pid file.
+/// Foreground programs and daemons, with workers in their session and in sessions of their own. None has a
+/// pid file.
 fn masters(up: &Up) -> Vec<Proc> {
     let rows = [
         ("foreground", "./web.sh"),
@@ -176,8 +178,8 @@ fn check_workers(up: &Up) {
         let next = row["pid"].as_u64().and_then(|pid| pid.try_into().ok()).expect("a pid");
         *pair = (next, worker_of(proc));
     }
-    // Unhosted: nobody starts another, and the worker does not keep a start from doing so. First the master dies while the
-    // agent is away, then while the agent looks on.
+    // Unhosted: nobody starts another, and the worker does not keep a start from doing so. First the master
+    // dies while the agent is away, then while the agent looks on.
     for away in [true, false] {
         procs.iter().for_each(|proc| {
             proc.op(Op::Unhost).assert_success();
@@ -260,8 +262,8 @@ fn what_is_detached_is_kept_where_the_spec_says_so() {
     assert_eq!(proc.program_pids().len(), 1);
 }
 
-/// The agent is killed in the middle of a start whose daemon says late who it is, and a restart waits: where nothing is
-/// swept, the first daemon must not stay beside the second.
+/// The agent is killed in the middle of a start whose daemon says late who it is, and a restart waits: where
+/// nothing is swept, the first daemon must not stay beside the second.
 #[test]
 fn a_start_that_was_cut_off_does_not_come_up_beside_the_next() {
     let up = crate::up();

@@ -178,7 +178,8 @@ fn up_starts_its_agent_again() {
     let mut seen = vec![up.agent_pid()];
     for round in 0..3 {
         up.take_agent_away();
-        // An op that comes while it is away waits for it, for 5 s. A slow machine may need longer to start another.
+        // An op that comes while it is away waits for it, for 5 s. A slow machine may need longer to start
+        // another.
         let waits = up.proc(&format!("round-{round}")).starts(&programs::foreground()).submit(Op::Query);
         up.wait_for_agent();
         let outcome = waits.outcome();

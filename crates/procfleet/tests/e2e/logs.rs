@@ -230,7 +230,8 @@ fn a_log_that_others_empty_or_rename_is_still_read() {
     goes_on("the deleted log is read");
 }
 
-/// What a command wrote last is in its outcome, also when what it wrote before was taken out of the file meanwhile.
+/// What a command wrote last is in its outcome, also when what it wrote before was taken out of the file
+/// meanwhile.
 #[test]
 fn an_outcome_has_the_last_words_of_a_command_whose_log_was_rotated() {
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "2"]);

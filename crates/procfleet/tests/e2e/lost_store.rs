@@ -1,4 +1,5 @@
-//! A server whose store or CA is damaged or gone says so and ends; one whose first start was cut off comes up all the same.
+//! A server whose store or CA is damaged or gone says so and ends; one whose first start was cut off comes up
+//! all the same.
 
 use procfleet_testkit::{PATIENCE, Program, Signal, wait_until};
 use std::fs;

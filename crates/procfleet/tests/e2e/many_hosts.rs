@@ -1,7 +1,8 @@
 //! One call for 200 hosts, of which two cannot be reached: these fail soon and alone.
 //!
-//! The other 198 are real agents, each a process of its own that has joined with a token; only the machine is one and the
-//! same. Each of them runs a command that ends (auto_type 2), for a process that stays would be seen by all of them.
+//! The other 198 are real agents, each a process of its own that has joined with a token; only the machine is
+//! one and the same. Each of them runs a command that ends (auto_type 2), for a process that stays would be
+//! seen by all of them.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, Signal, Up, wait_for, wait_until};

@@ -53,8 +53,8 @@ fn check_one_at_a_time(proc: &Proc) {
     }
 }
 
-/// A loaded machine may begin a run late, so the pause between two runs says nothing. The number of runs since the
-/// schedule began does.
+/// A loaded machine may begin a run late, so the pause between two runs says nothing. The number of runs
+/// since the schedule began does.
 #[track_caller]
 fn check_not_early(proc: &Proc, began: Instant, cycle: Duration) {
     let (runs, elapsed) = (beginnings(proc).len(), began.elapsed());

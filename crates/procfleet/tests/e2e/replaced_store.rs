@@ -8,7 +8,8 @@ use std::path::Path;
 
 const NEEDS_SOMEBODY: i32 = 78;
 
-/// Asks for join tokens, each of which is a change of the store, until the server is gone. None of them may be granted.
+/// Asks for join tokens, each of which is a change of the store, until the server is gone. None of them may
+/// be granted.
 #[track_caller]
 fn nothing_is_accepted(up: &mut Up) {
     loop {

@@ -1,4 +1,5 @@
-//! Agents found and hosts chosen by what they are: labels, addresses, globs; and nothing sent before it is known where to.
+//! Agents found and hosts chosen by what they are: labels, addresses, globs; and nothing sent before it is
+//! known where to.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_until};

@@ -1,4 +1,5 @@
-//! An agent behind a link of a few KB a second: logs come in small pages, and outcomes do not wait behind them.
+//! An agent behind a link of a few KB a second: logs come in small pages, and outcomes do not wait behind
+//! them.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, PATIENCE, Proc, SlowProxy, Up, wait_until};

@@ -268,7 +268,8 @@ fn the_hosting_file_lists_what_is_hosted() {
     assert_eq!(listed(), Vec::<Value>::new());
 }
 
-/// A path that cannot be used as it stands is said where the caller looks, and the process is started all the same.
+/// A path that cannot be used as it stands is said where the caller looks, and the process is started all the
+/// same.
 #[test]
 fn odd_paths_are_warned_of_and_have_a_fallback() {
     let up = up();

@@ -1,5 +1,6 @@
-//! The stranger test: pid files that name a live stranger, a recycled pid or another proc's process. Whatever is ordered, and
-//! however the agent ends and comes back, the stranger is untouched, and the status says what is wrong.
+//! The stranger test: pid files that name a live stranger, a recycled pid or another proc's process. Whatever
+//! is ordered, and however the agent ends and comes back, the stranger is untouched, and the status says what
+//! is wrong.
 
 use crate::events::events_of;
 use crate::{at_once, up};
@@ -71,8 +72,8 @@ fn a_stranger_is_untouched_whatever_is_ordered_and_however_the_agent_ends() {
         }
     }
 
-    // It is running, and its file comes to name somebody: nobody takes him for its successor, and it is restarted and stopped
-    // as if the file were not there.
+    // It is running, and its file comes to name somebody: nobody takes him for its successor, and it is
+    // restarted and stopped as if the file were not there.
     let mut running = up_and_away.clone();
     running.request["spec"]["resource"] = json!({});
     let first = running.start();
@@ -138,8 +139,8 @@ fn a_sibling_in_the_same_setup_path_is_a_stranger() {
     assert!(proc.pids().is_empty());
 }
 
-/// An unprivileged user lays a link where a spec of root's expects its pid file. It leads to the pid file of another process of
-/// root's, which fits the spec.
+/// An unprivileged user lays a link where a spec of root's expects its pid file. It leads to the pid file of
+/// another process of root's, which fits the spec.
 #[test]
 fn a_pid_file_behind_a_strangers_link_is_not_believed() {
     if !has(Need::Root, account() == "root") {
@@ -245,7 +246,8 @@ fn sleep_with_pid(pid: u32) -> std::io::Result<Option<Program>> {
     procfleet_testkit::with_pid(pid, sleep, Program::pid)
 }
 
-/// As nginx does it on SIGUSR2: the new master writes the pid file while the old one goes on, and the old one ends later.
+/// As nginx does it on SIGUSR2: the new master writes the pid file while the old one goes on, and the old one
+/// ends later.
 #[test]
 fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
     let up = up();
@@ -297,8 +299,8 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
     });
 }
 
-/// Two agents on one machine with the same proc: the second takes nothing over while the first lives, and everything when the first
-/// is gone for good.
+/// Two agents on one machine with the same proc: the second takes nothing over while the first lives, and
+/// everything when the first is gone for good.
 #[test]
 fn a_second_agent_does_not_take_over_what_a_living_one_has_started() {
     let up = up();

@@ -90,7 +90,8 @@ fn a_wrong_login_in_the_header_is_refused_without_its_body() {
     assert_eq!(audit(&up, "nobody")[0]["from"], ELSEWHERE);
 }
 
-/// Bodies that never end, from one address, and calls with both kinds of login from another and from the same.
+/// Bodies that never end, from one address, and calls with both kinds of login from another and from the
+/// same.
 #[test]
 fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
     let up = up();
@@ -117,7 +118,8 @@ fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
     assert!(stalled.iter_mut().any(is_silent), "it had to wait for one of them only");
 }
 
-/// One address takes all connections and uses none: it keeps a quarter of the slots, and its own oldest give way.
+/// One address takes all connections and uses none: it keeps a quarter of the slots, and its own oldest give
+/// way.
 #[test]
 fn connections_that_ask_for_nothing_give_way() {
     let folder = tempfile::tempdir().expect("a temp dir");
@@ -144,7 +146,8 @@ fn check_give_way(up: &Up) {
     assert_eq!(left(), 25, "the others were not cut for a caller from elsewhere");
 }
 
-/// Anybody can open a connection and keep it: an idle connection is a socket and little more, at each step of its life.
+/// Anybody can open a connection and keep it: an idle connection is a socket and little more, at each step of
+/// its life.
 #[test]
 fn idle_connections_cost_little_memory() {
     const MANY: usize = 300;

@@ -104,7 +104,8 @@ fn a_token_says_who_it_is() {
     assert!(!up.stderr().contains(&token), "a token is in the log");
 }
 
-/// As with ESB, one of the two must be valid: a browser's token may have expired beside the name that a trusted app sends.
+/// As with ESB, one of the two must be valid: a browser's token may have expired beside the name that a
+/// trusted app sends.
 #[test]
 fn a_trusted_app_may_name_a_user_beside_a_stale_token() {
     let up = up();

@@ -1,4 +1,5 @@
-//! Public Python packages, unmodified, against the built program: what platforms are written with, and schemathesis.
+//! Public Python packages, unmodified, against the built program: what platforms are written with, and
+//! schemathesis.
 //!
 //! `scripts/test` puts the packages of requirements.txt into `target/venv`.
 
@@ -44,7 +45,8 @@ fn assert_success(finished: &Finished) {
     assert_eq!(finished.code, Some(0), "{}\n{}", finished.stdout, finished.stderr);
 }
 
-/// Runs the tests of a file as a platform would run: with its app and the gateway's address in its environment.
+/// Runs the tests of a file as a platform would run: with its app and the gateway's address in its
+/// environment.
 #[track_caller]
 fn platform(file: &str) {
     let up = up();
@@ -88,8 +90,8 @@ fn a_platform_on_the_new_gateway() {
 
 /// What the API's own document says of requests and answers holds for thousands of odd ones.
 ///
-/// The app may ask for everything, but only for hosts of a business that has none: whatever a text is that was made up, no
-/// command is ever run.
+/// The app may ask for everything, but only for hosts of a business that has none: whatever a text is that
+/// was made up, no command is ever run.
 #[test]
 fn schemathesis_finds_nothing() {
     let up = up();

@@ -1,4 +1,5 @@
-//! Agents as GSE's APIs show them: `get_agent_status`, `get_agent_info`, `list_agent_state`, `list_agent_info`.
+//! Agents as GSE's APIs show them: `get_agent_status`, `get_agent_info`, `list_agent_state`,
+//! `list_agent_info`.
 
 use super::batch::{NamedHost, read_hosts, settle};
 use super::fault::Faults;

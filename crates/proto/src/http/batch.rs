@@ -1,8 +1,9 @@
 //! Batches: lists of requests and of targets, each element of which is validated on its own.
 //!
-//! An invalid element is rejected under its own result key and does not affect the other elements. Real callers
-//! need this: bscp sends the same process twice in one call on purpose, and gsekit sends a host with an empty ip in
-//! a batch of 1,000. A call is rejected as a whole, with every fault, only if no element of the list is valid.
+//! An invalid element is rejected under its own result key and does not affect the other elements. Real
+//! callers need this: bscp sends the same process twice in one call on purpose, and gsekit sends a host with
+//! an empty ip in a batch of 1,000. A call is rejected as a whole, with every fault, only if no element of
+//! the list is valid.
 
 use super::fault::Faults;
 use super::operate::{LONGEST_NAME, MOST_OPS, Suppliers};
@@ -43,11 +44,12 @@ impl NamedHost {
     }
 }
 
-/// One parsed element and its faults. `None`: the element does not even say which process or host it is about.
+/// One parsed element and its faults. `None`: the element does not even say which process or host it is
+/// about.
 pub(super) type Read<T> = (Option<T>, Faults);
 
-/// Returns every element that can be named, valid or not. The faults of invalid elements are added to the call as
-/// warnings, or as faults if no element is valid.
+/// Returns every element that can be named, valid or not. The faults of invalid elements are added to the
+/// call as warnings, or as faults if no element is valid.
 pub(super) fn settle<T>(read: Vec<Read<T>>, faults: &mut Faults) -> Vec<T> {
     let nothing = read.iter().all(|(_, own)| !own.is_empty());
     let mut kept = Vec::with_capacity(read.len());
@@ -159,8 +161,9 @@ pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> 
 
 /// Checks what concerns all requests together: duplicate result keys and the number of ops.
 ///
-/// A host that appears twice in one request is one op, and so is the same request in two elements. Two different
-/// requests with one result key share one answer, so the later one is rejected with 811 and never carried out.
+/// A host that appears twice in one request is one op, and so is the same request in two elements. Two
+/// different requests with one result key share one answer, so the later one is rejected with 811 and never
+/// carried out.
 pub(super) fn finish(
     requests: Vec<Request>,
     faults: &mut Faults,
@@ -210,8 +213,8 @@ pub(super) fn finish(
     kept
 }
 
-/// Turns parsed elements into requests; invalid ones become rejected requests. If no element is valid, all faults are
-/// added to the call.
+/// Turns parsed elements into requests; invalid ones become rejected requests. If no element is valid, all
+/// faults are added to the call.
 pub(super) fn sort_out(
     elements: Vec<Read<Request>>,
     faults: &mut Faults,
@@ -225,7 +228,8 @@ pub(super) fn sort_out(
             (false, element) => {
                 faults.absorb_as_warnings(&own);
                 let refused = (!own.is_empty()).then(|| own.refusal());
-                // An element without a proc has no result key; it keeps its index so that messages name the right one.
+                // An element without a proc has no result key; it keeps its index so that messages name the
+                // right one.
                 let request = element.map(|request| Request { refused, ..request });
                 requests.push(request);
             }

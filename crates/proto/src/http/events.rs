@@ -49,9 +49,9 @@ pub struct WebhookRow {
     pub trouble: String,
 }
 
-/// A url as it may be shown to others than those whom it is for: with `***` in place of a password, of a name that
-/// stands alone, which is how tokens are given, of what the query calls a key, and of each part of the path that
-/// may be a token.
+/// A url as it may be shown to others than those whom it is for: with `***` in place of a password, of a name
+/// that stands alone, which is how tokens are given, of what the query calls a key, and of each part of the
+/// path that may be a token.
 pub fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -83,8 +83,8 @@ const LONGEST_WORD: usize = 20;
 /// What the names of secrets contain.
 const SECRETS: [&str; 6] = ["key", "token", "secret", "pass", "sign", "auth"];
 
-/// Whether a part of a path is a word, such as `services` or `v2`. Chat services put the token into the path; tokens
-/// have digits, capital letters or more characters.
+/// Whether a part of a path is a word, such as `services` or `v2`. Chat services put the token into the path;
+/// tokens have digits, capital letters or more characters.
 fn is_word(part: &str) -> bool {
     let is_plain = part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c));
     is_plain && part.len() <= LONGEST_WORD && part.chars().filter(char::is_ascii_digit).count() <= 2

@@ -1,4 +1,5 @@
-//! Everything that is wrong with a request, each with its place; and what its sender should know though nothing is.
+//! Everything that is wrong with a request, each with its place; and what its sender should know though
+//! nothing is.
 
 use procfleet_core::code::Code;
 use procfleet_core::task::Refusal;
@@ -6,7 +7,8 @@ use std::fmt;
 
 /// More than this and the list no longer helps anybody.
 const SHOWN: usize = 50;
-/// A place is made of the names of fields, and a reason may quote what was sent: of either, so many characters tell enough.
+/// A place is made of the names of fields, and a reason may quote what was sent: of either, so many
+/// characters tell enough.
 const LONGEST: usize = 600;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! `set_process_group_info` and `get_process_group_info`: what the processes of a namespace may use together on a host.
+//! `set_process_group_info` and `get_process_group_info`: what the processes of a namespace may use together
+//! on a host.
 
 use super::batch::{finish, read_targets};
 use super::fault::Faults;

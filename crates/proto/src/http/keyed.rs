@@ -1,4 +1,5 @@
-//! A JSON object whose names are keys, in the order in which they were asked for: callers show it as it comes.
+//! A JSON object whose names are keys, in the order in which they were asked for: callers show it as it
+//! comes.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};

@@ -1,7 +1,8 @@
 //! What a BlueKing login service answers when it is asked whose a `bk_token` is.
 //!
-//! There are several generations of it in the field: `{"result": true, "code": 0, "data": {"bk_username": "admin"}}`, the same
-//! with `bk_error_code`, with `username`, or with a text for a code, and the oldest, `{"ret": 0, "data": {"username": "admin"}}`.
+//! There are several generations of it in the field: `{"result": true, "code": 0, "data": {"bk_username":
+//! "admin"}}`, the same with `bk_error_code`, with `username`, or with a text for a code, and the oldest,
+//! `{"ret": 0, "data": {"username": "admin"}}`.
 
 use serde_json::Value;
 

@@ -34,7 +34,8 @@ pub struct LogsQuery {
     pub wait: Duration,
 }
 
-/// `GET /api/v1/logs` (query: `namespace`, `name`, `instance`, `host` or `agent`, `lines`, `since`, `wait_ms`).
+/// `GET /api/v1/logs` (query: `namespace`, `name`, `instance`, `host` or `agent`, `lines`, `since`,
+/// `wait_ms`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LogsView {
     pub bk_agent_id: String,
@@ -105,7 +106,8 @@ pub struct Lines {
     pub lossy: bool,
 }
 
-/// At most so many. Where there are `full` bytes without an end of a line, they are a line: it goes on in the next.
+/// At most so many. Where there are `full` bytes without an end of a line, they are a line: it goes on in the
+/// next.
 pub fn split(bytes: &[u8], most: usize, full: usize) -> Lines {
     let mut split = Lines::default();
     let words = |bytes: &[u8], lossy: &mut bool| {

@@ -1,7 +1,7 @@
 //! The requests that manage apps, businesses and agents, below `/api/v1/`.
 //!
-//! Unlike GSE's callers, ours are told about fields that mean nothing: a misspelt list of grants must not be taken for an
-//! empty one.
+//! Unlike GSE's callers, ours are told about fields that mean nothing: a misspelt list of grants must not be
+//! taken for an empty one.
 
 use super::fault::Faults;
 use super::login;

@@ -82,7 +82,8 @@ pub struct AgentRow {
     pub bk_cloud_id: u32,
     pub ip: String,
     pub version: String,
-    /// How it keeps the processes of a proc together: `cgroup` or `tree`; empty where the agent has not said so.
+    /// How it keeps the processes of a proc together: `cgroup` or `tree`; empty where the agent has not said
+    /// so.
     #[serde(default)]
     pub containment: String,
     pub connected: bool,
@@ -198,7 +199,8 @@ pub struct ProcRow {
     /// The first line of what `version_cmd` said last; empty where there is none.
     #[serde(default)]
     pub version: String,
-    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before the first.
+    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before
+    /// the first.
     #[serde(default)]
     pub health: String,
     /// Seconds since 1970, UTC; 0 where it never happened.
@@ -275,7 +277,8 @@ pub struct OpRow {
     pub error_msg: String,
     /// The same JSON text as in `get_proc_operate_result_v2`; empty while open.
     pub content: String,
-    /// When its agent reported it after the server had ended it without it: seconds since 1970, UTC; 0: it did not.
+    /// When its agent reported it after the server had ended it without it: seconds since 1970, UTC; 0: it
+    /// did not.
     #[serde(default)]
     pub late_at: i64,
     /// What the agent said then. The outcome stays what it was.
@@ -341,8 +344,8 @@ pub struct AppView {
     pub grants: GrantLists,
 }
 
-/// What an app may use; `*` is everything of its list. In `POST /api/v1/apps/{code}/grant` and `…/revoke`: what is added
-/// or taken away.
+/// What an app may use; `*` is everything of its list. In `POST /api/v1/apps/{code}/grant` and `…/revoke`:
+/// what is added or taken away.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GrantLists {
     pub businesses: Vec<String>,

@@ -161,7 +161,8 @@ pub enum Sending {
     DryRun,
 }
 
-/// `POST /api/v1/operate`: processes by names and globs, on the hosts that are named, selected or known to have them.
+/// `POST /api/v1/operate`: processes by names and globs, on the hosts that are named, selected or known to
+/// have them.
 pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Faults> {
     let known = ["meta", "names", "op_type", "spec", "change", "select", "hosts", "agent_id_list", "dry_run"];
     let mut faults = Faults::default();
@@ -299,7 +300,8 @@ pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, V
 }
 
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
-    // Absent is 0: callers that leave out zero values mean start. Null is the mistake of a caller that meant another one.
+    // Absent is 0: callers that leave out zero values mean start. Null is the mistake of a caller that meant
+    // another one.
     reader.refuse_null("op_type", faults);
     let Some(number) = reader.choice("op_type", &OP_TYPES, faults) else { return OpKind::Start };
     u64::try_from(number).ok().and_then(OpKind::from_op_type).unwrap_or_else(|| {
@@ -412,8 +414,8 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
     identity
 }
 
-/// Warns of relative paths where the document wants absolute ones, and says what is done instead. `fields` are the names of
-/// the pid file, the configuration and the log in the request.
+/// Warns of relative paths where the document wants absolute ones, and says what is done instead. `fields`
+/// are the names of the pid file, the configuration and the log in the request.
 pub(super) fn warn_of_relative_paths(
     r: &Reader<'_>,
     identity: &Identity,

@@ -1,13 +1,14 @@
 //! Reading a JSON value field by field, and noting each fault instead of stopping at the first.
 //!
-//! `null` is the same as absent: several callers send it for what they leave out. The exceptions are fields whose
-//! default would do more than their sender meant ([`Reader::refuse_null`]).
+//! `null` is the same as absent: several callers send it for what they leave out. The exceptions are fields
+//! whose default would do more than their sender meant ([`Reader::refuse_null`]).
 //!
-//! An integer may be written as `5`, `5.0` or `"5"`: JOB's own server (Jackson) accepts these too, and the parameters
-//! of a query are always texts.
+//! An integer may be written as `5`, `5.0` or `"5"`: JOB's own server (Jackson) accepts these too, and the
+//! parameters of a query are always texts.
 //!
-//! The same code describes itself: given a [`Recorder`] in place of a request it finds nothing, and the recorder notes what
-//! it asked for. So whatever decides which fields are read goes through the reader's methods.
+//! The same code describes itself: given a [`Recorder`] in place of a request it finds nothing, and the
+//! recorder notes what it asked for. So whatever decides which fields are read goes through the reader's
+//! methods.
 
 use super::fault::Faults;
 use super::record::{Need, Recorder, Shape};
@@ -109,8 +110,8 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// Whether the field was sent. It says nothing to a recorder: a field that is only asked for here is not in the
-    /// document.
+    /// Whether the field was sent. It says nothing to a recorder: a field that is only asked for here is not
+    /// in the document.
     pub fn has(&self, field: &str) -> bool {
         self.get(field).is_some()
     }
@@ -221,7 +222,8 @@ impl<'v> Reader<'v> {
         self.objects(field, faults)
     }
 
-    /// The objects of a list, each with its own faults: an element that is not an object is an `Err`. Absent is empty.
+    /// The objects of a list, each with its own faults: an element that is not an object is an `Err`. Absent
+    /// is empty.
     pub fn elements(&self, field: &str, faults: &mut Faults) -> Vec<Result<Reader<'v>, Faults>> {
         if let Some(recorder) = self.recorder(field, Shape::Objects) {
             return vec![Ok(self.inner(recorder, format!("{}[]", self.path(field))))];
@@ -234,7 +236,8 @@ impl<'v> Reader<'v> {
         self.list(field, faults).iter().enumerate().map(each).collect()
     }
 
-    /// The field as it appears in a result key: a string or number as it was sent, anything else as an empty string.
+    /// The field as it appears in a result key: a string or number as it was sent, anything else as an empty
+    /// string.
     pub fn shown(&self, field: &str) -> String {
         match self.get(field) {
             Some(Value::String(text)) => text.clone(),
@@ -453,7 +456,8 @@ impl<'v> Reader<'v> {
         None
     }
 
-    /// The fields of an object of texts. Numbers and booleans are taken as their text: callers label with ids.
+    /// The fields of an object of texts. Numbers and booleans are taken as their text: callers label with
+    /// ids.
     pub fn labels(&self, field: &str, faults: &mut Faults) -> Vec<(String, String)> {
         if self.recorder(field, Shape::Labels).is_some() {
             return Vec::new();

@@ -1,8 +1,9 @@
 //! What the reading code asks for, noted instead of read.
 //!
-//! A reader that is given a [`Recorder`] in place of a request finds nothing, and the recorder notes each field that it was
-//! asked for: its place, its kind, its bounds, and whether it must be there. The API's document is made from these notes,
-//! so that it says what the code does. Where the code branches on a value, several runs with values given are merged.
+//! A reader that is given a [`Recorder`] in place of a request finds nothing, and the recorder notes each
+//! field that it was asked for: its place, its kind, its bounds, and whether it must be there. The API's
+//! document is made from these notes, so that it says what the code does. Where the code branches on a value,
+//! several runs with values given are merged.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -45,7 +46,8 @@ pub enum Need {
     Filled,
 }
 
-/// Fields by their places (`spec.identity.user`, `hosts[].ip`), in the order in which they were first asked for.
+/// Fields by their places (`spec.identity.user`, `hosts[].ip`), in the order in which they were first asked
+/// for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     pub fields: Vec<(String, Shape)>,

@@ -1,6 +1,7 @@
 //! A stored spec in the form in which requests have it, so that it can be shown, edited and sent again.
 //!
-//! What only JOB's requests can say (contact, func_id, the shell, when a check begins) has no place in this form.
+//! What only JOB's requests can say (contact, func_id, the shell, when a check begins) has no place in this
+//! form.
 
 use super::native::SpecMeta;
 use procfleet_core::id::ProcKey;

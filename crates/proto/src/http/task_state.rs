@@ -1,13 +1,15 @@
 //! `get_task_state`: how a task stands, agent by agent.
 //!
-//! No document describes it. What is known is the shape that one public caller, BlueKing's configuration service, has written
-//! down for it; it declares the call and does not make it yet, and the job platform, which uses the other APIs below `task/`,
-//! does not know it. The request is `{"task_id": "..", "agent_id_list": [..]}`, and the answer's `data` is
-//! `{"result": {"state", "successed_agents", "timeout_agents", "failed_agents", "pending_agents", "offline_agents",
-//! "restarted_agents"}}` with lists of agent ids and one of the states `pending`, `executing`, `timeout`, `failed` and
-//! `successed` (sic). `counts` and `task_id` are ours.
+//! No document describes it. What is known is the shape that one public caller, BlueKing's configuration
+//! service, has written down for it; it declares the call and does not make it yet, and the job platform,
+//! which uses the other APIs below `task/`, does not know it. The request is `{"task_id": "..",
+//! "agent_id_list": [..]}`, and the answer's `data` is `{"result": {"state", "successed_agents",
+//! "timeout_agents", "failed_agents", "pending_agents", "offline_agents", "restarted_agents"}}` with lists of
+//! agent ids and one of the states `pending`, `executing`, `timeout`, `failed` and `successed` (sic).
+//! `counts` and `task_id` are ours.
 //!
-//! An agent stands in exactly one list: that of its gravest op. A host without an agent is named as the caller named it.
+//! An agent stands in exactly one list: that of its gravest op. A host without an agent is named as the
+//! caller named it.
 
 use super::batch::settle;
 use super::fault::Faults;

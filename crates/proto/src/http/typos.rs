@@ -1,8 +1,8 @@
 //! Unknown fields, and suggestions for those that look like typos.
 //!
-//! GSE's callers send additional fields, so an unknown field is not a fault. `strat_cmd` is most likely a typo of
-//! `start_cmd`, though, and its sender should be told. The known names come from the parsing code itself: it runs
-//! against a recorder, as it does for the API's document, so there is no second list to keep.
+//! GSE's callers send additional fields, so an unknown field is not a fault. `strat_cmd` is most likely a
+//! typo of `start_cmd`, though, and its sender should be told. The known names come from the parsing code
+//! itself: it runs against a recorder, as it does for the API's document, so there is no second list to keep.
 
 use super::operate;
 use super::read::Body;
@@ -25,8 +25,8 @@ pub fn in_request(request: &Map<String, Value>) -> Vec<Unread> {
     known().unread(request, "", "")
 }
 
-/// The unknown fields of the object at `path` (`spec`) of such a request. `shown`: the object's path in the request that
-/// was sent, for messages.
+/// The unknown fields of the object at `path` (`spec`) of such a request. `shown`: the object's path in the
+/// request that was sent, for messages.
 pub(super) fn inside(object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
     known().unread(object, path, shown)
 }
@@ -43,7 +43,8 @@ fn known() -> &'static Known {
     static KNOWN: OnceLock<Known> = OnceLock::new();
     KNOWN.get_or_init(|| {
         let mut known = Known::default();
-        // The parsing code branches on these two. register_proc_info reads the same fields and requires more of them.
+        // The parsing code branches on these two. register_proc_info reads the same fields and requires more
+        // of them.
         for auto_type in 0..=2 {
             for op_type in operate::OP_TYPES {
                 let recorder = Recorder::with(&[("op_type", op_type), ("auto_type", auto_type)]);

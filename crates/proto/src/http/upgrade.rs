@@ -1,8 +1,8 @@
 //! `upgrade_to_agent_id`: hosts, and the agent id that each is to be addressed by from now on.
 //!
-//! The node manager calls it while it takes hosts from GSE's first generation, where a host is its address, to the second,
-//! where it is its agent's id; the proc infos that were kept under the address must then be found under the id. The answer's
-//! `data` is `{"success": ["0:127.0.0.1"], "failed": []}`.
+//! The node manager calls it while it takes hosts from GSE's first generation, where a host is its address,
+//! to the second, where it is its agent's id; the proc infos that were kept under the address must then be
+//! found under the id. The answer's `data` is `{"success": ["0:127.0.0.1"], "failed": []}`.
 
 use super::batch::{NamedHost, Read, settle};
 use super::fault::Faults;

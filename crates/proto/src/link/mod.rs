@@ -1,8 +1,9 @@
 //! The messages between server and agent: one WebSocket binary frame each, prost-encoded.
 //!
-//! Everything may come twice, late or never. Ops and reports carry the op's id; an op carries the epoch of the
-//! session that sends it. A spec and an outcome's content travel in the one JSON form in which they are also stored,
-//! so there is one format to keep compatible and not three. Times are durations: the two clocks are never compared.
+//! Everything may come twice, late or never. Ops and reports carry the op's id; an op carries the epoch of
+//! the session that sends it. A spec and an outcome's content travel in the one JSON form in which they are
+//! also stored, so there is one format to keep compatible and not three. Times are durations: the two clocks
+//! are never compared.
 
 mod convert;
 pub mod token;
@@ -97,20 +98,23 @@ pub struct Hello {
     /// What the host is; absent from agents of the first version.
     #[prost(message, optional, tag = "5")]
     pub host: Option<HostFacts>,
-    /// Whether this agent understands [`Renewed`] and [`Cancel`]; one of an earlier version would end the session.
+    /// Whether this agent understands [`Renewed`] and [`Cancel`]; one of an earlier version would end the
+    /// session.
     #[prost(bool, tag = "9")]
     pub renews: bool,
     #[prost(bool, tag = "10")]
     pub cancels: bool,
-    /// Whether this agent answers [`ReadLog`]; one of the first version does not know it, and would end the session.
+    /// Whether this agent answers [`ReadLog`]; one of the first version does not know it, and would end the
+    /// session.
     #[prost(bool, tag = "11")]
     pub reads_logs: bool,
     /// Whether this agent answers [`ReadSpec`], and changes single fields of a stored spec
     /// ([`procfleet_core::spec::Spec::change`]); one of an earlier version would replace the whole spec.
     #[prost(bool, tag = "12")]
     pub changes_specs: bool,
-    /// Whether this agent heeds [`Op::only_accounts`] and [`ReadLog::only_accounts`]. One of an earlier version ignores
-    /// them, so it is given no op and asked no question of an app that is limited to accounts.
+    /// Whether this agent heeds [`Op::only_accounts`] and [`ReadLog::only_accounts`]. One of an earlier
+    /// version ignores them, so it is given no op and asked no question of an app that is limited to
+    /// accounts.
     #[prost(bool, tag = "13")]
     pub limits_accounts: bool,
     /// The address that the agent was told its host is known by; empty: the one that it connects from.
@@ -135,7 +139,8 @@ pub struct HostFacts {
     /// When the agent started; seconds since 1970.
     #[prost(int64, tag = "5")]
     pub started_at: i64,
-    /// How the agent keeps the processes of a proc together: `cgroup` or `tree`. Agents of earlier versions do not say.
+    /// How the agent keeps the processes of a proc together: `cgroup` or `tree`. Agents of earlier versions
+    /// do not say.
     #[prost(string, tag = "6")]
     pub containment: String,
 }
@@ -230,7 +235,8 @@ pub struct States {
     pub all: bool,
     #[prost(message, repeated, tag = "2")]
     pub procs: Vec<ProcStateMessage>,
-    /// Namespaces whose process groups have changed; all that have some after a connect. Absent from agents that know none.
+    /// Namespaces whose process groups have changed; all that have some after a connect. Absent from agents
+    /// that know none.
     #[prost(message, repeated, tag = "3")]
     pub groups: Vec<GroupsMessage>,
     /// How many lines of its own log the agent has lost since it last said so.
@@ -276,7 +282,8 @@ pub struct Events {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EventMessage {
-    /// Where the agent wrote it down: a name of its journal that no other journal has, and a number that grows.
+    /// Where the agent wrote it down: a name of its journal that no other journal has, and a number that
+    /// grows.
     #[prost(string, tag = "1")]
     pub journal: String,
     #[prost(uint64, tag = "2")]
@@ -317,7 +324,8 @@ pub struct EventsStored {
     pub up_to: u64,
 }
 
-/// What has this proc written? It is a question and no op: nothing is run, nothing is journalled, and nobody asks twice.
+/// What has this proc written? It is a question and no op: nothing is run, nothing is journalled, and nobody
+/// asks twice.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ReadLog {
     /// The answer bears the same number.
@@ -340,11 +348,12 @@ pub struct ReadLog {
     pub wait_ms: u64,
     #[prost(uint64, tag = "8")]
     pub beyond: u64,
-    /// Only servers of earlier versions say so: give a renamed log its name back. Agents refuse it. The tag stays taken, for an
-    /// agent that did not know it would answer as if it had been done.
+    /// Only servers of earlier versions say so: give a renamed log its name back. Agents refuse it. The tag
+    /// stays taken, for an agent that did not know it would answer as if it had been done.
     #[prost(bool, tag = "9")]
     pub reopen: bool,
-    /// What servers of earlier versions say: only if the log is of one of these OS accounts; none: whoever it is of.
+    /// What servers of earlier versions say: only if the log is of one of these OS accounts; none: whoever it
+    /// is of.
     #[prost(string, repeated, tag = "10")]
     pub accounts: Vec<String>,
     /// Only what runs of these OS accounts wrote. Absent: whoever wrote it.
@@ -388,7 +397,8 @@ pub struct ReadSpec {
     pub namespace: String,
     #[prost(string, tag = "3")]
     pub name: String,
-    /// The form of servers of earlier versions: only if the spec is of one of these OS accounts; an empty list is everybody.
+    /// The form of servers of earlier versions: only if the spec is of one of these OS accounts; an empty
+    /// list is everybody.
     #[prost(string, repeated, tag = "4")]
     pub accounts: Vec<String>,
     /// Only if the spec is of one of these OS accounts. Absent: whoever it is of.
@@ -464,7 +474,8 @@ pub struct Enrolled {
 /// An agent asks for its next certificate, and says when it has kept it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Renew {
-    /// A certificate signing request in DER, for a key that was made for it; empty: `kept` is what it is about.
+    /// A certificate signing request in DER, for a key that was made for it; empty: `kept` is what it is
+    /// about.
     #[prost(bytes = "vec", tag = "1")]
     pub csr: Vec<u8>,
     /// The SHA-256 of a certificate that is safe on the agent's disk: it will come back with this one.
@@ -472,8 +483,9 @@ pub struct Renew {
     pub kept: Vec<u8>,
 }
 
-/// With a certificate: the answer to [`Renew`]. Without: the agent is to ask for one in so long; in place of a
-/// [`Welcome`] it means that the agent's certificate has expired, and that nothing else will be heard of it.
+/// With a certificate: the answer to [`Renew`]. Without: the agent is to ask for one in so long; in place of
+/// a [`Welcome`] it means that the agent's certificate has expired, and that nothing else will be heard of
+/// it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Renewed {
     /// In DER.

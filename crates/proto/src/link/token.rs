@@ -1,6 +1,7 @@
 //! The join token: `pf1-ID-SECRET-PIN`, all hexadecimal.
 //!
-//! The pin is the SHA-256 of the CA's certificate, so a new host knows whom it talks to before it sends the secret.
+//! The pin is the SHA-256 of the CA's certificate, so a new host knows whom it talks to before it sends the
+//! secret.
 
 use std::fmt;
 use std::str::FromStr;

@@ -10,8 +10,8 @@ use procfleet_core::task::Request;
 /// More than this and the list no longer helps anybody.
 const SHOWN: usize = 50;
 
-/// The businesses that the requests are about, and the namespaces, operations and accounts of all of them; their hosts are
-/// looked at one by one.
+/// The businesses that the requests are about, and the namespaces, operations and accounts of all of them;
+/// their hosts are looked at one by one.
 pub fn permit(caller: &Caller, requests: &[Request], within: &Scope<BusinessId>) -> Result<(), AppError> {
     refuse(caller, &access::denials(&caller.rights, requests, within))
 }
@@ -38,8 +38,8 @@ pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
     }
 }
 
-/// Whether the caller may see what processes of this OS account write: output may be in notes and messages, too. The account is
-/// empty where it is not known.
+/// Whether the caller may see what processes of this OS account write: output may be in notes and messages,
+/// too. The account is empty where it is not known.
 pub(super) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
     match caller.rights.accounts() {
         Scope::All => true,

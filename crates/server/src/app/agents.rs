@@ -90,7 +90,8 @@ pub async fn label(app: &App, caller: &Caller, change: LabelChange) -> Result<Ve
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
 
-/// All of the agents, or none: they are cut off, and only a new token lets their hosts in again. Answers with their rows.
+/// All of the agents, or none: they are cut off, and only a new token lets their hosts in again. Answers with
+/// their rows.
 pub async fn revoke(
     app: &App,
     caller: &Caller,
@@ -121,7 +122,8 @@ pub async fn revoke(
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
 
-/// All of the agents, or none: those that are away and will not come back. They are listed no more. Answers with their last rows.
+/// All of the agents, or none: those that are away and will not come back. They are listed no more. Answers
+/// with their last rows.
 pub async fn forget(app: &App, caller: &Caller, named: Vec<AgentId>) -> Result<Vec<AgentRow>, AppError> {
     let agents = all_of(app, &named).await?;
     let mut faults = Faults::default();
@@ -163,7 +165,8 @@ pub(super) async fn all_of(app: &App, named: &[AgentId]) -> Result<BTreeSet<Agen
     if faults.is_empty() { Ok(found.into_iter().flatten().collect()) } else { Err(faults.into()) }
 }
 
-/// Those of the hosts that have an agent, as far as the caller may see, within the businesses that it asks about.
+/// Those of the hosts that have an agent, as far as the caller may see, within the businesses that it asks
+/// about.
 pub async fn at_hosts(
     app: &App,
     caller: &Caller,

@@ -26,7 +26,8 @@ pub async fn show(app: &App) -> Result<CaView, AppError> {
     })
 }
 
-/// Gives the CA a successor, which signs all certificates from now on. There is one at most: asking again changes nothing.
+/// Gives the CA a successor, which signs all certificates from now on. There is one at most: asking again
+/// changes nothing.
 pub async fn rotate(app: &App, caller: &Caller) -> Result<CaView, AppError> {
     let ca = app.ca.clone();
     let made = blocking(move || ca.rotate()).await?;

@@ -6,8 +6,8 @@ use crate::keeper::Note;
 use procfleet_proto::http::native::TaskRow;
 use tracing::info;
 
-/// Answers with the task as it is then; its open ops end soon after. One that has ended, or was cancelled before, stays as it
-/// is.
+/// Answers with the task as it is then; its open ops end soon after. One that has ended, or was cancelled
+/// before, stays as it is.
 pub async fn cancel(app: &App, caller: &Caller, task_text: &str) -> Result<TaskRow, AppError> {
     let (task, _) = find(app, caller, task_text).await?;
     let now = app.clock.wall();

@@ -123,8 +123,8 @@ async fn refuse_lost_cursor(app: &App, after: u64) -> Result<(), AppError> {
     if faults.is_empty() { Ok(()) } else { Err(faults.into()) }
 }
 
-/// Of a process whose account the caller may not use, that something happened is told, but not in the words of the host: they may
-/// hold what the process wrote.
+/// Of a process whose account the caller may not use, that something happened is told, but not in the words
+/// of the host: they may hold what the process wrote.
 fn row(caller: &Caller, record: EventRecord) -> EventRow {
     let EventRecord { number, agent, host, received_at, mut event } = record;
     if !access::may_see_output_of(caller, &event.account) {

@@ -1,6 +1,7 @@
 //! What a proc has written: the one question whose answer is not in the store, so that its agent is asked.
 //!
-//! Asking runs nothing and changes nothing on the host. An answer is bounded, and so is the time that it may take.
+//! Asking runs nothing and changes nothing on the host. An answer is bounded, and so is the time that it may
+//! take.
 
 use super::{App, AppError, Caller, access};
 use crate::sessions::Unanswered;
@@ -16,7 +17,8 @@ use tokio::time::Instant;
 
 /// How many bytes of a log one answer has at most.
 const MOST: usize = 256 * 1024;
-/// On a slow link an answer has the lines that came within this time, and at least one. The reader asks for the rest.
+/// On a slow link an answer has the lines that came within this time, and at least one. The reader asks for
+/// the rest.
 const COLLECTING: Duration = Duration::from_secs(5);
 /// How often a question is asked that was not answered in time. Each time less is asked for.
 const TRIES: usize = 3;

@@ -82,7 +82,8 @@ async fn accept(app: &App, (task, share): (NewTask, Share)) -> Result<TaskId, Ap
     accepted.await?
 }
 
-/// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got then.
+/// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got
+/// then.
 pub async fn submit_once(
     app: &App,
     caller: &Caller,
@@ -95,9 +96,9 @@ pub async fn submit_once(
         Scope::All => None,
         Scope::Only(named) => Some(named.clone()),
     };
-    // Aside, for the text of a large request takes a while. It is what was understood of the request: neither the login
-    // nor the order of its fields counts. Another version of this program may understand more of it, and then refuses a
-    // repeat rather than run it twice.
+    // Aside, for the text of a large request takes a while. It is what was understood of the request: neither
+    // the login nor the order of its fields counts. Another version of this program may understand more of
+    // it, and then refuses a repeat rather than run it twice.
     let hashing = panics::block_for_request(move || {
         // What names no businesses has the hash that it had before any call could name them.
         let text = match businesses {

@@ -1,5 +1,5 @@
-//! `get_process_group_info`: the process groups that the agents have. They are set as an op of the first generation, see
-//! `registration`; what is answered here is what the agents say that they have noted.
+//! `get_process_group_info`: the process groups that the agents have. They are set as an op of the first
+//! generation, see `registration`; what is answered here is what the agents say that they have noted.
 
 use super::{App, AppError, Caller, access};
 use procfleet_proto::http::groups::{GroupInfos, GroupQuery, group_info};

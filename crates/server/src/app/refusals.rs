@@ -1,9 +1,10 @@
 //! The audit of what was refused: repeats are counted in one row, and the number of rows is bounded.
 //!
-//! Anybody who reaches the port can be refused as often as it likes. The first refusal of a kind is written at once. Each further
-//! one within the window (an hour from the first) adds to that row's count, which is written every few seconds, before
-//! the audit is read and when the server ends. A source (an address, or an app that has logged in) has `OWN` rows in a window,
-//! and one more for all the rest; all sources together have `ALL`, and one more for the rest.
+//! Anybody who reaches the port can be refused as often as it likes. The first refusal of a kind is written
+//! at once. Each further one within the window (an hour from the first) adds to that row's count, which is
+//! written every few seconds, before the audit is read and when the server ends. A source (an address, or an
+//! app that has logged in) has `OWN` rows in a window, and one more for all the rest; all sources together
+//! have `ALL`, and one more for the rest.
 
 use crate::clock::Clock;
 use crate::peer::PeerNet;

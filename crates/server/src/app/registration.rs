@@ -1,7 +1,9 @@
-//! `register_proc_info`, `update_proc_info`, `unregister_proc_info`, `set_process_group_info`: carried out on the hosts while the caller waits.
+//! `register_proc_info`, `update_proc_info`, `unregister_proc_info`, `set_process_group_info`: carried out on
+//! the hosts while the caller waits.
 //!
-//! What has not answered within the wait is said to be in progress, and goes on. The same call, sent again, then joins the
-//! task that is already there and gets its true outcome, instead of a second try that would find the first one done.
+//! What has not answered within the wait is said to be in progress, and goes on. The same call, sent again,
+//! then joins the task that is already there and gets its true outcome, instead of a second try that would
+//! find the first one done.
 
 use super::results::{self, KeyStyle};
 use super::{App, AppError, Caller, access, operate};

@@ -11,8 +11,8 @@ const BATCH: usize = 2_000;
 const UNKNOWN: &str = "the server's store was restored from a backup in which this operation was under way: \
                        whether it was carried out since is not known";
 
-/// Ends the ops that were open in the backup. They may have been carried out since, and others after them: to carry out an old stop now
-/// could end what was started later.
+/// Ends the ops that were open in the backup. They may have been carried out since, and others after them: to
+/// carry out an old stop now could end what was started later.
 pub async fn settle(store: &Store, clock: Clock) -> Result<(), StoreError> {
     if !store.is_newly_restored().await? {
         return Ok(());

@@ -44,8 +44,8 @@ pub async fn by_key(
     Ok(rendered.await?)
 }
 
-/// The data of JOB's `get_proc_result`. The businesses that the caller names say what it may ask, and not which task: it sees
-/// those that it made.
+/// The data of JOB's `get_proc_result`. The businesses that the caller names say what it may ask, and not
+/// which task: it sees those that it made.
 pub async fn by_job_key(
     app: &App,
     caller: &Caller,
@@ -64,8 +64,9 @@ pub async fn by_job_key(
     Ok(rendered.await?)
 }
 
-/// One row per result key, in the order of the ops. Two ops share a key if the API rejected the later one; the answer
-/// is then the open op, else the failed one, because a success would be read as the success of both requests.
+/// One row per result key, in the order of the ops. Two ops share a key if the API rejected the later one;
+/// the answer is then the open op, else the failed one, because a success would be read as the success of
+/// both requests.
 fn one_for_each_key<'a>(
     task: &'a TaskRecord,
     ops: &'a [OpRecord],
@@ -109,7 +110,8 @@ pub(super) async fn find(
     found.filter(|(task, _)| access::may_read_tasks_of(caller, &task.app)).ok_or_else(no_task)
 }
 
-/// Where the agents are that a query named by their ids alone: its content has the host's address all the same.
+/// Where the agents are that a query named by their ids alone: its content has the host's address all the
+/// same.
 async fn places(
     app: &App,
     task: &TaskRecord,

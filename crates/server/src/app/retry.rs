@@ -10,7 +10,8 @@ use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use std::collections::BTreeMap;
 
-/// One task for each key, however often the call comes. The caller needs the same grants as for the first try: what it may do now counts, not what it might then.
+/// One task for each key, however often the call comes. The caller needs the same grants as for the first
+/// try: what it may do now counts, not what it might then.
 pub async fn retry(
     app: &App,
     caller: &Caller,

@@ -7,7 +7,8 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{NamedScope, ScopeOf};
 use std::collections::BTreeSet;
 
-/// They exist, as far as the caller may know. Whether it may use them is for the use case to ask, together with all else.
+/// They exist, as far as the caller may know. Whether it may use them is for the use case to ask, together
+/// with all else.
 pub async fn businesses(
     app: &App,
     caller: &Caller,

@@ -1,4 +1,5 @@
-//! Which hosts and procs a request means at one moment. What is sent afterwards is sent to these, whatever changes meanwhile.
+//! Which hosts and procs a request means at one moment. What is sent afterwards is sent to these, whatever
+//! changes meanwhile.
 
 use super::{App, AppError, Caller};
 use crate::store::{AgentRecord, Found, ProcFilter};
@@ -9,8 +10,8 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{MOST_OPS, Places, Selected};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The hosts, in the order of their addresses: those of the caller's businesses that may come in at all, here or away. A term
-/// that means none of them is a fault.
+/// The hosts, in the order of their addresses: those of the caller's businesses that may come in at all, here
+/// or away. A term that means none of them is a fault.
 pub async fn hosts(app: &App, caller: &Caller, terms: &[Term]) -> Result<Vec<Host>, AppError> {
     let agents = usable(app, caller).await?;
     let mut hosts: Vec<Host> =
@@ -34,8 +35,8 @@ pub async fn hosts(app: &App, caller: &Caller, terms: &[Term]) -> Result<Vec<Hos
 
 /// A request for each proc that is meant, with its targets.
 ///
-/// A name means that proc on the hosts that were named or selected, whether they know it or not; without any, on every host
-/// that is known to have it. A glob means the procs that are known there.
+/// A name means that proc on the hosts that were named or selected, whether they know it or not; without any,
+/// on every host that is known to have it. A glob means the procs that are known there.
 pub async fn requests(app: &App, caller: &Caller, asked: Selected) -> Result<Vec<Request>, AppError> {
     let Selected { request, names, places, .. } = asked;
     let targets = match places {

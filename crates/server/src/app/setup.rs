@@ -29,7 +29,8 @@ struct AdminFile {
     url: String,
     bk_app_code: String,
     bk_app_secret: String,
-    /// The SHA-256 of what the API's port proves itself with, in hexadecimal digits; the client believes no other.
+    /// The SHA-256 of what the API's port proves itself with, in hexadecimal digits; the client believes no
+    /// other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tls_sha256: Option<String>,
 }
@@ -46,8 +47,8 @@ pub struct Reached {
 ///
 /// Makes the administrator on the first start, and keeps the address in `admin.json` true on every start.
 ///
-/// The file is written before the app: after a crash in between, the next start finds a secret that belongs to nobody yet
-/// and gives it to the administrator.
+/// The file is written before the app: after a crash in between, the next start finds a secret that belongs
+/// to nobody yet and gives it to the administrator.
 pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) -> Result<(), SetupError> {
     let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
     let known = store.app(ADMIN).await?;

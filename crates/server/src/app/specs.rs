@@ -1,4 +1,5 @@
-//! The stored spec of a proc: only its agent knows it, so the agent is asked. Asking runs nothing on the host.
+//! The stored spec of a proc: only its agent knows it, so the agent is asked. Asking runs nothing on the
+//! host.
 
 use super::logs::find;
 use super::{App, AppError, Caller};

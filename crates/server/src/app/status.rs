@@ -9,8 +9,8 @@ use procfleet_proto::state::ProcReport;
 use std::collections::{HashMap, HashSet};
 use tracing::warn;
 
-/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a host of another
-/// business there are none.
+/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a
+/// host of another business there are none.
 pub async fn of_targets(app: &App, caller: &Caller, query: StatusQuery) -> Result<ProcInfos, AppError> {
     access::permit_namespace(caller, &query.proc.namespace)?;
     let agents = app.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
@@ -69,16 +69,17 @@ impl Heard {
         Ok(Heard(heard))
     }
 
-    /// Sets `reported_at` to when the agent was last heard: agents report changes only, so each message confirms the last
-    /// report. It is server time, because callers compare it with now and the host's clock may be wrong.
+    /// Sets `reported_at` to when the agent was last heard: agents report changes only, so each message
+    /// confirms the last report. It is server time, because callers compare it with now and the host's clock
+    /// may be wrong.
     pub(super) fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
         let heard_at = self.0.get(agent).map(|heard| heard / 1000);
         ProcReport { reported_at: heard_at.unwrap_or(report.reported_at), ..report }
     }
 }
 
-/// What the agent said last; while it is away, with a word about that. Of a process whose account the caller may not use,
-/// everything is left out that may hold what the process or its commands wrote.
+/// What the agent said last; while it is away, with a word about that. Of a process whose account the caller
+/// may not use, everything is left out that may hold what the process or its commands wrote.
 pub(super) fn read(app: &App, caller: &Caller, agent: &AgentId, record: &ProcRecord) -> Option<ProcReport> {
     let mut report: ProcReport = match serde_json::from_str(&record.status) {
         Ok(report) => report,

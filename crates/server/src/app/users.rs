@@ -1,4 +1,5 @@
-//! Users: the people that apps act for, and the tokens that say who they are. Only administrators manage them.
+//! Users: the people that apps act for, and the tokens that say who they are. Only administrators manage
+//! them.
 
 use super::apps::as_fault;
 use super::{App, AppError, Caller, audit};

@@ -1,7 +1,7 @@
 //! Sends events to those who asked to be told, in GSE's shape, until they have taken them.
 //!
-//! Each receiver has a cursor in the store, which moves when it answered with a status of success. After a crash the
-//! last delivery may come once more; its events bear the same ids.
+//! Each receiver has a cursor in the store, which moves when it answered with a status of success. After a
+//! crash the last delivery may come once more; its events bear the same ids.
 
 use super::events::Bell;
 use super::{App, AppError, Caller, audit};
@@ -59,7 +59,8 @@ pub async fn add(app: &App, caller: &Caller, url: String) -> Result<WebhookRow, 
     }
 }
 
-/// An http or https url of somebody who can be reached: with a host, and with a port that there is, if it names one.
+/// An http or https url of somebody who can be reached: with a host, and with a port that there is, if it
+/// names one.
 fn is_of_a_receiver(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };

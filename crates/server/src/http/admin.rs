@@ -1,4 +1,5 @@
-//! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, the audit trail.
+//! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, the audit
+//! trail.
 
 use super::call::Call;
 use super::error::CallError;

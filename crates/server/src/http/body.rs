@@ -13,7 +13,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 /// A call for 100,000 agents by id has about 7 MB.
 const LARGEST: usize = 32 * 1024 * 1024;
-/// So much of a body that is too large is still read and thrown away, so that its sender gets to read the answer.
+/// So much of a body that is too large is still read and thrown away, so that its sender gets to read the
+/// answer.
 const DRAINED: usize = 256 * 1024 * 1024;
 /// The same for a body whose sender was refused by its header, and for how long.
 const DRAINED_UNREAD: usize = 1024 * 1024;
@@ -25,11 +26,14 @@ const WHOLE: Duration = Duration::from_secs(120);
 /// A body before its login must come at this pace (bytes per second), beginning after so long.
 const STRANGERS_PACE: f64 = 4.0 * 1024.0;
 const STRANGERS_GRACE: Duration = Duration::from_secs(10);
-/// Larger bodies are parsed aside, so that they do not hold up other calls, and share the room that there is for them.
+/// Larger bodies are parsed aside, so that they do not hold up other calls, and share the room that there is
+/// for them.
 const SMALL: usize = 64 * 1024;
-/// Bodies before their login share their room from this size on: anybody can send many of them, and leave them unfinished.
+/// Bodies before their login share their room from this size on: anybody can send many of them, and leave
+/// them unfinished.
 const STRANGERS_SMALL: usize = 8 * 1024;
-/// So many bytes of large bodies are held at once: of callers that have logged in, and of those whose login is in the body.
+/// So many bytes of large bodies are held at once: of callers that have logged in, and of those whose login
+/// is in the body.
 const ROOM: usize = 3 * LARGEST;
 
 /// The room for large bodies. Callers that have logged in do not share it with those that have not.

@@ -1,8 +1,9 @@
 //! Bounds the memory for large request bodies: altogether, and for each of those who send them.
 //!
-//! A body takes its share before it is read and gives it back when its call is answered. Whoever finds no room waits, and so does the
-//! sender, for nobody reads what it sends. No holder gets more than two thirds, so that stalled bodies of one do
-//! not keep others out. While somebody waits, a body that comes slower than `SLOWEST` is cut for it.
+//! A body takes its share before it is read and gives it back when its call is answered. Whoever finds no
+//! room waits, and so does the sender, for nobody reads what it sends. No holder gets more than two thirds,
+//! so that stalled bodies of one do not keep others out. While somebody waits, a body that comes slower than
+//! `SLOWEST` is cut for it.
 
 use super::error::CallError;
 use crate::peer::PeerNet;

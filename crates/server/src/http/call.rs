@@ -114,7 +114,8 @@ where
     match answer {
         Ok(Reply { data, warnings }) => {
             metrics.call(api, Code::Success.external());
-            // A large answer takes a while to write as text, so it is written beside the calls that others wait for.
+            // A large answer takes a while to write as text, so it is written beside the calls that others
+            // wait for.
             let unwritten = request_id.clone();
             let write = move || {
                 let message = match family {
@@ -138,8 +139,8 @@ where
     }
 }
 
-/// Reads who is calling, and the request. A login in the header, or in the query of a GET, is checked before anything of the body
-/// is read.
+/// Reads who is calling, and the request. A login in the header, or in the query of a GET, is checked before
+/// anything of the body is read.
 async fn log_in(
     app: &App,
     api: &'static str,

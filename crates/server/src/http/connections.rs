@@ -1,12 +1,13 @@
 //! Limits the connections to the API's port. Peers that have not logged in give way to newer ones.
 //!
-//! While a slot is free, everybody gets one, up to a quarter of all slots for peers of one address that have not logged in. An address
-//! beyond its quarter loses its oldest connection without a login. When all slots are taken, the address with the most connections
-//! without a login loses the oldest of them. So an address that opens connections and does not use them pushes out its own, and
-//! neither callers that have logged in nor other addresses. Where all have logged in, a newcomer waits in the kernel's queue.
+//! While a slot is free, everybody gets one, up to a quarter of all slots for peers of one address that have
+//! not logged in. An address beyond its quarter loses its oldest connection without a login. When all slots
+//! are taken, the address with the most connections without a login loses the oldest of them. So an address
+//! that opens connections and does not use them pushes out its own, and neither callers that have logged in
+//! nor other addresses. Where all have logged in, a newcomer waits in the kernel's queue.
 //!
-//! Request heads of more than a usual size are bounded in number, too, by address and altogether: a head is buffered before
-//! anybody knows whose it is.
+//! Request heads of more than a usual size are bounded in number, too, by address and altogether: a head is
+//! buffered before anybody knows whose it is.
 
 use crate::peer::PeerNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -170,7 +171,8 @@ impl Connection {
         }
     }
 
-    /// The head that comes now is larger than usual. False: there are too many of them, and the connection has to end.
+    /// The head that comes now is larger than usual. False: there are too many of them, and the connection
+    /// has to end.
     pub(super) fn admits_large_head(&self) -> bool {
         if self.slot.has_large_head.load(Ordering::Relaxed) {
             return true;

@@ -1,7 +1,8 @@
 //! What a call can end in beside success, and the one translation of it to codes and HTTP statuses.
 //!
-//! GSE's callers expect HTTP 200 with `result: false` for everything that the API itself refuses; other statuses make
-//! some of their clients raise before they read the message. JOB's callers know other numbers for a few of the errors.
+//! GSE's callers expect HTTP 200 with `result: false` for everything that the API itself refuses; other
+//! statuses make some of their clients raise before they read the message. JOB's callers know other numbers
+//! for a few of the errors.
 
 use super::call::Family;
 use super::idempotency;
@@ -71,7 +72,8 @@ impl CallError {
         }
     }
 
-    /// The status, the code and the message for the caller. What only the operator should see goes to the log here.
+    /// The status, the code and the message for the caller. What only the operator should see goes to the log
+    /// here.
     pub(super) fn answer(&self, family: Family) -> (StatusCode, u32, String) {
         let (status, code, message) = match self {
             CallError::Json(place) => {

@@ -1,4 +1,5 @@
-//! The key under which a caller may send the same request again: `Idempotency-Key`, or else `X-Bkapi-Request-Id`.
+//! The key under which a caller may send the same request again: `Idempotency-Key`, or else
+//! `X-Bkapi-Request-Id`.
 
 use crate::app::{App, AppError, Caller, operate};
 use crate::store::{KeyKind, SubmissionKey};

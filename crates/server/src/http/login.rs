@@ -1,8 +1,10 @@
-//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and is counted in the audit. So
-//! does one that names a user and is not trusted to, or shows a token that opens nothing.
+//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and is
+//! counted in the audit. So does one that names a user and is not trusted to, or shows a token that opens
+//! nothing.
 //!
-//! A user's token (`bk_token`) says who the user is, so the app need not be trusted; a name beside it must be the same.
-//! Beside a token that is no longer valid the name counts, if the app is trusted: one of the two must be valid.
+//! A user's token (`bk_token`) says who the user is, so the app need not be trusted; a name beside it must be
+//! the same. Beside a token that is no longer valid the name counts, if the app is trusted: one of the two
+//! must be valid.
 
 use super::body;
 use super::error::CallError;
@@ -26,7 +28,8 @@ pub(super) fn in_header(headers: &HeaderMap) -> Result<Option<Login>, CallError>
     header.transpose().map_err(|bad| CallError::NoLogin(bad.to_string()))
 }
 
-/// The login in the query, where BlueKing's SDK puts it in a GET. A query is written to the logs of proxies, but not to ours.
+/// The login in the query, where BlueKing's SDK puts it in a GET. A query is written to the logs of proxies,
+/// but not to ours.
 pub(super) fn in_query(query: &str) -> Result<Option<Login>, CallError> {
     let login = in_fields(&body::from_query(query))?;
     Ok(Some(login).filter(|login| !login.app_code.is_empty()))

@@ -1,7 +1,7 @@
 //! The API's port: accepts connections, within a limit, and closes those that ask for nothing.
 //!
-//! The program's descriptors are shared with the agents' link and the store. Callers that hold connections without using
-//! them, by mistake or on purpose, must not take them all.
+//! The program's descriptors are shared with the agents' link and the store. Callers that hold connections
+//! without using them, by mistake or on purpose, must not take them all.
 
 use super::connections::ConnectionLimiter;
 use super::requests::{self, Answerer};
@@ -19,7 +19,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-/// How many connections are held at most; beyond it they wait in the kernel's queue. Fewer where descriptors are scarce.
+/// How many connections are held at most; beyond it they wait in the kernel's queue. Fewer where descriptors
+/// are scarce.
 const CONNECTIONS: u64 = 4_096;
 /// How long a TLS handshake may take. Until it is done, the peer is one that has not logged in.
 const HANDSHAKE: Duration = Duration::from_secs(10);

@@ -4,9 +4,9 @@
 //! waiting --first byte--> serving --idle for PARK_AFTER--> waiting --IDLE--> closed
 //! ```
 //!
-//! While it waits, a connection is a socket (and a TLS session) and a buffer of one byte. hyper's read and write buffers, of 8 KiB
-//! each at least and up to 64 KiB after a large body, are made with the first byte of a request and let go of when
-//! nothing has come for a moment.
+//! While it waits, a connection is a socket (and a TLS session) and a buffer of one byte. hyper's read and
+//! write buffers, of 8 KiB each at least and up to 64 KiB after a large body, are made with the first byte of
+//! a request and let go of when nothing has come for a moment.
 
 use super::connections::Connection;
 use axum::Router;

@@ -66,7 +66,8 @@ impl Routes {
         self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, act)))
     }
 
-    /// One of BlueKing's APIs, in its own envelope also where the method is wrong. The first path of an API is its main one.
+    /// One of BlueKing's APIs, in its own envelope also where the method is wrong. The first path of an API
+    /// is its main one.
     pub(super) fn blueking<T, F>(
         self,
         family: Family,

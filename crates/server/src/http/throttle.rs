@@ -1,8 +1,8 @@
 //! Delays the answers to repeated wrong logins from one address; correct logins are never delayed.
 //!
-//! Each refused login adds one to the debt of its address, and one is forgiven every second. Up to `FREE` there is no delay;
-//! beyond it the answer waits longer with every failure, up to `LONGEST`. Whoever shares the address with an attacker and
-//! knows the secret gets in as ever: only answers that say no are late.
+//! Each refused login adds one to the debt of its address, and one is forgiven every second. Up to `FREE`
+//! there is no delay; beyond it the answer waits longer with every failure, up to `LONGEST`. Whoever shares
+//! the address with an attacker and knows the secret gets in as ever: only answers that say no are late.
 
 use crate::peer::PeerNet;
 use std::collections::HashMap;

@@ -1,8 +1,9 @@
 //! TLS for the API's port: a certificate and a key from files, or a certificate of the built-in CA.
 //!
-//! Files are loaded again when they change (looked at every few seconds) and on SIGHUP. What cannot be used is refused with the
-//! reason, at the start as an error of the program, later as one in the log, and the pair before it stays in use. A certificate
-//! of the built-in CA is made at each start, and when another CA takes its place.
+//! Files are loaded again when they change (looked at every few seconds) and on SIGHUP. What cannot be used
+//! is refused with the reason, at the start as an error of the program, later as one in the log, and the pair
+//! before it stays in use. A certificate of the built-in CA is made at each start, and when another CA takes
+//! its place.
 
 use crate::config::TlsSource;
 use crate::pki::{self, Ca, PkiError, SERVER_NAME};

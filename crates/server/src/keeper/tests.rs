@@ -191,7 +191,8 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
     }
 }
 
-/// Somebody set the wall clock while there was no server: what has not passed by the clock that nobody can set has not passed.
+/// Somebody set the wall clock while there was no server: what has not passed by the clock that nobody can
+/// set has not passed.
 #[tokio::test]
 async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
     for ahead in [-HOUR, HOUR] {
@@ -200,7 +201,8 @@ async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
         let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", began).await.expect("on");
         let open = fixture.task_with(1, 90_000, -30_000, 60_000, ahead).await;
         let overdue = fixture.task_with(1, 90_000, -30_000, -1_000, ahead).await;
-        // The clock was set after the op was sent and before the agent left: by wall time it left first, or an hour later.
+        // The clock was set after the op was sent and before the agent left: by wall time it left first, or
+        // an hour later.
         fixture
             .store
             .agent_disconnected(&fixture.agent, epoch, fixture.ago(80_000, 0), 0)

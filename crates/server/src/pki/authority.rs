@@ -1,7 +1,8 @@
 //! One CA: its key and certificate, as files in the data folder.
 //!
-//! The one that the server proves itself with is `ca.*`. Its successor, while there is one, is `ca.next.*`. A certificate is
-//! written after its key and moved after it: a certificate without a key is a move that was cut off, and is finished.
+//! The one that the server proves itself with is `ca.*`. Its successor, while there is one, is `ca.next.*`. A
+//! certificate is written after its key and moved after it: a certificate without a key is a move that was
+//! cut off, and is finished.
 
 use super::{PkiError, read, read_text, valid_for_years, write_private};
 use procfleet_proto::link::token::hex;

@@ -1,7 +1,7 @@
 //! Whose certificates are taken at the door: those of our CAs, also when their time is over.
 //!
-//! An agent that was off for longer than its certificate was good for must be able to ask for a new one, and it can say so only
-//! after the handshake. What it may do then, the session decides.
+//! An agent that was off for longer than its certificate was good for must be able to ask for a new one, and
+//! it can say so only after the handshake. What it may do then, the session decides.
 
 use std::sync::Arc;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;

@@ -1,12 +1,12 @@
 //! The built-in CA: made on the first start, it signs the link's own certificate and each agent's.
 //!
-//! Keys are PEM files in the data folder, readable by the owner only. Agents do not check the server's address but
-//! its name inside this CA, so a server may move.
+//! Keys are PEM files in the data folder, readable by the owner only. Agents do not check the server's
+//! address but its name inside this CA, so a server may move.
 //!
-//! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs what agents are
-//! given, and the server goes on to prove itself with the old one, for an agent that was away knows no other. An agent
-//! with a certificate of the successor trusts both. When all have one, the old CA is retired, and the server proves itself with the
-//! successor, which is the CA then.
+//! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs what
+//! agents are given, and the server goes on to prove itself with the old one, for an agent that was away
+//! knows no other. An agent with a certificate of the successor trusts both. When all have one, the old CA is
+//! retired, and the server proves itself with the successor, which is the CA then.
 
 mod authority;
 mod clients;
@@ -33,7 +33,8 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 /// The name that agents expect in the server's certificate.
 pub const SERVER_NAME: &str = "procfleet-server";
 const SERVER_YEARS: i32 = 10;
-/// How much earlier than its making an agent's certificate is good: a server's clock may be set back a little.
+/// How much earlier than its making an agent's certificate is good: a server's clock may be set back a
+/// little.
 const CLOCK_SLACK: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +105,8 @@ impl std::fmt::Debug for Ca {
 }
 
 impl Ca {
-    /// Reads the CA from `folder`, or makes it there, if that is its `beginning`. Agents' certificates are good for so long.
+    /// Reads the CA from `folder`, or makes it there, if that is its `beginning`. Agents' certificates are
+    /// good for so long.
     pub fn open(folder: &Path, life: Duration, beginning: Beginning) -> Result<Ca, PkiError> {
         authority::mend(folder)?;
         let path = authority::certificate(folder);
@@ -188,7 +190,8 @@ impl Ca {
         self.changes.send_modify(|generation| *generation += 1);
     }
 
-    /// A certificate for an agent's own key. Only the key is taken from the request: who the agent is, we say.
+    /// A certificate for an agent's own key. Only the key is taken from the request: who the agent is, we
+    /// say.
     pub fn sign_agent(&self, request: &[u8], agent: &AgentId, now: i64) -> Result<Signed, PkiError> {
         let request = CertificateSigningRequestDer::from(request);
         let mut csr = CertificateSigningRequestParams::from_der(&request).map_err(PkiError::Request)?;
@@ -225,7 +228,8 @@ impl Ca {
         Ok((vec![leaf, present.shown.certificate.clone()], key))
     }
 
-    /// TLS for the link as it is now. A client without a certificate gets as far as enrolment; one of another CA gets nowhere.
+    /// TLS for the link as it is now. A client without a certificate gets as far as enrolment; one of another
+    /// CA gets nowhere.
     pub fn link_tls(&self) -> Arc<rustls::ServerConfig> {
         self.present().tls.clone()
     }
@@ -271,7 +275,8 @@ fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::S
         )
         .map_err(tls)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // Agents connect for weeks and resume nothing; tickets would cost each handshake two messages and some memory.
+    // Agents connect for weeks and resume nothing; tickets would cost each handshake two messages and some
+    // memory.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     Ok(Arc::new(config))

@@ -1,8 +1,8 @@
 //! How much each agent may send: token buckets, one set for each agent.
 //!
-//! They belong to the agent and not to its session, so that reconnecting does not refill them. Nothing of them is stored: after a
-//! restart of the server every bucket is full. A full bucket is the same as none, so full ones are forgotten, and the memory is bounded by
-//! the agents that sent something in the last minutes.
+//! They belong to the agent and not to its session, so that reconnecting does not refill them. Nothing of
+//! them is stored: after a restart of the server every bucket is full. A full bucket is the same as none, so
+//! full ones are forgotten, and the memory is bounded by the agents that sent something in the last minutes.
 
 use procfleet_core::id::AgentId;
 use procfleet_core::moment::Moment;
@@ -10,10 +10,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Events, one token for each KiB begun. The burst has room for the 10,000 events that wait on a host while the server is away.
+/// Events, one token for each KiB begun. The burst has room for the 10,000 events that wait on a host while
+/// the server is away.
 const EVENTS: Rate = Rate { burst: 12_000.0, each_second: 10.0 };
-/// States, process groups, outcomes and answers: one token for each of them and each KiB begun. The burst has room for
-/// the full list of the largest host; the rate for 2,500 procs whose figures change with every sample, or for 150 ops a second.
+/// States, process groups, outcomes and answers: one token for each of them and each KiB begun. The burst has
+/// room for the full list of the largest host; the rate for 2,500 procs whose figures change with every
+/// sample, or for 150 ops a second.
 const MESSAGES: Rate = Rate { burst: 40_000.0, each_second: 500.0 };
 /// So often an agent's excess is logged.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 //! An agent's certificate over its life: when the next one is due, and the giving of it.
 //!
-//! An agent asks for its next certificate over the session that it has, and the session goes on. One whose certificate has
-//! expired gets a session in which it can do nothing else.
+//! An agent asks for its next certificate over the session that it has, and the session goes on. One whose
+//! certificate has expired gets a session in which it can do nothing else.
 
 use super::connection::End;
 use super::listener::Link;

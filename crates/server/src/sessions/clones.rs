@@ -1,7 +1,9 @@
-//! Agents whose certificate is used in two places at once: they are put aside, both of them, as if they had been revoked.
+//! Agents whose certificate is used in two places at once: they are put aside, both of them, as if they had
+//! been revoked.
 //!
-//! Which of the two is the right one, nobody here can know: a new token lets the right host in again. `core::clones` decides; here
-//! the lives of agents are remembered, in memory only, for two that are there come back again and again.
+//! Which of the two is the right one, nobody here can know: a new token lets the right host in again.
+//! `core::clones` decides; here the lives of agents are remembered, in memory only, for two that are there
+//! come back again and again.
 
 use super::listener::Link;
 use crate::keeper::{Note, revoked};
@@ -31,7 +33,8 @@ impl Clones {
     }
 }
 
-/// Looks whether the agent that says this hello is there twice. `Some`: it is, it was put aside, and this is what is said of it.
+/// Looks whether the agent that says this hello is there twice. `Some`: it is, it was put aside, and this is
+/// what is said of it.
 pub(super) async fn put_aside(
     link: &Link,
     agent: &AgentId,
@@ -71,7 +74,8 @@ pub(super) async fn put_aside(
     Ok(Some(said))
 }
 
-/// The boot tells hosts apart, and the time the runs on one host. What an agent says is of any length, and is kept in sixteen bytes.
+/// The boot tells hosts apart, and the time the runs on one host. What an agent says is of any length, and is
+/// kept in sixteen bytes.
 fn life(hello: &Hello) -> Life {
     let started_at = hello.host.as_ref().map_or(0, |facts| facts.started_at);
     let hash = secret::hash(format!("{started_at} {}", hello.boot_id).as_bytes());

@@ -30,9 +30,9 @@ use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
 const HELLO: Duration = Duration::from_secs(10);
-/// Interval of the WebSocket pings. A session ends at the first ping that finds the agent silent for more than two
-/// intervals, which is at most 30 s after its last message: a host that hangs or is cut off shows as away within 35 s.
-/// Agents leave after three intervals without a message from the server.
+/// Interval of the WebSocket pings. A session ends at the first ping that finds the agent silent for more
+/// than two intervals, which is at most 30 s after its last message: a host that hangs or is cut off shows as
+/// away within 35 s. Agents leave after three intervals without a message from the server.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long one write may take. Who reads more slowly is cut, and hears the rest in its next session.
 const WRITE: Duration = Duration::from_secs(20);
@@ -336,7 +336,8 @@ async fn converse(
 ) -> End {
     let mut cas = link.ca.changes();
     let mut intake = Intake::begin(link, agent);
-    // Start of the silence. Reset after every store write and pause, since nothing is read from the socket meanwhile.
+    // Start of the silence. Reset after every store write and pause, since nothing is read from the socket
+    // meanwhile.
     let mut silent_since = Instant::now();
     // Each session has its own rhythm, so that ten thousand do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);

@@ -1,9 +1,10 @@
-//! What agents send, on its way into the store and to the keeper, within the limits of [`agent_limits`] and the agent's budget.
+//! What agents send, on its way into the store and to the keeper, within the limits of [`agent_limits`] and
+//! the agent's budget.
 //!
-//! Events above the budget are held: one message, in memory, while the session goes on. The agent sends its next events when these are
-//! confirmed, so an agent of ours only waits and loses nothing. More events while some are held come from a peer that
-//! does not wait; they are dropped and counted. Other messages above the budget cause back-pressure: the session does not
-//! read for a while, but still writes ops and pings.
+//! Events above the budget are held: one message, in memory, while the session goes on. The agent sends its
+//! next events when these are confirmed, so an agent of ours only waits and loses nothing. More events while
+//! some are held come from a peer that does not wait; they are dropped and counted. Other messages above the
+//! budget cause back-pressure: the session does not read for a while, but still writes ops and pings.
 
 use super::budget::cost_of;
 use super::certificates;
@@ -125,7 +126,8 @@ impl Intake {
         }
     }
 
-    /// A message of a newer kind. It does nothing, and is charged, so that a flood of them is slowed down like any other.
+    /// A message of a newer kind. It does nothing, and is charged, so that a flood of them is slowed down
+    /// like any other.
     pub(super) fn skip(&mut self, link: &Link, agent: &AgentId, size: usize) {
         self.pay(link, agent, cost_of(size));
     }

@@ -169,8 +169,9 @@ async fn shake_hands(
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
     stream.readable().await?;
-    // An agent's first record comes whole. Who sends half of one keeps its place no longer than who is silent: else a few thousand of
-    // them would fill the queue before the port for longer than an agent waits.
+    // An agent's first record comes whole. Who sends half of one keeps its place no longer than who is
+    // silent: else a few thousand of them would fill the queue before the port for longer than an agent
+    // waits.
     let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
@@ -257,8 +258,8 @@ fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .write_buffer_size(BUFFER)
         .max_write_buffer_size(4 * MAX_MESSAGE)
         .max_frame_size(MAX_FRAME)
-        // Agents send each message in one frame. In memory a message of nothing but empty parts has a hundred times the room that
-        // it had on the way, so there is none larger.
+        // Agents send each message in one frame. In memory a message of nothing but empty parts has a hundred
+        // times the room that it had on the way, so there is none larger.
         .max_message_size(MAX_FRAME)
 }
 

@@ -1,8 +1,8 @@
 //! Connected agents: the link's port, enrolment, and one task per connection.
 //!
-//! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection` checks. A
-//! session never touches ops: it hands reports to the keeper and writes what the keeper gives it. What is asked of an agent and is
-//! no op goes through `questions`.
+//! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection`
+//! checks. A session never touches ops: it hands reports to the keeper and writes what the keeper gives it.
+//! What is asked of an agent and is no op goes through `questions`.
 
 mod budget;
 mod certificates;
@@ -32,12 +32,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::{mpsc, oneshot};
 
-/// How many messages may wait for a slow agent. The keeper sends at most 64 ops ahead, so more than this means that the
-/// agent does not read.
+/// How many messages may wait for a slow agent. The keeper sends at most 64 ops ahead, so more than this
+/// means that the agent does not read.
 const OUTBOX: usize = 256;
 
-/// What the keeper writes into. Dropping it ends the connection when all that waits has been written; [`Outbox::cut`] ends it
-/// at once.
+/// What the keeper writes into. Dropping it ends the connection when all that waits has been written;
+/// [`Outbox::cut`] ends it at once.
 #[derive(Debug)]
 pub struct Outbox {
     // Boxed: the channel holds room for 32 at a time, for each of ten thousand agents.
@@ -121,8 +121,8 @@ impl Orders {
 impl Cut {
     /// Runs a session until it ends by itself or is cut. The reason of a cut wins.
     ///
-    /// [`Outbox::cut`] sends the reason and then closes the queue. A session on another thread may see the closed queue
-    /// after it was polled for the reason, so the reason is looked for once more at the end.
+    /// [`Outbox::cut`] sends the reason and then closes the queue. A session on another thread may see the
+    /// closed queue after it was polled for the reason, so the reason is looked for once more at the end.
     pub async fn during<T>(mut self, session: impl Future<Output = T>) -> Result<T, CutReason> {
         let ended = tokio::select! {
             // The cut first: whatever the session waits for, it need not be waited for any more.
@@ -134,8 +134,8 @@ impl Cut {
     }
 }
 
-/// When the last message of an agent arrived, heartbeats included, in wall time. Kept in memory, because the session
-/// updates it for every message; stored when the session ends.
+/// When the last message of an agent arrived, heartbeats included, in wall time. Kept in memory, because the
+/// session updates it for every message; stored when the session ends.
 #[derive(Clone, Debug)]
 pub struct LastHeard(Arc<AtomicI64>);
 

@@ -1,9 +1,10 @@
 //! Who may be on the way in: so many peers at once between their first packet and their hello.
 //!
-//! Anybody can open a connection and say nothing. Each peer keeps its place for a moment at least, and for longer when it has spoken,
-//! so that a flood of new connections does not push out an agent that only needs its turn on a busy core. When all places are taken,
-//! a peer whose time is up loses its place to a newer one: of those, one of the address with the most places, and there
-//! the one whose time was up first. Whoever finds no place waits in the kernel's queue.
+//! Anybody can open a connection and say nothing. Each peer keeps its place for a moment at least, and for
+//! longer when it has spoken, so that a flood of new connections does not push out an agent that only needs
+//! its turn on a busy core. When all places are taken, a peer whose time is up loses its place to a newer
+//! one: of those, one of the address with the most places, and there the one whose time was up first. Whoever
+//! finds no place waits in the kernel's queue.
 
 use crate::peer::PeerNet;
 use std::cmp::Reverse;
@@ -54,7 +55,8 @@ impl Places {
         Arc::new(Places { most, taken: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Waits until there is one, and takes it from another where that is due. Dropping the future takes nothing.
+    /// Waits until there is one, and takes it from another where that is due. Dropping the future takes
+    /// nothing.
     pub(super) async fn take(self: &Arc<Self>, net: PeerNet) -> Place {
         loop {
             let freed = self.freed.notified();

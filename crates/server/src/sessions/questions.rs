@@ -1,7 +1,8 @@
-//! Questions to agents that are no ops: what a proc has written. Nothing of them is stored; whoever asks waits, and not for long.
+//! Questions to agents that are no ops: what a proc has written. Nothing of them is stored; whoever asks
+//! waits, and not for long.
 //!
-//! An agent is asked few at a time, and none that would not understand. An answer finds whoever asked by the number of the question, and
-//! only from the agent that was asked.
+//! An agent is asked few at a time, and none that would not understand. An answer finds whoever asked by the
+//! number of the question, and only from the agent that was asked.
 
 use super::Outbox;
 use crate::agent_limits::{self, Excess};
@@ -117,7 +118,8 @@ impl Questions {
         lock(&self.inner.open).retain(|_, asked| asked.agent != *agent || asked.epoch != epoch);
     }
 
-    /// What nobody asked, or nobody waits for any more, is ignored. An answer that is larger than what was asked for is not passed on.
+    /// What nobody asked, or nobody waits for any more, is ignored. An answer that is larger than what was
+    /// asked for is not passed on.
     pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, mut answer: Answer) -> Result<(), Excess> {
         let mut open = lock(&self.inner.open);
         let id = answer.id();
@@ -133,8 +135,8 @@ impl Questions {
         Ok(())
     }
 
-    /// The answer may have fewer bytes than were asked for: on a slow link it would not come in time otherwise.
-    /// After an answer that did not come in time, the next ones are shorter.
+    /// The answer may have fewer bytes than were asked for: on a slow link it would not come in time
+    /// otherwise. After an answer that did not come in time, the next ones are shorter.
     pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
         let patience = PATIENCE + Duration::from_millis(question.wait_ms);
         self.ask_within(patience, agent, question).await

@@ -1,6 +1,8 @@
-//! Agents come back that a restored store does not know: they joined, or renewed their certificates, after the backup was made.
+//! Agents come back that a restored store does not know: they joined, or renewed their certificates, after
+//! the backup was made.
 //!
-//! Their certificate is of our own CA, or TLS would not have let them in. That is enough while the operator says so (`--readmit`).
+//! Their certificate is of our own CA, or TLS would not have let them in. That is enough while the operator
+//! says so (`--readmit`).
 
 use super::connection::End;
 use super::listener::Link;

@@ -1,5 +1,5 @@
-//! Log lines about peers that the link refused. Their number is bounded: a peer needs no login to be refused, and must not be
-//! able to fill a disk with log lines. Metrics count all of them.
+//! Log lines about peers that the link refused. Their number is bounded: a peer needs no login to be refused,
+//! and must not be able to fill a disk with log lines. Metrics count all of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -27,7 +27,8 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Whether a line may be written now. The first line of a window says how many were left out in the last one.
+    /// Whether a line may be written now. The first line of a window says how many were left out in the last
+    /// one.
     pub fn admits_a_line(&self) -> bool {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.began.elapsed() >= WINDOW {

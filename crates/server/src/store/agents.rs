@@ -241,7 +241,8 @@ impl Store {
         .await
     }
 
-    /// `heard`: when it was last heard, which is before `at` if it fell silent. Does nothing when a later session has begun.
+    /// `heard`: when it was last heard, which is before `at` if it fell silent. Does nothing when a later
+    /// session has begun.
     pub async fn agent_disconnected(
         &self,
         agent: &AgentId,
@@ -272,7 +273,8 @@ impl Store {
         .await
     }
 
-    /// The same, for somebody who may use some businesses only. What is found and where it belongs is seen at one moment.
+    /// The same, for somebody who may use some businesses only. What is found and where it belongs is seen at
+    /// one moment.
     pub async fn resolve_within(
         &self,
         targets: &[Target],
@@ -345,8 +347,8 @@ pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), Fault> {
 /// How long an agent may be away before any token lets another take its place.
 const LOST_AFTER_MS: i64 = 86_400_000;
 
-/// Whoever has a token may say which host it is on. It must not take a host away from another business that way, nor, unless it
-/// was made for that, from an agent that is well.
+/// Whoever has a token may say which host it is on. It must not take a host away from another business that
+/// way, nor, unless it was made for that, from an agent that is well.
 fn permit(
     db: &Connection,
     belonging: &Belonging,
@@ -370,7 +372,8 @@ fn permit(
     }
 }
 
-/// Tells of an agent that has taken the place of others: in an event, for whoever listens, and in the audit trail.
+/// Tells of an agent that has taken the place of others: in an event, for whoever listens, and in the audit
+/// trail.
 fn tell_takeover(
     db: &Connection,
     joining: &JoiningAgent,

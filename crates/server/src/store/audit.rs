@@ -47,7 +47,8 @@ impl Store {
         self.write("writing the audit trail", move |db| insert_audit(db, &entry)).await
     }
 
-    /// Writes rows that count: new ones, and new counts of old ones. Says which rows they are, in the same order.
+    /// Writes rows that count: new ones, and new counts of old ones. Says which rows they are, in the same
+    /// order.
     pub async fn count_audit(&self, rows: Vec<(NewAudit, AuditCount)>) -> Result<Vec<i64>, StoreError> {
         self.write("counting in the audit trail", move |db| {
             let sql = "UPDATE audit SET times = ?, last_at = ? WHERE id = ?";

@@ -5,8 +5,9 @@
 //! restore: FILE -> server.db.restoring, checked; server.db* -> server.db.before-restore-N*; server.db.restoring -> server.db
 //! ```
 //!
-//! Both copy through SQLite's backup API, which sees one moment and includes the write-ahead log. A restore that is cut off leaves either
-//! the store as it was or none, which the server says; a second try completes it.
+//! Both copy through SQLite's backup API, which sees one moment and includes the write-ahead log. A restore
+//! that is cut off leaves either the store as it was or none, which the server says; a second try completes
+//! it.
 
 use super::{StoreError, file_id, schema, sound};
 use procfleet_sqlite::explain;
@@ -38,7 +39,8 @@ pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
     copied
 }
 
-/// Puts a backup in the place of the store, of which no server may run. Answers where the store that was there is now.
+/// Puts a backup in the place of the store, of which no server may run. Answers where the store that was
+/// there is now.
 pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError> {
     let _lock = schema::lock(store)?;
     let given = fs::metadata(from).map_err(|source| file_error("reading", from, source))?;

@@ -5,8 +5,8 @@ use crate::clock::BootNumber;
 use rusqlite::OptionalExtension;
 
 impl Store {
-    /// The number of the boot that the kernel calls so: that of the last server, or a new one. `None`: nobody knows which boot this is,
-    /// and it is taken for a new one.
+    /// The number of the boot that the kernel calls so: that of the last server, or a new one. `None`: nobody
+    /// knows which boot this is, and it is taken for a new one.
     pub async fn enter_boot(&self, id: Option<String>) -> Result<BootNumber, StoreError> {
         self.write("noting the boot", move |db| {
             let last = "SELECT number, id FROM boots ORDER BY number DESC LIMIT 1";

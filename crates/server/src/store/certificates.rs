@@ -67,7 +67,8 @@ impl Store {
         .await
     }
 
-    /// The agent has this certificate on its disk and will come with it. One that is not its own changes nothing.
+    /// The agent has this certificate on its disk and will come with it. One that is not its own changes
+    /// nothing.
     pub async fn use_certificate(&self, agent: &AgentId, sha256: [u8; 32]) -> Result<(), StoreError> {
         let agent = agent.clone();
         self.write("noting an agent's certificate", move |db| {
@@ -139,8 +140,8 @@ impl Store {
         .await
     }
 
-    /// They are listed no more, and neither is what they said of their procs. They are revoked, too: what comes back with
-    /// one of their certificates needs a new token.
+    /// They are listed no more, and neither is what they said of their procs. They are revoked, too: what
+    /// comes back with one of their certificates needs a new token.
     pub async fn forget_agents(
         &self,
         agents: Vec<AgentId>,

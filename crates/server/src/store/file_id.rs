@@ -1,13 +1,14 @@
 //! Which database file this is.
 //!
-//! Each opening stamps the file with a random number (SQLite's `application_id`, in its first page) and writes the number to
-//! `server.db.id` beside it. The next opening compares the two:
+//! Each opening stamps the file with a random number (SQLite's `application_id`, in its first page) and
+//! writes the number to `server.db.id` beside it. The next opening compares the two:
 //!
 //! - they are the same: it is the file that the last server used, and a write-ahead log beside it is its own;
-//! - they differ: another file was put in its place, most likely a backup. A log beside it belongs to the file before, and
-//!   SQLite would mix the two. Without a log, a new generation begins (see `generation`).
+//! - they differ: another file was put in its place, most likely a backup. A log beside it belongs to the
+//!   file before, and SQLite would mix the two. Without a log, a new generation begins (see `generation`).
 //!
-//! A copy that was made with other tools while the same server ran has the same stamp. It cannot be told from the original.
+//! A copy that was made with other tools while the same server ran has the same stamp. It cannot be told from
+//! the original.
 
 use super::{StoreError, sound};
 use crate::secret;
@@ -31,8 +32,8 @@ pub(super) enum Origin {
     Other,
 }
 
-/// Also the stamp that is in the file now; its log may hold a later one. To be called before the file is opened as a database. Refuses a
-/// file beside the log of another.
+/// Also the stamp that is in the file now; its log may hold a later one. To be called before the file is
+/// opened as a database. Refuses a file beside the log of another.
 pub(super) fn origin(path: &Path) -> Result<(Origin, u32), StoreError> {
     let failed = |source| StoreError::File { doing: "looking at", path: path.to_owned(), source };
     let Some(stamp) = stamp_in(path).map_err(failed)? else { return Ok((Origin::Same, 0)) };
@@ -51,7 +52,8 @@ pub(super) fn origin(path: &Path) -> Result<(Origin, u32), StoreError> {
     Ok((origin, stamp))
 }
 
-/// Stamps the open store anew, in whose file the stamp `in_file` is. Answers with the stamps that its file may have from now on. On a full disk it keeps the one it has.
+/// Stamps the open store anew, in whose file the stamp `in_file` is. Answers with the stamps that its file
+/// may have from now on. On a full disk it keeps the one it has.
 pub(super) fn stamp(connection: &Connection, path: &Path, in_file: u32) -> Result<Vec<u32>, StoreError> {
     let failed = |source| StoreError::Database { doing: "stamping the store", source };
     let unnoted = |source| StoreError::File { doing: "noting the stamp of", path: path.to_owned(), source };

@@ -1,15 +1,16 @@
 //! What a restored backup changes.
 //!
-//! After a restore the numbers of events and tasks that were given out since the backup was made would be given out again. A new generation
-//! begins at the next multiple of [`GAP`], so that no number means two things, and so that a cursor of the lost time can be told
-//! from a good one.
+//! After a restore the numbers of events and tasks that were given out since the backup was made would be
+//! given out again. A new generation begins at the next multiple of [`GAP`], so that no number means two
+//! things, and so that a cursor of the lost time can be told from a good one.
 
 use super::audit::insert_audit;
 use super::columns::{integer, natural};
 use super::{Fault, NewAudit, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// More than are given out between two backups. JOB's callers may keep a task's number in 32 bits, so it is not larger.
+/// More than are given out between two backups. JOB's callers may keep a task's number in 32 bits, so it is
+/// not larger.
 const GAP: i64 = 1_000_000_000;
 /// The tables whose numbers others know.
 const NUMBERED: [&str; 3] = ["events", "tasks", "audit"];
@@ -51,7 +52,8 @@ impl Store {
         .await
     }
 
-    /// When the backup was restored with which this event was lost. `None`: the number is not one of a lost event.
+    /// When the backup was restored with which this event was lost. `None`: the number is not one of a lost
+    /// event.
     pub async fn event_lost_at(&self, number: u64) -> Result<Option<i64>, StoreError> {
         self.read("reading the generations", move |db| {
             let sql =

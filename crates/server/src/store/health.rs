@@ -1,8 +1,8 @@
 //! Whether the open store can still be used.
 //!
-//! The store is condemned once and for all when its files are replaced or removed under the server, or when SQLite finds it
-//! damaged. From then on the writer refuses every change, and [`super::Store::failed`] returns, which ends the program.
-//! The files are left as they are.
+//! The store is condemned once and for all when its files are replaced or removed under the server, or when
+//! SQLite finds it damaged. From then on the writer refuses every change, and [`super::Store::failed`]
+//! returns, which ends the program. The files are left as they are.
 
 use super::{StoreError, file_id, sound};
 use procfleet_sqlite::Reserve;
@@ -60,8 +60,8 @@ impl Health {
         })
     }
 
-    /// Checks that the paths still lead to the open files, and that nobody has copied another store over the open file. Costs two calls
-    /// of `stat` and one of `pread`.
+    /// Checks that the paths still lead to the open files, and that nobody has copied another store over the
+    /// open file. Costs two calls of `stat` and one of `pread`.
     pub(super) fn check(&self) -> Result<(), Condemned> {
         if let Some(condemned) = self.condemned() {
             return Err(condemned);

@@ -1,8 +1,8 @@
 //! Checks that the whole store can be read, at each start.
 //!
-//! A small store is checked before the server is up. A large one is checked while the server works, a table at a time: each is one read
-//! transaction, so that the write-ahead log can be written from its beginning again in between. Damage condemns the store
-//! (see `health`), which ends the server.
+//! A small store is checked before the server is up. A large one is checked while the server works, a table
+//! at a time: each is one read transaction, so that the write-ahead log can be written from its beginning
+//! again in between. Damage condemns the store (see `health`), which ends the server.
 
 use super::health::{Condemned, Health};
 use super::{StoreError, schema, sound};

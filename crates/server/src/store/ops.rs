@@ -46,7 +46,8 @@ pub enum Applied {
     Now,
     /// It had an outcome, and keeps it.
     Already,
-    /// The server had ended it without its agent, and it keeps that outcome; what the agent says is kept beside it.
+    /// The server had ended it without its agent, and it keeps that outcome; what the agent says is kept
+    /// beside it.
     Late,
     Unknown,
     /// The op belongs to another agent.

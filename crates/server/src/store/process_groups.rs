@@ -19,8 +19,8 @@ pub struct GroupsRecord {
 }
 
 impl Store {
-    /// Takes over what is newer than the stored groups. The agent must be enrolled. Returns how many namespaces were left out
-    /// because the agent has too many.
+    /// Takes over what is newer than the stored groups. The agent must be enrolled. Returns how many
+    /// namespaces were left out because the agent has too many.
     pub async fn put_process_groups(
         &self,
         agent: &AgentId,
@@ -34,7 +34,8 @@ impl Store {
         .await
     }
 
-    /// Takes over an agent's full list: what is not in it is forgotten. Returns how many were left out, as `put_process_groups`.
+    /// Takes over an agent's full list: what is not in it is forgotten. Returns how many were left out, as
+    /// `put_process_groups`.
     pub async fn replace_process_groups(
         &self,
         agent: &AgentId,

@@ -35,8 +35,8 @@ pub struct ProcPage {
 }
 
 impl Store {
-    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled. Returns how many
-    /// procs were left out because the agent has too many.
+    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled.
+    /// Returns how many procs were left out because the agent has too many.
     pub async fn put_procs(
         &self,
         agent: &AgentId,
@@ -56,8 +56,9 @@ impl Store {
         .await
     }
 
-    /// Takes over an agent's full list: what is not in it is forgotten, and its revisions hold even where they
-    /// are lower, because an agent that lost its journal counts from the beginning. Returns how many were left out, as `put_procs`.
+    /// Takes over an agent's full list: what is not in it is forgotten, and its revisions hold even where
+    /// they are lower, because an agent that lost its journal counts from the beginning. Returns how many
+    /// were left out, as `put_procs`.
     pub async fn replace_procs(&self, agent: &AgentId, procs: Vec<ProcRecord>) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing an agent's procs", move |db| {
@@ -98,8 +99,8 @@ impl Store {
         .await
     }
 
-    /// One proc on each of these agents, with the host that it is on, as far as there is one. It reads no more than these, however
-    /// many agents there are.
+    /// One proc on each of these agents, with the host that it is on, as far as there is one. It reads no
+    /// more than these, however many agents there are.
     pub async fn proc_on(
         &self,
         agents: Vec<AgentId>,

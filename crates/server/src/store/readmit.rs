@@ -23,8 +23,8 @@ pub enum ReadmitRefusal {
 }
 
 impl Store {
-    /// Lets an agent back in that came with a certificate of our own CA. Which cloud area and business it belonged to is lost: it gets the
-    /// default ones.
+    /// Lets an agent back in that came with a certificate of our own CA. Which cloud area and business it
+    /// belonged to is lost: it gets the default ones.
     pub async fn readmit(
         &self,
         back: JoiningAgent,

@@ -1,7 +1,8 @@
 //! Forgetting what is old, a slice at a time, so that nobody waits long for the writer.
 //!
-//! A task goes in one moment: its row and its keys are deleted together, and from then on it is unknown. The ops of a
-//! large one follow in later slices; `deleted_tasks` remembers whose are still there, also across a crash.
+//! A task goes in one moment: its row and its keys are deleted together, and from then on it is unknown. The
+//! ops of a large one follow in later slices; `deleted_tasks` remembers whose are still there, also across a
+//! crash.
 
 use super::{Fault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -96,7 +97,8 @@ fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, Fault>
     Ok(numbers.collect::<Result<_, _>>()?)
 }
 
-/// At most so many, from the first on: their indices have no gaps. What was said late goes at once: nobody can ask for it.
+/// At most so many, from the first on: their indices have no gaps. What was said late goes at once: nobody
+/// can ask for it.
 fn delete_ops(db: &Connection, task: i64, most: u64) -> Result<u64, Fault> {
     db.prepare_cached("DELETE FROM late_reports WHERE task = ?")?.execute([task])?;
     let sql = "DELETE FROM ops WHERE task = ?1 AND idx < (SELECT min(idx) FROM ops WHERE task = ?1) + ?2";

@@ -43,7 +43,8 @@ pub(super) struct Opened {
     pub(super) size: Size,
 }
 
-/// Held for as long as the store may be written. The kernel lets go of it when the process ends, however it ends.
+/// Held for as long as the store may be written. The kernel lets go of it when the process ends, however it
+/// ends.
 #[derive(Debug)]
 pub(super) struct StoreLock {
     _file: File,

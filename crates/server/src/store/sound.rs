@@ -1,5 +1,5 @@
-//! Whether a store is fit to be used. One that is not is left as it is: a server that began anew in its place would not know its agents,
-//! its apps and what it was asked to do.
+//! Whether a store is fit to be used. One that is not is left as it is: a server that began anew in its place
+//! would not know its agents, its apps and what it was asked to do.
 
 use super::StoreError;
 use procfleet_core::wal::{self, Damage};
@@ -10,7 +10,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The certificate of the server's own CA, beside the store. It is made after the store, so where it is, there was one.
+/// The certificate of the server's own CA, beside the store. It is made after the store, so where it is,
+/// there was one.
 const LATER: &str = "ca.cert.der";
 
 const CHECKING: &str = "checking the store";

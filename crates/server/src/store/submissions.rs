@@ -1,10 +1,11 @@
-//! Submissions that may come twice: the key that a caller gave its request, stored in the commit that makes the task.
+//! Submissions that may come twice: the key that a caller gave its request, stored in the commit that makes
+//! the task.
 //!
-//! The writer is one thread, so of two calls that come at the same moment one finds the other's key; and since task and
-//! key are one commit, a crash leaves both or neither.
+//! The writer is one thread, so of two calls that come at the same moment one finds the other's key; and
+//! since task and key are one commit, a crash leaves both or neither.
 //!
-//! A request id names a chain of calls in which a process may be started, stopped and started again. The same request
-//! counts as a repeat only if no other operation on one of its processes was accepted in between.
+//! A request id names a chain of calls in which a process may be started, stopped and started again. The same
+//! request counts as a repeat only if no other operation on one of its processes was accepted in between.
 
 use super::columns::{from_json, integer, natural, text};
 use super::tasks::{insert, requests_json};
@@ -70,9 +71,9 @@ impl Store {
 
 fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, Fault> {
     let Submission { key: SubmissionKey { kind, text }, request_hash, since } = submission;
-    // Within one boot by the clock that nobody can set: a caller that sends a request again knows nothing of the wall clock here.
-    // Under an idempotency key there is one row at most. Under a request id there may be many, so that the hash must be
-    // part of the search.
+    // Within one boot by the clock that nobody can set: a caller that sends a request again knows nothing of
+    // the wall clock here. Under an idempotency key there is one row at most. Under a request id there may be
+    // many, so that the hash must be part of the search.
     let sql = match kind {
         KeyKind::Idempotency => {
             "SELECT number, stamp, request_hash = ?4 FROM submissions JOIN tasks ON number = task \

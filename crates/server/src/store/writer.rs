@@ -8,7 +8,8 @@
 //! errors (disk full, I/O) make SQLite give up the whole transaction in the middle of a group: the jobs
 //! before it are then answered with that error, and the rest begins anew.
 //!
-//! Before and after each group the writer checks that the files are still those that it opened (see `health`).
+//! Before and after each group the writer checks that the files are still those that it opened (see
+//! `health`).
 
 use super::health::{Commit, Health};
 use super::schema::StoreLock;
@@ -27,8 +28,8 @@ use tokio::sync::{mpsc, oneshot};
 const GROUP: usize = 1_000;
 /// The next group gathers while the last one is being committed. Who comes later waits for a place.
 const WAITING: usize = GROUP;
-/// How often the page cache is given back. A large task needs all of the cache for a moment; under constant load,
-/// pages that nobody needs again would fill the cache, and stay.
+/// How often the page cache is given back. A large task needs all of the cache for a moment; under constant
+/// load, pages that nobody needs again would fill the cache, and stay.
 const SHRINK: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -142,7 +143,8 @@ impl Writer {
     }
 }
 
-/// Whoever drops the last handle waits for what was handed over, and leaves the file free for the next opener.
+/// Whoever drops the last handle waits for what was handed over, and leaves the file free for the next
+/// opener.
 impl Drop for Writer {
     fn drop(&mut self) {
         let (unconnected, _) = mpsc::channel(1);

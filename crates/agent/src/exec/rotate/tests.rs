@@ -207,7 +207,8 @@ fn rotates_until_it_is_killed() {
     }
 }
 
-/// Several write numbered lines as fast as they can, and whoever rotates is killed again and again, at any moment.
+/// Several write numbered lines as fast as they can, and whoever rotates is killed again and again, at any
+/// moment.
 #[test]
 fn torture() {
     const WRITERS: u64 = 3;

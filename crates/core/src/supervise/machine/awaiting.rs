@@ -1,7 +1,8 @@
 //! A start command of the agent's last life is still at work.
 //!
-//! Its op has been told that it was interrupted. The command is not taken for the process, and nothing is started beside it: the
-//! process that it brings is looked for until the command has ended and the time for a check has passed.
+//! Its op has been told that it was interrupted. The command is not taken for the process, and nothing is
+//! started beside it: the process that it brings is looked for until the command has ended and the time for a
+//! check has passed.
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};

@@ -120,7 +120,8 @@ impl Machine {
                             let left = Some(process.counted());
                             return self.launch_over(now, purpose, clearing.run, failure, left, out);
                         }
-                        // It is not the launch's, or it cannot be killed: then it is a process like any other.
+                        // It is not the launch's, or it cannot be killed: then it is a process like any
+                        // other.
                         Measure::Killed { until } if now >= until => {
                             out.effects.push(Effect::Watch(process));
                             return self.end(now, purpose, spec, process, None, out);

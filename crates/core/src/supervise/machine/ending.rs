@@ -29,14 +29,14 @@ fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str)
     }
 }
 
-/// Whether the command may not know the process. It is run for each of several instances, and ordinary scripts know one pid file:
-/// whichever instance has written the file last is ended.
+/// Whether the command may not know the process. It is run for each of several instances, and ordinary
+/// scripts know one pid file: whichever instance has written the file last is ended.
 fn may_miss(purpose: &Purpose, spec: &Spec) -> bool {
     matches!(purpose, Purpose::Op { .. }) && spec.instances.0 > 1 && !end_command(purpose, spec).1.is_empty()
 }
 
-/// How long a process may take to end before the next measure. One that the command may have missed is told to end by a signal
-/// in the middle of its time.
+/// How long a process may take to end before the next measure. One that the command may have missed is told
+/// to end by a signal in the middle of its time.
 fn next_measure_within(purpose: &Purpose, spec: &Spec) -> Duration {
     let whole = vanishes_within(purpose, spec);
     if may_miss(purpose, spec) { whole / 2 } else { whole }

@@ -187,7 +187,8 @@ impl Machine {
                     self.schedule(now, since, out)
                 }
                 OpKind::Start | OpKind::Host | OpKind::Restart => {
-                    // A run that fails is not tried again, so its hosting begins with success, as for a start.
+                    // A run that fails is not tried again, so its hosting begins with success, as for a
+                    // start.
                     if kind == OpKind::Host && spec.policy.kind != Kind::Once {
                         self.hosting = Hosting::Hosted;
                     }
@@ -264,8 +265,8 @@ impl Machine {
                     Some((Rest::Retry { at, why }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
                         Fate::StartsAt { at, why }
                     }
-                    // A restart that had begun counts, although nobody saw how it ended: it may have been what ended
-                    // the agent, and would end it again for ever.
+                    // A restart that had begun counts, although nobody saw how it ended: it may have been
+                    // what ended the agent, and would end it again for ever.
                     Some((Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. }, None)) => {
                         self.fate(now, Fall::NotStarted, "it was not running when the agent came back", out)
                     }
@@ -288,8 +289,9 @@ impl Machine {
         }
     }
 
-    /// The process that was known may have ended while the agent was away, and is told once, for the same step forgets it. The end
-    /// of a periodic process's run is nothing out of the ordinary, and an op that was under way may have been what ended it.
+    /// The process that was known may have ended while the agent was away, and is told once, for the same
+    /// step forgets it. The end of a periodic process's run is nothing out of the ordinary, and an op that
+    /// was under way may have been what ended it.
     fn tell_death(&mut self, found: Option<Process>, interrupted: &[(OpId, OpKind)], out: &mut Step) {
         let last = self.saved.as_ref().and_then(|record| record.process);
         let dead = last.filter(|last| !found.is_some_and(|found| found.is(last)));

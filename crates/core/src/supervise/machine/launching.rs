@@ -66,7 +66,8 @@ impl Machine {
             self.run = launch.command.deadline.map(ScheduledRun::until);
         }
         if spec.policy.kind != Kind::Resident {
-            // It runs to its end, and must be known from the beginning: nobody could find it by its name or pid file.
+            // It runs to its end, and must be known from the beginning: nobody could find it by its name or
+            // pid file.
             launch.looking = Some(self.look(Scope::Run(launch.command.run), &spec, out));
         }
         busy(purpose, spec, Stage::Launching(launch))
@@ -238,8 +239,8 @@ impl Machine {
             }
             // The answer to a look decides what comes next.
             (None, _) if launch.looking.is_some() => {}
-            // A program in the foreground that never writes its pid file is not ended for that. A restart_cmd whose old
-            // process still runs is no such program.
+            // A program in the foreground that never writes its pid file is not ended for that. A restart_cmd
+            // whose old process still runs is no such program.
             (None, _)
                 if resident
                     && launch.old.is_none()
@@ -341,8 +342,8 @@ impl Machine {
         }
     }
 
-    /// The command of what runs once has ended, or a process that it left has. What is left is looked after until it ends, too,
-    /// unless the spec keeps it.
+    /// The command of what runs once has ended, or a process that it left has. What is left is looked after
+    /// until it ends, too, unless the spec keeps it.
     pub(super) fn look_behind(&mut self, scope: Scope, spec: Arc<Spec>, out: &mut Step) -> State {
         // The run itself is over, and nothing brings it back.
         self.hosting = Hosting::Unhosted;

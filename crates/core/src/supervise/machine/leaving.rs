@@ -1,7 +1,7 @@
 //! After the end of the process: until nothing is left of what it has started, a stop is not done.
 //!
-//! What is left is told to end, and killed if it does not. A stop command that is still at work may be about to do that itself,
-//! so it is waited for first.
+//! What is left is told to end, and killed if it does not. A stop command that is still at work may be about
+//! to do that itself, so it is waited for first.
 
 use super::{Machine, State, busy};
 use crate::code::Code;
@@ -22,11 +22,12 @@ use std::time::Duration;
 const A_MOMENT: Duration = Duration::from_millis(500);
 /// How long what was killed may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long after the first look the second one comes; each further one waits twice as long. Most need only a blink.
+/// How long after the first look the second one comes; each further one waits twice as long. Most need only a
+/// blink.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
-/// Whether nothing that such a process has started may outlive it. What the run of a periodic process leaves behind may be what
-/// the run was for.
+/// Whether nothing that such a process has started may outlive it. What the run of a periodic process leaves
+/// behind may be what the run was for.
 pub(super) fn ends_whole(spec: &Spec) -> bool {
     spec.policy.kind.schedule().is_none() && spec.policy.detached == Detached::End
 }
@@ -151,7 +152,8 @@ impl Machine {
         busy(purpose, spec, Stage::Leaving(leaving))
     }
 
-    /// A kill does not wait for what a stop or restart has left, and a stop goes on with what a restart began.
+    /// A kill does not wait for what a stop or restart has left, and a stop goes on with what a restart
+    /// began.
     pub(super) fn overtake_leaving(
         &mut self,
         now: Moment,

@@ -79,7 +79,8 @@ pub struct Machine {
     let_go: Option<OpId>,
     /// It ended without being stopped, or was never recognised: something of it may be left.
     untidy: bool,
-    /// When a launch of the agent's last life began of which nobody knows what it has brought, as long as that may still come.
+    /// When a launch of the agent's last life began of which nobody knows what it has brought, as long as
+    /// that may still come.
     unsure: Option<Moment>,
     /// Its place among many restarts has been given, and is waited for.
     placed: bool,
@@ -254,8 +255,9 @@ impl Machine {
         state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
     }
 
-    /// The effects of the last step happened this much later than the step was decided, because its writes took so long.
-    /// Deadlines count from the effects: a process has its whole time to end after it was told to.
+    /// The effects of the last step happened this much later than the step was decided, because its writes
+    /// took so long. Deadlines count from the effects: a process has its whole time to end after it was told
+    /// to.
     pub fn delayed(&mut self, by: Duration) {
         if let State::Busy(job) = &mut self.state {
             job.stage.delay(by);
@@ -348,8 +350,8 @@ impl Machine {
         self.serial
     }
 
-    /// Makes sure that a launch by order does not meet what an earlier one left. The run of a periodic process may be meant to
-    /// leave something.
+    /// Makes sure that a launch by order does not meet what an earlier one left. The run of a periodic
+    /// process may be meant to leave something.
     fn tidy(&mut self, spec: &Spec, out: &mut Step) {
         if self.untidy && spec.policy.kind.schedule().is_none() {
             self.sweep(spec, out);
@@ -361,7 +363,8 @@ impl Machine {
         self.untidy = false;
         match spec.policy.detached {
             Detached::End => out.effects.push(Effect::Sweep(Signal::Kill)),
-            // What is meant to stay does. But a launch that was cut off by the agent's end would be there beside the next one.
+            // What is meant to stay does. But a launch that was cut off by the agent's end would be there
+            // beside the next one.
             Detached::Keep => {
                 out.effects.extend(self.unsure.take().map(Effect::ClearSince));
             }
@@ -435,8 +438,8 @@ impl Machine {
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
-    /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may be: what a step
-    /// does beside that look was done for the op before.
+    /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may
+    /// be: what a step does beside that look was done for the op before.
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
             Effect::Run { .. }
@@ -466,8 +469,9 @@ impl Machine {
         }
     }
 
-    /// A resident process that runs, waits to be started again, or is being started again, and not by anybody's order. As long
-    /// as nobody knows whether the agent survives its start, each one must be counted before it is tried.
+    /// A resident process that runs, waits to be started again, or is being started again, and not by
+    /// anybody's order. As long as nobody knows whether the agent survives its start, each one must be
+    /// counted before it is tried.
     fn is_kept_up(&self) -> bool {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         resident
@@ -487,8 +491,8 @@ impl Machine {
         let rest = match &self.state {
             State::Down(rest) => rest.clone(),
             State::Up(_) => Rest::Idle,
-            // A retry stays due until its launch has an end: a crash in between must not forget it. Nor does an
-            // order that has only looked so far change what the proc waits for.
+            // A retry stays due until its launch has an end: a crash in between must not forget it. Nor does
+            // an order that has only looked so far change what the proc waits for.
             State::Busy(job) => match (&job.purpose, &job.stage, &self.saved) {
                 (Purpose::Upkeep { .. } | Purpose::Recover { .. }, _, Some(saved)) => saved.rest.clone(),
                 (Purpose::Op { before, .. }, Stage::Looking { .. }, _) => before.rest.clone(),
@@ -527,8 +531,8 @@ impl Machine {
     }
 }
 
-/// Whether the agent's next life finds out by itself what this says: that a process is gone, or that there is another one. That
-/// it was given up, or what became of an op, nobody could see.
+/// Whether the agent's next life finds out by itself what this says: that a process is gone, or that there is
+/// another one. That it was given up, or what became of an op, nobody could see.
 fn may_be_lost(write: &Write) -> bool {
     match write {
         Write::Record(_) => true,

@@ -36,8 +36,8 @@ impl Machine {
         state
     }
 
-    /// Nobody waits for the op any more. One that has not begun does not begin; what one that is under way has begun goes
-    /// on as it wanted it, and only its answer comes now. `None`: there is no such op here.
+    /// Nobody waits for the op any more. One that has not begun does not begin; what one that is under way
+    /// has begun goes on as it wanted it, and only its answer comes now. `None`: there is no such op here.
     pub fn cancel(&mut self, op: OpId) -> Option<Step> {
         let mut out = Step::default();
         if let Some(place) = self.queue.iter().position(|order| order.op == op) {
@@ -159,7 +159,8 @@ impl Machine {
             let absence = Absence { cause: Cause::NoRun, hopeless: true };
             return self.missing(now, purpose, spec, absence, None, out);
         }
-        // A proc that nobody knows may have been known before it was unregistered, and its process goes on since then.
+        // A proc that nobody knows may have been known before it was unregistered, and its process goes on
+        // since then.
         let scope = match self.spec {
             Some(_) => self.settled(),
             None => Scope::Recovery { last: None },
@@ -205,8 +206,8 @@ impl Machine {
         State::Down(Rest::Idle)
     }
 
-    /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was launched
-    /// so far is ended.
+    /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was
+    /// launched so far is ended.
     pub(super) fn overtake(&mut self, now: Moment, job: Job, place: usize, out: &mut Step) -> State {
         let order = self.queue.remove(place).expect("place is a position in the queue");
         let ahead: Vec<Box<Order>> = self.queue.drain(..place).collect();
@@ -250,7 +251,8 @@ impl Machine {
             Stage::Leaving(leaving) => self.overtake_leaving(now, purpose, job.spec, leaving, out),
             Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
             Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
-                // What the restart began is just what the stop would do, so it goes on; only its time begins anew.
+                // What the restart began is just what the stop would do, so it goes on; only its time begins
+                // anew.
                 self.hosting = Hosting::Unhosted;
                 match &mut ending.phase {
                     EndPhase::Command(_) => {}
@@ -280,8 +282,8 @@ impl Machine {
         }
     }
 
-    /// A start that was overtaken does not go on: its command is ended with all that it has started. A process that was recognised
-    /// is first told to end as any other is.
+    /// A start that was overtaken does not go on: its command is ended with all that it has started. A
+    /// process that was recognised is first told to end as any other is.
     pub(super) fn overtake_launch(
         &mut self,
         now: Moment,

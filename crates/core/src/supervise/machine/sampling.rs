@@ -137,8 +137,9 @@ impl Machine {
         self.end(now, Purpose::Limit { fall: fall(past), op }, spec, process, launch, out)
     }
 
-    /// One that was over its limits, or ill, is gone: it comes back under the restart policy, if it is to come back at all. One that
-    /// was over from its beginning has had no stable run, however long the samples took: else it would come back for ever.
+    /// One that was over its limits, or ill, is gone: it comes back under the restart policy, if it is to
+    /// come back at all. One that was over from its beginning has had no stable run, however long the samples
+    /// took: else it would come back for ever.
     pub(super) fn limited(
         &mut self,
         now: Moment,

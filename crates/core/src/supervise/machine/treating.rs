@@ -1,5 +1,5 @@
-//! What becomes of a process that is ill: it is told, and where the spec wants it the process is ended and comes back under the
-//! restart policy. Never during a job: what is under way may be the cure.
+//! What becomes of a process that is ill: it is told, and where the spec wants it the process is ended and
+//! comes back under the restart policy. Never during a job: what is under way may be the cure.
 
 use super::{Machine, State};
 use crate::moment::Moment;

@@ -51,8 +51,8 @@ pub(super) enum Since {
     Now,
     /// A run has ended. What was due in the meantime is missed.
     Run,
-    /// The agent was away. What was due in the meantime is missed, and is made up for once where the rule is only to run
-    /// every so often.
+    /// The agent was away. What was due in the meantime is missed, and is made up for once where the rule is
+    /// only to run every so often.
     Away,
 }
 
@@ -147,8 +147,8 @@ impl Machine {
         self.launch(now, Purpose::Turn, spec, None, out)
     }
 
-    /// The end of a run is told once: its command's end is the end of its process, and has its output. Only of a run from
-    /// an earlier life of the agent nothing but the process is known.
+    /// The end of a run is told once: its command's end is the end of its process, and has its output. Only
+    /// of a run from an earlier life of the agent nothing but the process is known.
     pub(super) fn turn_ended(&mut self, state: &State, input: Input, out: &mut Step) -> Input {
         let stage = match state {
             State::Busy(job) => Some(&job.stage),

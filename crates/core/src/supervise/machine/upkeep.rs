@@ -40,7 +40,8 @@ impl Machine {
         if let Some(spec) = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
             return self.look_behind(Scope::Leftovers, spec, out);
         }
-        // A program that ended well may have handed over to another process, and a command may have left the real one behind.
+        // A program that ended well may have handed over to another process, and a command may have left the
+        // real one behind.
         self.dead = (exit != Exit::Code(0)).then_some(process);
         match (process.found, exit) {
             // The command itself was the process: there is nobody else to look for.
@@ -49,16 +50,16 @@ impl Machine {
                 self.end_orphans(&state, out);
                 state
             }
-            // It may have been replaced by itself: a new process under the same pid file; or it was a slow start
-            // command that left the real one behind and ended well.
+            // It may have been replaced by itself: a new process under the same pid file; or it was a slow
+            // start command that left the real one behind and ended well.
             (Found::Foreground | Found::Shell | Found::PidFile | Found::Name, _) => {
                 self.upkeep(now, last, out)
             }
         }
     }
 
-    /// Until it is started again its orphans have nobody to work for. One that bears its name, as workers do, would be taken
-    /// for it by whoever looks meanwhile, and nobody would start it again.
+    /// Until it is started again its orphans have nobody to work for. One that bears its name, as workers do,
+    /// would be taken for it by whoever looks meanwhile, and nobody would start it again.
     pub(super) fn end_orphans(&mut self, state: &State, out: &mut Step) {
         let waits = matches!(state, State::Down(Rest::Retry { .. } | Rest::GaveUp { .. }));
         if let Some(spec) = self.spec.clone().filter(|_| waits) {
@@ -66,7 +67,8 @@ impl Machine {
         }
     }
 
-    /// The program has replaced itself. Nothing died: whatever becomes of the old process, it is no longer the one that counts.
+    /// The program has replaced itself. Nothing died: whatever becomes of the old process, it is no longer
+    /// the one that counts.
     pub(super) fn succeeded(&mut self, old: Process, process: Process, out: &mut Step) -> State {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         if !resident || old.is(&process) {
@@ -101,8 +103,8 @@ impl Machine {
         out.effects.push(Effect::Retire(old));
     }
 
-    /// Earlier generations are ended with the process, or before a restart_cmd replaces it. A sweep finds them too, but there is none
-    /// where what is detached is kept.
+    /// Earlier generations are ended with the process, or before a restart_cmd replaces it. A sweep finds
+    /// them too, but there is none where what is detached is kept.
     pub(super) fn end_older(&mut self, signal: Signal, spare: &[Process], out: &mut Step) {
         for process in &self.older {
             let spare = spare.to_vec();
@@ -123,7 +125,8 @@ impl Machine {
         busy(Purpose::Upkeep { last }, spec, Stage::Looking { look, launch: None })
     }
 
-    /// It is certainly not running. A restart that was waited for and is due is done now; else the policy decides.
+    /// It is certainly not running. A restart that was waited for and is due is done now; else the policy
+    /// decides.
     pub(super) fn revive(&mut self, now: Moment, last: &str, out: &mut Step) -> State {
         match self.saved.as_ref().map(|record| &record.rest) {
             Some(Rest::Retry { at, .. }) if now >= *at && self.hosting == Hosting::Hosted => {

@@ -1,9 +1,10 @@
 //! Orders of apps that are limited to OS accounts.
 //!
-//! Such an order is refused (837) when another account is involved: that of the stored spec, of the spec that is being
-//! carried out, of the sent one, or of the running process. Only the shell knows whose a process is, so an order that is about
-//! to begin is held in its place in the queue until [`Effect::Vet`] is answered by [`Machine::vetted`]. The answer counts
-//! for that moment only: an order that has to wait again is vetted again.
+//! Such an order is refused (837) when another account is involved: that of the stored spec, of the spec that
+//! is being carried out, of the sent one, or of the running process. Only the shell knows whose a process is,
+//! so an order that is about to begin is held in its place in the queue until [`Effect::Vet`] is answered by
+//! [`Machine::vetted`]. The answer counts for that moment only: an order that has to wait again is vetted
+//! again.
 
 use super::{Machine, State};
 use crate::access;

@@ -1,5 +1,5 @@
-//! A request and an answer of each API, as they may look. The tests hold the requests to the reading code and the answers to
-//! the document.
+//! A request and an answer of each API, as they may look. The tests hold the requests to the reading code and
+//! the answers to the document.
 
 use serde_json::{Value, json};
 

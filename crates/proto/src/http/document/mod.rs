@@ -1,8 +1,8 @@
 //! The API's own document: OpenAPI 3.1, made from the code that reads requests and the types of the answers.
 //!
-//! `apis` says which code reads which API's requests, `request` turns what that code asks for into schemas, `answer` does it
-//! for the types of answers, and `words` has what a machine cannot know: what everything means, in English and Chinese.
-//! Which paths there are comes from whoever serves them.
+//! `apis` says which code reads which API's requests, `request` turns what that code asks for into schemas,
+//! `answer` does it for the types of answers, and `words` has what a machine cannot know: what everything
+//! means, in English and Chinese. Which paths there are comes from whoever serves them.
 
 mod answer;
 pub mod apis;
@@ -59,8 +59,8 @@ pub struct Served {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     pub json: Value,
-    /// What has no words, words for what is not there, what is served or described and not both. The tests see to it that
-    /// there is none.
+    /// What has no words, words for what is not there, what is served or described and not both. The tests
+    /// see to it that there is none.
     pub faults: Vec<String>,
 }
 

@@ -39,7 +39,8 @@ pub(super) fn runs(api: &Api) -> Option<Runs> {
     Some(Runs { record, sometimes })
 }
 
-/// The places of all fields of an API's requests, in the order in which they are read; also under their other names.
+/// The places of all fields of an API's requests, in the order in which they are read; also under their other
+/// names.
 pub fn fields_of(api: &Api) -> Vec<String> {
     let Some(Runs { record, .. }) = runs(api) else { return Vec::new() };
     let mut fields: Vec<String> = record.fields.iter().map(|(path, _)| path.clone()).collect();

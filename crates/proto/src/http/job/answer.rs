@@ -101,7 +101,8 @@ pub fn alive(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> 
     hosts.iter().map(|named| alive_row(named, &find)).collect()
 }
 
-/// As GSE's, but a process is called by the name of its program, and has the one field more that JOB's document shows.
+/// As GSE's, but a process is called by the name of its program, and has the one field more that JOB's
+/// document shows.
 fn content(about: About<'_>, outcome: &Outcome) -> Rendered {
     let program = about.spec.map(|spec| &spec.identity.proc_name).filter(|name| !name.is_empty());
     let namespace = about.proc.namespace.clone();

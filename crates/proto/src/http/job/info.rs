@@ -149,8 +149,8 @@ fn plain(r: &Reader<'_>, field: &str, text: String, faults: &mut Faults) -> Stri
     text
 }
 
-/// The document says that it is the path of the pid file, and its example that it is the folder of one. What ends in a
-/// separator, or is the folder of the program, is a folder.
+/// The document says that it is the path of the pid file, and its example that it is the folder of one. What
+/// ends in a separator, or is the folder of the program, is a folder.
 fn pid_file(path: String, setup_path: &str, proc_name: &str) -> String {
     const SEPARATORS: [char; 2] = ['/', '\\'];
     let folder = path.trim_end_matches(SEPARATORS);
@@ -162,7 +162,8 @@ fn pid_file(path: String, setup_path: &str, proc_name: &str) -> String {
     format!("{folder}{separator}{proc_name}.pid")
 }
 
-/// `value_key`, or else the path of the program: one separator between the two, however the folder is written.
+/// `value_key`, or else the path of the program: one separator between the two, however the folder is
+/// written.
 fn key(identity: &Identity, separator: char) -> ProcKey {
     let Identity { index_key, setup_path, proc_name, .. } = identity;
     let name = match (index_key.as_str(), setup_path.as_str()) {

@@ -1,8 +1,10 @@
-//! JOB's process APIs: `operate_proc`, `operate_process`, `manage_proc`, `get_proc_result` and `get_agent_status`.
+//! JOB's process APIs: `operate_proc`, `operate_process`, `manage_proc`, `get_proc_result` and
+//! `get_agent_status`.
 //!
-//! They are other words for the same operations: each element of `process_infos` becomes a proc of the namespace
-//! [`ProcKey::JOB_NAMESPACE`](procfleet_core::id::ProcKey::JOB_NAMESPACE) and its spec. What the three that make a task
-//! differ in is which fields an element has, and what stands for those that it leaves out: `info.rs`.
+//! They are other words for the same operations: each element of `process_infos` becomes a proc of the
+//! namespace [`ProcKey::JOB_NAMESPACE`](procfleet_core::id::ProcKey::JOB_NAMESPACE) and its spec. What the
+//! three that make a task differ in is which fields an element has, and what stands for those that it leaves
+//! out: `info.rs`.
 
 mod answer;
 mod info;

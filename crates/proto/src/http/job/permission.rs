@@ -1,7 +1,7 @@
 //! `permission`: the grants that a denied call lacks, in the shape in which JOB names missing permissions.
 //!
-//! One action for each dimension of grants (business, namespace, operation, account), with the instances that were not
-//! granted. The ids are those of `procfleet app grant`.
+//! One action for each dimension of grants (business, namespace, operation, account), with the instances that
+//! were not granted. The ids are those of `procfleet app grant`.
 
 use procfleet_core::access::Denial;
 use schemars::JsonSchema;

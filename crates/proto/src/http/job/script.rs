@@ -1,12 +1,13 @@
 //! The commands of `operate_proc`: scripts in the process's folder that are told its name.
 //!
-//! JOB's own server lets a script of `sh` run in the background (`&`), because it would wait for it otherwise. Here a
-//! script may stay in the foreground, and its outcome is worth having, so it is run as it is.
+//! JOB's own server lets a script of `sh` run in the background (`&`), because it would wait for it
+//! otherwise. Here a script may stay in the foreground, and its outcome is worth having, so it is run as it
+//! is.
 
 use procfleet_core::spec::{Control, Shell};
 
-/// `start.sh NAME`, and so on for each operation that has one. There is no script to kill: the agent ends the whole tree.
-/// The name is one argument, whatever it holds; an error says why it cannot be one.
+/// `start.sh NAME`, and so on for each operation that has one. There is no script to kill: the agent ends the
+/// whole tree. The name is one argument, whatever it holds; an error says why it cannot be one.
 pub(super) fn commands(shell: Shell, proc_name: &str) -> Result<Control, String> {
     let name = argument(shell, proc_name)?;
     let script = |verb: &str| match shell {
@@ -35,7 +36,8 @@ fn argument(shell: Shell, text: &str) -> Result<String, String> {
         Shell::Sh => Ok(format!("'{}'", text.replace('\'', r"'\''"))),
         Shell::Ps1 => Ok(format!("'{}'", doubled(text))),
         Shell::Bat => match text.chars().find(|c| "\"%!^".contains(*c)) {
-            // cmd.exe looks for these inside quotes too, and there is no way to write them that it never reads twice.
+            // cmd.exe looks for these inside quotes too, and there is no way to write them that it never
+            // reads twice.
             Some(odd) => Err(format!("contains {odd:?}, which a bat script cannot be given as it is")),
             None => Ok(format!("\"{text}\"")),
         },

@@ -1,4 +1,5 @@
-//! The document as one page: no scripts, nothing from elsewhere, both languages in it, and every text escaped.
+//! The document as one page: no scripts, nothing from elsewhere, both languages in it, and every text
+//! escaped.
 
 use super::fields::{Field, fields};
 use serde_json::{Map, Value};

@@ -10,7 +10,8 @@ fn put(db: &Connection, key: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Keeps the writer busy until the returned sender is used, so that what comes meanwhile gathers in one group.
+/// Keeps the writer busy until the returned sender is used, so that what comes meanwhile gathers in one
+/// group.
 async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>) {
     let (release, until) = channel();
     let (entered, entrance) = oneshot::channel();

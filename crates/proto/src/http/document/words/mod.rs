@@ -1,7 +1,8 @@
-//! What everything means, in English and Chinese: [`Text`]s by key, and the putting of them into the document.
+//! What everything means, in English and Chinese: [`Text`]s by key, and the putting of them into the
+//! document.
 //!
-//! Keys: an API's or a family's name; `API/PLACE` or only `PLACE` of a request's field; `TYPE.FIELD` or only `*.FIELD` of an
-//! answer's; `header/NAME`, `path/NAME`, `response/NAME`, and `info`.
+//! Keys: an API's or a family's name; `API/PLACE` or only `PLACE` of a request's field; `TYPE.FIELD` or only
+//! `*.FIELD` of an answer's; `header/NAME`, `path/NAME`, `response/NAME`, and `info`.
 
 mod answers;
 mod apis;
