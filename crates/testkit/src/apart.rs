@@ -5,11 +5,11 @@ use std::process::Command;
 /// Set in the process that plays one test.
 const APART: &str = "PROCFLEET_TEST_APART";
 
-/// Plays the calling test in a process of its own and passes its verdict on. For tests that change what all tests of
-/// a program share: its children, or the pids of the machine.
+/// Plays the calling test in a process of its own and passes its verdict on. For tests that change what all
+/// tests of a program share: its children, or the pids of the machine.
 ///
-/// False where the caller is to play: in that process, or where tests run one after the other. `wrapper` is the
-/// program that the process is begun by, with its arguments, or nothing.
+/// False where the caller is to play: in that process, or where tests run one after the other. `wrapper` is
+/// the program that the process is begun by, with its arguments, or nothing.
 ///
 /// ```no_run
 /// if procfleet_testkit::played_apart(&[]) {
