@@ -2,9 +2,9 @@
 
 use crate::AgentError;
 use crate::exec::{Containment, Rotation};
-use crate::path_walk::{self, Trust};
-use procfleet_core::allow::Allow;
-use procfleet_core::data_folder::{self, Folder, Program};
+use crate::path_walk::{self, PathTrust};
+use procfleet_core::data_folder::{self, ExistingFolder, FolderOwner};
+use procfleet_core::host_policy::Allow;
 use procfleet_proto::link::token::JoinToken;
 use rustix::fs::{FileType, OFlags};
 use std::fmt;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct AgentSettings {
     pub server: ServerAddress,
     /// Needed once, to join.
     pub token: Option<JoinToken>,
@@ -78,7 +78,7 @@ pub fn read_policy(named: Option<PathBuf>) -> Result<Allow, PolicyError> {
         }
         Err(error) => return Err(failed(error)),
     };
-    if let Some(doubt) = way.doubt(&Trust::agent()) {
+    if let Some(doubt) = way.doubt(&PathTrust::agent()) {
         return Err(PolicyError::Open { path, reason: doubt.to_string() });
     }
     if !way.is(FileType::RegularFile) {
@@ -147,9 +147,9 @@ pub(crate) fn make_data_folder(path: &Path) -> Result<(), AgentError> {
         Ok(entries) => {
             let data = std::fs::metadata(path).map_err(failed)?;
             let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-            let folder = Folder { names: names.collect(), owner: data.uid(), mode: data.mode() };
+            let folder = ExistingFolder { names: names.collect(), owner: data.uid(), mode: data.mode() };
             let us = rustix::process::geteuid().as_raw();
-            data_folder::judge(&folder, Program::Agent, us)
+            data_folder::judge(&folder, FolderOwner::Agent, us)
                 .map_err(|reason| AgentError::FolderRefused { path: path.to_owned(), reason })?;
         }
     }

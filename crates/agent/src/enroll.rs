@@ -1,8 +1,8 @@
 //! Joining a fleet: once in an agent's life. The key is made here and stays here.
 
 use crate::VERSION;
-use crate::config::Config;
-use crate::identity::{Identity, IdentityError};
+use crate::config::AgentSettings;
+use crate::identity::{AgentIdentity, IdentityError};
 use crate::tls::{self, ConnectError};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::BadId;
@@ -37,7 +37,7 @@ pub enum EnrollError {
 }
 
 /// Waits for a server that is not there yet; gives up when it refuses.
-pub(crate) async fn join(config: &Config) -> Result<Identity, EnrollError> {
+pub(crate) async fn join(config: &AgentSettings) -> Result<AgentIdentity, EnrollError> {
     loop {
         match try_to_join(config).await {
             Err(EnrollError::Connect(error @ (ConnectError::Tcp(..) | ConnectError::Silent(_)))) => {
@@ -52,7 +52,7 @@ pub(crate) async fn join(config: &Config) -> Result<Identity, EnrollError> {
     }
 }
 
-async fn try_to_join(config: &Config) -> Result<Identity, EnrollError> {
+async fn try_to_join(config: &AgentSettings) -> Result<AgentIdentity, EnrollError> {
     let token = config.token.as_ref().ok_or(EnrollError::NoToken)?;
     let key = KeyPair::generate()?;
     let csr = CertificateParams::new(Vec::new())?.serialize_request(&key)?;
@@ -69,7 +69,7 @@ async fn try_to_join(config: &Config) -> Result<Identity, EnrollError> {
     let Some(Ok(Message::Binary(bytes))) = answer else { return Err(EnrollError::BadAnswer) };
     match decode_server(&bytes) {
         Ok(Body::Enrolled(enrolled)) => {
-            let identity = Identity {
+            let identity = AgentIdentity {
                 agent: enrolled.agent.parse()?,
                 key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
                 certificate: CertificateDer::from(enrolled.certificate),

@@ -4,7 +4,7 @@
 //! It is written for others and read only for what is not kept elsewhere: which operation was the last, and
 //! when. Actors say what has changed; the file follows within a second, whole or not at all.
 
-use crate::path_walk::{self, Trust};
+use crate::path_walk::{self, PathTrust};
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{Kind, Schedule, Spec};
@@ -38,9 +38,9 @@ pub(crate) struct HostingFile {
 struct Inner {
     hosted: BTreeMap<Arc<ProcKey>, Hosted>,
     /// The last operation of procs that are not hosted, or not yet.
-    operated: HashMap<Arc<ProcKey>, Operated>,
+    operated: HashMap<Arc<ProcKey>, LastOperation>,
     /// What an earlier life wrote, by `valuekey`.
-    earlier: HashMap<String, Operated>,
+    earlier: HashMap<String, LastOperation>,
     /// What is in the file, in short; `None` where there is none.
     written: Option<u64>,
 }
@@ -48,12 +48,12 @@ struct Inner {
 #[derive(Clone, Debug)]
 struct Hosted {
     spec: Arc<Spec>,
-    operated: Operated,
+    operated: LastOperation,
 }
 
 /// The last operation, and when something about the proc last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Operated {
+struct LastOperation {
     number: u32,
     /// Seconds since 1970.
     at: i64,
@@ -84,7 +84,7 @@ impl HostingFile {
         else {
             return;
         };
-        let operated = Operated { number: kind.number(), at: now() };
+        let operated = LastOperation { number: kind.number(), at: now() };
         let mut inner = self.lock();
         match inner.hosted.get_mut(key) {
             Some(hosted) => {
@@ -118,7 +118,8 @@ impl HostingFile {
             (Hosting::Hosted, None) => {
                 let known = inner.operated.remove(key);
                 let known = known.or_else(|| inner.earlier.remove(&value_key(key)));
-                let operated = known.unwrap_or_else(|| Operated { number: OpKind::Host.number(), at: now() });
+                let operated =
+                    known.unwrap_or_else(|| LastOperation { number: OpKind::Host.number(), at: now() });
                 inner.hosted.insert(key.clone(), Hosted { spec: spec.clone(), operated });
                 self.news.notify_one();
             }
@@ -180,7 +181,7 @@ fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let way = path_walk::walk(&std::path::absolute(folder)?)?;
-    if let Some(doubt) = way.doubted_links(&Trust::agent()) {
+    if let Some(doubt) = way.doubted_links(&PathTrust::agent()) {
         return Err(io::Error::other(doubt.to_string()));
     }
     let draft = c".proc.new";
@@ -281,12 +282,12 @@ fn limit(limit: Option<f64>) -> Value {
 }
 
 /// What a file of ours says that nobody else remembers.
-fn earlier(text: &str) -> HashMap<String, Operated> {
+fn earlier(text: &str) -> HashMap<String, LastOperation> {
     let file: Value = serde_json::from_str(text).unwrap_or_default();
     let procs = file["proc"].as_array().map(Vec::as_slice).unwrap_or_default();
     let read = |proc: &Value| {
         let number = u32::try_from(proc["operateType"].as_u64()?).ok()?;
-        let operated = Operated { number, at: proc["timestamp"].as_i64()? };
+        let operated = LastOperation { number, at: proc["timestamp"].as_i64()? };
         Some((proc["valuekey"].as_str()?.to_owned(), operated))
     };
     procs.iter().filter_map(read).collect()
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn an_entry_has_every_field_that_gses_has() {
-        let hosted = Hosted { spec: spec(), operated: Operated { number: 0, at: 1_782_360_282 } };
+        let hosted = Hosted { spec: spec(), operated: LastOperation { number: 0, at: 1_782_360_282 } };
         let entry = entry(&key("GSEKIT_BIZ_100148", "nginx_1"), &hosted);
         for (field, expected) in [
             ("procName", json!("nginx")),

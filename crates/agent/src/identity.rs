@@ -36,7 +36,7 @@ pub enum IdentityError {
     GarbledRenewal(PathBuf),
 }
 
-pub struct Identity {
+pub struct AgentIdentity {
     pub agent: AgentId,
     pub key: PrivateKeyDer<'static>,
     pub certificate: CertificateDer<'static>,
@@ -45,7 +45,7 @@ pub struct Identity {
 }
 
 /// The key stays out of logs.
-impl std::fmt::Debug for Identity {
+impl std::fmt::Debug for AgentIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Identity({})", self.agent)
     }
@@ -54,21 +54,21 @@ impl std::fmt::Debug for Identity {
 /// The identity at this moment; the next connection is made with it.
 pub(crate) struct Credentials {
     folder: PathBuf,
-    present: Mutex<Arc<Identity>>,
+    present: Mutex<Arc<AgentIdentity>>,
 }
 
 impl Credentials {
-    pub(crate) fn new(folder: &Path, identity: Identity) -> Credentials {
+    pub(crate) fn new(folder: &Path, identity: AgentIdentity) -> Credentials {
         Credentials { folder: folder.to_owned(), present: Mutex::new(Arc::new(identity)) }
     }
 
-    pub(crate) fn present(&self) -> Arc<Identity> {
+    pub(crate) fn present(&self) -> Arc<AgentIdentity> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// It is safe on disk when this returns, or the old one stays.
-    pub(crate) fn replace(&self, identity: Identity) -> Result<(), IdentityError> {
-        let renewed = Renewed {
+    pub(crate) fn replace(&self, identity: AgentIdentity) -> Result<(), IdentityError> {
+        let renewed = RenewedFile {
             key: identity.key.secret_der().to_vec(),
             certificate: identity.certificate.to_vec(),
             cas: identity.cas.iter().map(|ca| ca.to_vec()).collect(),
@@ -82,15 +82,15 @@ impl Credentials {
 
 /// What stands in [`RENEWED`]; all of it DER.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Renewed {
+struct RenewedFile {
     key: Vec<u8>,
     certificate: Vec<u8>,
     cas: Vec<Vec<u8>>,
 }
 
-impl Identity {
+impl AgentIdentity {
     /// `None`: the agent has not joined yet.
-    pub(crate) fn load(folder: &Path) -> Result<Option<Identity>, IdentityError> {
+    pub(crate) fn load(folder: &Path) -> Result<Option<AgentIdentity>, IdentityError> {
         if !folder.join(ID).exists() {
             return Ok(None);
         }
@@ -98,9 +98,9 @@ impl Identity {
         let agent = id.trim().parse().map_err(|_| IdentityError::Garbled(folder.join(ID)))?;
         if folder.join(RENEWED).exists() {
             let garbled = |_| IdentityError::GarbledRenewal(folder.join(RENEWED));
-            let Renewed { key, certificate, cas } =
+            let RenewedFile { key, certificate, cas } =
                 serde_json::from_slice(&read(folder, RENEWED)?).map_err(garbled)?;
-            return Ok(Some(Identity {
+            return Ok(Some(AgentIdentity {
                 agent,
                 key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key)),
                 certificate: CertificateDer::from(certificate),
@@ -108,7 +108,7 @@ impl Identity {
             }));
         }
         let cas = [CA, NEXT_CA].iter().filter(|name| folder.join(name).exists());
-        Ok(Some(Identity {
+        Ok(Some(AgentIdentity {
             agent,
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(read(folder, KEY)?)),
             certificate: CertificateDer::from(read(folder, CERTIFICATE)?),
@@ -156,8 +156,8 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), IdentityError> {
 mod tests {
     use super::*;
 
-    fn identity(agent: &str, mark: u8, cas: &[u8]) -> Identity {
-        Identity {
+    fn identity(agent: &str, mark: u8, cas: &[u8]) -> AgentIdentity {
+        AgentIdentity {
             agent: agent.parse().expect("an id"),
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(vec![mark, 1])),
             certificate: CertificateDer::from(vec![mark, 2]),
@@ -166,9 +166,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(folder: &Path, expected: Identity) {
-        let read = Identity::load(folder).expect("readable").expect("joined");
-        let whole = |identity: &Identity| {
+    fn check(folder: &Path, expected: AgentIdentity) {
+        let read = AgentIdentity::load(folder).expect("readable").expect("joined");
+        let whole = |identity: &AgentIdentity| {
             let key = identity.key.secret_der().to_vec();
             (identity.agent.clone(), key, identity.certificate.clone(), identity.cas.clone())
         };
@@ -179,7 +179,7 @@ mod tests {
     fn the_latest_identity_is_read_back_and_a_new_join_forgets_it() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let folder = folder.path();
-        assert!(Identity::load(folder).expect("readable").is_none());
+        assert!(AgentIdentity::load(folder).expect("readable").is_none());
         identity("a1", 1, &[7]).save(folder).expect("saved");
         check(folder, identity("a1", 1, &[7]));
         let credentials = Credentials::new(folder, identity("a1", 1, &[7]));
@@ -192,6 +192,6 @@ mod tests {
         identity("a2", 3, &[8, 9]).save(folder).expect("saved");
         check(folder, identity("a2", 3, &[8, 9]));
         std::fs::write(folder.join(RENEWED), "{").expect("our own folder");
-        assert!(Identity::load(folder).is_err(), "half a file is not taken for an identity");
+        assert!(AgentIdentity::load(folder).is_err(), "half a file is not taken for an identity");
     }
 }

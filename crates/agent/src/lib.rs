@@ -23,7 +23,7 @@ pub mod identity;
 mod journal;
 mod life;
 mod link;
-mod logs;
+mod log_query;
 mod outbox;
 mod path_walk;
 pub mod program;
@@ -36,9 +36,9 @@ mod upgrade;
 
 pub use link::back_off;
 
-use crate::config::Config;
-use crate::exec::Host;
-use crate::program::Ending;
+use crate::config::AgentSettings;
+use crate::exec::ExecContext;
+use crate::program::AgentEnding;
 use procfleet_program::panics::{self, Panicked};
 use procfleet_program::{PartEnded, Parts};
 use std::io;
@@ -80,7 +80,7 @@ pub enum AgentError {
         source: io::Error,
     },
     #[error("{} is not used as the data folder: {reason}", path.display())]
-    FolderRefused { path: PathBuf, reason: procfleet_core::data_folder::Refusal },
+    FolderRefused { path: PathBuf, reason: procfleet_core::data_folder::FolderRefusal },
     #[error("another agent uses the data folder {0}")]
     InUse(PathBuf),
     #[error(transparent)]
@@ -138,15 +138,18 @@ pub(crate) fn repair(folder: &Path) -> Result<String, AgentError> {
 }
 
 /// Runs until `stop` is done. The processes that it looks after go on.
-pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<Ending, AgentError> {
+pub async fn run(
+    config: AgentSettings,
+    stop: impl Future<Output = AgentEnding>,
+) -> Result<AgentEnding, AgentError> {
     let folder = &config.data;
     let lock = take_folder(folder)?;
-    let host = Host::open(folder.join("output"), config.containment)?;
+    let host = ExecContext::open(folder.join("output"), config.containment)?;
     let host = Arc::new(host.allowing(config.allow.clone()).rotating(config.rotation));
     exec::end_old_probes(&host);
     let (journal, past) = journal::Journal::open(&folder.join(journal::FILE), host.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
-    let states = states::States::default();
+    let states = states::StateReports::default();
     let hosting = hosting_file::HostingFile::open(folder);
     for proc in &past.procs {
         // All of them before the first change: no reader should miss one that was there all the time.
@@ -170,7 +173,7 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
 
     let stop = async {
         let ending = stop.await;
-        if ending == Ending::Renew {
+        if ending == AgentEnding::Renew {
             info!("the agent is to be renewed; ops that are under way have a moment to end");
             let _ = tokio::time::timeout(LAST_OPS, supervisor.idle()).await;
         }
@@ -185,7 +188,7 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
         ended = parts.ended() => Err(AgentError::Part(ended)),
         ended = talk(&config, &journal, &supervisor, &outbox, &states) => {
             ended?;
-            Ok(Ending::Stop)
+            Ok(AgentEnding::Stop)
         }
         never = keep_house(&host, &journal) => match never {},
         never = tend_output(&host) => match never {},
@@ -210,14 +213,14 @@ pub async fn run(config: Config, stop: impl Future<Output = Ending>) -> Result<E
 }
 
 /// Says that the agent is ready, to whoever looks after the agent itself.
-fn tell_life(config: &Config, host: &Host, procs: usize) {
+fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
     let pid = std::process::id();
-    let life = life::Life {
+    let life = life::AgentLife {
         pid,
         start_ticks: exec::start_ticks(pid).unwrap_or_default(),
         version: VERSION.to_owned(),
         program: config.program.clone(),
-        ready_at_millis: host.now().0,
+        ready_at_millis: context.now().0,
         procs,
     };
     // A full disk is no reason not to look after processes.
@@ -227,7 +230,7 @@ fn tell_life(config: &Config, host: &Host, procs: usize) {
 }
 
 /// What has to be done now and then.
-async fn keep_house(host: &Arc<Host>, journal: &journal::Journal) -> std::convert::Infallible {
+async fn keep_house(context: &Arc<ExecContext>, journal: &journal::Journal) -> std::convert::Infallible {
     let mut ended = signal(SignalKind::child()).ok();
     let mut trim = tokio::time::interval(HOUSEKEEPING);
     let mut prune = tokio::time::interval(PRUNING);
@@ -236,11 +239,11 @@ async fn keep_house(host: &Arc<Host>, journal: &journal::Journal) -> std::conver
             () = told(&mut ended) => {
                 // Of many that end together, all are reaped together.
                 tokio::time::sleep(REAPING).await;
-                host.reap_orphans();
+                context.reap_orphans();
             }
             _ = trim.tick() => {
-                host.hear_kernel();
-                host.trim_groups();
+                context.hear_kernel();
+                context.trim_groups();
             }
             _ = prune.tick() => journal.prune().await,
         }
@@ -248,7 +251,7 @@ async fn keep_house(host: &Arc<Host>, journal: &journal::Journal) -> std::conver
 }
 
 /// Keeps the output of processes within bounds, beside what others wait for: copying takes a while.
-async fn tend_output(host: &Arc<Host>) -> std::convert::Infallible {
+async fn tend_output(context: &Arc<ExecContext>) -> std::convert::Infallible {
     let mut forgotten_at: Option<Instant> = None;
     // When the procs of the last life are known again.
     let mut pause = SOON;
@@ -258,7 +261,7 @@ async fn tend_output(host: &Arc<Host>) -> std::convert::Infallible {
         if with_forgotten {
             forgotten_at = Some(Instant::now());
         }
-        let host = host.clone();
+        let host = context.clone();
         let tend = move || {
             if with_forgotten {
                 host.tend_forgotten_output();
@@ -296,13 +299,13 @@ async fn told(signal: &mut Option<tokio::signal::unix::Signal>) {
 
 /// Joins if that has not happened yet, and then stays connected.
 async fn talk(
-    config: &Config,
+    config: &AgentSettings,
     journal: &journal::Journal,
     supervisor: &supervisor::Supervisor,
     outbox: &outbox::Outbox,
-    states: &states::States,
+    states: &states::StateReports,
 ) -> Result<(), AgentError> {
-    let identity = match identity::Identity::load(&config.data)? {
+    let identity = match identity::AgentIdentity::load(&config.data)? {
         Some(identity) => identity,
         None => enroll::join(config).await?,
     };

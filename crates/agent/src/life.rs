@@ -10,7 +10,7 @@ const FILE: &str = "agent.json";
 
 /// One life of the agent, from a start or a renewal on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Life {
+pub(crate) struct AgentLife {
     pub(crate) pid: u32,
     /// With the pid it tells the process from a later one of the same number.
     pub(crate) start_ticks: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Life {
     pub(crate) procs: usize,
 }
 
-impl Life {
+impl AgentLife {
     /// Tells that the agent is ready. Whoever waits for that sees all of it or nothing.
     pub(crate) fn tell(&self, folder: &Path) -> io::Result<()> {
         let draft = folder.join(format!("{FILE}.new"));
@@ -32,8 +32,8 @@ impl Life {
     }
 
     /// The agent that runs on this folder. `None`: none does, or it is not ready yet.
-    pub(crate) fn read(folder: &Path) -> Option<Life> {
-        let life: Life = serde_json::from_slice(&std::fs::read(folder.join(FILE)).ok()?).ok()?;
+    pub(crate) fn read(folder: &Path) -> Option<AgentLife> {
+        let life: AgentLife = serde_json::from_slice(&std::fs::read(folder.join(FILE)).ok()?).ok()?;
         (exec::start_ticks(life.pid) == Some(life.start_ticks)).then_some(life)
     }
 }

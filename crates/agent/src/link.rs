@@ -1,14 +1,14 @@
 //! The session with the server: ops in, reports and states out; and the patience between two sessions.
 
 use crate::VERSION;
-use crate::config::Config;
+use crate::config::AgentSettings;
 use crate::identity::Credentials;
 use crate::journal::Journal;
-use crate::logs;
+use crate::log_query;
 use crate::outbox::Outbox;
 use crate::renewal::Renewal;
 use crate::specs;
-use crate::states::{News, States};
+use crate::states::{StateNews, StateReports};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
@@ -46,7 +46,7 @@ const WRITE: Duration = Duration::from_secs(20);
 const QUESTIONS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum LinkEnd {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the server refused the session: {0}")]
@@ -67,35 +67,36 @@ enum End {
     NotRenewed(String),
 }
 
-impl From<WsError> for End {
-    fn from(error: WsError) -> End {
-        End::Broken(Box::new(error))
+impl From<WsError> for LinkEnd {
+    fn from(error: WsError) -> LinkEnd {
+        LinkEnd::Broken(Box::new(error))
     }
 }
 
 /// Connects, and connects again, for ever.
 pub(crate) async fn stay_connected(
-    config: &Config,
+    config: &AgentSettings,
     credentials: &Credentials,
     journal: &Journal,
     supervisor: &Supervisor,
     outbox: &Outbox,
-    states: &States,
+    states: &StateReports,
 ) {
     let mut failures = 0;
     let lost_lines_told = Cell::new(0);
     loop {
         let lost_lines_told = &lost_lines_told;
-        let session = Session { config, credentials, journal, supervisor, outbox, states, lost_lines_told };
+        let session =
+            LinkSession { config, credentials, journal, supervisor, outbox, states, lost_lines_told };
         let mut welcomed = false;
         let end = session.run(&mut welcomed).await;
         failures = if welcomed { 0 } else { failures + 1 };
         let pause = match end {
-            End::Drained { pause } => {
+            LinkEnd::Drained { pause } => {
                 info!("the server is ending; coming back in {pause:?}");
                 pause
             }
-            End::Renewed => {
+            LinkEnd::Renewed => {
                 info!("the certificate had expired and was renewed; coming back with the new one");
                 Duration::ZERO
             }
@@ -124,26 +125,26 @@ fn random_part(whole: Duration) -> Duration {
     }
 }
 
-struct Session<'a> {
-    config: &'a Config,
+struct LinkSession<'a> {
+    config: &'a AgentSettings,
     credentials: &'a Credentials,
     journal: &'a Journal,
     supervisor: &'a Supervisor,
     outbox: &'a Outbox,
-    states: &'a States,
+    states: &'a StateReports,
     /// How many of the lines that the agent's log has lost the server knows of.
     lost_lines_told: &'a Cell<u64>,
 }
 
-impl Session<'_> {
-    async fn run(&self, welcomed: &mut bool) -> End {
+impl LinkSession<'_> {
+    async fn run(&self, welcomed: &mut bool) -> LinkEnd {
         match self.talk(welcomed).await {
             Ok(never) => match never {},
             Err(end) => end,
         }
     }
 
-    async fn talk(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, End> {
+    async fn talk(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, LinkEnd> {
         let identity = self.credentials.present();
         let tls = tls::with_identity(&identity)?;
         let mut socket = tls::connect(&self.config.server, LINK_PATH, tls).await?;
@@ -164,12 +165,12 @@ impl Session<'_> {
         };
         send(&mut socket, agent_message::Body::Hello(hello)).await?;
         let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
-            Err(_) => return Err(End::Silent(WELCOME)),
+            Err(_) => return Err(LinkEnd::Silent(WELCOME)),
             Ok(body) => match body? {
                 Body::Welcome(welcome) => welcome,
-                Body::Refused(refused) => return Err(End::Refused(refused.reason)),
+                Body::Refused(refused) => return Err(LinkEnd::Refused(refused.reason)),
                 Body::Renewed(_) => return self.renew_expired(&mut socket).await,
-                _ => return Err(End::Protocol(BadMessage::Empty)),
+                _ => return Err(LinkEnd::Protocol(BadMessage::Empty)),
             },
         };
         *welcomed = true;
@@ -183,7 +184,7 @@ impl Session<'_> {
         // The server pings; its silence for three of its own intervals is its end.
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
-        let mut questions = Questions::default();
+        let mut questions = OpenQuestions::default();
         let mut batch = BatchSize::up_to(EVENTS_BYTES);
         let mut events = match welcome.takes_events {
             true => Telling::Due,
@@ -191,7 +192,7 @@ impl Session<'_> {
         };
         loop {
             if heard.elapsed() > patience {
-                return Err(End::Silent(heard.elapsed()));
+                return Err(LinkEnd::Silent(heard.elapsed()));
             }
             loop {
                 // Taken before the states are looked at, and sent after them: whoever has an outcome can see
@@ -218,7 +219,7 @@ impl Session<'_> {
                 message = socket.next() => {
                     heard = Instant::now();
                     let body = match message {
-                        None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+                        None | Some(Ok(Message::Close(_))) => return Err(LinkEnd::Closed),
                         Some(Err(error)) => return Err(error.into()),
                         Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
                             Err(BadMessage::Unknown) => {
@@ -255,7 +256,7 @@ impl Session<'_> {
                 () = self.states.news() => {}
                 // A timer of its own: without it, an idle agent would notice the silence only at its next
                 // report.
-                () = tokio::time::sleep_until((heard + patience).into()) => return Err(End::Silent(heard.elapsed())),
+                () = tokio::time::sleep_until((heard + patience).into()) => return Err(LinkEnd::Silent(heard.elapsed())),
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
                     send(&mut socket, request).await?;
                 },
@@ -264,7 +265,7 @@ impl Session<'_> {
         }
     }
 
-    async fn send_states(&self, socket: &mut Socket, all: bool, news: News) -> Result<(), End> {
+    async fn send_states(&self, socket: &mut Socket, all: bool, news: StateNews) -> Result<(), LinkEnd> {
         let mut batch = StatesMessage { all, ..StatesMessage::default() };
         let mut bytes = 0;
         for state in news.procs {
@@ -288,26 +289,26 @@ impl Session<'_> {
     }
 
     /// In a session that is for nothing else.
-    async fn renew_expired(&self, socket: &mut Socket) -> Result<std::convert::Infallible, End> {
+    async fn renew_expired(&self, socket: &mut Socket) -> Result<std::convert::Infallible, LinkEnd> {
         let mut renewal = Renewal::due_in(Some(0), Instant::now());
-        let failed = |reason: &str| End::NotRenewed(reason.to_owned());
+        let failed = |reason: &str| LinkEnd::NotRenewed(reason.to_owned());
         let request = renewal.ask(Instant::now()).ok_or_else(|| failed("no key could be made"))?;
         send(socket, request).await?;
         let answer =
-            tokio::time::timeout(WELCOME, next(socket)).await.map_err(|_| End::Silent(WELCOME))??;
+            tokio::time::timeout(WELCOME, next(socket)).await.map_err(|_| LinkEnd::Silent(WELCOME))??;
         match answer {
             Body::Renewed(renewed) => {
                 let kept = renewal.take(self.credentials, renewed, Instant::now());
                 let kept = kept.ok_or_else(|| failed("the new one could not be kept"))?;
                 send(socket, kept).await?;
-                Err(End::Renewed)
+                Err(LinkEnd::Renewed)
             }
-            Body::Refused(refused) => Err(End::Refused(refused.reason)),
-            _ => Err(End::Protocol(BadMessage::Empty)),
+            Body::Refused(refused) => Err(LinkEnd::Refused(refused.reason)),
+            _ => Err(LinkEnd::Protocol(BadMessage::Empty)),
         }
     }
 
-    async fn send_events(&self, socket: &mut Socket, bytes: usize) -> Result<Telling, End> {
+    async fn send_events(&self, socket: &mut Socket, bytes: usize) -> Result<Telling, LinkEnd> {
         let events = match self.journal.oldest_events(bytes).await {
             Ok(events) => events,
             Err(failure) => {
@@ -323,7 +324,7 @@ impl Session<'_> {
         Ok(Telling::Awaited { sent })
     }
 
-    async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), End> {
+    async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), LinkEnd> {
         match body {
             Body::Op(op) => {
                 hit(Point::AgentOpReceived);
@@ -355,9 +356,9 @@ impl Session<'_> {
             }
             Body::Drain(drain) => {
                 let spread = random_part(Duration::from_millis(drain.spread_ms));
-                Err(End::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
+                Err(LinkEnd::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
             }
-            Body::Refused(refused) => Err(End::Refused(refused.reason)),
+            Body::Refused(refused) => Err(LinkEnd::Refused(refused.reason)),
             Body::Welcome(_)
             | Body::Enrolled(_)
             | Body::EventsStored(_)
@@ -388,11 +389,11 @@ fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
 
 /// Questions that are being answered. They end with the session: whoever asked is told by the server.
 #[derive(Default)]
-struct Questions {
+struct OpenQuestions {
     answering: JoinSet<agent_message::Body>,
 }
 
-impl Questions {
+impl OpenQuestions {
     fn take_log(&mut self, supervisor: &Supervisor, question: ReadLog) {
         if let Some(message) = self.busy() {
             let busy = LogRead { id: question.id, code: Code::Busy.number(), message, ..LogRead::default() };
@@ -400,7 +401,7 @@ impl Questions {
         } else {
             let (host, id) = (supervisor.host(), question.id);
             self.answering.spawn(async move {
-                let answer = panics::catch(logs::answer(host, question)).await;
+                let answer = panics::catch(log_query::answer(host, question)).await;
                 agent_message::Body::LogRead(answer.unwrap_or_else(|caught| LogRead {
                     id,
                     code: Code::SystemError.number(),
@@ -468,10 +469,10 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-async fn next(socket: &mut Socket) -> Result<Body, End> {
+async fn next(socket: &mut Socket) -> Result<Body, LinkEnd> {
     loop {
         match socket.next().await {
-            None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+            None | Some(Ok(Message::Close(_))) => return Err(LinkEnd::Closed),
             Some(Err(error)) => return Err(error.into()),
             Some(Ok(Message::Binary(bytes))) => return Ok(decode_server(&bytes)?),
             Some(Ok(_)) => {}
@@ -479,15 +480,15 @@ async fn next(socket: &mut Socket) -> Result<Body, End> {
     }
 }
 
-async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End> {
+async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), LinkEnd> {
     in_time(socket.send(Message::Binary(body.into_bytes().into()))).await
 }
 
 /// A write with a timeout.
-async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(), End> {
+async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(), LinkEnd> {
     match tokio::time::timeout(WRITE, write).await {
         Ok(written) => Ok(written?),
-        Err(_) => Err(End::Silent(WRITE)),
+        Err(_) => Err(LinkEnd::Silent(WRITE)),
     }
 }
 
@@ -498,7 +499,7 @@ async fn make_room(
     batch: &mut StatesMessage,
     bytes: &mut usize,
     more: usize,
-) -> Result<(), End> {
+) -> Result<(), LinkEnd> {
     if *bytes + more > STATES_BYTES && *bytes > 0 {
         send(socket, agent_message::Body::States(std::mem::take(batch))).await?;
         *bytes = 0;

@@ -30,26 +30,26 @@ const ANYBODY_WRITES: u32 = 0o002;
 
 /// Accounts that may decide where a path leads.
 #[derive(Clone, Debug)]
-pub(crate) struct Trust {
+pub(crate) struct PathTrust {
     uids: Vec<u32>,
     /// Whether a folder or file may be writable for the group that is one of these accounts' own.
     own_groups: bool,
 }
 
-impl Trust {
+impl PathTrust {
     /// Root and the agent's own account, and none of their groups.
-    pub(crate) fn agent() -> Trust {
-        Trust { uids: vec![0, geteuid().as_raw()], own_groups: false }
+    pub(crate) fn agent() -> PathTrust {
+        PathTrust { uids: vec![0, geteuid().as_raw()], own_groups: false }
     }
 
     /// Root, the agent's account, and that of a spec. An account that does not exist is nobody's.
-    pub(crate) fn spec(user: &str) -> Trust {
+    pub(crate) fn spec(user: &str) -> PathTrust {
         let account = User::from_name(user).ok().flatten().map(|user| user.uid.as_raw());
-        Trust { own_groups: true, ..Trust::agent() }.and(account)
+        PathTrust { own_groups: true, ..PathTrust::agent() }.and(account)
     }
 
     #[must_use]
-    pub(crate) fn and(mut self, uids: impl IntoIterator<Item = u32>) -> Trust {
+    pub(crate) fn and(mut self, uids: impl IntoIterator<Item = u32>) -> PathTrust {
         self.uids.extend(uids);
         self
     }
@@ -70,15 +70,15 @@ impl Trust {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum StepKind {
     Folder,
     Link,
     End,
 }
 
 #[derive(Debug)]
-struct Step {
-    kind: Kind,
+struct WalkStep {
+    kind: StepKind,
     path: PathBuf,
     uid: u32,
     gid: u32,
@@ -90,7 +90,7 @@ struct Step {
 /// Why a path is not believed, in words that follow "is not believed: ".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Doubt {
-    kind: Kind,
+    kind: StepKind,
     path: PathBuf,
     why: Why,
 }
@@ -106,9 +106,9 @@ enum Why {
 impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
-            Kind::Folder => format!("the folder {}", self.path.display()),
-            Kind::Link => format!("the link {}", self.path.display()),
-            Kind::End => "it".to_owned(),
+            StepKind::Folder => format!("the folder {}", self.path.display()),
+            StepKind::Link => format!("the link {}", self.path.display()),
+            StepKind::End => "it".to_owned(),
         };
         match self.why {
             Why::Owner(uid) => write!(f, "{what} belongs to account {:?}", account_name(uid)),
@@ -131,7 +131,7 @@ pub(crate) struct Walked {
     stat: Stat,
     /// Without links.
     real: PathBuf,
-    steps: Vec<Step>,
+    steps: Vec<WalkStep>,
 }
 
 /// Resolves an absolute path. Nothing is opened for reading, so neither a pipe nor a device notices.
@@ -145,7 +145,7 @@ pub(crate) fn walk(path: &Path) -> io::Result<Walked> {
     let mut steps = vec![];
     let mut links = 0;
     while let Some(name) = left.pop() {
-        steps.push(step(Kind::Folder, &at));
+        steps.push(step(StepKind::Folder, &at));
         if name == ".." {
             at = at.enter(OsStr::new(".."))?;
             continue;
@@ -155,7 +155,7 @@ pub(crate) fn walk(path: &Path) -> io::Result<Walked> {
             at = next;
             continue;
         }
-        steps.push(step(Kind::Link, &next));
+        steps.push(step(StepKind::Link, &next));
         links += 1;
         if links > LINKS {
             return Err(Errno::LOOP.into());
@@ -167,26 +167,26 @@ pub(crate) fn walk(path: &Path) -> io::Result<Walked> {
         }
         push(&mut left, &target);
     }
-    steps.push(step(Kind::End, &at));
+    steps.push(step(StepKind::End, &at));
     Ok(Walked { end: at.fd, stat: at.stat, real: at.path, steps })
 }
 
 impl Walked {
     /// Who else could have made a link on the way. `None`: nobody.
-    pub(crate) fn doubted_links(&self, trust: &Trust) -> Option<Doubt> {
-        let mut links = self.steps.iter().filter(|step| step.kind == Kind::Link);
+    pub(crate) fn doubted_links(&self, trust: &PathTrust) -> Option<Doubt> {
+        let mut links = self.steps.iter().filter(|step| step.kind == StepKind::Link);
         links.find_map(|link| link.owner(trust))
     }
 
     /// Who else could lead the way elsewhere: by a link, or by a folder of its own. Groups are not looked at,
     /// nor is what stands at the end.
-    pub(crate) fn doubted_way(&self, trust: &Trust) -> Option<Doubt> {
-        let mut way = self.steps.iter().filter(|step| step.kind != Kind::End);
+    pub(crate) fn doubted_way(&self, trust: &PathTrust) -> Option<Doubt> {
+        let mut way = self.steps.iter().filter(|step| step.kind != StepKind::End);
         way.find_map(|step| step.owner(trust).or_else(|| step.writers(ANYBODY_WRITES, trust)))
     }
 
     /// Who else could have decided what the path leads to, or what is in it.
-    pub(crate) fn doubt(&self, trust: &Trust) -> Option<Doubt> {
+    pub(crate) fn doubt(&self, trust: &PathTrust) -> Option<Doubt> {
         let mut steps = self.steps.iter();
         let all = GROUP_WRITES | ANYBODY_WRITES;
         steps
@@ -231,14 +231,15 @@ impl AsFd for Walked {
     }
 }
 
-impl Step {
-    fn owner(&self, trust: &Trust) -> Option<Doubt> {
+impl WalkStep {
+    fn owner(&self, trust: &PathTrust) -> Option<Doubt> {
         (!trust.holds(self.uid)).then(|| self.doubt(Why::Owner(self.uid)))
     }
 
     /// A link has no mode of its own, and what is in a sticky folder is judged by itself.
-    fn writers(&self, bits: u32, trust: &Trust) -> Option<Doubt> {
-        let guarded = self.kind == Kind::Link || (self.kind == Kind::Folder && self.mode & STICKY != 0);
+    fn writers(&self, bits: u32, trust: &PathTrust) -> Option<Doubt> {
+        let guarded =
+            self.kind == StepKind::Link || (self.kind == StepKind::Folder && self.mode & STICKY != 0);
         let mode = if guarded { 0 } else { self.mode & bits };
         if mode & ANYBODY_WRITES != 0 {
             return Some(self.doubt(Why::Anybody));
@@ -286,9 +287,9 @@ fn root() -> io::Result<At> {
     Ok(At { stat: rustix::fs::statat(&fd, "", AtFlags::EMPTY_PATH)?, fd, path: PathBuf::from("/") })
 }
 
-fn step(kind: Kind, at: &At) -> Step {
+fn step(kind: StepKind, at: &At) -> WalkStep {
     let Stat { st_uid: uid, st_gid: gid, st_mode: mode, st_nlink, .. } = at.stat;
-    Step { kind, path: at.path.clone(), uid, gid, mode, has_other_names: st_nlink > 1 }
+    WalkStep { kind, path: at.path.clone(), uid, gid, mode, has_other_names: st_nlink > 1 }
 }
 
 /// The components of a path, so that the first one is popped first.
@@ -375,12 +376,12 @@ mod tests {
         fs::create_dir(&dir).expect("our folder");
         fs::write(&file, "").expect("our folder");
         symlink("dir/file", &link).expect("our folder");
-        let said = |trust: &Trust| {
+        let said = |trust: &PathTrust| {
             let walked = walk(&link).expect("it is there");
             let text = |doubt: Option<Doubt>| doubt.map(|doubt| doubt.to_string()).unwrap_or_default();
             [walked.doubted_links(trust), walked.doubted_way(trust), walked.doubt(trust)].map(text)
         };
-        let (spec, agent) = (Trust::spec("nobody"), Trust::agent());
+        let (spec, agent) = (PathTrust::spec("nobody"), PathTrust::agent());
         assert_eq!(said(&spec), ["", "", ""]);
         assert_eq!(said(&agent), ["", "", ""]);
 
@@ -388,8 +389,8 @@ mod tests {
         lchown(&link, Some(daemon.uid.as_raw()), None).expect("root may");
         let linked = format!("the link {} belongs to account \"daemon\"", shown(&link));
         assert_eq!(said(&spec), [linked.as_str(); 3]);
-        assert_eq!(said(&Trust::spec("daemon")), ["", "", ""]);
-        assert_eq!(said(&Trust::spec("nobody").and([daemon.uid.as_raw()])), ["", "", ""]);
+        assert_eq!(said(&PathTrust::spec("daemon")), ["", "", ""]);
+        assert_eq!(said(&PathTrust::spec("nobody").and([daemon.uid.as_raw()])), ["", "", ""]);
         lchown(&link, Some(nobody.uid.as_raw()), None).expect("root may");
         assert_eq!(said(&spec), ["", "", ""]);
         assert!(said(&agent)[0].contains("nobody"));
@@ -414,7 +415,7 @@ mod tests {
         assert_eq!(said(&spec), ["", "", ""]);
         chown(&dir, None, Some(daemon.gid.as_raw())).expect("root may");
         assert_eq!(said(&spec)[2], format!("group \"daemon\" may write the folder {}", shown(&dir)));
-        assert_eq!(said(&Trust::spec("daemon")), ["", "", ""], "it is that account's own group");
+        assert_eq!(said(&PathTrust::spec("daemon")), ["", "", ""], "it is that account's own group");
         mode(&dir, 0o755);
 
         mode(&file, 0o666);

@@ -2,7 +2,7 @@
 //! are this.
 
 use crate::AgentError;
-use crate::config::{AgentFolder, Config, ServerAddress, read_policy};
+use crate::config::{AgentFolder, AgentSettings, ServerAddress, read_policy};
 use crate::exec::{
     Containment, Rotation, allow_many_files, begin_anew_with, ignore_reopen_signal, release_signals,
     use_little_memory,
@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<AgentVerb>,
     /// The server's agent link, such as https://10.0.0.1:48668
     #[arg(long, env = "PROCFLEET_SERVER", required = true)]
     server: Option<ServerAddress>,
@@ -59,12 +59,12 @@ pub struct Args {
     /// What the chaos test wants to happen, and where
     #[cfg(feature = "failpoints")]
     #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
-    failpoints: procfleet_failpoint::Plan,
+    failpoints: procfleet_failpoint::FailPlan,
 }
 
 /// What looks after the agent itself, on its host.
 #[derive(clap::Subcommand, Debug)]
-pub enum Verb {
+pub enum AgentVerb {
     /// Put another program in place of the running agent's, which takes it up without touching a process
     Upgrade(upgrade::Upgrade),
     /// Say whether this program could take up the agent of a folder
@@ -75,7 +75,7 @@ pub enum Verb {
 
 /// How an agent ends, if it does not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum AgentEnding {
     Stop,
     /// It becomes what its program's file is by now.
     Renew,
@@ -133,9 +133,9 @@ pub fn main(args: Args) -> ExitCode {
     match &args.verb {
         None if args.print_systemd_unit => return print_systemd_unit(&args),
         None => {}
-        Some(Verb::Upgrade(wanted)) => return said(upgrade::upgrade(wanted)),
-        Some(Verb::Check(folder)) => return said(upgrade::check(&folder.data)),
-        Some(Verb::Repair(folder)) => return said(crate::repair(&folder.data)),
+        Some(AgentVerb::Upgrade(wanted)) => return said(upgrade::upgrade(wanted)),
+        Some(AgentVerb::Check(folder)) => return said(upgrade::check(&folder.data)),
+        Some(AgentVerb::Repair(folder)) => return said(crate::repair(&folder.data)),
     }
     if let Some(token) = &args.token
         && let Some(arguments) = without_token(std::env::args_os())
@@ -180,7 +180,8 @@ pub fn main(args: Args) -> ExitCode {
     let server = args.server.expect("the argument is required where there is no verb");
     let data = args.folder.data;
     let (ip, containment, rotation) = (args.ip, args.containment, args.output.rotation());
-    let config = Config { server, token, data, ip, allow, containment, rotation, program: program.clone() };
+    let config =
+        AgentSettings { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
     use_little_memory();
     // Orphans come to the first thread, and what another one makes is in a list of its own
@@ -193,8 +194,8 @@ pub fn main(args: Args) -> ExitCode {
         Err(error) => return failed(&error),
     };
     match done {
-        Ok(Ending::Stop) => ExitCode::SUCCESS,
-        Ok(Ending::Renew) => {
+        Ok(AgentEnding::Stop) => ExitCode::SUCCESS,
+        Ok(AgentEnding::Renew) => {
             let arguments: Vec<_> = std::env::args_os().skip(1).collect();
             // The successor knows nothing of lines that still wait.
             drop(log);
@@ -231,7 +232,7 @@ fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsStri
 }
 
 /// Runs the agent. One thread is plenty, and a small process is quick to start others from.
-fn serve(config: Config, until_stdin_closes: bool) -> Result<Ending, AgentError> {
+fn serve(config: AgentSettings, until_stdin_closes: bool) -> Result<AgentEnding, AgentError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
     // From now on, for an agent that is not ready yet may be told so already.
@@ -243,9 +244,9 @@ fn serve(config: Config, until_stdin_closes: bool) -> Result<Ending, AgentError>
     release_signals();
     let stop = async move {
         tokio::select! {
-            () = told_to_stop() => Ending::Stop,
-            () = stdin_closed(), if until_stdin_closes => Ending::Stop,
-            () = told_to_renew(hangup) => Ending::Renew,
+            () = told_to_stop() => AgentEnding::Stop,
+            () = stdin_closed(), if until_stdin_closes => AgentEnding::Stop,
+            () = told_to_renew(hangup) => AgentEnding::Renew,
         }
     };
     let done = runtime.block_on(crate::run(config, stop));

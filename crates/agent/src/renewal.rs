@@ -1,7 +1,7 @@
 //! The agent's next certificate: asked for when the server says so, with a key that is made for it, and used
 //! from the next connection on. The one before stays good until its end, so nothing is lost if an answer is.
 
-use crate::identity::{Credentials, Identity};
+use crate::identity::{AgentIdentity, Credentials};
 use crate::tls;
 use procfleet_proto::link::{Renew, Renewed, agent_message::Body};
 use rcgen::{CertificateParams, KeyPair};
@@ -65,7 +65,7 @@ impl Renewal {
         }
         let key = self.asked.take()?;
         let kept = digest(&SHA256, &certificate).as_ref().to_vec();
-        let identity = Identity {
+        let identity = AgentIdentity {
             agent: credentials.present().agent.clone(),
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             certificate: CertificateDer::from(certificate),

@@ -1,10 +1,10 @@
 //! Answers to the server's questions about stored specs. Nothing is run for them, and nothing is written
 //! down.
 
-use crate::exec::Host;
+use crate::exec::ExecContext;
 use crate::journal::Journal;
-use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::Spec;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// of single fields add up to more.
 const LARGEST: usize = MAX_FRAME - 4 * 1024;
 
-pub(crate) async fn answer(host: Arc<Host>, journal: Journal, question: ReadSpec) -> SpecRead {
+pub(crate) async fn answer(context: Arc<ExecContext>, journal: Journal, question: ReadSpec) -> SpecRead {
     let accounts = question.readers_accounts();
     let ReadSpec { id, namespace, name, .. } = question;
     let proc = ProcKey { namespace, name };
-    let told = match host.allow().refusal(OpKind::Query, None) {
+    let told = match context.allow().refusal(OpKind::Query, None) {
         Some(reason) => Err((Code::NotAllowed, reason)),
         None => match journal.spec(proc.clone()).await {
             Ok(Some(spec)) => told(&spec, &accounts),
@@ -33,7 +33,7 @@ pub(crate) async fn answer(host: Arc<Host>, journal: Journal, question: ReadSpec
     }
 }
 
-fn told(spec: &Spec, accounts: &Scope<String>) -> Result<Vec<u8>, (Code, String)> {
+fn told(spec: &Spec, accounts: &GrantScope<String>) -> Result<Vec<u8>, (Code, String)> {
     let user = &spec.identity.user;
     if !accounts.allows(user) {
         let reason = format!("the spec is of user {user:?}, and the app may not use that account");

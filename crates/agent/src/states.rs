@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct States {
+pub(crate) struct StateReports {
     inner: Arc<Mutex<Inner>>,
     news: Arc<Notify>,
 }
@@ -26,12 +26,12 @@ struct Inner {
 
 /// What is to be told.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct News {
+pub(crate) struct StateNews {
     pub(crate) procs: Vec<ProcStateMessage>,
     pub(crate) groups: Vec<GroupsMessage>,
 }
 
-impl States {
+impl StateReports {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,7 +69,7 @@ impl States {
     }
 
     /// All that there are, for a new session. What was forgotten need not be said: it is not in the list.
-    pub(crate) fn all(&self) -> (u64, News) {
+    pub(crate) fn all(&self) -> (u64, StateNews) {
         let mut inner = self.lock();
         inner.procs.retain(|_, (_, report)| report.is_some());
         inner.groups.retain(|_, (_, groups)| !groups.is_empty());
@@ -77,7 +77,7 @@ impl States {
     }
 
     /// What has changed since `revision`, and the revision that this is.
-    pub(crate) fn since(&self, revision: u64) -> (u64, News) {
+    pub(crate) fn since(&self, revision: u64) -> (u64, StateNews) {
         let inner = self.lock();
         (inner.revision, news_since(&inner, revision))
     }
@@ -87,10 +87,10 @@ impl States {
     }
 }
 
-fn news_since(inner: &Inner, since: u64) -> News {
+fn news_since(inner: &Inner, since: u64) -> StateNews {
     let procs = inner.procs.iter().filter(|(_, (at, _))| *at > since);
     let groups = inner.groups.iter().filter(|(_, (at, _))| *at > since);
-    News {
+    StateNews {
         procs: procs.map(|(proc, (at, report))| ProcStateMessage::new(proc, *at, report.as_ref())).collect(),
         groups: groups.map(|(namespace, (at, groups))| GroupsMessage::new(namespace, *at, groups)).collect(),
     }

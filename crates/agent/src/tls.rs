@@ -5,7 +5,7 @@
 //! is never checked, its name inside the CA always is.
 
 use crate::config::ServerAddress;
-use crate::identity::Identity;
+use crate::identity::AgentIdentity;
 use procfleet_proto::link::{BUFFER, MAX_FRAME, MAX_MESSAGE};
 use ring::digest::{SHA256, digest};
 use std::io;
@@ -57,7 +57,7 @@ pub enum ConnectError {
 }
 
 /// TLS for an agent that has joined.
-pub fn with_identity(identity: &Identity) -> Result<ClientConfig, ConnectError> {
+pub fn with_identity(identity: &AgentIdentity) -> Result<ClientConfig, ConnectError> {
     let mut roots = RootCertStore::empty();
     for ca in &identity.cas {
         roots.add(ca.clone()).map_err(ConnectError::Prepare)?;

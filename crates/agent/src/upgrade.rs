@@ -7,7 +7,7 @@
 //! children.
 
 use crate::config::AgentFolder;
-use crate::life::Life;
+use crate::life::AgentLife;
 use crate::{VERSION, journal};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fmt;
@@ -86,13 +86,13 @@ impl fmt::Display for Version {
 pub(crate) fn upgrade(upgrade: &Upgrade) -> Result<String, UpgradeError> {
     let Upgrade { binary, folder, allow_downgrade, timeout } = upgrade;
     let folder = &folder.data;
-    let now = Life::read(folder).ok_or_else(|| UpgradeError::NotRunning(folder.clone()))?;
+    let now = AgentLife::read(folder).ok_or_else(|| UpgradeError::NotRunning(folder.clone()))?;
     let offered = examine(binary, folder, &now)?;
     let old = Version::read(&now.version).unwrap_or(Version([0; 3]));
     if offered < old && !allow_downgrade {
         return Err(UpgradeError::Older { path: binary.clone(), now: old, offered });
     }
-    let place = Place::of(&now.program);
+    let place = InstalledProgram::of(&now.program);
     let running = PathBuf::from(format!("/proc/{}/exe", now.pid));
     place
         .take(binary, &running)
@@ -118,7 +118,7 @@ pub(crate) fn check(folder: &Path) -> Result<String, journal::JournalError> {
 }
 
 /// What the new program is, if it is fit to be run here.
-fn examine(binary: &Path, folder: &Path, now: &Life) -> Result<Version, UpgradeError> {
+fn examine(binary: &Path, folder: &Path, now: &AgentLife) -> Result<Version, UpgradeError> {
     let path = || binary.to_owned();
     let ours =
         head(Path::new("/proc/self/exe")).map_err(|source| UpgradeError::Read { path: path(), source })?;
@@ -198,19 +198,19 @@ fn ask(program: &Path, question: &[&str]) -> Result<String, String> {
 }
 
 /// Where the agent's program is.
-struct Place {
+struct InstalledProgram {
     program: PathBuf,
     previous: PathBuf,
 }
 
-impl Place {
-    fn of(program: &Path) -> Place {
+impl InstalledProgram {
+    fn of(program: &Path) -> InstalledProgram {
         let beside = |ending: &str| {
             let mut name = program.file_name().unwrap_or_default().to_owned();
             name.push(ending);
             program.with_file_name(name)
         };
-        Place { program: program.to_owned(), previous: beside(".previous") }
+        InstalledProgram { program: program.to_owned(), previous: beside(".previous") }
     }
 
     /// The new program takes the place of the old one in one step, and the one that runs stays beside it.
@@ -264,11 +264,12 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 }
 
 /// Tells the agent to become what its file is now, and waits until it is ready again.
-fn renewed(folder: &Path, old: &Life, patience: Duration) -> Result<Life, String> {
+fn renewed(folder: &Path, old: &AgentLife, patience: Duration) -> Result<AgentLife, String> {
     signal(old, Signal::HUP).map_err(|error| format!("the agent cannot be told: {error}"))?;
     let told = Instant::now();
     loop {
-        if let Some(life) = Life::read(folder).filter(|life| life.ready_at_millis != old.ready_at_millis) {
+        if let Some(life) = AgentLife::read(folder).filter(|life| life.ready_at_millis != old.ready_at_millis)
+        {
             return Ok(life);
         }
         if told.elapsed() >= patience {
@@ -280,7 +281,13 @@ fn renewed(folder: &Path, old: &Life, patience: Duration) -> Result<Life, String
 
 /// Puts the old program back, and ends a new one that hangs, so that whoever looks after the agent starts the
 /// old one.
-fn back(folder: &Path, old: &Life, place: &Place, reason: String, patience: Duration) -> UpgradeError {
+fn back(
+    folder: &Path,
+    old: &AgentLife,
+    place: &InstalledProgram,
+    reason: String,
+    patience: Duration,
+) -> UpgradeError {
     let path = place.program.clone();
     if let Err(source) = place.put_back() {
         return UpgradeError::NotRolledBack { reason, path, source };
@@ -289,7 +296,7 @@ fn back(folder: &Path, old: &Life, place: &Place, reason: String, patience: Dura
     let _ = signal(old, Signal::KILL);
     let began = Instant::now();
     while began.elapsed() < patience {
-        if Life::read(folder).is_some_and(|life| life.ready_at_millis != old.ready_at_millis) {
+        if AgentLife::read(folder).is_some_and(|life| life.ready_at_millis != old.ready_at_millis) {
             let and_agent = ", and the agent runs it again";
             return UpgradeError::RolledBack { reason, path, and_agent };
         }
@@ -299,7 +306,7 @@ fn back(folder: &Path, old: &Life, place: &Place, reason: String, patience: Dura
     UpgradeError::RolledBack { reason, path, and_agent }
 }
 
-fn signal(life: &Life, signal: Signal) -> io::Result<()> {
+fn signal(life: &AgentLife, signal: Signal) -> io::Result<()> {
     let pid = i32::try_from(life.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     // Asked after it was opened: it is this process or none.
@@ -345,7 +352,7 @@ mod tests {
         for (path, text) in [(&program, "old"), (&new, "new"), (&newer, "newer")] {
             fs::write(path, text).expect("our own folder");
         }
-        let place = Place::of(&program);
+        let place = InstalledProgram::of(&program);
         place.take(&new, &program).expect("our own folder");
         let read = |path: &Path| fs::read_to_string(path).expect("it is there");
         assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("new", "old"));

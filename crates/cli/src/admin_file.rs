@@ -61,8 +61,8 @@ fn read(path: &Path) -> Result<Admin, Unusable> {
     let path = std::path::absolute(path).map_err(failed)?;
     let me = geteuid();
     let found = resolve(&path, me).map_err(|fault| match fault {
-        Fault::Io(fault) => failed(fault),
-        Fault::Untrusted(why) => Unusable::Untrusted(why),
+        AdminFileFault::Io(fault) => failed(fault),
+        AdminFileFault::Untrusted(why) => Unusable::Untrusted(why),
     })?;
     // Before it is opened, for it might be a pipe of somebody's, and again what was opened.
     check_file(&found.symlink_metadata().map_err(failed)?, me)?;
@@ -99,19 +99,19 @@ fn check_file(about: &Metadata, me: Uid) -> Result<(), Unusable> {
     Ok(())
 }
 
-enum Fault {
+enum AdminFileFault {
     Io(std::io::Error),
     Untrusted(String),
 }
 
-impl From<std::io::Error> for Fault {
-    fn from(fault: std::io::Error) -> Fault {
-        Fault::Io(fault)
+impl From<std::io::Error> for AdminFileFault {
+    fn from(fault: std::io::Error) -> AdminFileFault {
+        AdminFileFault::Io(fault)
     }
 }
 
 /// The file that an absolute path leads to, where nobody else can make it lead elsewhere.
-fn resolve(path: &Path, me: Uid) -> Result<PathBuf, Fault> {
+fn resolve(path: &Path, me: Uid) -> Result<PathBuf, AdminFileFault> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut here = PathBuf::from("/");
     let mut links = 0;
@@ -126,14 +126,14 @@ fn resolve(path: &Path, me: Uid) -> Result<PathBuf, Fault> {
         if about.is_symlink() {
             if !is_trusted(&about, me) {
                 let owner = name(about.uid());
-                return Err(Fault::Untrusted(format!(
+                return Err(AdminFileFault::Untrusted(format!(
                     "the symbolic link {} on the way to it belongs to {owner}",
                     next.display()
                 )));
             }
             links += 1;
             if links > LINKS {
-                return Err(Fault::Untrusted(
+                return Err(AdminFileFault::Untrusted(
                     "there are too many symbolic links on the way to it".to_owned(),
                 ));
             }
@@ -163,10 +163,10 @@ fn parts(path: &Path) -> VecDeque<OsString> {
     parts.collect()
 }
 
-fn check_folder(folder: &Path, about: &Metadata, me: Uid) -> Result<(), Fault> {
+fn check_folder(folder: &Path, about: &Metadata, me: Uid) -> Result<(), AdminFileFault> {
     if !is_trusted(about, me) {
         let owner = name(about.uid());
-        return Err(Fault::Untrusted(format!(
+        return Err(AdminFileFault::Untrusted(format!(
             "the folder {} belongs to {owner}, and not to you or root",
             folder.display()
         )));
@@ -175,7 +175,7 @@ fn check_folder(folder: &Path, about: &Metadata, me: Uid) -> Result<(), Fault> {
     // Where each user has a group of its own, the group's members are the owner alone.
     let by_group = mode & WRITABLE_BY_GROUP != 0 && about.gid() != about.uid();
     if (by_group || mode & WRITABLE_BY_OTHERS != 0) && mode & STICKY == 0 {
-        return Err(Fault::Untrusted(format!(
+        return Err(AdminFileFault::Untrusted(format!(
             "others may write to the folder {} (mode {:04o})",
             folder.display(),
             mode & 0o7777

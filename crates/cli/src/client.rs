@@ -1,7 +1,7 @@
 //! The HTTP client: one request, one answer, errors in words. It knows the envelope and the login, and
 //! nothing of what the verbs ask for.
 
-use crate::connection::Login;
+use crate::connection::ClientLogin;
 use crate::error::Error;
 use crate::output::plain;
 use crate::tls::TlsConnector;
@@ -32,7 +32,7 @@ pub(crate) struct Client {
 
 /// The `data` of one reply, as it came. `--json` prints it so that nothing the server said is lost.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ReplyData {
     pub(crate) data: Value,
     url: String,
 }
@@ -45,7 +45,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    pub(crate) fn new(login: Login) -> Result<Client, Error> {
+    pub(crate) fn new(login: ClientLogin) -> Result<Client, Error> {
         // Neither proxies nor redirects: both would hand the secret to somebody the user did not name.
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -75,7 +75,7 @@ impl Client {
         Ok(Client { agent, url: login.url, authorization, credentials: login.credentials })
     }
 
-    pub(crate) fn get(&self, path: &str, query: &[(&str, String)]) -> Result<Answer, Error> {
+    pub(crate) fn get(&self, path: &str, query: &[(&str, String)]) -> Result<ReplyData, Error> {
         let request = self
             .agent
             .get(format!("{}{path}", self.url))
@@ -85,7 +85,7 @@ impl Client {
         self.judge(answer, |url, why| Error::Interrupted { url, why })
     }
 
-    pub(crate) fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<Answer, Error> {
+    pub(crate) fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<ReplyData, Error> {
         self.post_once(path, body, None)
     }
 
@@ -95,7 +95,7 @@ impl Client {
         path: &str,
         body: &impl serde::Serialize,
         key: Option<&str>,
-    ) -> Result<Answer, Error> {
+    ) -> Result<ReplyData, Error> {
         let mut request = self
             .agent
             .post(format!("{}{path}", self.url))
@@ -113,7 +113,7 @@ impl Client {
         &self,
         answer: Result<(u16, Vec<u8>), ureq::Error>,
         after_sending: impl FnOnce(String, String) -> Error,
-    ) -> Result<Answer, Error> {
+    ) -> Result<ReplyData, Error> {
         let url = self.url.clone();
         let (status, body) = answer.map_err(|fault| match words_for(&fault) {
             Phase::Connecting(why) => Error::Unreachable { url: url.clone(), why },
@@ -128,7 +128,7 @@ impl Client {
         if envelope.result {
             let why = "a success without data".to_owned();
             let data = envelope.data.ok_or_else(|| Error::Stranger { url: url.clone(), status, why })?;
-            return Ok(Answer { data, url });
+            return Ok(ReplyData { data, url });
         }
         let login = [Code::AppDenied, Code::UserDenied].map(Code::external);
         Err(if login.contains(&code) {
@@ -139,7 +139,7 @@ impl Client {
     }
 }
 
-impl Answer {
+impl ReplyData {
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         T::deserialize(&self.data).map_err(|fault| Error::Stranger {
             url: self.url.clone(),

@@ -18,7 +18,7 @@ const ADMIN_USERNAME: &str = "admin";
 
 /// The flags that every verb has, and where their values come from.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct ConnectionFlags {
     flags: Flags,
     sources: Sources,
 }
@@ -51,15 +51,15 @@ struct Flags {
 
 #[derive(Clone, Copy, Debug)]
 struct Sources {
-    url: Option<Origin>,
-    app_code: Option<Origin>,
-    app_secret: Option<Origin>,
-    data: Option<Origin>,
+    url: Option<ValueOrigin>,
+    app_code: Option<ValueOrigin>,
+    app_secret: Option<ValueOrigin>,
+    data: Option<ValueOrigin>,
 }
 
 /// How a value was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum ValueOrigin {
     Flag,
     Environment,
 }
@@ -67,15 +67,15 @@ enum Origin {
 impl Sources {
     fn of(matches: &ArgMatches) -> Sources {
         let of = |id| match matches.value_source(id) {
-            Some(ValueSource::CommandLine) => Some(Origin::Flag),
-            Some(ValueSource::EnvVariable) => Some(Origin::Environment),
+            Some(ValueSource::CommandLine) => Some(ValueOrigin::Flag),
+            Some(ValueSource::EnvVariable) => Some(ValueOrigin::Environment),
             Some(_) | None => None,
         };
         Sources { url: of("url"), app_code: of("app_code"), app_secret: of("app_secret"), data: of("data") }
     }
 }
 
-impl clap::Args for Connection {
+impl clap::Args for ConnectionFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
         Flags::augment_args(command)
     }
@@ -85,18 +85,18 @@ impl clap::Args for Connection {
     }
 }
 
-impl FromArgMatches for Connection {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Connection, clap::Error> {
-        Ok(Connection { sources: Sources::of(matches), flags: Flags::from_arg_matches(matches)? })
+impl FromArgMatches for ConnectionFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<ConnectionFlags, clap::Error> {
+        Ok(ConnectionFlags { sources: Sources::of(matches), flags: Flags::from_arg_matches(matches)? })
     }
 
     // Reading a value takes it out of the matches, and its source with it.
-    fn from_arg_matches_mut(matches: &mut ArgMatches) -> Result<Connection, clap::Error> {
-        Ok(Connection { sources: Sources::of(matches), flags: Flags::from_arg_matches_mut(matches)? })
+    fn from_arg_matches_mut(matches: &mut ArgMatches) -> Result<ConnectionFlags, clap::Error> {
+        Ok(ConnectionFlags { sources: Sources::of(matches), flags: Flags::from_arg_matches_mut(matches)? })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Connection::from_arg_matches(matches)?;
+        *self = ConnectionFlags::from_arg_matches(matches)?;
         Ok(())
     }
 }
@@ -125,7 +125,7 @@ impl fmt::Debug for Secret {
 }
 
 /// Everything a client needs to know, checked.
-pub(crate) struct Login {
+pub(crate) struct ClientLogin {
     /// `http://HOST:PORT`, without a slash at its end.
     pub(crate) url: String,
     pub(crate) app_code: String,
@@ -138,44 +138,45 @@ pub(crate) struct Login {
     pub(crate) credentials: String,
 }
 
-impl Connection {
+impl ConnectionFlags {
     pub(crate) fn client(&self) -> Result<Client, Error> {
         Client::new(self.login()?)
     }
 
-    fn login(&self) -> Result<Login, Error> {
+    fn login(&self) -> Result<ClientLogin, Error> {
         let Flags { url, app_code, app_secret, username, data, .. } = &self.flags;
-        let given = |origin: Origin| Given {
+        let given = |origin: ValueOrigin| SourceValues {
             url: url.as_ref().filter(|url| !url.is_empty() && self.sources.url == Some(origin)),
             code: app_code.as_ref().filter(|code| !code.is_empty() && self.sources.app_code == Some(origin)),
             secret: app_secret
                 .as_ref()
                 .filter(|secret| !secret.reveal().is_empty() && self.sources.app_secret == Some(origin)),
         };
-        let (flags, environment) = (given(Origin::Flag), given(Origin::Environment));
+        let (flags, environment) = (given(ValueOrigin::Flag), given(ValueOrigin::Environment));
         let named = username.clone().filter(|name| !name.is_empty());
-        let says = |given: &Given<'_>| given.url.is_some() || given.code.is_some() || given.secret.is_some();
+        let says =
+            |given: &SourceValues<'_>| given.url.is_some() || given.code.is_some() || given.secret.is_some();
         let (given, origin) = match (says(&flags), says(&environment), self.sources.data) {
-            (true, _, _) => (flags, Origin::Flag),
-            (false, true, None | Some(Origin::Environment)) => (environment, Origin::Environment),
+            (true, _, _) => (flags, ValueOrigin::Flag),
+            (false, true, None | Some(ValueOrigin::Environment)) => (environment, ValueOrigin::Environment),
             (false, _, _) => return self.login_of_file(named),
         };
-        let Given { url: Some(url), code: Some(code), secret: Some(secret) } = given else {
+        let SourceValues { url: Some(url), code: Some(code), secret: Some(secret) } = given else {
             let environment =
-                (origin == Origin::Flag && says(&environment)).then(|| "the environment".to_owned());
+                (origin == ValueOrigin::Flag && says(&environment)).then(|| "the environment".to_owned());
             let file = data.join("admin.json");
             let file = file.exists().then(|| file.display().to_string());
             return Err(Error::HalfOfALogin {
-                given: given.names(origin, Present::Yes),
-                missing: given.names(origin, Present::No),
+                given: given.names(origin, PresentValues::Yes),
+                missing: given.names(origin, PresentValues::No),
                 others: environment.into_iter().chain(file).collect(),
             });
         };
         let credentials = match origin {
-            Origin::Flag => "the flags",
-            Origin::Environment => "the environment",
+            ValueOrigin::Flag => "the flags",
+            ValueOrigin::Environment => "the environment",
         };
-        Ok(Login {
+        Ok(ClientLogin {
             url: check_url(url)?,
             app_code: code.clone(),
             app_secret: secret.clone(),
@@ -190,7 +191,7 @@ impl Connection {
         file.map(Trust::Ca)
     }
 
-    fn login_of_file(&self, named: Option<String>) -> Result<Login, Error> {
+    fn login_of_file(&self, named: Option<String>) -> Result<ClientLogin, Error> {
         let AdminFile { path, content } = AdminFile::of(&self.flags.data);
         let admin = content.map_err(|unusable| match unusable {
             Unusable::Missing => {
@@ -204,7 +205,7 @@ impl Connection {
             Trust::pin(&pin).ok_or(Error::Untrusted { path: path.clone(), why })
         });
         let pinned = pinned.transpose()?.unwrap_or(Trust::System);
-        Ok(Login {
+        Ok(ClientLogin {
             url: check_url(&admin.url)?,
             trust: self.given_ca().unwrap_or(pinned),
             app_code: admin.bk_app_code,
@@ -217,30 +218,30 @@ impl Connection {
 
 /// What one source says.
 #[derive(Clone, Copy)]
-struct Given<'a> {
+struct SourceValues<'a> {
     url: Option<&'a String>,
     code: Option<&'a String>,
     secret: Option<&'a Secret>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Present {
+enum PresentValues {
     Yes,
     No,
 }
 
-impl Given<'_> {
+impl SourceValues<'_> {
     /// The names of what is there, or of what is not, as this source calls them.
-    fn names(&self, origin: Origin, which: Present) -> String {
+    fn names(&self, origin: ValueOrigin, which: PresentValues) -> String {
         let all = [
             (self.url.is_some(), "--url", "PROCFLEET_URL"),
             (self.code.is_some(), "--app-code", "PROCFLEET_APP_CODE"),
             (self.secret.is_some(), "--app-secret", "PROCFLEET_APP_SECRET"),
         ];
-        let names = all.into_iter().filter(|(is_there, ..)| *is_there == (which == Present::Yes));
+        let names = all.into_iter().filter(|(is_there, ..)| *is_there == (which == PresentValues::Yes));
         let names = names.map(|(_, flag, variable)| match origin {
-            Origin::Flag => flag,
-            Origin::Environment => variable,
+            ValueOrigin::Flag => flag,
+            ValueOrigin::Environment => variable,
         });
         names.collect::<Vec<_>>().join(" and ")
     }
@@ -275,20 +276,20 @@ mod tests {
     #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]
-        connection: Connection,
+        connection: ConnectionFlags,
     }
 
-    fn connection(flags: &[&str], data: &Path) -> Connection {
+    fn connection(flags: &[&str], data: &Path) -> ConnectionFlags {
         let data = data.to_str().expect("a temp dir is text");
         let line = ["procfleet"].into_iter().chain(flags.iter().copied()).chain(["--data", data]);
         Line::try_parse_from(line).expect("flags").connection
     }
 
     /// As if what the flags say came from the environment, and `--data` from nowhere.
-    fn in_environment(mut connection: Connection) -> Connection {
+    fn in_environment(mut connection: ConnectionFlags) -> ConnectionFlags {
         let Sources { url, app_code, app_secret, data } = &mut connection.sources;
         for origin in [url, app_code, app_secret] {
-            *origin = origin.map(|_| Origin::Environment);
+            *origin = origin.map(|_| ValueOrigin::Environment);
         }
         *data = None;
         connection
@@ -308,7 +309,7 @@ mod tests {
         ["--url", "https://fleet.example/gate/", "--app-code", "ops", "--app-secret", "given"];
 
     #[track_caller]
-    fn check(connection: &Connection, url: &str, code: &str, secret: &str, from: &str) {
+    fn check(connection: &ConnectionFlags, url: &str, code: &str, secret: &str, from: &str) {
         let login = connection.login().expect("a login");
         assert_eq!(
             (login.url.as_str(), login.app_code.as_str(), login.app_secret.reveal()),
@@ -327,12 +328,12 @@ mod tests {
         check(&connection(&ALL, Path::new("/nowhere")), given.0, given.1, given.2, "the flags");
         let mut environment = in_environment(connection(&ALL, dir.path()));
         check(&environment, given.0, given.1, given.2, "the environment");
-        environment.sources.data = Some(Origin::Environment);
+        environment.sources.data = Some(ValueOrigin::Environment);
         check(&environment, given.0, given.1, given.2, "the environment");
-        environment.sources.data = Some(Origin::Flag);
+        environment.sources.data = Some(ValueOrigin::Flag);
         check(&environment, of_file.0, of_file.1, of_file.2, of_file.3);
 
-        let username = |connection: &Connection| connection.login().expect("a login").username;
+        let username = |connection: &ConnectionFlags| connection.login().expect("a login").username;
         assert_eq!(username(&connection(&ALL, dir.path())), "");
         assert_eq!(username(&connection(&[], dir.path())), "admin");
         assert_eq!(username(&connection(&["--username", "ann"], dir.path())), "ann");
@@ -353,7 +354,7 @@ mod tests {
         for (flags, words, what) in rows {
             for connection in [connection(flags, dir.path()), in_environment(connection(flags, dir.path()))] {
                 let error = connection.login().err().expect(what);
-                assert_eq!(error.exit(), crate::Exit::Unreachable);
+                assert_eq!(error.exit(), crate::VerbExit::Unreachable);
                 let text = error.to_string();
                 let words = match connection.sources.data {
                     Some(_) => words.to_owned(),
@@ -403,7 +404,7 @@ mod tests {
         }
         for bad in ["", "127.0.0.1:52030", "ftp://x", "http://", "http:///x", "http://me:pass@x"] {
             let error = check_url(bad).expect_err(bad);
-            assert_eq!(error.exit(), crate::Exit::Usage);
+            assert_eq!(error.exit(), crate::VerbExit::Usage);
             assert!(!error.to_string().contains("pass@"), "{error}");
         }
     }

@@ -1,8 +1,9 @@
 //! What can keep a verb from being carried out, in words that a person can act on.
 //!
-//! An op that failed on its host is not an error here: it is an answer, and makes the exit [`Exit::Failed`].
+//! An op that failed on its host is not an error here: it is an answer, and makes the exit
+//! [`VerbExit::Failed`].
 
-use crate::Exit;
+use crate::VerbExit;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +49,9 @@ pub enum Error {
 }
 
 impl Error {
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self) -> VerbExit {
         match self {
-            Error::Usage(_) => Exit::Usage,
+            Error::Usage(_) => VerbExit::Usage,
             Error::NoCredentials { .. }
             | Error::HalfOfALogin { .. }
             | Error::Untrusted { .. }
@@ -58,8 +59,8 @@ impl Error {
             | Error::Interrupted { .. }
             | Error::Undecided { .. }
             | Error::Stranger { .. }
-            | Error::Denied { .. } => Exit::Unreachable,
-            Error::Refused { .. } | Error::Output(_) => Exit::Failed,
+            | Error::Denied { .. } => VerbExit::Unreachable,
+            Error::Refused { .. } | Error::Output(_) => VerbExit::Failed,
         }
     }
 }

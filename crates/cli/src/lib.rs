@@ -2,7 +2,7 @@
 //!
 //! Each verb is one file in `verb/`: it asks the server through `client` and prints through [`Surroundings`].
 //! This crate reads neither argv nor the environment (clap does, for the thin binary) and never exits:
-//! [`run`] answers with an [`Exit`]. It knows the server only by its public API.
+//! [`run`] answers with a [`VerbExit`]. It knows the server only by its public API.
 
 mod admin_file;
 mod client;
@@ -13,26 +13,26 @@ mod tls;
 mod verb;
 mod wait;
 
-pub use connection::{Connection, Secret};
+pub use connection::{ConnectionFlags, Secret};
 pub use error::Error;
-pub use output::{Asks, Colors, Output, Pace, Progress, Surroundings, When};
+pub use output::{Asks, Colors, OutputFlag, PollPace, ProgressDisplay, Surroundings, When};
 pub use verb::{
     agents::Agents,
-    app::App,
+    app::AppVerb,
     audit::Audit,
-    business::Business,
-    ca::Ca,
-    events::Events,
+    business::BusinessVerb,
+    ca::CaVerb,
+    events::EventsVerb,
     logs::Logs,
     operate::{IsRunning, Operate, Plain},
     ps::Ps,
     show::Show,
-    task::Task,
-    token::Token,
+    task::TaskVerb,
+    token::TokenVerb,
     user::User,
-    webhook::Webhook,
+    webhook::WebhookVerb,
 };
-pub use wait::Waiting;
+pub use wait::WaitMode;
 
 use procfleet_core::op::OpKind;
 
@@ -97,36 +97,36 @@ pub enum Verb {
     Logs(Logs),
     /// Show what became of the tasks
     #[command(subcommand)]
-    Task(Task),
+    Task(TaskVerb),
     /// Show the agents, assign them to a business, label, revoke or forget them
     Agents(Agents),
     /// Make join tokens for new agents
     #[command(subcommand)]
-    Token(Token),
+    Token(TokenVerb),
     /// Manage the apps that may call the API, and what each may use
     #[command(subcommand)]
-    App(Box<App>),
+    App(Box<AppVerb>),
     /// Manage the users that apps may act for, and their tokens (bk_token)
     #[command(subcommand)]
     User(User),
     /// Manage the businesses that agents belong to
     #[command(subcommand)]
-    Business(Business),
+    Business(BusinessVerb),
     /// Show or replace the CA that agents and server know each other by
     #[command(subcommand)]
-    Ca(Ca),
+    Ca(CaVerb),
     /// Show what happened to processes without anybody asking for it
-    Events(Events),
+    Events(EventsVerb),
     /// Manage the urls that events are sent to
     #[command(subcommand)]
-    Webhook(Webhook),
+    Webhook(WebhookVerb),
     /// Show who did what
     Audit(Audit),
 }
 
 impl Verb {
     /// How its results are to be shown.
-    fn output(&self) -> Option<Output> {
+    fn output(&self) -> Option<OutputFlag> {
         match self {
             Verb::Ps(ps) => Some(ps.output),
             Verb::Start(operate)
@@ -157,7 +157,7 @@ impl Verb {
 /// How a verb ended, as scripts see it.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum VerbExit {
     /// All of it went well.
     Done = 0,
     /// Some op failed or is still open, or the server refused the request.
@@ -172,20 +172,20 @@ pub enum Exit {
     Unreachable = 5,
 }
 
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<VerbExit> for std::process::ExitCode {
+    fn from(exit: VerbExit) -> Self {
         std::process::ExitCode::from(exit as u8)
     }
 }
 
 /// Carries a verb out with the process's own stdin, stdout and stderr.
-pub fn run(verb: Verb) -> Exit {
+pub fn run(verb: Verb) -> VerbExit {
     let (mut input, mut out, mut err) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     run_in(verb, &mut Surroundings::of_process(&mut input, &mut out, &mut err))
 }
 
 /// Carries a verb out in the given surroundings; tests use it to see what is printed.
-pub fn run_in(verb: Verb, around: &mut Surroundings<'_>) -> Exit {
+pub fn run_in(verb: Verb, around: &mut Surroundings<'_>) -> VerbExit {
     if let Some(output) = verb.output() {
         around.appear(output);
     }
@@ -195,7 +195,7 @@ pub fn run_in(verb: Verb, around: &mut Surroundings<'_>) -> Exit {
     })
 }
 
-fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
     match verb {
         Verb::Ps(ps) => ps.run(around),
         Verb::Start(operate) => operate.run(OpKind::Start, around),

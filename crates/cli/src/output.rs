@@ -16,7 +16,7 @@ pub struct Surroundings<'a> {
     pub out: &'a mut dyn Write,
     /// Progress, hints and errors.
     pub err: &'a mut dyn Write,
-    pub progress: Progress,
+    pub progress: ProgressDisplay,
     pub asks: Asks,
     /// Whether whoever reads the results sees colours.
     pub colors: Colors,
@@ -24,7 +24,7 @@ pub struct Surroundings<'a> {
     pub zone: TimeZone,
     /// Seconds since 1970, UTC: what ages are counted to.
     pub now: i64,
-    pub pace: Pace,
+    pub pace: PollPace,
 }
 
 /// Whether somebody can be asked.
@@ -45,7 +45,7 @@ pub enum Colors {
 
 /// How the ops of a waited-for task are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum ProgressDisplay {
     /// A bar on the process's stderr, for a person who watches.
     Bar,
     /// A line for each op that ended.
@@ -54,7 +54,7 @@ pub enum Progress {
 
 /// How often a client that waits bothers its server.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct PollPace {
     /// The least time between two questions: ops that end one by one would otherwise cause an answer each,
     /// and each answer lists all of them.
     pub between: Duration,
@@ -63,10 +63,10 @@ pub struct Pace {
     pub tries: u32,
 }
 
-impl Default for Pace {
+impl Default for PollPace {
     /// A restart of the server takes a few seconds; a minute covers a slow one.
     fn default() -> Self {
-        Pace { between: Duration::from_millis(150), pause: Duration::from_secs(1), tries: 60 }
+        PollPace { between: Duration::from_millis(150), pause: Duration::from_secs(1), tries: 60 }
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) enum Format {
 
 /// The flag that every verb has.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Output {
+pub struct OutputFlag {
     /// Print the answer as one JSON document
     #[arg(long)]
     pub json: bool,
@@ -106,7 +106,7 @@ fn not_empty(text: &str) -> Result<bool, Infallible> {
     Ok(!text.is_empty())
 }
 
-impl Output {
+impl OutputFlag {
     pub(crate) fn format(self) -> Format {
         if self.json { Format::Json } else { Format::Text }
     }
@@ -118,12 +118,13 @@ impl<'a> Surroundings<'a> {
         out: &'a mut dyn Write,
         err: &'a mut dyn Write,
     ) -> Surroundings<'a> {
-        let progress = if std::io::stderr().is_terminal() { Progress::Bar } else { Progress::Lines };
+        let progress =
+            if std::io::stderr().is_terminal() { ProgressDisplay::Bar } else { ProgressDisplay::Lines };
         let at_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
         let asks = if at_terminal { Asks::Person } else { Asks::Nobody };
         let colors = if std::io::stdout().is_terminal() { Colors::Shown } else { Colors::Plain };
         let (zone, now) = (TimeZone::system(), jiff::Timestamp::now().as_second());
-        Surroundings { input, out, err, progress, asks, colors, zone, now, pace: Pace::default() }
+        Surroundings { input, out, err, progress, asks, colors, zone, now, pace: PollPace::default() }
     }
 
     /// A line of the result.
@@ -156,7 +157,7 @@ impl<'a> Surroundings<'a> {
     }
 
     /// Follows the flags that say how results are shown.
-    pub(crate) fn appear(&mut self, output: Output) {
+    pub(crate) fn appear(&mut self, output: OutputFlag) {
         if output.utc {
             self.zone = TimeZone::UTC;
         }
@@ -312,11 +313,11 @@ mod tests {
         }
     }
 
-    fn output(line: &str) -> Output {
+    fn output(line: &str) -> OutputFlag {
         #[derive(clap::Parser)]
         struct Command {
             #[command(flatten)]
-            output: Output,
+            output: OutputFlag,
         }
         <Command as clap::Parser>::parse_from(std::iter::once("x").chain(line.split_whitespace())).output
     }
@@ -327,12 +328,12 @@ mod tests {
             input: &mut input,
             out,
             err: &mut err,
-            progress: Progress::Lines,
+            progress: ProgressDisplay::Lines,
             asks: Asks::Nobody,
             colors: Colors::Plain,
             zone: TimeZone::fixed(jiff::tz::offset(8)),
             now: 0,
-            pace: Pace::default(),
+            pace: PollPace::default(),
         })
     }
 

@@ -3,10 +3,12 @@
 //! Ending the client ends only the waiting. The task goes on, and `procfleet task watch` takes the waiting up
 //! again.
 
-use crate::Exit;
-use crate::client::{Answer, Client, path_segment};
+use crate::VerbExit;
+use crate::client::{Client, ReplyData, path_segment};
 use crate::error::Error;
-use crate::output::{Asks, Colors, Format, Output, Pace, Progress, Surroundings, plain, plain_lines};
+use crate::output::{
+    Asks, Colors, Format, OutputFlag, PollPace, ProgressDisplay, Surroundings, plain, plain_lines,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
@@ -22,7 +24,7 @@ const FAILURES_BESIDE_BAR: usize = 20;
 
 /// Whether whoever makes a task waits for its outcomes.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Waiting {
+pub struct WaitMode {
     /// Print the task's id and do not wait for the outcomes
     #[arg(long)]
     pub no_wait: bool,
@@ -35,16 +37,16 @@ pub struct Waiting {
     pub strict: bool,
 }
 
-impl Waiting {
+impl WaitMode {
     /// Tells of a task that was accepted, and waits for it. `None`: nobody waits, and all was said.
     pub(crate) fn follow(
         &self,
         client: &Client,
-        accepted: &Answer,
+        accepted: &ReplyData,
         task_id: &str,
-        output: &Output,
+        output: &OutputFlag,
         around: &mut Surroundings<'_>,
-    ) -> Result<Option<Watched>, Error> {
+    ) -> Result<Option<WatchedTask>, Error> {
         if self.no_wait {
             match output.format() {
                 Format::Json => around.json(&accepted.data)?,
@@ -58,12 +60,12 @@ impl Waiting {
 }
 
 /// A task as it was seen last.
-pub(crate) struct Watched {
+pub(crate) struct WatchedTask {
     pub(crate) data: Value,
     pub(crate) view: TaskView,
 }
 
-impl Watched {
+impl WatchedTask {
     /// Only these ops are shown; the counts stay those of the whole task.
     pub(crate) fn keep(&mut self, wanted: impl Fn(&OpRow) -> bool) {
         let kept: Vec<bool> = self.view.ops.iter().map(&wanted).collect();
@@ -74,14 +76,14 @@ impl Watched {
         self.view.ops.retain(wanted);
     }
 
-    pub(crate) fn exit(&self, strict: bool) -> Exit {
+    pub(crate) fn exit(&self, strict: bool) -> VerbExit {
         let well = |op: &OpRow| match how(op) {
             How::Ok => true,
             How::AlreadySo(_) => !strict,
             How::Open | How::Failed => false,
         };
         let all_well = self.view.task.counts.open == 0 && self.view.ops.iter().all(well);
-        if all_well { Exit::Done } else { Exit::Failed }
+        if all_well { VerbExit::Done } else { VerbExit::Failed }
     }
 
     /// `start web:nginx: 3 ok, 1 failed`.
@@ -128,7 +130,7 @@ pub(crate) fn how(op: &OpRow) -> How {
     }
 }
 
-pub(crate) fn show(client: &Client, task_id: &str) -> Result<Watched, Error> {
+pub(crate) fn show(client: &Client, task_id: &str) -> Result<WatchedTask, Error> {
     watched(client.get(&path(task_id), &[])?)
 }
 
@@ -139,8 +141,8 @@ pub(crate) fn wait(
     timeout: u64,
     format: Format,
     around: &mut Surroundings<'_>,
-) -> Result<Watched, Error> {
-    let mut teller = Teller::new(around.progress, format);
+) -> Result<WatchedTask, Error> {
+    let mut teller = OutcomePrinter::new(around.progress, format);
     let seen = wait_for(client, task_id, Duration::from_secs(timeout), &mut teller, around)?;
     if seen.view.task.counts.open > 0 {
         around.note(&format!("not finished after {timeout} s; {}", goes_on(task_id)));
@@ -153,14 +155,14 @@ pub(crate) fn wait_silently(
     client: &Client,
     task_id: &str,
     timeout: u64,
-    pace: Pace,
-) -> Result<Watched, Error> {
+    pace: PollPace,
+) -> Result<WatchedTask, Error> {
     let (mut input, mut out, mut err) = (std::io::empty(), std::io::sink(), std::io::sink());
     let mut nobody = Surroundings {
         input: &mut input,
         out: &mut out,
         err: &mut err,
-        progress: Progress::Lines,
+        progress: ProgressDisplay::Lines,
         asks: Asks::Nobody,
         colors: Colors::Plain,
         zone: jiff::tz::TimeZone::UTC,
@@ -174,9 +176,9 @@ fn wait_for(
     client: &Client,
     task_id: &str,
     timeout: Duration,
-    teller: &mut Teller,
+    teller: &mut OutcomePrinter,
     around: &mut Surroundings<'_>,
-) -> Result<Watched, Error> {
+) -> Result<WatchedTask, Error> {
     let began = Instant::now();
     let mut failed_tries = 0;
     loop {
@@ -224,8 +226,8 @@ fn path(task_id: &str) -> String {
     format!("/api/v1/tasks/{}", path_segment(task_id))
 }
 
-fn watched(answer: Answer) -> Result<Watched, Error> {
-    Ok(Watched { view: answer.read()?, data: answer.data })
+fn watched(answer: ReplyData) -> Result<WatchedTask, Error> {
+    Ok(WatchedTask { view: answer.read()?, data: answer.data })
 }
 
 pub(crate) fn is_open(op: &OpRow) -> bool {
@@ -234,25 +236,25 @@ pub(crate) fn is_open(op: &OpRow) -> bool {
 
 /// Remembers which ops were told of, so that each is told once. Outcomes are results and go to standard
 /// output, except where that holds one JSON document; progress goes to standard error.
-struct Teller {
+struct OutcomePrinter {
     bar: Option<ProgressBar>,
     format: Format,
     told: HashSet<String>,
     failures: usize,
 }
 
-impl Teller {
-    fn new(progress: Progress, format: Format) -> Teller {
+impl OutcomePrinter {
+    fn new(progress: ProgressDisplay, format: Format) -> OutcomePrinter {
         let bar = match progress {
-            Progress::Bar => Some(
+            ProgressDisplay::Bar => Some(
                 ProgressBar::new(0).with_style(
                     ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}")
                         .expect("a good template"),
                 ),
             ),
-            Progress::Lines => None,
+            ProgressDisplay::Lines => None,
         };
-        Teller { bar, format, told: HashSet::new(), failures: 0 }
+        OutcomePrinter { bar, format, told: HashSet::new(), failures: 0 }
     }
 
     fn tell(&mut self, view: &TaskView, around: &mut Surroundings<'_>) -> Result<(), Error> {

@@ -7,7 +7,7 @@
 //! comes back, and then the other does. Of two programs with one certificate that is what happens, for each
 //! new connection ends that of the other, which then connects again.
 
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -19,19 +19,19 @@ const REMEMBERED: usize = 4;
 
 /// What tells one run of an agent's program from all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life(pub u128);
+pub struct LifeId(pub u128);
 
 /// The last lives of one agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lives {
     /// The present one last.
-    seen: Vec<(Life, IpAddr)>,
+    seen: Vec<(LifeId, IpAddr)>,
     /// The last one that came back after another had taken its place.
-    returned: Option<(Life, Moment)>,
+    returned: Option<(LifeId, BootTime)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CloneVerdict {
     Alone,
     /// Two of them are there, and connect from these addresses.
     Two([IpAddr; 2]),
@@ -39,7 +39,7 @@ pub enum Verdict {
 
 impl Lives {
     /// A life has connected.
-    pub fn connected(&mut self, life: Life, from: IpAddr, now: Moment) -> Verdict {
+    pub fn connected(&mut self, life: LifeId, from: IpAddr, now: BootTime) -> CloneVerdict {
         let present = self.seen.last().copied();
         let before = self.seen.iter().position(|(known, _)| *known == life);
         if let Some(place) = before {
@@ -54,12 +54,12 @@ impl Lives {
                 let returned = self.returned.replace((life, now));
                 match returned {
                     Some((first, at)) if first != life && now.since(at) <= WINDOW => {
-                        Verdict::Two([place, from])
+                        CloneVerdict::Two([place, from])
                     }
-                    Some(_) | None => Verdict::Alone,
+                    Some(_) | None => CloneVerdict::Alone,
                 }
             }
-            _ => Verdict::Alone,
+            _ => CloneVerdict::Alone,
         }
     }
 }
@@ -73,12 +73,12 @@ mod tests {
     /// happens. A capital letter at the end is where two were found.
     #[track_caller]
     fn check(story: &str) {
-        let (mut lives, mut now) = (Lives::default(), Moment(0));
+        let (mut lives, mut now) = (Lives::default(), BootTime(0));
         let found = story.chars().position(|letter| {
             now += Duration::from_secs(if letter == '.' { 3_600 } else { 1 });
             let life = letter.to_ascii_lowercase() as u8;
             let from = IpAddr::V4(Ipv4Addr::new(10, 0, 0, life));
-            letter != '.' && lives.connected(Life(life.into()), from, now) != Verdict::Alone
+            letter != '.' && lives.connected(LifeId(life.into()), from, now) != CloneVerdict::Alone
         });
         let expected = story.chars().position(|letter| letter.is_ascii_uppercase());
         assert_eq!(found, expected, "{story}");
@@ -120,12 +120,12 @@ mod tests {
         let places = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
         let mut lives = Lives::default();
         for (life, expected) in [
-            (0, Verdict::Alone),
-            (1, Verdict::Alone),
-            (0, Verdict::Alone),
-            (1, Verdict::Two([places[0], places[1]])),
+            (0, CloneVerdict::Alone),
+            (1, CloneVerdict::Alone),
+            (0, CloneVerdict::Alone),
+            (1, CloneVerdict::Two([places[0], places[1]])),
         ] {
-            assert_eq!(lives.connected(Life(life as u128), places[life], Moment(1)), expected);
+            assert_eq!(lives.connected(LifeId(life as u128), places[life], BootTime(1)), expected);
         }
     }
 }

@@ -5,24 +5,24 @@
 
 /// Whose data folder it is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum FolderOwner {
     Server,
     Agent,
 }
 
-impl Program {
+impl FolderOwner {
     /// Files by which its folder is known again. The first one is made before all others.
     fn marks(self) -> &'static [&'static str] {
         match self {
-            Program::Server => &["server.db.lock", "server.db", "ca.key.pem", "admin.json"],
-            Program::Agent => &["agent.lock", "agent.db", "agent.id"],
+            FolderOwner::Server => &["server.db.lock", "server.db", "ca.key.pem", "admin.json"],
+            FolderOwner::Agent => &["agent.lock", "agent.db", "agent.id"],
         }
     }
 }
 
 /// A folder that exists.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct ExistingFolder {
     pub names: Vec<String>,
     pub owner: u32,
     pub mode: u32,
@@ -30,7 +30,7 @@ pub struct Folder {
 
 /// Why a folder is not taken. Nothing was changed in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum FolderRefusal {
     #[error(
         "it holds {name:?} and nothing of this program's; name an empty folder, or one that does not exist yet"
     )]
@@ -48,16 +48,16 @@ const STICKY: u32 = 0o1000;
 const ALWAYS_THERE: &str = "lost+found";
 
 /// Whether the program, which runs as account `us`, may use the folder.
-pub fn judge(folder: &Folder, program: Program, us: u32) -> Result<(), Refusal> {
+pub fn judge(folder: &ExistingFolder, program: FolderOwner, us: u32) -> Result<(), FolderRefusal> {
     if folder.mode & STICKY != 0 {
-        return Err(Refusal::Shared);
+        return Err(FolderRefusal::Shared);
     }
     let marks = program.marks();
     let mut foreign = folder.names.iter().filter(|name| *name != ALWAYS_THERE);
     let is_ours = folder.names.iter().any(|name| marks.contains(&name.as_str()));
     match foreign.next() {
-        Some(name) if !is_ours => Err(Refusal::Foreign { name: name.clone() }),
-        _ if folder.owner != us => Err(Refusal::AnotherAccounts(folder.owner)),
+        Some(name) if !is_ours => Err(FolderRefusal::Foreign { name: name.clone() }),
+        _ if folder.owner != us => Err(FolderRefusal::AnotherAccounts(folder.owner)),
         Some(_) | None => Ok(()),
     }
 }
@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn a_folder_is_taken_if_it_is_empty_or_ours() {
-        let foreign = |name: &str| Err(Refusal::Foreign { name: name.to_owned() });
-        let (server, agent) = (Program::Server, Program::Agent);
-        type Row = (&'static [&'static str], u32, u32, Program, Result<(), Refusal>);
+        let foreign = |name: &str| Err(FolderRefusal::Foreign { name: name.to_owned() });
+        let (server, agent) = (FolderOwner::Server, FolderOwner::Agent);
+        type Row = (&'static [&'static str], u32, u32, FolderOwner, Result<(), FolderRefusal>);
         let rows: &[Row] = &[
             (&[], 0o755, 0, server, Ok(())),
             (&[], 0o777, 0, agent, Ok(())),
@@ -86,15 +86,15 @@ mod tests {
             // Each has a folder of its own.
             (&["server.db"], 0o700, 0, agent, foreign("server.db")),
             (&["agent.lock", "ca.cert.der"], 0o700, 0, server, foreign("agent.lock")),
-            (&[], 0o1777, 0, agent, Err(Refusal::Shared)),
-            (&["server.db"], 0o1777, 0, server, Err(Refusal::Shared)),
-            (&[], 0o755, 7, agent, Err(Refusal::AnotherAccounts(7))),
-            (&["agent.lock"], 0o700, 7, agent, Err(Refusal::AnotherAccounts(7))),
+            (&[], 0o1777, 0, agent, Err(FolderRefusal::Shared)),
+            (&["server.db"], 0o1777, 0, server, Err(FolderRefusal::Shared)),
+            (&[], 0o755, 7, agent, Err(FolderRefusal::AnotherAccounts(7))),
+            (&["agent.lock"], 0o700, 7, agent, Err(FolderRefusal::AnotherAccounts(7))),
             (&["home"], 0o700, 7, agent, foreign("home")),
         ];
         for (names, mode, owner, program, expected) in rows {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
-            let folder = Folder { names, owner: *owner, mode: *mode };
+            let folder = ExistingFolder { names, owner: *owner, mode: *mode };
             assert_eq!(judge(&folder, *program, 0), *expected, "{folder:?} {program:?}");
         }
     }

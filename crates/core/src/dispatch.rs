@@ -1,12 +1,12 @@
 //! What to do with an open op: send it, wait, or end it.
 //!
-//! The keeper asks for each open op whenever something about it may have changed; the answer depends on
+//! The dispatcher asks for each open op whenever something about it may have changed; the answer depends on
 //! nothing but the arguments. An op that was sent in an older session is sent again: the agent's journal
 //! makes sure that it is carried out once.
 
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::Epoch;
-use crate::moment::Moment;
 use crate::op::{OpKind, Outcome};
 use std::time::Duration;
 
@@ -23,16 +23,16 @@ pub const WINDOW: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOp {
     pub kind: OpKind,
-    pub accepted: Moment,
+    pub accepted: BootTime,
     /// It must have begun by then.
-    pub start_by: Moment,
+    pub start_by: BootTime,
     /// It must have an outcome by then.
-    pub deadline: Moment,
-    pub progress: Progress,
+    pub deadline: BootTime,
+    pub progress: OpProgress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum OpProgress {
     Waiting,
     Sent(Epoch),
     /// The agent has it in its journal.
@@ -45,7 +45,7 @@ pub enum Presence {
     Connected(Epoch),
     /// Not connected; until `back_by` it may come back.
     Away {
-        back_by: Moment,
+        back_by: BootTime,
     },
     /// No agent was ever known for the target.
     Unknown,
@@ -54,21 +54,21 @@ pub enum Presence {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     Send,
-    Wait { until: Moment },
+    Wait { until: BootTime },
     End(Outcome),
 }
 
-pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Decision {
+pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> Decision {
     // Whenever it is asked about: there was never anybody to wait for.
     if presence != Presence::Unknown && now >= op.deadline {
         let message = match op.progress {
-            Progress::Waiting => {
+            OpProgress::Waiting => {
                 format!("no outcome by the deadline: {target} was never given the operation")
             }
-            Progress::Sent(_) => {
+            OpProgress::Sent(_) => {
                 format!("no outcome by the deadline: {target} never confirmed the operation")
             }
-            Progress::Taken(_) => {
+            OpProgress::Taken(_) => {
                 format!("no outcome by the deadline: {target} took the operation and did not report")
             }
         };
@@ -81,29 +81,29 @@ pub fn decide(now: Moment, op: &OpenOp, presence: Presence, target: &str) -> Dec
             op.kind,
         )),
         // Either had too many before it, or nobody here had time to send it: nobody can tell any more.
-        (Presence::Connected(_), Progress::Waiting) if now >= op.start_by => {
+        (Presence::Connected(_), OpProgress::Waiting) if now >= op.start_by => {
             let verb = op.kind.verb();
             let message = format!(
                 "{target} was not given the operation in time (it was away or too busy, or the server was); {verb} was not begun"
             );
             Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind))
         }
-        (Presence::Connected(_), Progress::Waiting) => Decision::Send,
-        (Presence::Connected(epoch), Progress::Sent(old) | Progress::Taken(old)) if epoch != old => {
+        (Presence::Connected(_), OpProgress::Waiting) => Decision::Send,
+        (Presence::Connected(epoch), OpProgress::Sent(old) | OpProgress::Taken(old)) if epoch != old => {
             Decision::Send
         }
-        (Presence::Connected(_), Progress::Sent(_) | Progress::Taken(_)) => {
+        (Presence::Connected(_), OpProgress::Sent(_) | OpProgress::Taken(_)) => {
             Decision::Wait { until: op.deadline }
         }
         // The agent may be carrying it out at this moment: only the deadline ends it.
-        (Presence::Away { .. }, Progress::Taken(_)) => Decision::Wait { until: op.deadline },
-        (Presence::Away { back_by }, Progress::Waiting | Progress::Sent(_)) => {
+        (Presence::Away { .. }, OpProgress::Taken(_)) => Decision::Wait { until: op.deadline },
+        (Presence::Away { back_by }, OpProgress::Waiting | OpProgress::Sent(_)) => {
             let until = back_by.max(op.accepted + RECONNECT_GRACE);
             match op.progress {
                 _ if now < until => Decision::Wait { until: until.min(op.deadline) },
                 // It may have arrived just before the connection broke.
-                Progress::Sent(_) => Decision::Wait { until: op.deadline },
-                Progress::Waiting | Progress::Taken(_) => Decision::End(Outcome::without_agent(
+                OpProgress::Sent(_) => Decision::Wait { until: op.deadline },
+                OpProgress::Waiting | OpProgress::Taken(_) => Decision::End(Outcome::without_agent(
                     Code::NoAgent,
                     format!("Can not find Agent by ip {target}: its agent is not connected"),
                     op.kind,
@@ -127,7 +127,7 @@ pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
 /// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them.
 /// `None`: it was sent to an earlier session, and is waited for.
 pub fn unchecked(op: &OpenOp, target: &str) -> Option<Outcome> {
-    (op.progress == Progress::Waiting).then(|| {
+    (op.progress == OpProgress::Waiting).then(|| {
         let message = format!(
             "the app is limited to some OS accounts, and the agent of {target} is of a version that cannot check them; upgrade the \
              agent, or use an app with all accounts; {} was not begun",
@@ -146,7 +146,7 @@ pub enum Cancelling {
     /// The agent of this session was not asked yet.
     Due,
     /// It was asked in this session, and may take so long.
-    Asked { epoch: Epoch, until: Moment },
+    Asked { epoch: Epoch, until: BootTime },
     /// It is of an earlier version and cannot be asked.
     Deaf,
 }
@@ -156,14 +156,14 @@ pub enum CancelStep {
     /// Tell the agent.
     Ask,
     Wait {
-        until: Moment,
+        until: BootTime,
     },
     End(Outcome),
 }
 
 /// What to do with an open op that nobody waits for any more.
 pub fn cancel(
-    now: Moment,
+    now: BootTime,
     op: &OpenOp,
     presence: Presence,
     cancelling: Cancelling,
@@ -173,7 +173,7 @@ pub fn cancel(
     let verb = op.kind.verb();
     let unknown = format!("whether {verb} was carried out is not known");
     match (op.progress, presence, cancelling) {
-        (Progress::Waiting, _, _) => {
+        (OpProgress::Waiting, _, _) => {
             end(format!("cancelled: {verb} was not sent to {target} yet, and nothing was done"))
         }
         (_, Presence::Away { .. } | Presence::Unknown, _) => {
@@ -195,11 +195,11 @@ pub fn cancel(
 /// How an op ends whose agent will never come back; `reason` goes on after "its agent".
 pub fn dismissed(op: &OpenOp, target: &str, reason: &str) -> Outcome {
     let (code, message) = match op.progress {
-        Progress::Waiting => (
+        OpProgress::Waiting => (
             Code::NoAgent,
             format!("Can not find Agent by ip {target}: its agent {reason}; nothing was done"),
         ),
-        Progress::Sent(_) | Progress::Taken(_) => (
+        OpProgress::Sent(_) | OpProgress::Taken(_) => (
             Code::Interrupted,
             format!("{target}: its agent {reason}; whether the operation was carried out is not known"),
         ),
@@ -211,18 +211,18 @@ pub fn dismissed(op: &OpenOp, target: &str, reason: &str) -> Outcome {
 mod tests {
     use super::*;
 
-    fn op(progress: Progress) -> OpenOp {
+    fn op(progress: OpProgress) -> OpenOp {
         OpenOp {
             kind: OpKind::Start,
-            accepted: Moment(1_000),
-            start_by: Moment(60_000),
-            deadline: Moment(100_000),
+            accepted: BootTime(1_000),
+            start_by: BootTime(60_000),
+            deadline: BootTime(100_000),
             progress,
         }
     }
 
-    fn check(now: u64, progress: Progress, presence: Presence, expected: &str) {
-        let said = match decide(Moment(now), &op(progress), presence, "0:10.0.0.1") {
+    fn check(now: u64, progress: OpProgress, presence: Presence, expected: &str) {
+        let said = match decide(BootTime(now), &op(progress), presence, "0:10.0.0.1") {
             Decision::Send => "send".to_owned(),
             Decision::Wait { until } => format!("wait {}", until.0),
             Decision::End(outcome) => format!("end {}", outcome.code.number()),
@@ -233,20 +233,20 @@ mod tests {
     #[test]
     fn a_cancelled_op_ends_soon_whatever_its_agent_does() {
         let (one, two) = (Epoch(1), Epoch(2));
-        let asked = Cancelling::Asked { epoch: one, until: Moment(12_000) };
-        let (here, away) = (Presence::Connected(one), Presence::Away { back_by: Moment(9_000) });
+        let asked = Cancelling::Asked { epoch: one, until: BootTime(12_000) };
+        let (here, away) = (Presence::Connected(one), Presence::Away { back_by: BootTime(9_000) });
         for (now, progress, presence, cancelling, expected) in [
-            (2_000, Progress::Waiting, here, Cancelling::Due, "end nothing was done"),
-            (2_000, Progress::Waiting, away, Cancelling::Due, "end nothing was done"),
-            (2_000, Progress::Sent(one), here, Cancelling::Due, "ask"),
-            (2_000, Progress::Taken(one), here, Cancelling::Due, "ask"),
-            (2_000, Progress::Taken(one), here, asked, "wait 12000"),
-            (12_000, Progress::Taken(one), here, asked, "end did not say how far"),
-            (2_000, Progress::Taken(one), Presence::Connected(two), asked, "ask"),
-            (2_000, Progress::Taken(one), away, asked, "end is not known"),
-            (2_000, Progress::Sent(one), here, Cancelling::Deaf, "end too old"),
+            (2_000, OpProgress::Waiting, here, Cancelling::Due, "end nothing was done"),
+            (2_000, OpProgress::Waiting, away, Cancelling::Due, "end nothing was done"),
+            (2_000, OpProgress::Sent(one), here, Cancelling::Due, "ask"),
+            (2_000, OpProgress::Taken(one), here, Cancelling::Due, "ask"),
+            (2_000, OpProgress::Taken(one), here, asked, "wait 12000"),
+            (12_000, OpProgress::Taken(one), here, asked, "end did not say how far"),
+            (2_000, OpProgress::Taken(one), Presence::Connected(two), asked, "ask"),
+            (2_000, OpProgress::Taken(one), away, asked, "end is not known"),
+            (2_000, OpProgress::Sent(one), here, Cancelling::Deaf, "end too old"),
         ] {
-            let said = match cancel(Moment(now), &op(progress), presence, cancelling, "0:10.0.0.1") {
+            let said = match cancel(BootTime(now), &op(progress), presence, cancelling, "0:10.0.0.1") {
                 CancelStep::Ask => "ask".to_owned(),
                 CancelStep::Wait { until } => format!("wait {}", until.0),
                 CancelStep::End(outcome) => {
@@ -264,9 +264,9 @@ mod tests {
     #[test]
     fn what_a_dismissed_agent_may_have_begun_is_not_called_undone() {
         for (progress, code) in [
-            (Progress::Waiting, Code::NoAgent),
-            (Progress::Sent(Epoch(1)), Code::Interrupted),
-            (Progress::Taken(Epoch(1)), Code::Interrupted),
+            (OpProgress::Waiting, Code::NoAgent),
+            (OpProgress::Sent(Epoch(1)), Code::Interrupted),
+            (OpProgress::Taken(Epoch(1)), Code::Interrupted),
         ] {
             let outcome = dismissed(&op(progress), "0:10.0.0.1", "was revoked");
             assert_eq!(outcome.code, code);
@@ -277,20 +277,20 @@ mod tests {
     #[test]
     fn every_case_has_its_decision() {
         let (one, two) = (Epoch(1), Epoch(2));
-        check(2_000, Progress::Waiting, Presence::Connected(one), "send");
-        check(60_000, Progress::Waiting, Presence::Connected(one), "end 120");
-        check(2_000, Progress::Sent(one), Presence::Connected(one), "wait 100000");
-        check(2_000, Progress::Sent(one), Presence::Connected(two), "send");
-        check(2_000, Progress::Taken(one), Presence::Connected(two), "send");
-        check(2_000, Progress::Waiting, Presence::Unknown, "end 117");
-        check(2_000, Progress::Waiting, Presence::Away { back_by: Moment(500) }, "wait 6000");
-        check(2_000, Progress::Waiting, Presence::Away { back_by: Moment(9_000) }, "wait 9000");
-        check(6_000, Progress::Waiting, Presence::Away { back_by: Moment(500) }, "end 117");
-        check(6_000, Progress::Sent(one), Presence::Away { back_by: Moment(500) }, "wait 100000");
-        check(6_000, Progress::Taken(one), Presence::Away { back_by: Moment(500) }, "wait 100000");
-        for progress in [Progress::Waiting, Progress::Sent(one), Progress::Taken(one)] {
+        check(2_000, OpProgress::Waiting, Presence::Connected(one), "send");
+        check(60_000, OpProgress::Waiting, Presence::Connected(one), "end 120");
+        check(2_000, OpProgress::Sent(one), Presence::Connected(one), "wait 100000");
+        check(2_000, OpProgress::Sent(one), Presence::Connected(two), "send");
+        check(2_000, OpProgress::Taken(one), Presence::Connected(two), "send");
+        check(2_000, OpProgress::Waiting, Presence::Unknown, "end 117");
+        check(2_000, OpProgress::Waiting, Presence::Away { back_by: BootTime(500) }, "wait 6000");
+        check(2_000, OpProgress::Waiting, Presence::Away { back_by: BootTime(9_000) }, "wait 9000");
+        check(6_000, OpProgress::Waiting, Presence::Away { back_by: BootTime(500) }, "end 117");
+        check(6_000, OpProgress::Sent(one), Presence::Away { back_by: BootTime(500) }, "wait 100000");
+        check(6_000, OpProgress::Taken(one), Presence::Away { back_by: BootTime(500) }, "wait 100000");
+        for progress in [OpProgress::Waiting, OpProgress::Sent(one), OpProgress::Taken(one)] {
             check(100_000, progress, Presence::Connected(one), "end 120");
-            check(100_000, progress, Presence::Away { back_by: Moment(200_000) }, "end 120");
+            check(100_000, progress, Presence::Away { back_by: BootTime(200_000) }, "end 120");
             check(100_000, progress, Presence::Unknown, "end 117");
         }
     }

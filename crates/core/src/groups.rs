@@ -9,7 +9,7 @@
 use crate::id::ProcKey;
 use crate::process::Process;
 use crate::spec::{ProcessGroup, Weight};
-use crate::supervise::Past;
+use crate::supervise::LimitHistory;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ pub struct Victim {
     pub process: Process,
     /// Whether the pool was ever within its limit since this process is there. If not, its coming back is
     /// what breaks it.
-    pub past: Past,
+    pub past: LimitHistory,
 }
 
 /// How all pools of a host stand, from sample to sample.
@@ -93,7 +93,7 @@ pub struct Pools(BTreeMap<(String, String, Pool), Course>);
 
 #[derive(Clone, Debug, Default)]
 struct Course {
-    strain: Strain,
+    strain: PoolStrain,
     /// The sums that were over, without one between them that was not.
     sums: Vec<f64>,
     /// Those processes that have been there while the pool was within its limit.
@@ -135,8 +135,8 @@ impl Course {
             return None;
         }
         let past = |process: Process| match self.calm.iter().any(|calm| calm.is(&process)) {
-            true => Past::OnceWithin,
-            false => Past::AlwaysOver,
+            true => LimitHistory::OnceWithin,
+            false => LimitHistory::AlwaysOver,
         };
         let victims: Vec<Victim> = victims(pool, group, members)
             .into_iter()
@@ -164,9 +164,9 @@ pub fn has_limit(groups: &[ProcessGroup]) -> bool {
 
 /// How often in a row a pool was found overused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strain(u32);
+pub struct PoolStrain(u32);
 
-impl Strain {
+impl PoolStrain {
     /// Takes one sample in. True: that was the last straw, and counting begins anew.
     pub fn sampled(&mut self, over: bool) -> bool {
         self.0 = if over { self.0 + 1 } else { 0 };
@@ -324,8 +324,8 @@ mod tests {
         let mut round = |texts: &&[&str]| {
             let members: Vec<Member> = texts.iter().map(|text| member(Pool::Mem, text)).collect();
             let name = |victim: &Victim| match victim.past {
-                Past::OnceWithin => victim.proc.name.clone(),
-                Past::AlwaysOver => format!("{}!", victim.proc.name),
+                LimitHistory::OnceWithin => victim.proc.name.clone(),
+                LimitHistory::AlwaysOver => format!("{}!", victim.proc.name),
             };
             let told = pools.sampled("web", groups, &members).into_iter().map(|ruling| {
                 let names: Vec<String> = ruling.victims.iter().map(name).collect();
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_peak_is_no_overuse() {
-        let mut strain = Strain::default();
+        let mut strain = PoolStrain::default();
         let said: Vec<bool> = [true, true, false, true, true, true, true, true, true]
             .into_iter()
             .map(|over| strain.sampled(over))

@@ -4,32 +4,32 @@
 //! async in this crate: `now` is always an argument, and what should happen is returned as data. The rooms
 //! around it (server, agent, cli) do the reading, waiting and running.
 
-pub mod access;
-pub mod allow;
 pub mod batch_size;
+pub mod boot_time;
 pub mod change;
 pub mod clones;
 pub mod code;
 pub mod data_folder;
 pub mod dispatch;
+pub mod grants;
 pub mod groups;
+pub mod host_policy;
 pub mod id;
 mod jitter;
-pub mod moment;
 pub mod op;
 pub mod parts;
 pub mod process;
+pub mod request;
 pub mod select;
 pub mod signal;
 pub mod spec;
 pub mod spread;
 pub mod supervise;
-pub mod task;
 pub mod wal;
 
+pub use boot_time::BootTime;
 pub use code::Code;
 pub use id::{AgentId, BootId, BusinessId, CloudId, Epoch, Host, OpId, ProcKey, TaskId};
-pub use moment::Moment;
 pub use op::{Content, OpKind, Outcome};
 pub use process::{Absence, Exit, Process, Sighting};
 pub use spec::Spec;

@@ -1,7 +1,7 @@
 //! One operation on one process at one host, and how it ended.
 
-use crate::access::Scope;
 use crate::code::Code;
+use crate::grants::GrantScope;
 use crate::spec::{LEAST_LIFE, Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -244,9 +244,9 @@ pub struct Order {
     /// `None`: use the one that the agent has stored.
     pub spec: Option<Spec>,
     /// If it has not begun by then, it must not begin any more.
-    pub start_by: crate::moment::Moment,
+    pub start_by: crate::boot_time::BootTime,
     /// The OS accounts that the op's app may use. The op is refused where the stored spec, the running
     /// process or what the op would replace has another account.
-    #[serde(default = "Scope::all", skip_serializing_if = "Scope::is_all")]
-    pub accounts: Scope<String>,
+    #[serde(default = "GrantScope::all", skip_serializing_if = "GrantScope::is_all")]
+    pub accounts: GrantScope<String>,
 }

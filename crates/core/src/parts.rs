@@ -19,7 +19,7 @@ const NOTES: usize = 4_096;
 
 /// What an agent knows of a proc's instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownInstances {
     /// How many the newest spec that the agent has asks for.
     pub wanted: Option<Instances>,
     /// Those that it knows or has orders for.
@@ -27,7 +27,7 @@ pub struct Known {
 }
 
 /// The instances that an order for the whole proc concerns. The first is always among them.
-pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &Known) -> BTreeSet<u32> {
+pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &KnownInstances) -> BTreeSet<u32> {
     match kind {
         OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update => wanted(sent, known).collect(),
         // Callers leave the number out when they restart, and mean all that there are.
@@ -43,7 +43,7 @@ pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &Known) -> BTreeS
     }
 }
 
-fn wanted(sent: Option<Instances>, known: &Known) -> RangeInclusive<u32> {
+fn wanted(sent: Option<Instances>, known: &KnownInstances) -> RangeInclusive<u32> {
     let wanted = sent.or(known.wanted).unwrap_or_default().0;
     1..=wanted.clamp(1, Instances::MAX)
 }
@@ -55,7 +55,7 @@ fn wanted(sent: Option<Instances>, known: &Known) -> RangeInclusive<u32> {
 pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
     let first = parts.values().next()?;
     let content = merge_contents(parts).unwrap_or_else(|| first.content.clone());
-    let mut failed = parts.iter().filter(|(_, outcome)| standing(outcome) == Standing::Failed);
+    let mut failed = parts.iter().filter(|(_, outcome)| standing(outcome) == PartState::Failed);
     if let Some((instance, outcome)) = failed.next() {
         let others: Vec<String> = failed.map(|(instance, _)| instance.to_string()).collect();
         let too = match others.as_slice() {
@@ -66,25 +66,25 @@ pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
         let message = format!("instance {instance}: {}{too}", outcome.message);
         return Some(Outcome::new(outcome.code, message, content));
     }
-    let made_so = parts.values().find(|outcome| standing(outcome) == Standing::Done);
+    let made_so = parts.values().find(|outcome| standing(outcome) == PartState::Done);
     let said = made_so.unwrap_or(first);
     Some(Outcome::new(said.code, said.message.clone(), content))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum PartState {
     Done,
     /// Nothing had to be done.
     AlreadySo,
     Failed,
 }
 
-fn standing(outcome: &Outcome) -> Standing {
+fn standing(outcome: &Outcome) -> PartState {
     match outcome.code {
-        Code::Success => Standing::Done,
-        Code::AlreadyRunning | Code::NotRunning => Standing::AlreadySo,
+        Code::Success => PartState::Done,
+        Code::AlreadyRunning | Code::NotRunning => PartState::AlreadySo,
         // Whatever else there is in the table.
-        _ => Standing::Failed,
+        _ => PartState::Failed,
     }
 }
 
@@ -174,12 +174,12 @@ mod tests {
 
     #[test]
     fn an_order_concerns_those_that_the_spec_asks_for_or_those_that_are_known() {
-        let known = |wanted: Option<u32>, instances: &[u32]| Known {
+        let known = |wanted: Option<u32>, instances: &[u32]| KnownInstances {
             wanted: wanted.map(Instances),
             instances: set(instances),
         };
         // What was sent and what is known; then whom a start and whom a stop concerns.
-        type Row = (Option<u32>, Known, &'static [u32], &'static [u32]);
+        type Row = (Option<u32>, KnownInstances, &'static [u32], &'static [u32]);
         let rows: &[Row] = &[
             (None, known(None, &[]), &[1], &[1]),
             (Some(3), known(None, &[]), &[1, 2, 3], &[1]),
@@ -207,7 +207,7 @@ mod tests {
                 assert_eq!(concerned(kind, sent, known), set(expected), "{kind:?} {sent:?} {known:?}");
             }
         }
-        let most = concerned(OpKind::Start, Some(Instances(1_000)), &Known::default());
+        let most = concerned(OpKind::Start, Some(Instances(1_000)), &KnownInstances::default());
         assert_eq!(most.len(), 64);
     }
 

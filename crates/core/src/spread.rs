@@ -6,9 +6,9 @@
 //! neither the host nor what they all call first is overrun. The last does not wait longer than [`LONGEST`],
 //! however many there are.
 
+use crate::boot_time::BootTime;
 use crate::id::ProcKey;
 use crate::jitter;
-use crate::moment::Moment;
 use std::time::Duration;
 
 /// So many are started without a pause: a host with no more than these notices nothing.
@@ -20,7 +20,7 @@ pub const LONGEST: Duration = Duration::from_secs(30);
 
 /// What has brought them all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cause {
+pub enum SpreadCause {
     /// The host has just booted.
     Boot,
     /// The agent was away.
@@ -50,7 +50,7 @@ pub struct Crowd {
 
 impl Crowd {
     /// The next place, never before `now`.
-    pub fn place(&mut self, now: Moment, key: &ProcKey) -> Moment {
+    pub fn place(&mut self, now: BootTime, key: &ProcKey) -> BootTime {
         let step = micros(STEP);
         let due = now.0.saturating_mul(1_000);
         let begin = self.next.max(due);
@@ -60,14 +60,14 @@ impl Crowd {
             return now + jitter::below(LONGEST, key, 0);
         }
         self.next = begin.saturating_add(step);
-        Moment(now.0 + wait.div_ceil(1_000))
+        BootTime(now.0 + wait.div_ceil(1_000))
     }
 }
 
 /// The places that are still free.
 #[derive(Clone, Debug)]
 pub struct Spread {
-    cause: Cause,
+    cause: SpreadCause,
     at_once: u32,
     /// In microseconds, for there may be more procs than milliseconds.
     step: u64,
@@ -77,18 +77,18 @@ pub struct Spread {
 
 impl Spread {
     /// `procs`: how many there may be at most.
-    pub fn new(cause: Cause, procs: usize) -> Spread {
+    pub fn new(cause: SpreadCause, procs: usize) -> Spread {
         // One step is left for the jitter of the last.
         let widest = micros(LONGEST) / (procs as u64).saturating_add(1);
         Spread { cause, at_once: AT_ONCE, step: micros(STEP).min(widest), free: 0 }
     }
 
-    pub fn cause(&self) -> Cause {
+    pub fn cause(&self) -> SpreadCause {
         self.cause
     }
 
     /// The next place, never before `now`.
-    pub fn place(&mut self, now: Moment, key: &ProcKey) -> Moment {
+    pub fn place(&mut self, now: BootTime, key: &ProcKey) -> BootTime {
         if self.at_once > 0 {
             self.at_once -= 1;
             return now;
@@ -96,7 +96,7 @@ impl Spread {
         let begin = self.free.max(now.0.saturating_mul(1_000));
         self.free = begin.saturating_add(self.step);
         let jitter = jitter::below(Duration::from_micros(self.step), key, 0);
-        Moment(begin.div_ceil(1_000)) + jitter
+        BootTime(begin.div_ceil(1_000)) + jitter
     }
 }
 
@@ -109,9 +109,9 @@ mod tests {
     use super::*;
 
     fn places(procs: usize, asks: usize) -> Vec<u64> {
-        let mut spread = Spread::new(Cause::Boot, procs);
+        let mut spread = Spread::new(SpreadCause::Boot, procs);
         let key = |number| ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
-        (0..asks).map(|number| spread.place(Moment(7_000), &key(number)).0 - 7_000).collect()
+        (0..asks).map(|number| spread.place(BootTime(7_000), &key(number)).0 - 7_000).collect()
     }
 
     #[test]
@@ -131,10 +131,10 @@ mod tests {
 
     #[test]
     fn a_place_is_never_in_the_past() {
-        let mut spread = Spread::new(Cause::Return, 1_000);
+        let mut spread = Spread::new(SpreadCause::Return, 1_000);
         let key = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
         for second in 0..100 {
-            let now = Moment(second * 1_000);
+            let now = BootTime(second * 1_000);
             let place = spread.place(now, &key);
             assert!(place >= now && place.0 <= now.0 + 20, "{place:?} at {now:?}");
         }
@@ -147,7 +147,7 @@ mod tests {
             let mut crowd = Crowd::default();
             // Each round is due a while after the one before.
             for round in 1..4 {
-                let now = Moment(round * 60_000);
+                let now = BootTime(round * 60_000);
                 let waits: Vec<u64> =
                     (0..procs).map(|number| crowd.place(now, &key(number)).0 - now.0).collect();
                 let at_once = waits.iter().filter(|wait| **wait == 0).count();
@@ -162,7 +162,7 @@ mod tests {
         // Few that are due one after the other do not wait at all.
         let mut crowd = Crowd::default();
         for tenth in 0..100 {
-            let now = Moment(tenth * 100);
+            let now = BootTime(tenth * 100);
             assert_eq!(crowd.place(now, &key(1)), now);
         }
     }

@@ -48,7 +48,7 @@ pub fn damage<E>(
         return Ok(None);
     }
     read(0, &mut header)?;
-    if let Some(log) = Log::of(&header) {
+    if let Some(log) = WalLog::of(&header) {
         let broken = log.walk(length, &mut read)?;
         return Ok(broken.map(|at| Damage { at, of: length }));
     }
@@ -56,9 +56,9 @@ pub fn damage<E>(
         return Ok(Some(Damage { at: 0, of: length }));
     }
     // Whatever it was that it said, the frames are there or not.
-    for order in [Order::Little, Order::Big] {
+    for order in [ByteOrder::Little, ByteOrder::Big] {
         for page in PAGES {
-            let log = Log { order, page, salts: None, sum: word_pair(&header[24..]) };
+            let log = WalLog { order, page, salts: None, sum: word_pair(&header[24..]) };
             if log.walk(length, &mut read)?.is_some() {
                 return Ok(Some(Damage { at: 0, of: length }));
             }
@@ -79,13 +79,13 @@ type Sum = (u32, u32);
 
 /// How the bytes of a word are taken for a checksum. Everything else is big-endian.
 #[derive(Clone, Copy)]
-enum Order {
+enum ByteOrder {
     Little,
     Big,
 }
 
-struct Log {
-    order: Order,
+struct WalLog {
+    order: ByteOrder,
     page: usize,
     /// `None`: they cannot be told any more.
     salts: Option<Sum>,
@@ -93,18 +93,18 @@ struct Log {
     sum: Sum,
 }
 
-impl Log {
+impl WalLog {
     /// `None`: SQLite would not believe this header, and take the log for empty.
-    fn of(header: &[u8; HEADER]) -> Option<Log> {
+    fn of(header: &[u8; HEADER]) -> Option<WalLog> {
         let order = match word(header) ^ MAGIC {
-            0 => Order::Little,
-            1 => Order::Big,
+            0 => ByteOrder::Little,
+            1 => ByteOrder::Big,
             _ => return None,
         };
         let page = word(&header[8..]) as usize;
         let sum = word_pair(&header[24..]);
         let is_sound = PAGES.contains(&page) && checksum(order, (0, 0), &header[..24]) == sum;
-        is_sound.then(|| Log { order, page, salts: Some(word_pair(&header[16..])), sum })
+        is_sound.then(|| WalLog { order, page, salts: Some(word_pair(&header[16..])), sum })
     }
 
     /// Where it is damaged.
@@ -173,14 +173,14 @@ impl Frame {
 
 fn is_header_with_a_flipped_bit(header: &[u8; HEADER]) -> bool {
     let (words, said) = (&header[..24], word_pair(&header[24..]));
-    [Order::Little, Order::Big].into_iter().any(|order| {
+    [ByteOrder::Little, ByteOrder::Big].into_iter().any(|order| {
         let sum = checksum(order, (0, 0), words);
         let is_magic = word(header) & !1 == MAGIC;
         is_magic && bits_between(sum, said) == 1 || is_explained_by_one_bit(order, words, sum, said)
     })
 }
 
-fn checksum(order: Order, before: Sum, bytes: &[u8]) -> Sum {
+fn checksum(order: ByteOrder, before: Sum, bytes: &[u8]) -> Sum {
     bytes.chunks_exact(8).fold(before, |(first, second), pair| {
         let (even, odd) = ordered_pair(order, pair);
         let first = first.wrapping_add(even).wrapping_add(second);
@@ -189,7 +189,7 @@ fn checksum(order: Order, before: Sum, bytes: &[u8]) -> Sum {
 }
 
 /// Whether the checksum would be what it is said to be if one bit of these bytes were another one.
-fn is_explained_by_one_bit(order: Order, bytes: &[u8], sum: Sum, said: Sum) -> bool {
+fn is_explained_by_one_bit(order: ByteOrder, bytes: &[u8], sum: Sum, said: Sum) -> bool {
     let missing = (said.0.wrapping_sub(sum.0), said.1.wrapping_sub(sum.1));
     let explains = |word: u32, weight: Sum| {
         (0..u32::BITS).any(|bit| {
@@ -216,11 +216,11 @@ fn bits_between(one: Sum, other: Sum) -> u32 {
     (one.0 ^ other.0).count_ones() + (one.1 ^ other.1).count_ones()
 }
 
-fn ordered_pair(order: Order, bytes: &[u8]) -> Sum {
+fn ordered_pair(order: ByteOrder, bytes: &[u8]) -> Sum {
     let (first, second) = word_pair(bytes);
     match order {
-        Order::Big => (first, second),
-        Order::Little => (first.swap_bytes(), second.swap_bytes()),
+        ByteOrder::Big => (first, second),
+        ByteOrder::Little => (first.swap_bytes(), second.swap_bytes()),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Rights against requests, row by row.
 
-use procfleet_core::access::{Dimension, Grants, Rights, Scope, denials};
+use procfleet_core::grants::{Dimension, GrantScope, Grants, Rights, denials};
 use procfleet_core::id::{BusinessId, ProcKey};
 use procfleet_core::op::OpKind;
+use procfleet_core::request::Request;
 use procfleet_core::spec::Spec;
-use procfleet_core::task::Request;
 
 /// `business:1 namespace:web* op:start account:app`.
 fn grants(text: &str) -> Grants {
@@ -33,11 +33,11 @@ fn request(text: &str) -> Request {
 #[track_caller]
 fn check(granted: &str, requests: &[&str], expected: &[&str]) {
     let requests: Vec<Request> = requests.iter().map(|text| request(text)).collect();
-    let denied = denials(&Rights::Granted(grants(granted)), &requests, &Scope::All);
+    let denied = denials(&Rights::Granted(grants(granted)), &requests, &GrantScope::All);
     let said: Vec<String> = denied.iter().map(|denial| denial.to_string()).collect();
     let brief: Vec<&str> = said.iter().map(|text| text.split(" (").next().unwrap_or_default()).collect();
     assert_eq!(brief, expected, "{granted} for {requests:?}");
-    assert!(denials(&Rights::Administrator, &requests, &Scope::All).is_empty());
+    assert!(denials(&Rights::Administrator, &requests, &GrantScope::All).is_empty());
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn businesses_are_asked_about_one_by_one() {
 fn a_business_that_a_request_names_must_be_granted() {
     let check = |granted: &str, named: &[u32], denied: &[&str], left: &[u32]| {
         let rights = Rights::Granted(grants(granted));
-        let ids = |numbers: &[u32]| Scope::Only(numbers.iter().copied().map(BusinessId).collect());
+        let ids = |numbers: &[u32]| GrantScope::Only(numbers.iter().copied().map(BusinessId).collect());
         let said: Vec<String> =
             denials(&rights, &[], &ids(named)).iter().map(|denial| denial.to_string()).collect();
         assert_eq!(said, denied, "{granted} for {named:?}");
@@ -115,9 +115,9 @@ fn a_business_that_a_request_names_must_be_granted() {
     check("business:1", &[], &[], &[]);
 
     let rights = Rights::Granted(grants("business:1"));
-    assert!(denials(&rights, &[], &Scope::All).is_empty(), "it names none");
-    assert_eq!(rights.businesses_within(&Scope::All), *rights.businesses());
-    assert_eq!(Rights::Administrator.businesses_within(&Scope::All), Scope::All);
+    assert!(denials(&rights, &[], &GrantScope::All).is_empty(), "it names none");
+    assert_eq!(rights.businesses_within(&GrantScope::All), *rights.businesses());
+    assert_eq!(Rights::Administrator.businesses_within(&GrantScope::All), GrantScope::All);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use common::{Does, Term, World, daemon, spec};
 use procfleet_core::OpKind;
 use procfleet_core::process::Exit;
 use procfleet_core::spec::{Kind, LimitSamples, OnUnhealthy, Schedule, Spec};
-use procfleet_core::supervise::{Event, Health, Past, Signal, Usage};
+use procfleet_core::supervise::{Event, Health, LimitHistory, Signal, Usage};
 use std::time::Duration;
 
 fn limited() -> Spec {
@@ -120,7 +120,7 @@ fn what_is_not_hosted_is_left_alone() {
     world.order(OpKind::Unhost, &limited());
     let pid = world.main_pid();
     strain(&mut world);
-    world.overuse(Past::OnceWithin);
+    world.overuse(LimitHistory::OnceWithin);
     world.send(OpKind::Reload, Some(limited()));
     strain(&mut world);
     assert_eq!((world.main_pid(), world.starts.len(), kinds(&world)), (pid, 1, vec![]));
@@ -245,7 +245,7 @@ fn a_reload_does_not_keep_a_process_from_its_limits() {
     let mut world = up(&limited());
     world.set("reload", Does::Hang);
     let op = world.send(OpKind::Reload, Some(limited()));
-    world.overuse(Past::OnceWithin);
+    world.overuse(LimitHistory::OnceWithin);
     assert_eq!(world.outcome(op).code.number(), 836);
 }
 
@@ -395,10 +395,10 @@ fn a_victim_of_its_group_is_ended_as_by_its_own_limit() {
         spec.control.stop_cmd = stop_cmd.to_owned();
         let mut world = up(&spec);
         world.term = Term::Ignores;
-        world.overuse(Past::OnceWithin);
+        world.overuse(LimitHistory::OnceWithin);
         assert_eq!(kinds(&world), ["group_over_limit"]);
         // While it is ended, further verdicts change nothing.
-        world.overuse(Past::OnceWithin);
+        world.overuse(LimitHistory::OnceWithin);
         world.run_for(10_000);
         let killed = world.signals.last() == Some(&Signal::Kill);
         assert_eq!((killed, world.mains(), world.starts.len()), (true, 1, 2));
@@ -415,14 +415,14 @@ fn a_victim_of_its_group_is_ended_as_by_its_own_limit() {
 fn a_victim_whose_return_breaks_the_pool_is_given_up() {
     let mut world = up(&spec());
     for _ in 0..6 {
-        world.overuse(Past::AlwaysOver);
+        world.overuse(LimitHistory::AlwaysOver);
         world.run_for(60_000);
     }
     assert_eq!((world.starts.len(), world.machine.has_given_up()), (3, true), "{:?}", kinds(&world));
     let mut world = up(&spec());
     for _ in 0..6 {
         world.run_for(60_000);
-        world.overuse(Past::OnceWithin);
+        world.overuse(LimitHistory::OnceWithin);
         world.run_for(100);
     }
     assert_eq!(

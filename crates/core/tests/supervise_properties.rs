@@ -12,9 +12,10 @@ use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Si
 use procfleet_core::spec::{Detached, Kind, LEAST_LIFE, OnUnhealthy, Schedule, Spec};
 use procfleet_core::spread;
 use procfleet_core::supervise::{
-    CommandEnd, Health, Input, LookId, Machine, Next, Past, PlanId, Record, RunId, Step, Usage, View, Write,
+    CommandEnd, Health, Input, LimitHistory, LookId, Machine, Next, PlanId, Record, RunId, Step, Usage, View,
+    Write,
 };
-use procfleet_core::{Moment, OpId, OpKind, ProcKey};
+use procfleet_core::{BootTime, OpId, OpKind, ProcKey};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -41,7 +42,7 @@ enum Act {
     Sample(usize, f64),
     Health(Health),
     /// Its namespace uses too much.
-    Overuse(Past),
+    Overuse(LimitHistory),
     /// How long it waits for its place after the agent's return.
     PlaceDelay(u64),
     Crash {
@@ -69,8 +70,8 @@ fn arb_health() -> impl Strategy<Value = Health> {
     prop_oneof![1 => Just(Health::Well), 2 => Just(Health::Ill { reason: "no answer".to_owned() })]
 }
 
-fn arb_past() -> impl Strategy<Value = Past> {
-    prop_oneof![Just(Past::AlwaysOver), Just(Past::OnceWithin)]
+fn arb_past() -> impl Strategy<Value = LimitHistory> {
+    prop_oneof![Just(LimitHistory::AlwaysOver), Just(LimitHistory::OnceWithin)]
 }
 
 fn arb_kind() -> impl Strategy<Value = OpKind> {
@@ -222,19 +223,19 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
         (arb_process(), arb_health()).prop_map(|(process, health)| Input::Health { process, health }),
         (arb_process(), arb_past()).prop_map(|(process, past)| overused(process, past)),
         (arb_process()).prop_map(|process| Input::Succeeded { old: Process { pid: 99, ..process }, process }),
-        (0..9u64).prop_map(|n| placed(OTHER + n, Moment(n))),
+        (0..9u64).prop_map(|n| placed(OTHER + n, BootTime(n))),
         Just(Input::Tick),
     ]
 }
 
-fn overused(process: Process, past: Past) -> Input {
+fn overused(process: Process, past: LimitHistory) -> Input {
     let (sums, victims) = (vec![11.0; 3], vec!["it".to_owned()]);
     let overuse = Overuse { group: "g".to_owned(), pool: Pool::Cpu, limit: 10.0, sums, victims };
     Input::Overused { process, overuse: Box::new(overuse), past }
 }
 
-fn placed(plan: u64, at: Moment) -> Input {
-    Input::Placed { plan: PlanId(plan), at, cause: spread::Cause::Return }
+fn placed(plan: u64, at: BootTime) -> Input {
+    Input::Placed { plan: PlanId(plan), at, cause: spread::SpreadCause::Return }
 }
 
 fn arb_act() -> impl Strategy<Value = Act> {
@@ -270,7 +271,7 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
     for act in acts {
         match act {
             Act::Order { kind, shape, patience } => {
-                let start_by = Moment(world.now.0 + patience);
+                let start_by = BootTime(world.now.0 + patience);
                 let shape = Shape {
                     pid_file: like.pid_file,
                     kind: like.kind.clone(),
@@ -480,7 +481,7 @@ enum OddInput {
     Planned(u64, Next),
     Sampled(Process, f64),
     Health(Process, Health),
-    Overused(Process, Past),
+    Overused(Process, LimitHistory),
     Appeared(Process),
     Placed(u64, u64),
     Tick,
@@ -510,14 +511,14 @@ fn arb_odd() -> impl Strategy<Value = OddInput> {
 
 fn arb_next() -> impl Strategy<Value = Next> {
     prop_oneof![
-        4 => (0..200_000u64, 0..3u32).prop_map(|(at, missed)| Next::At { at: Moment(at), missed }),
+        4 => (0..200_000u64, 0..3u32).prop_map(|(at, missed)| Next::At { at: BootTime(at), missed }),
         1 => Just(Next::Never { reason: String::new() }),
     ]
 }
 
 struct Odd {
     machine: Machine,
-    now: Moment,
+    now: BootTime,
     record: Option<Record>,
     /// The newest id that was asked with.
     newest: u64,
@@ -531,7 +532,7 @@ impl Odd {
     fn new() -> Odd {
         Odd {
             machine: Machine::new(key()),
-            now: Moment(1_000),
+            now: BootTime(1_000),
             record: None,
             newest: 0,
             orders: 0,
@@ -549,8 +550,8 @@ impl Odd {
                     op: op(self.orders),
                     kind,
                     spec: shape.map(Shape::spec),
-                    start_by: Moment(self.now.0 + patience),
-                    accounts: procfleet_core::access::Scope::All,
+                    start_by: BootTime(self.now.0 + patience),
+                    accounts: procfleet_core::grants::GrantScope::All,
                 };
                 self.kinds.push((order.op, kind));
                 Input::Order(Box::new(order))
@@ -571,7 +572,7 @@ impl Odd {
             OddInput::Health(process, health) => Input::Health { process, health },
             OddInput::Overused(process, past) => overused(process, past),
             OddInput::Appeared(process) => Input::Appeared { process },
-            OddInput::Placed(back, at) => placed(self.newest.saturating_sub(back), Moment(at)),
+            OddInput::Placed(back, at) => placed(self.newest.saturating_sub(back), BootTime(at)),
             OddInput::Tick => Input::Tick,
             OddInput::Wake => return self.wake(),
             OddInput::Recover => {

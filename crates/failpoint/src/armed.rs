@@ -10,7 +10,7 @@ use std::time::Duration;
 /// `pause:MILLISECONDS`; the Nth time that the point is passed (the first, if nothing is said), or from then
 /// on.
 #[derive(Clone, Debug, Default)]
-pub struct Plan(Vec<std::sync::Arc<Deed>>);
+pub struct FailPlan(Vec<std::sync::Arc<Deed>>);
 
 #[derive(Debug)]
 struct Deed {
@@ -34,11 +34,11 @@ enum Action {
 #[error("{0:?} is not POINT=kill|panic|fail|pause:MS[@N[+]]")]
 pub struct BadPlan(String);
 
-impl FromStr for Plan {
+impl FromStr for FailPlan {
     type Err = BadPlan;
-    fn from_str(text: &str) -> Result<Plan, BadPlan> {
+    fn from_str(text: &str) -> Result<FailPlan, BadPlan> {
         let deed = |text: &str| read(text).map(std::sync::Arc::new).ok_or_else(|| BadPlan(text.to_owned()));
-        text.split(',').filter(|part| !part.is_empty()).map(deed).collect::<Result<_, _>>().map(Plan)
+        text.split(',').filter(|part| !part.is_empty()).map(deed).collect::<Result<_, _>>().map(FailPlan)
     }
 }
 
@@ -60,10 +60,10 @@ fn read(text: &str) -> Option<Deed> {
     Some(Deed { point, action, nth: nth.parse().ok()?, onwards, passed: AtomicU64::new(0) })
 }
 
-static PLAN: OnceLock<Plan> = OnceLock::new();
+static PLAN: OnceLock<FailPlan> = OnceLock::new();
 
 /// From now on. A program follows one plan in its life.
-pub fn follow(plan: Plan) {
+pub fn follow(plan: FailPlan) {
     let _ = PLAN.set(plan);
 }
 
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_understood_whole_or_not_at_all() {
-        let plan: Plan =
+        let plan: FailPlan =
             "server.op_sent=kill@3,agent.commit=fail@2+,agent.op_received=pause:50".parse().expect("a plan");
         let [first, second, third] = &plan.0[..] else { panic!("{plan:?}") };
         assert_eq!((first.action, first.nth, first.onwards), (Action::Kill, 3, false));
@@ -105,10 +105,10 @@ mod tests {
             (Point::AgentCommit, Action::Fail, 2, true)
         );
         assert_eq!((third.action, third.nth), (Action::Pause(Duration::from_millis(50)), 1));
-        assert!("".parse::<Plan>().is_ok_and(|plan| plan.0.is_empty()));
+        assert!("".parse::<FailPlan>().is_ok_and(|plan| plan.0.is_empty()));
         for bad in ["server.op_sent", "server.nowhere=kill", "server.op_sent=pause", "server.op_sent=kill@x"]
         {
-            assert_eq!(bad.parse::<Plan>().expect_err(bad), BadPlan(bad.to_owned()));
+            assert_eq!(bad.parse::<FailPlan>().expect_err(bad), BadPlan(bad.to_owned()));
         }
     }
 }

@@ -9,7 +9,7 @@
 mod armed;
 
 #[cfg(feature = "armed")]
-pub use armed::{BadPlan, Plan, follow};
+pub use armed::{BadPlan, FailPlan, follow};
 
 /// Where a test can step in. Those of the server come first, each room in the order in which an op passes
 /// them.
@@ -19,9 +19,9 @@ pub enum Point {
     ServerRequestRead,
     /// Its task is about to be written.
     ServerTaskUnwritten,
-    /// Its task is durable; neither the keeper nor the caller knows.
+    /// Its task is durable; neither the dispatcher nor the caller knows.
     ServerTaskCommitted,
-    /// The keeper has read the ops of a task.
+    /// The dispatcher has read the ops of a task.
     ServerKeeperRead,
     /// An op was written to its agent's socket.
     ServerOpSent,

@@ -35,7 +35,7 @@ enum Command {
     Agent(program::Args),
     /// Back up the server's store, or put a backup back
     #[command(subcommand)]
-    Store(store::Verb),
+    Store(store::StoreVerb),
     /// Print the API's document (OpenAPI 3.1), as /api/openapi.json has it
     Openapi,
     /// Print a script that completes these commands in a shell

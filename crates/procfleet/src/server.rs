@@ -5,7 +5,7 @@ use procfleet_agent::exec::release_signals;
 use procfleet_agent::program;
 use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
-use procfleet_server::config::{Config, TlsSource};
+use procfleet_server::config::{ServerSettings, TlsSource};
 use procfleet_server::login_service::LoginUrl;
 use procfleet_server::peer::AddressBlock;
 use procfleet_server::{Server, files};
@@ -88,12 +88,12 @@ pub(crate) struct Args {
     /// What the chaos test wants to happen, and where
     #[cfg(feature = "failpoints")]
     #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
-    failpoints: procfleet_failpoint::Plan,
+    failpoints: procfleet_failpoint::FailPlan,
 }
 
-impl From<Args> for Config {
-    fn from(args: Args) -> Config {
-        Config {
+impl From<Args> for ServerSettings {
+    fn from(args: Args) -> ServerSettings {
+        ServerSettings {
             data: args.data,
             listen: args.listen,
             link: args.link,

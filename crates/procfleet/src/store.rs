@@ -6,7 +6,7 @@ use procfleet_server::{STORE, ServerError, store};
 use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
-pub(crate) enum Verb {
+pub(crate) enum StoreVerb {
     /// Copy the server's store to a new file; the server may run meanwhile
     Backup(Args),
     /// Put a backup in the place of the server's store; the server must not run
@@ -25,14 +25,14 @@ pub(crate) struct Args {
     data: PathBuf,
 }
 
-pub(crate) fn run(verb: Verb) -> Result<()> {
+pub(crate) fn run(verb: StoreVerb) -> Result<()> {
     match verb {
-        Verb::Backup(Args { file, data }) => {
+        StoreVerb::Backup(Args { file, data }) => {
             let bytes = store::backup(&data.join(STORE), &file).map_err(ServerError::Store)?;
             print(format!("{} holds the store of {}: {bytes} bytes\n", file.display(), data.display()))?;
             print("keep it together with ca.* and admin.json of the same folder\n")?;
         }
-        Verb::Restore(Args { file, data }) => {
+        StoreVerb::Restore(Args { file, data }) => {
             let aside = store::restore(&data.join(STORE), &file).map_err(ServerError::Store)?;
             print(format!("{} has the store of {} now\n", data.display(), file.display()))?;
             if let Some(aside) = aside {

@@ -13,7 +13,7 @@ use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_program::{LogArgs, announce as say};
 use procfleet_proto::http::native::CreateToken;
-use procfleet_server::app::{Caller, tokens};
+use procfleet_server::usecase::{Caller, tokens};
 use procfleet_server::{Server, files, reachable};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -60,7 +60,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     runtime.block_on(up(args, given))
 }
 
-async fn up(args: Args, given: files::Given) -> Result<()> {
+async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
     let mut server = Server::start(args.server.into()).await?;
     // Before anybody is told that it is ready, and may tell it to end.
@@ -125,7 +125,7 @@ async fn start_agent(
     data: &Path,
     host: Host,
     (containment, output, log): &(Containment, program::OutputArgs, LogArgs),
-    given: files::Given,
+    given: files::InheritedLimit,
 ) -> Result<LocalAgent> {
     let containment = containment.to_possible_value().context("naming the containment")?;
     let token = token_if_needed(server, data, host).await?;
@@ -158,7 +158,7 @@ async fn start_agent(
 async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Option<String>> {
     let id = data.join("agent.id");
     let mine = std::fs::read_to_string(&id).unwrap_or_default();
-    let known = server.app.store.agent_at(host).await?;
+    let known = server.services.store.agent_at(host).await?;
     if known.as_ref().is_some_and(|known| known.agent.as_str() == mine.trim()) {
         return Ok(None);
     }
@@ -171,15 +171,15 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
     let business = known.map_or(BusinessId::DEFAULT, |known| known.business).0;
     let wanted =
         CreateToken { bk_cloud_id: host.cloud.0, bk_biz_id: business, ttl_secs: 600, uses: 1, replace: true };
-    Ok(Some(tokens::create(&server.app, &caller, wanted).await?.token))
+    Ok(Some(tokens::create(&server.services, &caller, wanted).await?.token))
 }
 
 /// Says that all is well, when it is.
 async fn announce(server: &Server, host: Host, data: &Path) {
     let connected = async {
         loop {
-            if let Ok(Some(agent)) = server.app.store.agent_at(host).await
-                && server.app.presences.contains(&agent.agent)
+            if let Ok(Some(agent)) = server.services.store.agent_at(host).await
+                && server.services.presences.contains(&agent.agent)
             {
                 return;
             }

@@ -1,6 +1,6 @@
 //! House rules that a compiler does not check.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -99,6 +99,45 @@ fn comments_are_wrapped_at_110_columns() {
                 number + 1
             );
         }
+    }
+}
+
+/// A name that is defined twice must mean one thing; these do.
+const SAME_NAME_SAME_MEANING: &[(&str, &str)] = &[
+    ("Inner", "the state behind the handle in the same file"),
+    ("Args", "the flags of a program or subcommand"),
+    ("Main", "the command line of a program"),
+    ("AdminFile", "admin.json: the server writes the file, the client reads it"),
+];
+
+/// Test code is left out: the testkit sees the same things from outside (`Op`, `Outcome`, `Task`).
+#[test]
+fn a_type_name_is_defined_once() {
+    let mut definitions: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for room in crates().into_iter().filter(|room| room != "testkit") {
+        for file in rust_files(&root().join("crates").join(room).join("src")) {
+            if file.components().any(|part| part.as_os_str().to_string_lossy().starts_with("tests")) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file).expect("a file");
+            // Items inside functions and test modules are indented, and known to nobody else.
+            for line in text.lines().filter(|line| !line.starts_with(' ')) {
+                let rest = line.strip_prefix("pub").unwrap_or(line);
+                let rest =
+                    rest.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(rest, |(_, r)| r);
+                let mut words = rest.split_whitespace();
+                if !matches!(words.next(), Some("struct" | "enum" | "trait" | "type")) {
+                    continue;
+                }
+                let name = words.next().unwrap_or_default();
+                let name = name.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default();
+                definitions.entry(name.to_owned()).or_default().push(file.clone());
+            }
+        }
+    }
+    for (name, files) in definitions {
+        let explained = SAME_NAME_SAME_MEANING.iter().any(|(allowed, _)| *allowed == name);
+        assert!(files.len() == 1 || explained, "{name} is defined in {files:#?}: give one another name");
     }
 }
 

@@ -3,16 +3,16 @@
 use procfleet_core::code::Code;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
+use procfleet_core::request::Target;
 use procfleet_core::spec::{Identity, JobFacts, Spec};
-use procfleet_core::task::Target;
-use procfleet_proto::http::result::{About, OpResult};
+use procfleet_proto::http::result::{OpContext, OpResult};
 use serde_json::{Value, json};
 
 fn result(kind: OpKind, outcome: Option<&Outcome>, spec: Option<&Spec>) -> OpResult {
     let proc = ProcKey { namespace: "web".to_owned(), name: "nginx_1".to_owned() };
     let target = Target::Host("0:10.0.0.1".parse().expect("a host"));
     let agent = "0200000007525400f355781710390005465c".parse().expect("an agent");
-    OpResult::new(About { proc: &proc, kind, spec, target: &target, agent: Some(&agent) }, outcome)
+    OpResult::new(OpContext { proc: &proc, kind, spec, target: &target, agent: Some(&agent) }, outcome)
 }
 
 #[test]

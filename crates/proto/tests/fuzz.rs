@@ -4,13 +4,13 @@
 //! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by
 //! `scripts/fuzz`.
 
-use procfleet_core::allow::Allow;
+use procfleet_core::host_policy::Allow;
 use procfleet_core::id::{AgentId, BusinessId, Host, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_core::select::Term;
 use procfleet_core::spec::Spec;
 use procfleet_proto::cron::CronRule;
-use procfleet_proto::http::document::apis::{APIS, Api};
+use procfleet_proto::http::document::apis::{APIS, ApiEntry};
 use procfleet_proto::http::document::{example_request, fields_of};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::link::token::JoinToken;
@@ -157,9 +157,9 @@ fn frames_of_servers() {
 }
 
 /// A good request of each API that reads one. What has no example is a query, whose values are texts.
-fn requests() -> Vec<(&'static Api, Value)> {
+fn requests() -> Vec<(&'static ApiEntry, Value)> {
     let reading = APIS.iter().filter(|api| api.read.is_some());
-    let request = |api: &'static Api| {
+    let request = |api: &'static ApiEntry| {
         let fields = || fields_of(api).into_iter().filter(|field| !field.contains(['.', '[']));
         let query = || Value::Object(fields().map(|field| (field, json!("1"))).collect());
         (api, example_request(api.name).unwrap_or_else(query))
@@ -179,7 +179,7 @@ fn check_faults(faults: &Faults) {
 /// Every API's own reading code. What is understood does not depend on the order of fields.
 #[test]
 fn bodies_of_every_api() {
-    let (apis, good): (Vec<&Api>, Vec<Value>) = requests().into_iter().unzip();
+    let (apis, good): (Vec<&ApiEntry>, Vec<Value>) = requests().into_iter().unzip();
     assert!(apis.len() > 40, "{} APIs read something", apis.len());
     Fuzz::cases(5_000).json(&good, |place, body| {
         let read = apis[place].read.expect("it reads");

@@ -4,13 +4,13 @@
 use procfleet_core::code::Code;
 use procfleet_core::id::{BusinessId, ProcKey};
 use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
+use procfleet_core::request::{Request, Target};
 use procfleet_core::spec::{Identity, Kind, Policy, Schedule, Shell, Spec};
-use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{
-    self, NamedScope, OpResult, Operation, ScopeOf, get_agent_status, get_proc_result, results,
+    self, JobOpResult, NamedScope, Operation, ScopeOf, get_agent_status, get_proc_result, results,
 };
-use procfleet_proto::http::result::About;
+use procfleet_proto::http::result::OpContext;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -575,7 +575,7 @@ fn a_result_is_an_object_with_jobs_fields() {
     let identity = Identity { proc_name: "gseagent".to_owned(), ..Identity::default() };
     let spec = Spec { identity, ..Spec::default() };
     let result = |kind, outcome: Option<&Outcome>, spec| {
-        OpResult::new(About { proc: &proc, kind, spec, target: &target, agent: None }, outcome)
+        JobOpResult::new(OpContext { proc: &proc, kind, spec, target: &target, agent: None }, outcome)
     };
     let open = result(OpKind::Query, None, Some(&spec));
     assert_eq!((open.error_code, &*open.error_msg, json!(open.content)), (115, "handling", json!({})));

@@ -3,8 +3,8 @@
 //! `golden/NAME.hex` is what this protocol's first version sent. A peer of that version must always be
 //! understood, so a file is never changed; a new message or field gets a new file.
 
-use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::{Content, OpKind, Outcome};
 use procfleet_core::spec::{Identity, ProcessGroup, Spec, Weight};
@@ -318,7 +318,7 @@ fn what_servers_say() {
                 OpKind::Stop,
                 Duration::from_secs(60),
                 None,
-                &Scope::Only(["db".to_owned(), "www".to_owned()].into()),
+                &GrantScope::Only(["db".to_owned(), "www".to_owned()].into()),
             )),
         ),
         (
@@ -330,7 +330,7 @@ fn what_servers_say() {
                 OpKind::Stop,
                 Duration::from_secs(60),
                 None,
-                &Scope::default(),
+                &GrantScope::default(),
             )),
         ),
         ("events_stored", Body::EventsStored(EventsStored { journal: "j1".to_owned(), up_to: 4 })),
@@ -343,7 +343,7 @@ fn what_servers_say() {
                 OpKind::Restart,
                 Duration::from_secs(60),
                 Some(spec),
-                &Scope::All,
+                &GrantScope::All,
             )),
         ),
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
@@ -396,18 +396,25 @@ fn a_spec_of_the_first_version_means_what_it_meant() {
 #[test]
 fn orders_and_outcomes_come_through_whole() {
     let json = serde_json::to_vec(&spec()).expect("JSON");
-    let op =
-        Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::from_secs(60), Some(&json), &Scope::All);
+    let op = Op::new(
+        op_id(),
+        Epoch(3),
+        &proc(),
+        OpKind::Kill,
+        Duration::from_secs(60),
+        Some(&json),
+        &GrantScope::All,
+    );
     let order = OpOrder::try_from(op).expect("an order");
     assert_eq!(
         (order.op, order.epoch, order.kind, order.spec),
         (op_id(), Epoch(3), OpKind::Kill, Some(spec()))
     );
-    for accounts in [Scope::All, Scope::default(), Scope::Only(["www".to_owned()].into())] {
+    for accounts in [GrantScope::All, GrantScope::default(), GrantScope::Only(["www".to_owned()].into())] {
         let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &accounts);
         assert_eq!(OpOrder::try_from(op).expect("an order").accounts, accounts, "nobody is not everybody");
     }
-    for accounts in [Scope::All, Scope::default(), Scope::Only(["www".to_owned()].into())] {
+    for accounts in [GrantScope::All, GrantScope::default(), GrantScope::Only(["www".to_owned()].into())] {
         let only_accounts = AccountList::of(&accounts);
         let log = ReadLog { only_accounts: only_accounts.clone(), ..ReadLog::default() };
         let spec = ReadSpec { only_accounts, ..ReadSpec::default() };
@@ -424,7 +431,7 @@ fn nonsense_is_an_error_and_never_a_panic() {
         assert!(decode_agent(bytes).is_err());
         assert!(decode_server(bytes).is_err());
     }
-    let mut op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &Scope::All);
+    let mut op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &GrantScope::All);
     op.kind = 5;
     assert!(OpOrder::try_from(op.clone()).is_err());
     (op.kind, op.spec) = (0, b"{".to_vec());

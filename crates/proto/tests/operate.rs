@@ -2,8 +2,8 @@
 
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
+use procfleet_core::request::{Request, Target};
 use procfleet_core::spec::{Detached, Instances, Kind, LimitSamples, OnUnhealthy, RestartPause, Schedule};
-use procfleet_core::task::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate;
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@
 
 #![expect(clippy::print_stdout, reason = "a benchmark may fail with its output")]
 
-use procfleet_core::task::Target;
+use procfleet_core::request::Target;
 use procfleet_core::{
     AgentId, BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
 };
@@ -182,7 +182,7 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
             proc,
             kind: OpKind::Start,
             spec: Some(Arc::new(spec)),
-            accounts: procfleet_core::access::Scope::All,
+            accounts: procfleet_core::grants::GrantScope::All,
         }],
         ops: ops.collect(),
         retry_of: None,

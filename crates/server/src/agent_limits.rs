@@ -4,7 +4,7 @@
 //! Three answers to excess:
 //! - A text for people is cut at a character boundary and ends in `…`. The item is stored and counted as cut.
 //! - An item above a count limit, or above a budget that the agent ignores, is dropped and counted.
-//! - A message that no version of the agent sends ends the session ([`Excess`]).
+//! - A message that no version of the agent sends ends the session ([`OversizedMessage`]).
 //!
 //! Budgets are in `sessions/budget.rs`. docs/agent/server-limits.md shows this table to operators.
 
@@ -76,10 +76,10 @@ pub const MEMORY_MIB: u64 = 1 << 32;
 /// A message that no version of the agent sends. The text names the field and never repeats the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it sent {0} that exceeds what any agent sends")]
-pub struct Excess(pub &'static str);
+pub struct OversizedMessage(pub &'static str);
 
-fn at_most(what: &'static str, size: usize, most: usize) -> Result<(), Excess> {
-    if size <= most { Ok(()) } else { Err(Excess(what)) }
+fn at_most(what: &'static str, size: usize, most: usize) -> Result<(), OversizedMessage> {
+    if size <= most { Ok(()) } else { Err(OversizedMessage(what)) }
 }
 
 /// Cuts a text at a character boundary and marks the place. True: it was too long.
@@ -93,12 +93,12 @@ fn cut(text: &mut String, most: usize) -> bool {
     too_long
 }
 
-pub fn check_names(namespace: &str, name: &str) -> Result<(), Excess> {
+pub fn check_names(namespace: &str, name: &str) -> Result<(), OversizedMessage> {
     at_most("a namespace", namespace.len(), NAME)?;
     at_most("a name of a proc", name.len(), NAME)
 }
 
-pub fn check_hello(hello: &mut Hello) -> Result<(), Excess> {
+pub fn check_hello(hello: &mut Hello) -> Result<(), OversizedMessage> {
     cut(&mut hello.version, WORD);
     at_most("a list of ops", hello.taken.len(), ITEMS)
 }
@@ -120,11 +120,11 @@ pub fn bound_version(version: &mut String) {
     cut(version, WORD);
 }
 
-pub fn check_signing_request(request: &[u8]) -> Result<(), Excess> {
+pub fn check_signing_request(request: &[u8]) -> Result<(), OversizedMessage> {
     at_most("a certificate request", request.len(), SIGNING_REQUEST)
 }
 
-pub fn check_events(events: &Events) -> Result<(), Excess> {
+pub fn check_events(events: &Events) -> Result<(), OversizedMessage> {
     at_most("a list of events", events.events.len(), ITEMS)?;
     for event in &events.events {
         at_most("a journal's name", event.journal.len(), JOURNAL)?;
@@ -156,7 +156,7 @@ pub fn bound_event(event: &mut EventMessage, times: (i64, i64)) -> bool {
     was_cut
 }
 
-pub fn check_states(states: &States) -> Result<(), Excess> {
+pub fn check_states(states: &States) -> Result<(), OversizedMessage> {
     at_most("a list of states", states.procs.len() + states.groups.len(), ITEMS)?;
     for state in &states.procs {
         check_names(&state.namespace, &state.name)?;
@@ -219,13 +219,13 @@ pub fn bound_outcome(outcome: &mut Outcome) -> bool {
 }
 
 /// An answer to a question for at most `most` bytes of a log.
-pub fn check_log(answer: &mut LogRead, most: usize) -> Result<(), Excess> {
+pub fn check_log(answer: &mut LogRead, most: usize) -> Result<(), OversizedMessage> {
     cut(&mut answer.message, ANSWER_TEXT);
     cut(&mut answer.file, ANSWER_TEXT);
     at_most("more of a log than was asked for", answer.bytes.len(), most.min(LOG_BYTES))?;
     // Offsets are added to one another; no file is so large.
     let largest = [answer.begin, answer.end, answer.skipped].into_iter().max().unwrap_or_default();
-    if largest > 1 << 62 { Err(Excess("an offset in a log")) } else { Ok(()) }
+    if largest > 1 << 62 { Err(OversizedMessage("an offset in a log")) } else { Ok(()) }
 }
 
 pub fn bound_spec_answer(answer: &mut SpecRead) {
@@ -312,12 +312,12 @@ mod tests {
         };
         check(|_| (), Ok(()));
         check(|event| event.name = "ä".repeat(256) + "#64", Ok(()));
-        check(|event| event.journal = "j".repeat(65), Err(Excess("a journal's name")));
-        check(|event| event.namespace = "n".repeat(NAME + 1), Err(Excess("a namespace")));
-        check(|event| event.name = "n".repeat(NAME + 1), Err(Excess("a name of a proc")));
-        check(|event| event.user = "n".repeat(NAME + 1), Err(Excess("an OS account")));
+        check(|event| event.journal = "j".repeat(65), Err(OversizedMessage("a journal's name")));
+        check(|event| event.namespace = "n".repeat(NAME + 1), Err(OversizedMessage("a namespace")));
+        check(|event| event.name = "n".repeat(NAME + 1), Err(OversizedMessage("a name of a proc")));
+        check(|event| event.user = "n".repeat(NAME + 1), Err(OversizedMessage("an OS account")));
         let many = Events { events: vec![EventMessage::default(); ITEMS + 1] };
-        assert_eq!(check_events(&many), Err(Excess("a list of events")));
+        assert_eq!(check_events(&many), Err(OversizedMessage("a list of events")));
     }
 
     #[test]
@@ -346,8 +346,8 @@ mod tests {
             assert_eq!(check_log(&mut answer, 100), expected);
         };
         check(100, 7, Ok(()));
-        check(101, 7, Err(Excess("more of a log than was asked for")));
-        check(0, u64::MAX, Err(Excess("an offset in a log")));
+        check(101, 7, Err(OversizedMessage("more of a log than was asked for")));
+        check(0, u64::MAX, Err(OversizedMessage("an offset in a log")));
     }
 
     /// serde lists all variants in its error, so an event without its name among the kinds is found.

@@ -42,37 +42,37 @@ pub struct Backlog(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     most: Load,
-    state: Mutex<State>,
+    state: Mutex<BacklogState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BacklogState {
     all: Load,
     by_app: HashMap<Arc<str>, Load>,
-    by_task: HashMap<TaskId, Held>,
+    by_task: HashMap<TaskId, HeldTask>,
     next: u64,
     /// In the order in which they came.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingTask>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldTask {
     /// `None`: an earlier server accepted the task.
     app: Option<Arc<str>>,
     load: Load,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingTask {
     number: u64,
     app: Arc<str>,
     load: Load,
-    granted: oneshot::Sender<Share>,
+    granted: oneshot::Sender<BacklogShare>,
 }
 
 /// Room for one task that is not stored yet; given back when this is dropped.
 #[derive(Debug)]
-pub struct Share {
+pub struct BacklogShare {
     app: Arc<str>,
     load: Load,
     backlog: Backlog,
@@ -105,13 +105,13 @@ impl Backlog {
     }
 
     /// Waits in line for room, at most [`PATIENCE`].
-    pub async fn take(&self, app: &str, load: Load) -> Result<Share, Full> {
+    pub async fn take(&self, app: &str, load: Load) -> Result<BacklogShare, Full> {
         let (granted, mut grant) = oneshot::channel();
         let number = {
             let mut state = self.lock();
             state.next += 1;
             let number = state.next;
-            state.waiting.push_back(Waiting { number, app: app.into(), load, granted });
+            state.waiting.push_back(WaitingTask { number, app: app.into(), load, granted });
             number
         };
         self.grant();
@@ -140,7 +140,7 @@ impl Backlog {
     pub fn restore(&self, task: TaskId, load: Load) {
         let mut state = self.lock();
         state.all.add(load);
-        state.by_task.insert(task, Held { app: None, load });
+        state.by_task.insert(task, HeldTask { app: None, load });
     }
 
     /// So many ops of a task have ended. The room of its requests is free with the last of them.
@@ -186,7 +186,7 @@ impl Backlog {
             }
             state.all.add(waiting.load);
             state.by_app.entry(waiting.app.clone()).or_default().add(waiting.load);
-            let share = Share { app: waiting.app, load: waiting.load, backlog: self.clone() };
+            let share = BacklogShare { app: waiting.app, load: waiting.load, backlog: self.clone() };
             unwanted.extend(waiting.granted.send(share).err());
         }
         stay.append(&mut line);
@@ -196,12 +196,12 @@ impl Backlog {
         drop(unwanted);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BacklogState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl BacklogState {
     fn free(&mut self, app: Option<&Arc<str>>, load: Load) {
         self.all.sub(load);
         let Some(app) = app else { return };
@@ -214,16 +214,16 @@ impl State {
     }
 }
 
-impl Share {
+impl BacklogShare {
     /// The task is stored: its room is free when its ops have ended.
     pub fn keep(mut self, task: TaskId) {
         let load = std::mem::take(&mut self.load);
         let app = Some(self.app.clone());
-        self.backlog.lock().by_task.insert(task, Held { app, load });
+        self.backlog.lock().by_task.insert(task, HeldTask { app, load });
     }
 }
 
-impl Drop for Share {
+impl Drop for BacklogShare {
     fn drop(&mut self) {
         if self.load != Load::default() {
             self.backlog.lock().free(Some(&self.app), self.load);

@@ -1,17 +1,17 @@
 //! The server's two clocks: one that never jumps, for decisions, and the one that people read.
 //!
-//! [`Moment`]s are the kernel's boot-time clock: setting the wall clock does not move it, and the next server
-//! of the same boot goes on with it. What is written down has the readings of both clocks, so that a server
-//! that starts after somebody has set the wall clock knows all the same how long ago it was. Only what is
-//! from another boot, or from another machine, is reckoned by wall time.
+//! A [`BootTime`] is a time on the kernel's boot-time clock: setting the wall clock does not move it, and the
+//! next server of the same boot goes on with it. What is written down has the readings of both clocks, so
+//! that a server that starts after somebody has set the wall clock knows all the same how long ago it was.
+//! Only what is from another boot, or from another machine, is reckoned by wall time.
 
 use jiff::Timestamp;
-use procfleet_core::moment::Moment;
+use procfleet_core::boot_time::BootTime;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// Not from zero, so that a moment before the boot can be written down.
-const BOOT: Moment = Moment(1_000_000_000);
+const BOOT: BootTime = BootTime(1_000_000_000);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -27,17 +27,17 @@ pub struct BootNumber(pub i64);
 
 /// A moment that can be compared with those of other boots: the later one is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mark {
+pub struct ClockMark {
     pub boot: BootNumber,
-    pub moment: Moment,
+    pub moment: BootTime,
 }
 
 /// Both clocks, read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct ClockReading {
     pub wall: WallMs,
     /// `None`: it was written by a version that noted wall time only.
-    pub mark: Option<Mark>,
+    pub mark: Option<ClockMark>,
 }
 
 impl Clock {
@@ -45,7 +45,7 @@ impl Clock {
         Clock { boot }
     }
 
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> BootTime {
         let now = clock_gettime(ClockId::Boottime);
         let (secs, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
         BOOT + Duration::new(secs, nanos)
@@ -55,8 +55,8 @@ impl Clock {
         Timestamp::now().as_millisecond()
     }
 
-    pub fn reading(&self) -> Reading {
-        Reading { wall: self.wall(), mark: Some(Mark { boot: self.boot, moment: self.now() }) }
+    pub fn reading(&self) -> ClockReading {
+        ClockReading { wall: self.wall(), mark: Some(ClockMark { boot: self.boot, moment: self.now() }) }
     }
 
     /// `YYYYMMDDHHMMSS` in UTC, as task ids show it.
@@ -65,7 +65,7 @@ impl Clock {
     }
 
     /// The moment of a wall time that was reckoned from `noted`.
-    pub fn moment_of(&self, wall: WallMs, noted: Reading) -> Moment {
+    pub fn moment_of(&self, wall: WallMs, noted: ClockReading) -> BootTime {
         let (from, at) = match noted.mark.filter(|mark| mark.boot == self.boot) {
             Some(mark) => (mark.moment, noted.wall),
             // What was noted lies in the past. A wall clock that says otherwise was set back, and does not
@@ -77,19 +77,19 @@ impl Clock {
     }
 
     /// The real-time instant of a moment, for sleeping until it.
-    pub fn instant_of(&self, moment: Moment) -> tokio::time::Instant {
+    pub fn instant_of(&self, moment: BootTime) -> tokio::time::Instant {
         tokio::time::Instant::now() + moment.since(self.now())
     }
 }
 
-impl Reading {
-    pub fn earlier_by(self, time: Duration) -> Reading {
+impl ClockReading {
+    pub fn earlier_by(self, time: Duration) -> ClockReading {
         let millis = WallMs::try_from(time.as_millis()).unwrap_or(WallMs::MAX);
-        let mark = self.mark.map(|mark| Mark { moment: mark.moment - time, ..mark });
-        Reading { wall: self.wall.saturating_sub(millis), mark }
+        let mark = self.mark.map(|mark| ClockMark { moment: mark.moment - time, ..mark });
+        ClockReading { wall: self.wall.saturating_sub(millis), mark }
     }
 
-    pub fn is_before(self, other: Reading) -> bool {
+    pub fn is_before(self, other: ClockReading) -> bool {
         match (self.mark, other.mark) {
             (Some(one), Some(other)) => one < other,
             _ => self.wall < other.wall,
@@ -109,7 +109,7 @@ mod tests {
 
     const HOUR: WallMs = 3_600_000;
 
-    fn check(noted: Reading, wall: WallMs, ahead: WallMs) {
+    fn check(noted: ClockReading, wall: WallMs, ahead: WallMs) {
         let clock = Clock::start(BootNumber(2));
         let now = clock.now();
         let moment = clock.moment_of(wall, noted);
@@ -123,10 +123,10 @@ mod tests {
         let clock = Clock::start(BootNumber(2));
         let wall = clock.wall();
         let ten_seconds_ago =
-            Some(Mark { boot: BootNumber(2), moment: clock.now() - Duration::from_secs(10) });
+            Some(ClockMark { boot: BootNumber(2), moment: clock.now() - Duration::from_secs(10) });
         for set in [-HOUR, 0, HOUR] {
             // It was so many milliseconds ahead when it was noted.
-            let noted = Reading { wall: wall - 10_000 + set, mark: ten_seconds_ago };
+            let noted = ClockReading { wall: wall - 10_000 + set, mark: ten_seconds_ago };
             check(noted, noted.wall, -10_000);
             check(noted, noted.wall + 60_000, 50_000);
         }
@@ -136,20 +136,21 @@ mod tests {
     fn what_is_from_another_boot_goes_by_the_wall_clock() {
         let clock = Clock::start(BootNumber(2));
         let wall = clock.wall();
-        for mark in [None, Some(Mark { boot: BootNumber(1), moment: BOOT })] {
-            let ago = Reading { wall: wall - 10_000, mark };
+        for mark in [None, Some(ClockMark { boot: BootNumber(1), moment: BOOT })] {
+            let ago = ClockReading { wall: wall - 10_000, mark };
             check(ago, wall - 10_000, -10_000);
             check(ago, wall + 50_000, 50_000);
             // It was set back since: what was noted an hour "from now" was noted now at the latest.
-            let ahead = Reading { wall: wall + HOUR, mark };
+            let ahead = ClockReading { wall: wall + HOUR, mark };
             check(ahead, wall + HOUR + 60_000, 60_000);
         }
     }
 
     #[test]
     fn readings_are_in_the_order_in_which_they_were_made() {
-        let mark = |boot: i64, millis: u64| Some(Mark { boot: BootNumber(boot), moment: Moment(millis) });
-        let reading = |wall: WallMs, mark: Option<Mark>| Reading { wall, mark };
+        let mark =
+            |boot: i64, millis: u64| Some(ClockMark { boot: BootNumber(boot), moment: BootTime(millis) });
+        let reading = |wall: WallMs, mark: Option<ClockMark>| ClockReading { wall, mark };
         for (one, other, before) in [
             (reading(HOUR, mark(1, 5)), reading(0, mark(1, 6)), true),
             (reading(HOUR, mark(1, 500)), reading(0, mark(2, 6)), true),

@@ -4,7 +4,7 @@ use crate::ServerError;
 use crate::backlog::Load;
 use crate::login_service::LoginUrl;
 use crate::peer::AddressBlock;
-use procfleet_core::data_folder::{self, Folder, Program};
+use procfleet_core::data_folder::{self, ExistingFolder, FolderOwner};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServerSettings {
     pub data: PathBuf,
     /// The API and the console.
     pub listen: SocketAddr,
@@ -59,9 +59,9 @@ pub(crate) fn make_data_folder(path: &Path) -> Result<(), ServerError> {
         Ok(entries) => {
             let data = std::fs::metadata(path).map_err(failed)?;
             let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-            let folder = Folder { names: names.collect(), owner: data.uid(), mode: data.mode() };
+            let folder = ExistingFolder { names: names.collect(), owner: data.uid(), mode: data.mode() };
             let us = rustix::process::geteuid().as_raw();
-            data_folder::judge(&folder, Program::Server, us)
+            data_folder::judge(&folder, FolderOwner::Server, us)
                 .map_err(|reason| ServerError::FolderRefused { path: path.to_owned(), reason })?;
         }
     }

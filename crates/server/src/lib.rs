@@ -1,17 +1,16 @@
 //! procfleet's control plane.
 //!
-//! A request goes once round: `http` reads it, `app` writes it to the `store`, the `keeper` hands it to a
-//! session, the agent reports, the keeper writes the outcome, and queries read the store.
+//! A request goes once round: `http` reads it, `app` writes it to the `store`, the `dispatcher` hands it to a
+//! session, the agent reports, the dispatcher writes the outcome, and queries read the store.
 
 pub mod agent_limits;
-pub mod app;
 pub mod backlog;
 pub mod clock;
 pub mod config;
+pub mod dispatcher;
 pub mod files;
 mod handshake;
 pub mod http;
-pub mod keeper;
 pub mod login_service;
 pub mod metrics;
 pub mod peer;
@@ -19,25 +18,26 @@ pub mod pki;
 mod secret;
 pub mod sessions;
 pub mod store;
+pub mod usecase;
 
-use crate::app::App;
-use crate::app::ca::Succession;
-use crate::app::refusals::Refusals;
-use crate::app::restored;
-use crate::app::retention::Retention;
-use crate::app::setup::{self, Reached, SetupError};
-use crate::app::webhooks::Delivery;
 use crate::backlog::Backlog;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::ServerSettings;
+use crate::dispatcher::Dispatcher;
 use crate::http::TlsError;
 use crate::http::tls::ApiTls;
-use crate::keeper::Keeper;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::{Beginning, Ca, PkiError};
 use crate::sessions::{Link, Presences, RefusalLog};
 use crate::store::{Store, StoreError};
+use crate::usecase::Services;
+use crate::usecase::ca::Succession;
+use crate::usecase::refusals::Refusals;
+use crate::usecase::restored;
+use crate::usecase::retention::Retention;
+use crate::usecase::setup::{self, Reached, SetupError};
+use crate::usecase::webhooks::Delivery;
 use procfleet_program::panics::{self, Panicked};
 use procfleet_program::{PartEnded, Parts};
 use std::io;
@@ -68,7 +68,7 @@ pub enum ServerError {
         source: io::Error,
     },
     #[error("{} is not used as the data folder: {reason}", path.display())]
-    FolderRefused { path: PathBuf, reason: procfleet_core::data_folder::Refusal },
+    FolderRefused { path: PathBuf, reason: procfleet_core::data_folder::FolderRefusal },
     #[error("listening on {address}")]
     Listen {
         address: SocketAddr,
@@ -98,7 +98,7 @@ pub struct Server {
     pub url: String,
     pub api: SocketAddr,
     pub link: SocketAddr,
-    pub app: App,
+    pub services: Services,
     stop: watch::Sender<bool>,
     parts: Parts,
     /// Held until the end.
@@ -143,12 +143,12 @@ impl ServerError {
 }
 
 impl Server {
-    pub async fn start(config: Config) -> Result<Server, ServerError> {
+    pub async fn start(config: ServerSettings) -> Result<Server, ServerError> {
         let store = config.data.join(STORE);
         Server::start_on(&store, config).await.map_err(|error| error.named(&store))
     }
 
-    async fn start_on(path: &Path, config: Config) -> Result<Server, ServerError> {
+    async fn start_on(path: &Path, config: ServerSettings) -> Result<Server, ServerError> {
         config::make_data_folder(&config.data)?;
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(path).await?;
@@ -179,7 +179,7 @@ impl Server {
 
         let backlog = Backlog::new(config.most_open);
         let mut parts = Parts::default();
-        let keeper = Keeper::start(
+        let dispatcher = Dispatcher::start(
             &mut parts,
             store.clone(),
             clock,
@@ -189,16 +189,16 @@ impl Server {
         )
         .await?;
         let refusals = Refusals::new(store.clone(), clock);
-        let app = App {
+        let services = Services {
             store,
-            keeper,
+            dispatcher,
             backlog,
             clock,
             presences,
             ca,
             metrics,
             unfinished: Default::default(),
-            bell: Default::default(),
+            event_notifier: Default::default(),
             troubles: Default::default(),
             questions: Default::default(),
             refusals,
@@ -209,13 +209,13 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
             refusal_log: RefusalLog::default(),
-            store: app.store.clone(),
-            keeper: app.keeper.clone(),
-            ca: app.ca.clone(),
+            store: services.store.clone(),
+            dispatcher: services.dispatcher.clone(),
+            ca: services.ca.clone(),
             clock,
-            metrics: app.metrics.clone(),
-            bell: app.bell.clone(),
-            questions: app.questions.clone(),
+            metrics: services.metrics.clone(),
+            event_notifier: services.event_notifier.clone(),
+            questions: services.questions.clone(),
             clones: Default::default(),
             budgets: Default::default(),
             keep: config.keep,
@@ -225,24 +225,28 @@ impl Server {
         let link_threads = LinkThreads::start().map_err(ServerError::Threads)?;
         parts.spawn_on("the link's port", sessions.serve(link_listener), link_threads.handle());
         let retention = Retention {
-            store: app.store.clone(),
+            store: services.store.clone(),
             clock,
-            metrics: app.metrics.clone(),
+            metrics: services.metrics.clone(),
             keep: config.keep,
             stop: stopped.clone(),
         };
         parts.spawn("the deletion of old tasks", retention.run());
         let webhooks = Delivery {
-            store: app.store.clone(),
-            bell: app.bell.clone(),
-            troubles: app.troubles.clone(),
+            store: services.store.clone(),
+            event_notifier: services.event_notifier.clone(),
+            troubles: services.troubles.clone(),
             stop: stopped.clone(),
         };
         parts.spawn("the delivery of events to webhooks", webhooks.run());
-        let succession =
-            Succession { store: app.store.clone(), ca: app.ca.clone(), clock, stop: stopped.clone() };
+        let succession = Succession {
+            store: services.store.clone(),
+            ca: services.ca.clone(),
+            clock,
+            stop: stopped.clone(),
+        };
         parts.spawn("the succession of CAs", succession.run());
-        parts.spawn("the audit of refused calls", app.refusals.clone().run(stopped.clone()));
+        parts.spawn("the audit of refused calls", services.refusals.clone().run(stopped.clone()));
         if let Some(tls) = tls.clone() {
             let follow = tls.follow(stopped.clone(), move |pin| {
                 if let Err(error) = setup::pin(&admin_file, pin) {
@@ -252,10 +256,10 @@ impl Server {
             });
             parts.spawn("the renewal of the API's certificate", follow);
         }
-        let router = http::router(app.clone());
+        let router = http::router(services.clone());
         parts.spawn("the API's port", http::port::serve(api_listener, router, tls, stopped));
         info!(%api, %link, "server is up");
-        Ok(Server { url, api, link, app, stop, parts, _link_threads: link_threads })
+        Ok(Server { url, api, link, services, stop, parts, _link_threads: link_threads })
     }
 
     /// The API by the address that was asked for, also where that means all addresses.
@@ -270,7 +274,7 @@ impl Server {
         tokio::select! {
             // A damaged store needs somebody, and may be what a part has stumbled over.
             biased;
-            error = self.app.store.failed() => error.into(),
+            error = self.services.store.failed() => error.into(),
             panicked = panics::fatal() => panicked.into(),
             ended = self.parts.ended() => ended.into(),
         }
@@ -292,7 +296,7 @@ impl Server {
     pub async fn stop(mut self) {
         let _ = self.stop.send(true);
         let parts = async {
-            self.app.keeper.stop().await;
+            self.services.dispatcher.stop().await;
             for failed in self.parts.join().await {
                 warn!(error = %failed, "a part of the server failed at its end");
             }
@@ -300,7 +304,7 @@ impl Server {
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
             warn!("some calls or sessions were cut off");
         }
-        if let Err(error) = self.app.store.close().await {
+        if let Err(error) = self.services.store.close().await {
             error!(error = &error as &dyn std::error::Error, "closing the store failed");
         }
         info!("server has ended");

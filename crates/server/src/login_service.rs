@@ -7,7 +7,7 @@
 
 use crate::secret;
 use procfleet_program::panics;
-use procfleet_proto::http::login_service::{Verdict, verdict};
+use procfleet_proto::http::login_service::{TokenVerdict, verdict};
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +33,7 @@ const LARGEST_ANSWER: u64 = 64 * 1024;
 pub struct LoginUrl(String);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
+pub enum LoginUnanswered {
     #[error("the login service did not answer")]
     Silent,
     #[error("the login service did not answer in a way that is understood here")]
@@ -49,12 +49,12 @@ struct Inner {
     url: LoginUrl,
     client: ureq::Agent,
     places: Arc<Semaphore>,
-    answers: Mutex<Answers>,
+    answers: Mutex<CachedAnswers>,
 }
 
 /// What it said, by the hash of the token, and until when that holds.
 #[derive(Default)]
-struct Answers(HashMap<[u8; 32], (Instant, Verdict)>);
+struct CachedAnswers(HashMap<[u8; 32], (Instant, TokenVerdict)>);
 
 impl LoginService {
     pub fn new(url: LoginUrl) -> LoginService {
@@ -74,7 +74,7 @@ impl LoginService {
     }
 
     /// Whose token it is, as the service says now or has said within the last minute.
-    pub async fn ask(&self, token: &str) -> Result<Verdict, Unanswered> {
+    pub async fn ask(&self, token: &str) -> Result<TokenVerdict, LoginUnanswered> {
         let hash = secret::hash(token.as_bytes());
         if let Some(said) = self.answers().get(&hash, Instant::now()) {
             return Ok(said);
@@ -87,34 +87,34 @@ impl LoginService {
             Ok(Err(unanswered)) => Err(unanswered),
             Err(_) => {
                 warn!(reason = "time is up", "the login service did not answer");
-                Err(Unanswered::Silent)
+                Err(LoginUnanswered::Silent)
             }
         }
     }
 
-    async fn ask_now(&self, token: String) -> Result<Verdict, Unanswered> {
+    async fn ask_now(&self, token: String) -> Result<TokenVerdict, LoginUnanswered> {
         // The place is given back by the thread, not by a caller that has given up: the thread may still
         // wait.
-        let place = self.inner.places.clone().acquire_owned().await.map_err(|_| Unanswered::Silent)?;
+        let place = self.inner.places.clone().acquire_owned().await.map_err(|_| LoginUnanswered::Silent)?;
         let inner = self.inner.clone();
         let asking = panics::block_for_request(move || {
             let _place = place;
             inner.ask(&token)
         });
-        asking.await.unwrap_or(Err(Unanswered::Silent))
+        asking.await.unwrap_or(Err(LoginUnanswered::Silent))
     }
 
-    fn answers(&self) -> MutexGuard<'_, Answers> {
+    fn answers(&self) -> MutexGuard<'_, CachedAnswers> {
         self.inner.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Answers {
-    fn get(&self, hash: &[u8; 32], now: Instant) -> Option<Verdict> {
+impl CachedAnswers {
+    fn get(&self, hash: &[u8; 32], now: Instant) -> Option<TokenVerdict> {
         self.0.get(hash).filter(|(until, _)| now < *until).map(|(_, said)| said.clone())
     }
 
-    fn put(&mut self, hash: [u8; 32], said: Verdict, now: Instant) {
+    fn put(&mut self, hash: [u8; 32], said: TokenVerdict, now: Instant) {
         if self.0.len() >= REMEMBERED {
             self.0.retain(|_, (until, _)| now < *until);
         }
@@ -127,18 +127,18 @@ impl Answers {
 }
 
 impl Inner {
-    fn ask(&self, token: &str) -> Result<Verdict, Unanswered> {
+    fn ask(&self, token: &str) -> Result<TokenVerdict, LoginUnanswered> {
         let answer = self.client.get(&self.url.0).query("bk_token", token).call().and_then(|mut response| {
             let body = response.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec()?;
             Ok((response.status().as_u16(), body))
         });
         let (status, body) = answer.map_err(|fault| {
             warn!(reason = words_for(&fault), "the login service did not answer");
-            Unanswered::Silent
+            LoginUnanswered::Silent
         })?;
         verdict(&body).filter(|_| status < 500).ok_or_else(|| {
             warn!(status, bytes = body.len(), "the login service answered with something else");
-            Unanswered::Strange
+            LoginUnanswered::Strange
         })
     }
 }
@@ -200,18 +200,18 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded_and_grows_old() {
-        let (mut answers, began) = (Answers::default(), Instant::now());
+        let (mut answers, began) = (CachedAnswers::default(), Instant::now());
         let hash = |number: usize| secret::hash(&number.to_le_bytes());
         let at = |number: usize| began + Duration::from_micros(number as u64);
         for number in 0..=REMEMBERED {
-            answers.put(hash(number), Verdict::NotLoggedIn, at(number));
+            answers.put(hash(number), TokenVerdict::NotLoggedIn, at(number));
         }
         let (last, end) = (hash(REMEMBERED), at(REMEMBERED));
         assert_eq!(answers.0.len(), REMEMBERED);
         assert_eq!(answers.get(&hash(0), end), None, "the oldest made room");
-        assert_eq!(answers.get(&last, end), Some(Verdict::NotLoggedIn));
+        assert_eq!(answers.get(&last, end), Some(TokenVerdict::NotLoggedIn));
         assert_eq!(answers.get(&last, end + FRESH), None);
-        answers.put(hash(0), Verdict::NotLoggedIn, end + FRESH);
+        answers.put(hash(0), TokenVerdict::NotLoggedIn, end + FRESH);
         assert_eq!(answers.0.len(), 1, "what is old made room");
     }
 }

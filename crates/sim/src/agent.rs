@@ -1,13 +1,13 @@
 //! One simulated agent: its sessions one after the other, and what it has to remember between them.
 
-use crate::figures::{Counters, count, uncount};
+use crate::figures::{FleetCounters, count, uncount};
 use crate::procs::Procs;
 use crate::random::Random;
 use crate::script::Script;
 use crate::trace::{Times, Trace, now_ns};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use procfleet_agent::config::ServerAddress;
-use procfleet_agent::identity::Identity;
+use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::{self, ConnectError, Socket};
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
@@ -33,16 +33,16 @@ const READ_AHEAD: usize = 64;
 const BATCH: usize = 100;
 
 /// What all agents of the fleet share.
-pub(crate) struct Shared {
+pub(crate) struct FleetShared {
     pub(crate) server: ServerAddress,
     pub(crate) script: Script,
-    pub(crate) counters: Counters,
+    pub(crate) counters: FleetCounters,
     pub(crate) trace: Option<Trace>,
 }
 
 /// Why a session ended or never was.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum SimSessionEnd {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the server refused the session: {0}")]
@@ -59,15 +59,15 @@ enum End {
     Dropped,
 }
 
-impl From<WsError> for End {
-    fn from(error: WsError) -> End {
-        End::Broken(Box::new(error))
+impl From<WsError> for SimSessionEnd {
+    fn from(error: WsError) -> SimSessionEnd {
+        SimSessionEnd::Broken(Box::new(error))
     }
 }
 
 pub(crate) struct Agent {
-    shared: Arc<Shared>,
-    identity: Identity,
+    shared: Arc<FleetShared>,
+    identity: AgentIdentity,
     random: Random,
     boot_id: String,
     started_at: i64,
@@ -75,18 +75,18 @@ pub(crate) struct Agent {
     procs: Procs,
     /// States that the server has yet to be told.
     states: Vec<ProcStateMessage>,
-    ops: BTreeMap<OpId, Known>,
+    ops: BTreeMap<OpId, UnconfirmedOp>,
     confirmed: VecDeque<OpId>,
 }
 
 /// An op that is not confirmed.
-enum Known {
+enum UnconfirmedOp {
     Running { due: Instant, kind: OpKind, proc: ProcKey, received: u64, told: bool },
     Ended { report: Box<Report>, sent: Option<Instant>, times: Times },
 }
 
 impl Agent {
-    pub(crate) fn new(shared: Arc<Shared>, identity: Identity, mut random: Random) -> Agent {
+    pub(crate) fn new(shared: Arc<FleetShared>, identity: AgentIdentity, mut random: Random) -> Agent {
         let boot_id = format!("sim-{:016x}", random.bytes());
         let slow = random.percent(shared.script.slow.agents_percent);
         Agent {
@@ -122,27 +122,28 @@ impl Agent {
                 failures += 1;
             }
             let pause = match end {
-                End::Drained(pause) => {
+                SimSessionEnd::Drained(pause) => {
                     count(&counters.drained);
                     pause
                 }
-                End::Dropped => {
+                SimSessionEnd::Dropped => {
                     count(&counters.drops);
                     shared.script.drop.away_ms.choose(&mut self.random)
                 }
-                End::Refused(_) => {
+                SimSessionEnd::Refused(_) => {
                     count(&counters.refusals);
                     procfleet_agent::back_off(failures)
                 }
-                End::Connect(_) | End::Protocol(_) | End::Broken(_) | End::Closed => {
-                    procfleet_agent::back_off(failures)
-                }
+                SimSessionEnd::Connect(_)
+                | SimSessionEnd::Protocol(_)
+                | SimSessionEnd::Broken(_)
+                | SimSessionEnd::Closed => procfleet_agent::back_off(failures),
             };
             tokio::time::sleep(pause).await;
         }
     }
 
-    async fn session(&mut self, welcomed: &mut bool) -> Result<std::convert::Infallible, End> {
+    async fn session(&mut self, welcomed: &mut bool) -> Result<std::convert::Infallible, SimSessionEnd> {
         let tls = tls::with_identity(&self.identity)?;
         let mut socket = Box::pin(tls::connect(&self.shared.server, LINK_PATH, tls)).await?;
         let (epoch, patience) = Box::pin(self.greet(&mut socket)).await?;
@@ -161,7 +162,7 @@ impl Agent {
             self.tell(&mut socket).await?;
             let now = Instant::now();
             if drop_at.is_some_and(|at| now >= at) {
-                return Err(End::Dropped);
+                return Err(SimSessionEnd::Dropped);
             }
             let wake = self.next_wake().into_iter().chain(drop_at).chain([silent_at]).min();
             let wake = wake.expect("there is always the server's silence to wait for");
@@ -183,14 +184,14 @@ impl Agent {
                 }
                 () = tokio::time::sleep_until(wake) => {
                     if Instant::now() >= silent_at {
-                        return Err(End::Closed);
+                        return Err(SimSessionEnd::Closed);
                     }
                 }
             }
         }
     }
 
-    async fn greet(&mut self, socket: &mut Socket) -> Result<(Epoch, Duration), End> {
+    async fn greet(&mut self, socket: &mut Socket) -> Result<(Epoch, Duration), SimSessionEnd> {
         let hello = Hello {
             agent: self.identity.agent.to_string(),
             boot_id: self.boot_id.clone(),
@@ -216,19 +217,19 @@ impl Agent {
             ip: String::new(),
         };
         send(socket, agent_message::Body::Hello(hello)).await?;
-        let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| End::Closed)?;
+        let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| SimSessionEnd::Closed)?;
         match answer {
             Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes)? {
                 Body::Welcome(welcome) => {
                     let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
                     Ok((Epoch(welcome.epoch), patience))
                 }
-                Body::Refused(refused) => Err(End::Refused(refused.reason)),
+                Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
                 // Nothing else may come first.
-                _ => Err(End::Protocol(BadMessage::Empty)),
+                _ => Err(SimSessionEnd::Protocol(BadMessage::Empty)),
             },
             Some(Err(error)) => Err(error.into()),
-            Some(Ok(_)) | None => Err(End::Closed),
+            Some(Ok(_)) | None => Err(SimSessionEnd::Closed),
         }
     }
 
@@ -237,9 +238,9 @@ impl Agent {
         socket: &mut Socket,
         epoch: Epoch,
         message: Option<Result<Message, WsError>>,
-    ) -> Result<(), End> {
+    ) -> Result<(), SimSessionEnd> {
         let body = match message {
-            None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
+            None | Some(Ok(Message::Close(_))) => return Err(SimSessionEnd::Closed),
             Some(Err(error)) => return Err(error.into()),
             Some(Ok(Message::Binary(bytes))) => decode_server(&bytes)?,
             // Pings are answered by the library when the socket is next flushed.
@@ -255,9 +256,9 @@ impl Agent {
             }
             Body::Drain(drain) => {
                 let spread = Duration::from_millis(drain.spread_ms).mul_f64(self.random.part());
-                Err(End::Drained(Duration::from_millis(drain.after_ms) + spread))
+                Err(SimSessionEnd::Drained(Duration::from_millis(drain.after_ms) + spread))
             }
-            Body::Refused(refused) => Err(End::Refused(refused.reason)),
+            Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
             Body::ReadSpec(question) => {
                 let message = "a simulated agent stores no specs".to_owned();
                 let (id, code) = (question.id, Code::NoSpec.number());
@@ -269,19 +270,19 @@ impl Agent {
         }
     }
 
-    fn take(&mut self, epoch: Epoch, order: Op) -> Result<(), End> {
+    fn take(&mut self, epoch: Epoch, order: Op) -> Result<(), SimSessionEnd> {
         let op: OpId = order.id.parse().map_err(BadMessage::from)?;
         if order.epoch != epoch.0 {
             return Ok(());
         }
         let counters = &self.shared.counters;
         match self.ops.get_mut(&op) {
-            Some(Known::Running { told, .. }) => {
+            Some(UnconfirmedOp::Running { told, .. }) => {
                 *told = false;
                 count(&counters.repeats);
                 return Ok(());
             }
-            Some(Known::Ended { sent, .. }) => {
+            Some(UnconfirmedOp::Ended { sent, .. }) => {
                 *sent = None;
                 count(&counters.repeats);
                 return Ok(());
@@ -293,13 +294,13 @@ impl Agent {
             None => {}
         }
         if self.random.percent(self.shared.script.drop.received_percent) {
-            return Err(End::Dropped);
+            return Err(SimSessionEnd::Dropped);
         }
         let kind = OpKind::from_number(u64::from(order.kind)).ok_or(BadMessage::Kind(order.kind))?;
         count(&counters.begun);
         let proc = ProcKey { namespace: order.namespace, name: order.name };
         let due = Instant::now() + self.shared.script.take(&mut self.random);
-        self.ops.insert(op, Known::Running { due, kind, proc, received: now_ns(), told: false });
+        self.ops.insert(op, UnconfirmedOp::Running { due, kind, proc, received: now_ns(), told: false });
         Ok(())
     }
 
@@ -307,7 +308,7 @@ impl Agent {
     fn end_due(&mut self) {
         let now = Instant::now();
         for (op, known) in &mut self.ops {
-            let Known::Running { due, kind, proc, received, .. } = &*known else { continue };
+            let UnconfirmedOp::Running { due, kind, proc, received, .. } = &*known else { continue };
             if *due > now {
                 continue;
             }
@@ -317,12 +318,12 @@ impl Agent {
             count(&self.shared.counters.ended);
             let times = Times { received: *received, reported: 0 };
             let report = Box::new(Report::done(*op, &outcome));
-            *known = Known::Ended { report, sent: None, times };
+            *known = UnconfirmedOp::Ended { report, sent: None, times };
         }
     }
 
     /// Says what there is to say: states first, so that whoever has an outcome can see what it did.
-    async fn tell(&mut self, socket: &mut Socket) -> Result<(), End> {
+    async fn tell(&mut self, socket: &mut Socket) -> Result<(), SimSessionEnd> {
         loop {
             let (now, at) = (Instant::now(), now_ns());
             let mut reports = Vec::new();
@@ -332,18 +333,20 @@ impl Agent {
                     break;
                 }
                 match known {
-                    Known::Running { told, .. } if !*told => {
+                    UnconfirmedOp::Running { told, .. } if !*told => {
                         *told = true;
                         drop_after |= self.random.percent(self.shared.script.drop.taken_percent);
                         reports.push(Report::taken(*op));
                     }
-                    Known::Ended { report, sent, times } if sent.is_none_or(|sent| now >= sent + REPEAT) => {
+                    UnconfirmedOp::Ended { report, sent, times }
+                        if sent.is_none_or(|sent| now >= sent + REPEAT) =>
+                    {
                         *sent = Some(now);
                         times.reported = at;
                         drop_after |= self.random.percent(self.shared.script.drop.reported_percent);
                         reports.push(Report::clone(report));
                     }
-                    Known::Running { .. } | Known::Ended { .. } => {}
+                    UnconfirmedOp::Running { .. } | UnconfirmedOp::Ended { .. } => {}
                 }
             }
             if !self.states.is_empty() {
@@ -359,13 +362,13 @@ impl Agent {
             }
             send(socket, agent_message::Body::Reports(Reports { reports })).await?;
             if drop_after {
-                return Err(End::Dropped);
+                return Err(SimSessionEnd::Dropped);
             }
         }
     }
 
     fn forget(&mut self, op: OpId) {
-        let Some(Known::Ended { times, .. }) = self.ops.remove(&op) else { return };
+        let Some(UnconfirmedOp::Ended { times, .. }) = self.ops.remove(&op) else { return };
         if let Some(trace) = &self.shared.trace {
             trace.confirmed(op, times);
         }
@@ -381,20 +384,20 @@ impl Agent {
         self.states.clear();
         for known in self.ops.values_mut() {
             match known {
-                Known::Running { told, .. } => *told = true,
-                Known::Ended { sent, .. } => *sent = None,
+                UnconfirmedOp::Running { told, .. } => *told = true,
+                UnconfirmedOp::Ended { sent, .. } => *sent = None,
             }
         }
     }
 
     fn running(&self) -> impl Iterator<Item = &OpId> {
-        self.ops.iter().filter(|(_, known)| matches!(known, Known::Running { .. })).map(|(op, _)| op)
+        self.ops.iter().filter(|(_, known)| matches!(known, UnconfirmedOp::Running { .. })).map(|(op, _)| op)
     }
 
     fn next_wake(&self) -> Option<Instant> {
         let moments = self.ops.values().filter_map(|known| match known {
-            Known::Running { due, .. } => Some(*due),
-            Known::Ended { sent, .. } => sent.map(|sent| sent + REPEAT),
+            UnconfirmedOp::Running { due, .. } => Some(*due),
+            UnconfirmedOp::Ended { sent, .. } => sent.map(|sent| sent + REPEAT),
         });
         moments.min()
     }
@@ -407,7 +410,7 @@ impl Agent {
     }
 }
 
-async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), End> {
+async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), SimSessionEnd> {
     Ok(socket.send(Message::Binary(body.into_bytes().into())).await?)
 }
 

@@ -2,7 +2,7 @@
 
 use futures_util::{SinkExt, StreamExt};
 use procfleet_agent::config::ServerAddress;
-use procfleet_agent::identity::Identity;
+use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::{self, ConnectError};
 use procfleet_proto::link::token::JoinToken;
 use procfleet_proto::link::{ENROLL_PATH, Enroll, agent_message, decode_server, server_message::Body};
@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
-pub enum EnrollError {
+pub enum SimEnrollError {
     #[error("it has not joined yet, and there is no token (--token)")]
     NoToken,
     #[error("the server refused the enrolment: {0}")]
@@ -32,8 +32,8 @@ pub(crate) async fn enroll(
     server: &ServerAddress,
     token: Option<&JoinToken>,
     ip: IpAddr,
-) -> Result<Identity, EnrollError> {
-    let token = token.ok_or(EnrollError::NoToken)?;
+) -> Result<AgentIdentity, SimEnrollError> {
+    let token = token.ok_or(SimEnrollError::NoToken)?;
     let key = KeyPair::generate()?;
     let csr = CertificateParams::new(Vec::new())?.serialize_request(&key)?;
     let request = Enroll {
@@ -44,17 +44,18 @@ pub(crate) async fn enroll(
     };
     let mut socket = tls::connect(server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
     let request = agent_message::Body::Enroll(request).into_bytes();
-    socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::BadAnswer)?;
-    let answer = tokio::time::timeout(PATIENCE, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;
-    let Some(Ok(Message::Binary(bytes))) = answer else { return Err(EnrollError::BadAnswer) };
+    socket.send(Message::Binary(request.into())).await.map_err(|_| SimEnrollError::BadAnswer)?;
+    let answer =
+        tokio::time::timeout(PATIENCE, socket.next()).await.map_err(|_| SimEnrollError::BadAnswer)?;
+    let Some(Ok(Message::Binary(bytes))) = answer else { return Err(SimEnrollError::BadAnswer) };
     match decode_server(&bytes) {
-        Ok(Body::Enrolled(enrolled)) => Ok(Identity {
-            agent: enrolled.agent.parse().map_err(|_| EnrollError::BadAnswer)?,
+        Ok(Body::Enrolled(enrolled)) => Ok(AgentIdentity {
+            agent: enrolled.agent.parse().map_err(|_| SimEnrollError::BadAnswer)?,
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             certificate: CertificateDer::from(enrolled.certificate),
             cas: vec![CertificateDer::from(enrolled.ca)],
         }),
-        Ok(Body::Refused(refused)) => Err(EnrollError::Refused(refused.reason)),
-        Ok(_) | Err(_) => Err(EnrollError::BadAnswer),
+        Ok(Body::Refused(refused)) => Err(SimEnrollError::Refused(refused.reason)),
+        Ok(_) | Err(_) => Err(SimEnrollError::BadAnswer),
     }
 }

@@ -29,7 +29,7 @@ pub struct Figures {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct FleetCounters {
     pub(crate) connected: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) failures: AtomicU64,
@@ -42,7 +42,7 @@ pub(crate) struct Counters {
     pub(crate) confirmed: AtomicU64,
 }
 
-impl Counters {
+impl FleetCounters {
     pub(crate) fn read(&self, agents: u64) -> Figures {
         Figures {
             agents,

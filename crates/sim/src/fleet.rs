@@ -1,14 +1,14 @@
 //! All agents of a simulated fleet, in a runtime of their own.
 
-use crate::agent::{Agent, Shared};
-use crate::enroll::{EnrollError, enroll};
-use crate::figures::{Counters, Figures};
+use crate::agent::{Agent, FleetShared};
+use crate::enroll::{SimEnrollError, enroll};
+use crate::figures::{Figures, FleetCounters};
 use crate::identities::Identities;
 use crate::random::Random;
 use crate::script::{BadScript, Script};
 use crate::trace::Trace;
 use procfleet_agent::config::ServerAddress;
-use procfleet_agent::identity::Identity;
+use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::ConnectError;
 use procfleet_proto::link::token::JoinToken;
 use std::io;
@@ -26,7 +26,7 @@ const FLUSH: Duration = Duration::from_millis(50);
 
 /// What a fleet is.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct FleetPlan {
     pub server: ServerAddress,
     /// Needed by those that have not joined yet.
     pub token: Option<JoinToken>,
@@ -65,7 +65,7 @@ pub enum FleetError {
 
 /// A fleet that runs. When it is dropped, all connections end as if every host had lost its power.
 pub struct Fleet {
-    shared: Arc<Shared>,
+    shared: Arc<FleetShared>,
     agents: usize,
     trouble: Arc<Mutex<Option<String>>>,
     /// `None` only while it is being dropped.
@@ -79,7 +79,7 @@ impl std::fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    pub fn start(plan: Plan) -> Result<Fleet, FleetError> {
+    pub fn start(plan: FleetPlan) -> Result<Fleet, FleetError> {
         plan.script.check()?;
         let last = plan.agents.saturating_sub(1);
         nth_ip(plan.first_ip, last)
@@ -95,10 +95,10 @@ impl Fleet {
             .enable_all()
             .build()
             .map_err(FleetError::Runtime)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FleetShared {
             server: plan.server.clone(),
             script: plan.script.clone(),
-            counters: Counters::default(),
+            counters: FleetCounters::default(),
             trace: trace.transpose()?,
         });
         let (agents, trouble) = (plan.agents, Arc::default());
@@ -127,7 +127,12 @@ impl Drop for Fleet {
     }
 }
 
-async fn run(plan: Plan, shared: Arc<Shared>, identities: Identities, trouble: Arc<Mutex<Option<String>>>) {
+async fn run(
+    plan: FleetPlan,
+    shared: Arc<FleetShared>,
+    identities: Identities,
+    trouble: Arc<Mutex<Option<String>>>,
+) {
     let joining = Arc::new(Semaphore::new(JOINING));
     let (plan, identities) = (Arc::new(plan), Arc::new(identities));
     for index in 0..plan.agents {
@@ -162,11 +167,11 @@ async fn run(plan: Plan, shared: Arc<Shared>, identities: Identities, trouble: A
 
 /// Waits for a server that is not there yet; gives up when it refuses.
 async fn join(
-    plan: &Plan,
+    plan: &FleetPlan,
     identities: &Identities,
     joining: &Semaphore,
     ip: IpAddr,
-) -> Result<Identity, String> {
+) -> Result<AgentIdentity, String> {
     let _place = joining.acquire().await.map_err(|error| error.to_string())?;
     loop {
         match enroll(&plan.server, plan.token.as_ref(), ip).await {
@@ -174,11 +179,11 @@ async fn join(
                 identities.keep(ip, &identity).map_err(|error| format!("keeping its key: {error}"))?;
                 return Ok(identity);
             }
-            Err(EnrollError::Connect(ConnectError::Tcp(..) | ConnectError::Silent(_))) => {
+            Err(SimEnrollError::Connect(ConnectError::Tcp(..) | ConnectError::Silent(_))) => {
                 tokio::time::sleep(JOIN_AGAIN).await;
             }
             // A server with more peers on their way in than it has places lets the slowest go.
-            Err(EnrollError::Connect(ConnectError::Tls(_, error))) if is_broken(&error) => {
+            Err(SimEnrollError::Connect(ConnectError::Tls(_, error))) if is_broken(&error) => {
                 tokio::time::sleep(JOIN_AGAIN).await;
             }
             Err(error) => return Err(chain(&error)),

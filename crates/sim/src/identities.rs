@@ -3,7 +3,7 @@
 //! A line is written when its agent has joined and never changes; a last line that a crash cut off is an
 //! agent that has not joined yet.
 
-use procfleet_agent::identity::Identity;
+use procfleet_agent::identity::AgentIdentity;
 use procfleet_proto::link::token::hex;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs
 const FILE: &str = "fleet.jsonl";
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct IdentityLine {
     ip: IpAddr,
     agent: String,
     key: String,
@@ -27,7 +27,7 @@ struct Line {
 }
 
 pub(crate) struct Identities {
-    known: Mutex<HashMap<IpAddr, Identity>>,
+    known: Mutex<HashMap<IpAddr, AgentIdentity>>,
     file: Mutex<File>,
 }
 
@@ -53,12 +53,12 @@ impl Identities {
     }
 
     /// Hands it out; each agent asks once.
-    pub(crate) fn take(&self, ip: IpAddr) -> Option<Identity> {
+    pub(crate) fn take(&self, ip: IpAddr) -> Option<AgentIdentity> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&ip)
     }
 
-    pub(crate) fn keep(&self, ip: IpAddr, identity: &Identity) -> io::Result<()> {
-        let line = Line {
+    pub(crate) fn keep(&self, ip: IpAddr, identity: &AgentIdentity) -> io::Result<()> {
+        let line = IdentityLine {
             ip,
             agent: identity.agent.to_string(),
             key: hex(identity.key.secret_der()),
@@ -71,9 +71,9 @@ impl Identities {
     }
 }
 
-fn read_line(line: &str) -> Option<(IpAddr, Identity)> {
-    let line: Line = serde_json::from_str(line).ok()?;
-    let identity = Identity {
+fn read_line(line: &str) -> Option<(IpAddr, AgentIdentity)> {
+    let line: IdentityLine = serde_json::from_str(line).ok()?;
+    let identity = AgentIdentity {
         agent: line.agent.parse().ok()?,
         key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(unhex(&line.key)?)),
         certificate: CertificateDer::from(unhex(&line.certificate)?),
@@ -95,7 +95,7 @@ mod tests {
     fn a_fleet_is_known_again_and_a_line_that_was_cut_off_is_not() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let ip = IpAddr::from([10, 0, 0, 1]);
-        let identity = || Identity {
+        let identity = || AgentIdentity {
             agent: "020000000000".parse().expect("an id"),
             key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(vec![1, 2, 255])),
             certificate: CertificateDer::from(vec![3]),

@@ -6,9 +6,9 @@
 //! two sessions, and it knows nothing of the server's code.
 //!
 //! - [`Fleet`]: all of them, running;
-//! - [`Plan`]: how many, where to, and how they behave ([`Script`]);
+//! - [`FleetPlan`]: how many, where to, and how they behave ([`Script`]);
 //! - [`Figures`]: what they have seen so far;
-//! - [`Peer`]: one by hand, who may say whatever he likes.
+//! - [`ManualPeer`]: one by hand, who may say whatever he likes.
 //!
 //! What it does not have is a journal: when the fleet ends, what its agents had taken and not reported is
 //! gone, as if each host had lost its disk. While it runs, no connection that breaks makes it forget or
@@ -26,9 +26,9 @@ mod random;
 mod script;
 mod trace;
 
-pub use enroll::EnrollError;
+pub use enroll::SimEnrollError;
 pub use figures::Figures;
 pub use files::{room_for_agents, take_all_files};
-pub use fleet::{Fleet, FleetError, Plan};
-pub use peer::{Peer, PeerError, Talk};
-pub use script::{BadScript, Drops, Ending, Script, Slow, Span};
+pub use fleet::{Fleet, FleetError, FleetPlan};
+pub use peer::{ManualPeer, PeerError, Talk};
+pub use script::{BadScript, DelayRange, Drops, Script, ScriptedEnd, Slow};

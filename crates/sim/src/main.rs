@@ -2,7 +2,9 @@
 
 use clap::Parser;
 use procfleet_agent::config::ServerAddress;
-use procfleet_sim::{Ending, Figures, Fleet, Plan, Script, Span, room_for_agents, take_all_files};
+use procfleet_sim::{
+    DelayRange, Figures, Fleet, FleetPlan, Script, ScriptedEnd, room_for_agents, take_all_files,
+};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,10 +66,10 @@ struct Args {
     script: Option<PathBuf>,
     /// How long an op takes, in milliseconds: N, or N-M
     #[arg(long, value_name = "MS")]
-    take: Option<Span>,
+    take: Option<DelayRange>,
     /// How ops end: GSE's error code, and how often compared with the others; may be given several times
     #[arg(long, value_name = "CODE[=WEIGHT]")]
-    end: Vec<Ending>,
+    end: Vec<ScriptedEnd>,
     /// Each connection breaks after so many seconds on average
     #[arg(long, value_name = "SECONDS")]
     drop_every: Option<f64>,
@@ -139,7 +141,7 @@ fn say(line: &str) {
     let _ = procfleet_program::print(format!("{line}\n"));
 }
 
-fn plan(args: Args) -> Result<Plan, String> {
+fn plan(args: Args) -> Result<FleetPlan, String> {
     let mut script = match &args.script {
         None => Script::default(),
         Some(path) => {
@@ -162,7 +164,7 @@ fn plan(args: Args) -> Result<Plan, String> {
     }
     // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
     let token = args.token.filter(|token| !token.is_empty()).map(|token| token.parse()).transpose();
-    Ok(Plan {
+    Ok(FleetPlan {
         server: args.server,
         token: token.map_err(|error| format!("--token: {error}"))?,
         agents: args.agents,

@@ -1,9 +1,9 @@
 //! One peer by hand: it has joined as any agent, and whoever holds it says every byte that it sends.
 
-use crate::enroll::{EnrollError, enroll};
+use crate::enroll::{SimEnrollError, enroll};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_agent::config::ServerAddress;
-use procfleet_agent::identity::Identity;
+use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::{self, ConnectError, Socket};
 use procfleet_proto::link::token::JoinToken;
 use procfleet_proto::link::{Hello, HostFacts, LINK_PATH, agent_message, decode_server, server_message};
@@ -21,30 +21,30 @@ pub enum PeerError {
     #[error("starting the runtime")]
     Runtime(#[source] io::Error),
     #[error(transparent)]
-    Enroll(#[from] EnrollError),
+    Enroll(#[from] SimEnrollError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
 }
 
 /// An agent's identity without an agent.
-pub struct Peer {
+pub struct ManualPeer {
     server: ServerAddress,
-    identity: Identity,
+    identity: AgentIdentity,
     runtime: Runtime,
 }
 
-impl std::fmt::Debug for Peer {
+impl std::fmt::Debug for ManualPeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Peer").field("agent", &self.identity.agent).finish_non_exhaustive()
     }
 }
 
-impl Peer {
-    pub fn join(server: ServerAddress, token: &JoinToken, ip: IpAddr) -> Result<Peer, PeerError> {
+impl ManualPeer {
+    pub fn join(server: ServerAddress, token: &JoinToken, ip: IpAddr) -> Result<ManualPeer, PeerError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PeerError::Runtime)?;
         let identity = runtime.block_on(enroll(&server, Some(token), ip))?;
-        Ok(Peer { server, identity, runtime })
+        Ok(ManualPeer { server, identity, runtime })
     }
 
     pub fn agent(&self) -> &str {
@@ -76,7 +76,7 @@ impl Peer {
 /// A connection of a peer.
 pub struct Talk<'a> {
     socket: Socket,
-    peer: &'a Peer,
+    peer: &'a ManualPeer,
 }
 
 impl std::fmt::Debug for Talk<'_> {

@@ -1,6 +1,6 @@
 //! The processes of one simulated host: what an op does to them, and what the server is told of it.
 
-use crate::script::Ending;
+use crate::script::ScriptedEnd;
 use procfleet_core::code::Code;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Procs {
-    known: BTreeMap<ProcKey, Proc>,
+    known: BTreeMap<ProcKey, SimProc>,
     revision: u64,
     pids: u32,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Proc {
+struct SimProc {
     hosted: bool,
     /// `None`: it does not run.
     pid: Option<u32>,
@@ -32,7 +32,7 @@ impl Procs {
         &mut self,
         kind: OpKind,
         key: &ProcKey,
-        ending: &Ending,
+        ending: &ScriptedEnd,
         now: i64,
     ) -> (Outcome, Option<ProcStateMessage>) {
         let code = Code::from_number(ending.code).expect("a checked script has codes that there are");
@@ -61,8 +61,10 @@ impl Procs {
         }
         self.pids += 1;
         let pid = 1_000 + self.pids % 1_000_000;
-        let proc =
-            self.known.entry(key.clone()).or_insert_with(|| Proc { registered_at: now, ..Proc::default() });
+        let proc = self
+            .known
+            .entry(key.clone())
+            .or_insert_with(|| SimProc { registered_at: now, ..SimProc::default() });
         match kind {
             OpKind::Start | OpKind::Restart => {
                 (proc.pid, proc.started_at) = (Some(pid), now);
@@ -126,7 +128,7 @@ impl Procs {
     }
 }
 
-fn state(key: &ProcKey, proc: Option<&Proc>, revision: u64, now: i64) -> ProcStateMessage {
+fn state(key: &ProcKey, proc: Option<&SimProc>, revision: u64, now: i64) -> ProcStateMessage {
     let report = proc.map(|proc| ProcReport {
         doing: None,
         state: if proc.pid.is_some() { ProcState::Running } else { ProcState::Stopped },
@@ -156,8 +158,8 @@ mod tests {
     fn ops_change_the_procs_that_they_are_about() {
         let mut procs = Procs::default();
         let key = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
-        let well = Ending { code: 0, weight: 1, message: String::new() };
-        let badly = Ending { code: 836, weight: 1, message: "it died".to_owned() };
+        let well = ScriptedEnd { code: 0, weight: 1, message: String::new() };
+        let badly = ScriptedEnd { code: 836, weight: 1, message: "it died".to_owned() };
         for (kind, ending, code, tells) in [
             (OpKind::Stop, &well, Code::NotRunning, None),
             (OpKind::Start, &badly, Code::PostCheck, None),

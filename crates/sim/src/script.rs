@@ -12,9 +12,9 @@ use std::time::Duration;
 #[serde(default, deny_unknown_fields)]
 pub struct Script {
     /// How long an op takes.
-    pub take_ms: Span,
+    pub take_ms: DelayRange,
     /// How ops end: one of these, by weight.
-    pub end: Vec<Ending>,
+    pub end: Vec<ScriptedEnd>,
     /// When connections break.
     pub drop: Drops,
     /// Of a hundred reports, so many are sent twice.
@@ -25,11 +25,11 @@ pub struct Script {
 
 /// From the first to the second, each as likely as any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Span(pub u64, pub u64);
+pub struct DelayRange(pub u64, pub u64);
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ending {
+pub struct ScriptedEnd {
     /// GSE's error code.
     pub code: u32,
     #[serde(default = "one")]
@@ -53,7 +53,7 @@ pub struct Drops {
     /// Each connection ends after so many seconds on average; 0: none does.
     pub every_secs: f64,
     /// How long an agent that broke its connection stays away.
-    pub away_ms: Span,
+    pub away_ms: DelayRange,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -77,8 +77,8 @@ fn one() -> u32 {
 impl Default for Script {
     fn default() -> Script {
         Script {
-            take_ms: Span(0, 0),
-            end: vec![Ending { code: Code::Success.number(), weight: 1, message: String::new() }],
+            take_ms: DelayRange(0, 0),
+            end: vec![ScriptedEnd { code: Code::Success.number(), weight: 1, message: String::new() }],
             drop: Drops::default(),
             repeat_percent: 0.0,
             slow: Slow::default(),
@@ -135,7 +135,7 @@ impl Script {
         self.take_ms.choose(random)
     }
 
-    pub(crate) fn ending(&self, random: &mut Random) -> &Ending {
+    pub(crate) fn ending(&self, random: &mut Random) -> &ScriptedEnd {
         let total = self.end.iter().map(|ending| u64::from(ending.weight)).sum::<u64>();
         let mut place = random.between(0, total.saturating_sub(1));
         for ending in &self.end {
@@ -148,7 +148,7 @@ impl Script {
     }
 }
 
-impl Span {
+impl DelayRange {
     pub(crate) fn choose(self, random: &mut Random) -> Duration {
         Duration::from_millis(random.between(self.0, self.1))
     }
@@ -159,18 +159,18 @@ impl Span {
 pub struct BadSpan;
 
 /// `50` or `10-200`.
-impl FromStr for Span {
+impl FromStr for DelayRange {
     type Err = BadSpan;
-    fn from_str(text: &str) -> Result<Span, BadSpan> {
+    fn from_str(text: &str) -> Result<DelayRange, BadSpan> {
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSpan);
         match text.split_once('-') {
-            Some((least, most)) => Ok(Span(number(least)?, number(most)?)),
-            None => number(text).map(|both| Span(both, both)),
+            Some((least, most)) => Ok(DelayRange(number(least)?, number(most)?)),
+            None => number(text).map(|both| DelayRange(both, both)),
         }
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for DelayRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.0, self.1)
     }
@@ -181,12 +181,12 @@ impl fmt::Display for Span {
 pub struct BadEnding;
 
 /// `836` or `836=5`.
-impl FromStr for Ending {
+impl FromStr for ScriptedEnd {
     type Err = BadEnding;
-    fn from_str(text: &str) -> Result<Ending, BadEnding> {
+    fn from_str(text: &str) -> Result<ScriptedEnd, BadEnding> {
         let (code, weight) = text.split_once('=').unwrap_or((text, "1"));
         let number = |text: &str| text.trim().parse::<u32>().map_err(|_| BadEnding);
-        Ok(Ending { code: number(code)?, weight: number(weight)?, message: String::new() })
+        Ok(ScriptedEnd { code: number(code)?, weight: number(weight)?, message: String::new() })
     }
 }
 
@@ -201,7 +201,10 @@ mod tests {
                 "drop": {"taken_percent": 5, "away_ms": [100, 2000]}, "slow": {"agents_percent": 1, "read_every_ms": 500}}"#,
         )
         .expect("a good script");
-        assert_eq!((script.take_ms, script.end[1].weight, script.repeat_percent), (Span(10, 20), 1, 0.0));
+        assert_eq!(
+            (script.take_ms, script.end[1].weight, script.repeat_percent),
+            (DelayRange(10, 20), 1, 0.0)
+        );
         assert_eq!(Script::from_json("{}").expect("nothing is needed"), Script::default());
         let faults = Script::from_json(
             r#"{"take_ms": [2, 1], "repeat_percent": 101, "end": [{"code": 115}, {"code": 4, "weight": 0}]}"#,
@@ -216,10 +219,10 @@ mod tests {
 
     #[test]
     fn flags_are_short_forms_of_it() {
-        assert_eq!("5".parse(), Ok(Span(5, 5)));
-        assert_eq!("5-7".parse(), Ok(Span(5, 7)));
-        assert_eq!("836=3".parse(), Ok(Ending { code: 836, weight: 3, message: String::new() }));
-        assert!("".parse::<Span>().is_err() && "x=1".parse::<Ending>().is_err());
+        assert_eq!("5".parse(), Ok(DelayRange(5, 5)));
+        assert_eq!("5-7".parse(), Ok(DelayRange(5, 7)));
+        assert_eq!("836=3".parse(), Ok(ScriptedEnd { code: 836, weight: 3, message: String::new() }));
+        assert!("".parse::<DelayRange>().is_err() && "x=1".parse::<ScriptedEnd>().is_err());
     }
 
     #[test]

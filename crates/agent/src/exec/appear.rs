@@ -1,9 +1,9 @@
 //! Candidates for processes that were started by hand.
 
 use super::children;
+use super::context::ExecContext;
 use super::find;
-use super::host::Host;
-use super::identify::{Folder, Mark, Program};
+use super::identify::{EnvMark, RunningProgram, SetupPath};
 use super::procfs::{Id, Stat};
 use super::tree::Scan;
 use procfleet_core::process::{Evidence, Found};
@@ -14,14 +14,14 @@ use std::cell::OnceCell;
 /// A cheap scan on behalf of many procs. A candidate is verified by `Hands::look`.
 #[derive(Debug)]
 pub struct Glance<'a> {
-    host: &'a Host,
+    context: &'a ExecContext,
     /// All processes that the agent did not start itself; taken when the first proc is looked for by name.
     scan: OnceCell<Scan>,
 }
 
 impl<'a> Glance<'a> {
-    pub fn new(host: &'a Host) -> Glance<'a> {
-        Glance { host, scan: OnceCell::new() }
+    pub fn new(context: &'a ExecContext) -> Glance<'a> {
+        Glance { context, scan: OnceCell::new() }
     }
 
     /// A process that may be the missing one of this proc.
@@ -34,11 +34,13 @@ impl<'a> Glance<'a> {
         if proc_name.is_empty() || setup_path.is_empty() {
             return None;
         }
-        let (mark, folder) = (self.host.mark(key), Folder::of(identity));
+        let (mark, folder) = (self.context.mark(key), SetupPath::of(identity));
         let scan = self.scan.get_or_init(|| Scan::without(&children::kept()));
         let fits = |stat: &&&Stat| {
-            let is_in_folder = folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder));
-            !scan.is_anothers(stat, &mark) && (is_in_folder || Mark::of(stat.id.pid, &mark) == Mark::Ours)
+            let is_in_folder =
+                folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder));
+            !scan.is_anothers(stat, &mark)
+                && (is_in_folder || EnvMark::of(stat.id.pid, &mark) == EnvMark::Ours)
         };
         scan.named(proc_name).iter().find(fits).map(|stat| bare(stat.id, Found::Name))
     }

@@ -13,9 +13,9 @@
 //! output, so that its next life finds them even if it is started in another place. A group can be removed
 //! only when nothing runs in it, so trying to remove one is also how to ask.
 
-use super::host::ExecError;
+use super::context::ExecError;
 use super::pidfd;
-use procfleet_core::Moment;
+use procfleet_core::BootTime;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -210,7 +210,7 @@ pub(super) struct ProcGroups {
 
 impl ProcGroups {
     /// A new group for a run that begins now, open to be entered. `None`: there are no groups here.
-    pub(super) fn make(&mut self, began: Moment, run: u64) -> Option<(PathBuf, OwnedFd)> {
+    pub(super) fn make(&mut self, began: BootTime, run: u64) -> Option<(PathBuf, OwnedFd)> {
         let home = self.home.as_ref()?;
         // What outlived its run, as it may where it is kept, has ended since without anybody's noticing.
         if self.runs.len() > 1 {
@@ -292,7 +292,7 @@ impl ProcGroups {
 
 /// The agent and the proc whose cgroup a process is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
+pub(super) struct CgroupHolder {
     pub(super) instance: String,
     /// The proc as its folder is called.
     pub(super) proc: String,
@@ -300,7 +300,7 @@ pub(super) struct Holder {
     pub(super) run: Option<NonZeroU64>,
 }
 
-impl Holder {
+impl CgroupHolder {
     /// The proc for people: `namespace:name`.
     pub(super) fn shown(&self) -> String {
         self.proc.replacen('+', ":", 1)
@@ -308,7 +308,7 @@ impl Holder {
 }
 
 /// Whose cgroup a process is in, if it is one that an agent made for a run.
-pub(super) fn held_by(pid: u32) -> Option<Holder> {
+pub(super) fn held_by(pid: u32) -> Option<CgroupHolder> {
     holder(own_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?)
 }
 
@@ -319,13 +319,13 @@ pub(super) fn is_our_own(pid: u32) -> bool {
 }
 
 /// The innermost one: an agent may itself be in the group of another agent's proc.
-fn holder(group: &str) -> Option<Holder> {
+fn holder(group: &str) -> Option<CgroupHolder> {
     let parts: Vec<&str> = group.split('/').collect();
     parts.windows(3).rev().find_map(|three| match three {
         [agent, proc, run] if run.starts_with("run-") => {
             let instance = agent.strip_prefix(PREFIX)?;
             let began = run.split('-').nth(1).and_then(|began| began.parse().ok());
-            Some(Holder { instance: instance.to_owned(), proc: (*proc).to_owned(), run: began })
+            Some(CgroupHolder { instance: instance.to_owned(), proc: (*proc).to_owned(), run: began })
         }
         _ => None,
     })

@@ -52,19 +52,19 @@ enum Wait {
 
 /// Dropping it ends the waiting.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct ExitSubscription {
     exits: Arc<Exits>,
     number: u64,
 }
 
-impl Waiting {
+impl ExitSubscription {
     /// Whether the process has ended, and what was to be done then is done.
     pub(super) fn is_over(&self) -> bool {
         !self.exits.lock().waits.contains_key(&self.number)
     }
 }
 
-impl Drop for Waiting {
+impl Drop for ExitSubscription {
     fn drop(&mut self) {
         let wait = self.exits.lock().waits.remove(&self.number);
         // What is dropped with it may wait for something itself, so the lock is not held.
@@ -89,7 +89,7 @@ impl Exits {
         self: &Arc<Exits>,
         pidfd: OwnedFd,
         then: impl FnOnce(OwnedFd) -> F + Send + 'static,
-    ) -> Waiting
+    ) -> ExitSubscription
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -108,7 +108,7 @@ impl Exits {
             let exits = self.clone();
             tokio::spawn(async move { exits.poll(number).await });
         }
-        Waiting { exits: self.clone(), number }
+        ExitSubscription { exits: self.clone(), number }
     }
 
     /// The set, with somebody who listens to it.

@@ -5,13 +5,13 @@
 
 use super::Run;
 use super::cgroup;
-use super::identify::{self, Folder, Program};
+use super::identify::{self, RunningProgram, SetupPath};
 use super::origin::{self, Origin};
 use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use super::tree::{self, Scan};
 use super::user;
-use crate::path_walk::{self, Trust, Walked};
+use crate::path_walk::{self, PathTrust, Walked};
 use procfleet_core::process::{Cause, Evidence, Found};
 use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::Leader;
@@ -117,14 +117,14 @@ pub(super) fn launched(
     let members = run.members(&scan, whom.mark);
     let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
     let found = if leads.is_some() { Found::Foreground } else { Found::Name };
-    let is_named = |stat: &Stat| Program::of(stat).is_named(&whom.identity.proc_name);
+    let is_named = |stat: &Stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name);
     let program = leads.and_then(|leads| scan.get(unwrap(&scan, leads, run).pid));
     run.is_program |= program.is_some_and(|program| whom.identity.proc_name.is_empty() || is_named(program));
     if let (Some(leads), Some(cause)) = (leads, cause.as_ref().filter(may_change)) {
         // A control script is often called as its process is, so names say nothing before it has ended.
         let waiting = Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
         let meant = scan.get(unwrap(&scan, leads, run).pid);
-        let named = |stat: &&Stat| Program::of(stat).is_executable_of(&whom.identity.proc_name);
+        let named = |stat: &&Stat| RunningProgram::of(stat).is_executable_of(&whom.identity.proc_name);
         match leader {
             Leader::Accept => {}
             Leader::Refuse => return waiting,
@@ -138,7 +138,7 @@ pub(super) fn launched(
     let mut named: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
     named.retain(|stat| {
         let is_wrapper = stat.id == run.leader && meant.is_some_and(|meant| meant != run.leader);
-        let program = Program::of(stat);
+        let program = RunningProgram::of(stat);
         let is_shell = program.is_wrapper_of(&run.command)
             && !matches!(whom.identity.proc_name.as_str(), "sh" | "dash" | "pwsh");
         !is_wrapper && !is_shell && program.is_named(&whom.identity.proc_name)
@@ -147,8 +147,8 @@ pub(super) fn launched(
         return running(top, found);
     }
     if let Some(meant) = meant.filter(|_| cause.is_none() || leader == Leader::Accept) {
-        let is_shell =
-            leads.is_some_and(|leads| leads.id == meant && Program::of(leads).is_wrapper_of(&run.command));
+        let is_shell = leads
+            .is_some_and(|leads| leads.id == meant && RunningProgram::of(leads).is_wrapper_of(&run.command));
         return running(meant, if is_shell { Found::Shell } else { Found::Foreground });
     }
     if leader == Leader::Accept {
@@ -209,8 +209,11 @@ pub(super) fn recovered(
         Some(_) | None => Vec::new(),
     };
     marked.retain(|stat| !orphans.contains(&stat.id) && !whom.is_left(stat.id.pid));
-    let named =
-        marked.iter().copied().filter(|stat| Program::of(stat).is_named(&whom.identity.proc_name)).collect();
+    let named = marked
+        .iter()
+        .copied()
+        .filter(|stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name))
+        .collect();
     // A command that was to end or reload the process may still be at work; and what a dead process has left
     // may lead a session of its own, and is swept away before the next one.
     let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
@@ -224,7 +227,7 @@ pub(super) fn recovered(
         return running(id, Found::Name);
     }
     if let Some(leader) = leader {
-        let program = Program::of(leader);
+        let program = RunningProgram::of(leader);
         let commands = [&control.start_cmd, &control.restart_cmd];
         return match commands.into_iter().find(|command| program.is_wrapper_of(command)) {
             None => running(leader.id, Found::Name),
@@ -311,7 +314,7 @@ pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
 fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     let path = &whom.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let Named { pid, way } = read_pid_file(path, &whom.identity.user)?;
+        let PidFileClaim { pid, way } = read_pid_file(path, &whom.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         // Held until all is known: if it is still alive then, it was this one process that was looked at.
         let held = pidfd::open(pid).ok();
@@ -319,7 +322,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         if !procfs::is_whole_process(pid) {
             return Err(dead());
         }
-        let program = Program::of(&stat);
+        let program = RunningProgram::of(&stat);
         let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
         let origin = origin::of(pid, whom.mark, whom.group);
         let (ours, only_described) = match &origin {
@@ -352,7 +355,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
             return Err(Cause::AnotherAccounts { path, pid, user });
         }
         // A file that the process wrote itself is as good as what else is known of the process.
-        let trust = || Trust::spec(&user).and(procfs::owners(pid).into_iter().flatten());
+        let trust = || PathTrust::spec(&user).and(procfs::owners(pid).into_iter().flatten());
         if only_described && let Some(doubt) = way.doubt(&trust()) {
             return Err(Cause::Untrusted { path, pid, reason: doubt.to_string() });
         }
@@ -367,19 +370,19 @@ fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
     whom.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
 }
 
-fn runs_from_its_folder(program: &Program, whom: Whom<'_>) -> bool {
-    Folder::of(whom.identity).is_some_and(|folder| program.runs_from(&folder))
+fn runs_from_its_folder(program: &RunningProgram, whom: Whom<'_>) -> bool {
+    SetupPath::of(whom.identity).is_some_and(|folder| program.runs_from(&folder))
 }
 
 /// What a pid file says, and who could have decided that.
-pub(super) struct Named {
+pub(super) struct PidFileClaim {
     pub(super) pid: u32,
     way: Walked,
 }
 
 /// What is in a file that the account could not read itself is not told: the agent may read everything, and a
 /// caller who names it may be allowed this account only.
-pub(super) fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
+pub(super) fn read_pid_file(path: &str, user: &str) -> Result<PidFileClaim, Cause> {
     let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => {
@@ -411,7 +414,7 @@ pub(super) fn read_pid_file(path: &str, user: &str) -> Result<Named, Cause> {
         true => bad(&format!("its content {word:?} is not a pid")),
         false => bad("its content is not a pid"),
     })?;
-    Ok(Named { pid, way })
+    Ok(PidFileClaim { pid, way })
 }
 
 /// A process of the spec's name that was started from its folder, or by us, and is none of these.
@@ -420,7 +423,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
     if proc_name.is_empty() || setup_path.is_empty() {
         return Err(Cause::NoIdentity);
     }
-    let folder = Folder::of(whom.identity);
+    let folder = SetupPath::of(whom.identity);
     let mut named = scan.named(proc_name);
     let (all, doubtful) = (named.clone(), OnceCell::new());
     let is_doubtful = |id: Id| doubtful.get_or_init(|| whom.doubtful(&all, scan)).contains(&id);
@@ -433,7 +436,7 @@ fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause
                 Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => false,
                 Origin::Unknown if whom.is_probe(stat) || is_doubtful(stat.id) => false,
                 Origin::Unknown => {
-                    folder.as_ref().is_some_and(|folder| Program::of(stat).belongs_to(folder))
+                    folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder))
                         && user::runs_as(&whom.identity.user, stat.id.pid)
                 }
             }
@@ -455,7 +458,7 @@ fn by_own(whom: Whom<'_>) -> Option<Process> {
     }
     let leaders = whom.own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id));
     let stats: Vec<Stat> =
-        leaders.filter(|stat| stat.is_running() && Program::of(stat).is_named(proc_name)).collect();
+        leaders.filter(|stat| stat.is_running() && RunningProgram::of(stat).is_named(proc_name)).collect();
     let top = topmost(stats.iter().collect())?;
     Some(process(top, Found::Name))
 }
@@ -471,7 +474,7 @@ pub(super) fn below_shell(
     identity: &Identity,
     scan: &Scan,
 ) -> Result<Option<Process>, NotYet> {
-    let leader = scan.get(shell.pid).filter(|stat| stat.id == shell).map(Program::of);
+    let leader = scan.get(shell.pid).filter(|stat| stat.id == shell).map(RunningProgram::of);
     let Some(command) =
         commands.iter().find(|command| leader.as_ref().is_some_and(|leader| leader.is_wrapper_of(command)))
     else {
@@ -479,7 +482,7 @@ pub(super) fn below_shell(
     };
     let below = scan.with_descendants([shell]);
     let named = below.iter().filter(|id| **id != shell).filter_map(|id| scan.get(id.pid));
-    let named = named.filter(|stat| Program::of(stat).is_named(&identity.proc_name)).collect();
+    let named = named.filter(|stat| RunningProgram::of(stat).is_named(&identity.proc_name)).collect();
     let only = match scan.children(shell.pid).as_slice() {
         [only] if is_simple(command) => Some(only.id),
         _ => None,
@@ -497,7 +500,7 @@ fn topmost(fitting: Vec<&Stat>) -> Option<Id> {
 /// The command itself where `sh` only waits for it: then its one child is what was asked for. Where the shell
 /// has more to do, such as a loop, it is the process, and its child of the moment is not.
 fn unwrap(scan: &Scan, leader: &Stat, run: &Run) -> Id {
-    if !Program::of(leader).is_wrapper_of(&run.command) || !is_simple(&run.command) {
+    if !RunningProgram::of(leader).is_wrapper_of(&run.command) || !is_simple(&run.command) {
         return leader.id;
     }
     match scan.children(leader.id.pid).as_slice() {

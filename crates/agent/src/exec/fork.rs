@@ -35,7 +35,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 #[derive(Debug)]
 pub(super) struct Recipe<'a> {
     /// The first of these that can be executed.
-    pub(super) programs: Vec<Program>,
+    pub(super) programs: Vec<ExecTarget>,
     pub(super) environment: Vec<CString>,
     pub(super) folder: BorrowedFd<'a>,
     pub(super) account: &'a Account,
@@ -47,7 +47,7 @@ pub(super) struct Recipe<'a> {
 
 /// A file, and what the program in it is told.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct ExecTarget {
     pub(super) file: CString,
     pub(super) arguments: Vec<CString>,
 }
@@ -63,7 +63,7 @@ static ROOM: Mutex<Option<Room>> = Mutex::new(None);
 #[derive(Clone, Copy)]
 struct Room {
     /// Where it writes what went wrong.
-    report: &'static Report,
+    report: &'static SpawnReport,
     /// Its stack begins here and grows downwards.
     stack_end: usize,
     /// The place of what it is to write to among the open files. It is never given back.
@@ -73,7 +73,7 @@ struct Room {
 }
 
 /// A page that parent and child share, also where the child has memory of its own.
-struct Report {
+struct SpawnReport {
     errno: AtomicI32,
 }
 
@@ -118,7 +118,7 @@ impl Room {
         match *room {
             Some(room) => Ok(room),
             None => Ok(*room.insert(Room {
-                report: Report::share()?,
+                report: SpawnReport::share()?,
                 stack_end: map_stack()?,
                 output: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
                 folder: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
@@ -170,11 +170,11 @@ fn map(bytes: usize, protection: libc::c_int, flags: libc::c_int) -> io::Result<
     if place == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(place) }
 }
 
-impl Report {
-    fn share() -> io::Result<&'static Report> {
-        let page = map(size_of::<Report>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;
+impl SpawnReport {
+    fn share() -> io::Result<&'static SpawnReport> {
+        let page = map(size_of::<SpawnReport>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;
         // SAFETY: it is aligned, zeroed and never given back, and zero is a valid `Report`.
-        Ok(unsafe { &*page.cast::<Report>() })
+        Ok(unsafe { &*page.cast::<SpawnReport>() })
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::procfs::{self, Stat};
 use super::spawn;
-use crate::path_walk::{self, Trust};
+use crate::path_walk::{self, PathTrust};
 use procfleet_core::spec::Identity;
 use std::path::{Component, Path, PathBuf};
 
@@ -41,30 +41,30 @@ const SCRIPTS: usize = 3;
 
 /// What the mark in a process's environment says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum EnvMark {
     Ours,
     AnotherProcs,
     /// There is none, or it may not be read, or it is that of another agent for the same proc.
     Missing,
 }
 
-impl Mark {
-    pub(super) fn of(pid: u32, mark: &str) -> Mark {
-        Mark::told(procfs::mark(pid).as_deref(), mark)
+impl EnvMark {
+    pub(super) fn of(pid: u32, mark: &str) -> EnvMark {
+        EnvMark::told(procfs::mark(pid).as_deref(), mark)
     }
 
     /// What this value in an environment says.
-    pub(super) fn told(value: Option<&[u8]>, mark: &str) -> Mark {
-        let Some(value) = value else { return Mark::Missing };
+    pub(super) fn told(value: Option<&[u8]>, mark: &str) -> EnvMark {
+        let Some(value) = value else { return EnvMark::Missing };
         // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent
         // whose folder was lost or that runs beside us.
         fn key(mark: &[u8]) -> Option<&[u8]> {
             mark.iter().position(|byte| *byte == b'/').map(|slash| &mark[slash..])
         }
         match value {
-            value if value == mark.as_bytes() => Mark::Ours,
-            value if key(value) == key(mark.as_bytes()) => Mark::Missing,
-            _ => Mark::AnotherProcs,
+            value if value == mark.as_bytes() => EnvMark::Ours,
+            value if key(value) == key(mark.as_bytes()) => EnvMark::Missing,
+            _ => EnvMark::AnotherProcs,
         }
     }
 }
@@ -87,25 +87,25 @@ pub(super) fn instance_and_proc(mark: &[u8]) -> Option<(String, String)> {
 
 /// `setup_path`, as written and as the kernel writes it.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct SetupPath {
     given: PathBuf,
     real: PathBuf,
 }
 
-impl Folder {
+impl SetupPath {
     /// `None` for what cannot be a folder of programs, and where a link of a third party would make another
     /// folder's programs look like the spec's.
-    pub(super) fn of(identity: &Identity) -> Option<Folder> {
+    pub(super) fn of(identity: &Identity) -> Option<SetupPath> {
         let given = PathBuf::from(&identity.setup_path);
         if !given.is_absolute() {
             return None;
         }
         let real = match path_walk::walk(&given) {
-            Ok(way) if way.doubted_links(&Trust::spec(&identity.user)).is_some() => return None,
+            Ok(way) if way.doubted_links(&PathTrust::spec(&identity.user)).is_some() => return None,
             Ok(way) => way.real().to_owned(),
             Err(_) => given.clone(),
         };
-        Some(Folder { given, real })
+        Some(SetupPath { given, real })
     }
 
     fn holds(&self, path: &Path) -> bool {
@@ -134,17 +134,17 @@ impl Folder {
 
 /// What a process runs.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct RunningProgram {
     pid: u32,
     comm: String,
     exe: Option<PathBuf>,
     argv: Vec<String>,
 }
 
-impl Program {
-    pub(super) fn of(stat: &Stat) -> Program {
+impl RunningProgram {
+    pub(super) fn of(stat: &Stat) -> RunningProgram {
         let pid = stat.id.pid;
-        Program { pid, comm: stat.comm.clone(), exe: procfs::exe(pid), argv: procfs::argv(pid) }
+        RunningProgram { pid, comm: stat.comm.clone(), exe: procfs::exe(pid), argv: procfs::argv(pid) }
     }
 
     /// Whether this is the program that the spec names. A shell that merely mentions the name in its command
@@ -179,25 +179,25 @@ impl Program {
     }
 
     /// Whether its file is in the folder, and the folder is one that says whose the program is.
-    fn lies_in(&self, folder: &Folder) -> bool {
+    fn lies_in(&self, folder: &SetupPath) -> bool {
         folder.is_telling() && self.paths().iter().any(|path| folder.holds(path))
     }
 
     /// Whether an interpreter runs a script of the folder, and the folder is one that says whose the script
     /// is.
-    fn runs_script_of(&self, folder: &Folder) -> bool {
+    fn runs_script_of(&self, folder: &SetupPath) -> bool {
         folder.is_telling() && self.files(self.scripts()).iter().any(|path| folder.holds(path))
     }
 
     /// Whether it was started from the folder: its file is there, or it works there.
-    pub(super) fn runs_from(&self, folder: &Folder) -> bool {
+    pub(super) fn runs_from(&self, folder: &SetupPath) -> bool {
         self.paths().iter().any(|path| folder.holds(path))
             || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
     }
 
     /// Whether it was started from the folder, with nothing but its name to say so. An interpreter that
     /// merely works there may be the shell of whoever looks around: it must run something of the folder.
-    pub(super) fn belongs_to(&self, folder: &Folder) -> bool {
+    pub(super) fn belongs_to(&self, folder: &SetupPath) -> bool {
         match self.is_interpreter() {
             true => self.paths().iter().any(|path| folder.holds(path)),
             false => self.runs_from(folder),
@@ -282,8 +282,8 @@ impl Program {
 /// Many programs may live in one `setup_path`, so with a `proc_name` the folder alone is not enough. The
 /// exception is a script: what an interpreter runs goes by many names. If the folder has a program of the
 /// spec's name, that one is meant, and another script is its sibling.
-pub(super) fn is_described(program: &Program, identity: &Identity) -> bool {
-    let folder = Folder::of(identity);
+pub(super) fn is_described(program: &RunningProgram, identity: &Identity) -> bool {
+    let folder = SetupPath::of(identity);
     match identity.proc_name.as_str() {
         "" => folder.is_some_and(|folder| program.lies_in(&folder)),
         name => {
@@ -302,9 +302,9 @@ fn login_name(name: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn program(comm: &str, exe: &str, argv: &[&str]) -> Program {
+    fn program(comm: &str, exe: &str, argv: &[&str]) -> RunningProgram {
         let exe = (!exe.is_empty()).then(|| PathBuf::from(exe));
-        Program {
+        RunningProgram {
             pid: u32::MAX,
             comm: comm.to_owned(),
             exe,
@@ -380,7 +380,7 @@ mod tests {
         let java = program("java", "/jvm/bin/java", &["java", "-jar", &path("app.jar")]);
         let linked = program("web", "/usr/bin/sleep", &[&path("web"), "1000"]);
         let elsewhere = program("python3", "/usr/bin/python3.11", &["python3", "/srv/app.py"]);
-        let check = |program: &Program, name: &str, expected: bool| {
+        let check = |program: &RunningProgram, name: &str, expected: bool| {
             let identity = Identity {
                 proc_name: name.to_owned(),
                 setup_path: bin.to_str().expect("a plain path").to_owned(),

@@ -13,29 +13,29 @@ use tokio::sync::Notify;
 
 /// A queue in which so many inputs may wait.
 pub fn inbox(room: usize) -> (Inputs, Inbox) {
-    let queue = Queue { waiting: VecDeque::new(), room, reader: None, state: State::Open };
-    let shared = Arc::new(Shared { queue: Mutex::new(queue), left: Notify::new() });
+    let queue = Queue { waiting: VecDeque::new(), room, reader: None, state: InboxState::Open };
+    let shared = Arc::new(InboxShared { queue: Mutex::new(queue), left: Notify::new() });
     (Inputs(shared.clone()), Inbox(shared))
 }
 
 /// Where inputs go.
 #[derive(Clone, Debug)]
-pub struct Inputs(Arc<Shared>);
+pub struct Inputs(Arc<InboxShared>);
 
 /// Where they come from.
 #[derive(Debug)]
-pub struct Inbox(Arc<Shared>);
+pub struct Inbox(Arc<InboxShared>);
 
 /// Why an input was not taken, and the input.
 #[derive(Debug)]
-pub enum Refused {
+pub enum InboxRefusal {
     Full(Box<Input>),
     /// Nobody hears of it any more.
     Closed(Box<Input>),
 }
 
 #[derive(Debug)]
-struct Shared {
+struct InboxShared {
     queue: Mutex<Queue>,
     /// There is room again, or never.
     left: Notify,
@@ -46,18 +46,18 @@ struct Queue {
     waiting: VecDeque<Box<Input>>,
     room: usize,
     reader: Option<Waker>,
-    state: State,
+    state: InboxState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum InboxState {
     Open,
     /// Whoever reads it is to stop.
     Stopped,
     Closed,
 }
 
-impl Shared {
+impl InboxShared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,8 +86,8 @@ impl Inputs {
             let left = self.0.left.notified();
             match self.try_send(input) {
                 Ok(()) => return Ok(()),
-                Err(Refused::Closed(back)) => return Err(back),
-                Err(Refused::Full(back)) => input = back,
+                Err(InboxRefusal::Closed(back)) => return Err(back),
+                Err(InboxRefusal::Full(back)) => input = back,
             }
             left.await;
         }
@@ -97,8 +97,8 @@ impl Inputs {
     pub fn stop(&self) {
         let reader = {
             let mut queue = self.0.lock();
-            if queue.state == State::Open {
-                queue.state = State::Stopped;
+            if queue.state == InboxState::Open {
+                queue.state = InboxState::Stopped;
             }
             queue.reader.take()
         };
@@ -107,15 +107,15 @@ impl Inputs {
         }
     }
 
-    pub fn try_send(&self, input: Box<Input>) -> Result<(), Refused> {
+    pub fn try_send(&self, input: Box<Input>) -> Result<(), InboxRefusal> {
         let reader = {
             let mut queue = self.0.lock();
             match queue.state {
-                State::Closed => return Err(Refused::Closed(input)),
-                State::Open | State::Stopped if queue.waiting.len() >= queue.room => {
-                    return Err(Refused::Full(input));
+                InboxState::Closed => return Err(InboxRefusal::Closed(input)),
+                InboxState::Open | InboxState::Stopped if queue.waiting.len() >= queue.room => {
+                    return Err(InboxRefusal::Full(input));
                 }
-                State::Open | State::Stopped => queue.waiting.push_back(input),
+                InboxState::Open | InboxState::Stopped => queue.waiting.push_back(input),
             }
             queue.reader.take()
         };
@@ -131,7 +131,7 @@ impl Inbox {
     pub async fn recv(&mut self) -> Option<Box<Input>> {
         std::future::poll_fn(|context| {
             let mut queue = self.0.lock();
-            if queue.state == State::Stopped {
+            if queue.state == InboxState::Stopped {
                 return Poll::Ready(None);
             }
             match queue.take(&self.0.left) {
@@ -155,7 +155,7 @@ impl Inbox {
 
     /// Nothing more is taken. What was, is still there.
     pub fn close(&mut self) {
-        self.0.lock().state = State::Closed;
+        self.0.lock().state = InboxState::Closed;
         self.0.left.notify_waiters();
     }
 }
@@ -168,11 +168,11 @@ impl Drop for Inbox {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for InboxRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Refused::Full(_) => "there is no room for it",
-            Refused::Closed(_) => "it has ended",
+            InboxRefusal::Full(_) => "there is no room for it",
+            InboxRefusal::Closed(_) => "it has ended",
         })
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         for one in 0..2 {
             inputs.try_send(input(one)).expect("there is room");
         }
-        assert!(matches!(inputs.try_send(input(2)), Err(Refused::Full(_))));
+        assert!(matches!(inputs.try_send(input(2)), Err(InboxRefusal::Full(_))));
         let late = tokio::spawn({
             let inputs = inputs.clone();
             async move { inputs.send(input(3)).await }
@@ -230,7 +230,7 @@ mod tests {
             Err(3),
             "who waits for room is told"
         );
-        assert!(matches!(inputs.try_send(input(4)), Err(Refused::Closed(_))));
+        assert!(matches!(inputs.try_send(input(4)), Err(InboxRefusal::Closed(_))));
         let rest: Vec<u64> = std::iter::from_fn(|| inbox.try_recv()).map(|input| number(&input)).collect();
         assert_eq!(rest, [0, 1]);
         drop(inbox);

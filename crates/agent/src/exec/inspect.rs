@@ -1,6 +1,6 @@
 //! A running process, as the kernel describes it.
 
-use super::host::Host;
+use super::context::ExecContext;
 use super::procfs::{self, Id, Stat};
 use procfleet_core::op::Instance;
 
@@ -11,7 +11,7 @@ const SHORTEST_SPAN_MILLIS: u64 = 200;
 
 /// The CPU time of one process at one moment, for the next inspection to count from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
+pub(super) struct CpuSample {
     id: Id,
     at_millis: u64,
     ticks: u64,
@@ -20,28 +20,28 @@ pub(super) struct Sample {
 
 /// `None` when the process is gone. `last` is the sample of the inspection before, and becomes that of this
 /// one.
-pub(super) fn inspect(host: &Host, id: Id, last: &mut Option<Sample>) -> Option<Instance> {
+pub(super) fn inspect(context: &ExecContext, id: Id, last: &mut Option<CpuSample>) -> Option<Instance> {
     let stat = Stat::read(id.pid).filter(|stat| stat.id == id && stat.is_running())?;
     let argv = procfs::argv(id.pid);
-    let now = host.now().0;
-    let began = id.start_ticks.saturating_mul(1000) / host.ticks_per_second;
+    let now = context.now().0;
+    let began = id.start_ticks.saturating_mul(1000) / context.ticks_per_second;
     let elapsed = now.saturating_sub(began);
     let ticks = stat.user_ticks.saturating_add(stat.system_ticks);
-    let cpu_average = per_cent_of_host(host, ticks, elapsed);
+    let cpu_average = per_cent_of_host(context, ticks, elapsed);
 
     let sample = match last.filter(|last| last.id == id) {
         Some(last) if now.saturating_sub(last.at_millis) < SHORTEST_SPAN_MILLIS => last,
         Some(last) => {
             let span = now - last.at_millis;
-            let cpu_now = per_cent_of_host(host, ticks.saturating_sub(last.ticks), span);
-            Sample { id, at_millis: now, ticks, cpu_now }
+            let cpu_now = per_cent_of_host(context, ticks.saturating_sub(last.ticks), span);
+            CpuSample { id, at_millis: now, ticks, cpu_now }
         }
-        None => Sample { id, at_millis: now, ticks, cpu_now: cpu_average },
+        None => CpuSample { id, at_millis: now, ticks, cpu_now: cpu_average },
     };
     *last = Some(sample);
 
-    let memory_bytes = stat.rss_pages.saturating_mul(host.page_bytes);
-    let began_wall = host.wall_millis().saturating_sub(elapsed) / 1000;
+    let memory_bytes = stat.rss_pages.saturating_mul(context.page_bytes);
+    let began_wall = context.wall_millis().saturating_sub(elapsed) / 1000;
     Some(Instance {
         pid: id.pid,
         command_line: command_line(&stat, &argv),
@@ -51,19 +51,19 @@ pub(super) fn inspect(host: &Host, id: Id, last: &mut Option<Sample>) -> Option<
         threads: stat.threads,
         cpu_now: sample.cpu_now,
         cpu_average,
-        memory_percent: memory_bytes as f64 * 100.0 / host.memory_bytes.max(1) as f64,
+        memory_percent: memory_bytes as f64 * 100.0 / context.memory_bytes.max(1) as f64,
         memory_kib: memory_bytes / 1024,
         user_ticks: stat.user_ticks,
         system_ticks: stat.system_ticks,
     })
 }
 
-pub(super) fn per_cent_of_host(host: &Host, ticks: u64, span_millis: u64) -> f64 {
+pub(super) fn per_cent_of_host(context: &ExecContext, ticks: u64, span_millis: u64) -> f64 {
     if span_millis == 0 {
         return 0.0;
     }
-    let seconds_of_cpu = ticks as f64 / host.ticks_per_second as f64;
-    let seconds_there_were = span_millis as f64 / 1000.0 * host.cpus as f64;
+    let seconds_of_cpu = ticks as f64 / context.ticks_per_second as f64;
+    let seconds_there_were = span_millis as f64 / 1000.0 * context.cpus as f64;
     (seconds_of_cpu * 100.0 / seconds_there_were).min(100.0)
 }
 

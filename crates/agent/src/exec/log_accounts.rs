@@ -7,7 +7,7 @@
 //! accounts may read it.
 
 use super::rotate::FileId;
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -26,18 +26,18 @@ pub(super) struct LogAccounts {
     id: FileId,
     path: PathBuf,
     log: PathBuf,
-    spans: Mutex<Vec<Span>>,
+    spans: Mutex<Vec<AccountSpan>>,
 }
 
 /// From this offset on, up to the next span, the account wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Span {
+struct AccountSpan {
     from: u64,
     account: String,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct AccountLine {
     id: FileId,
     /// What the file is called.
     log: PathBuf,
@@ -57,11 +57,11 @@ impl LogAccounts {
     pub(super) fn load(folder: &Path, id: FileId, log: &Path) -> LogAccounts {
         let path = folder.join(id.file_name()).with_extension(EXTENSION);
         let ours = lines(&path).into_iter().filter(|line| line.id == id);
-        let spans = ours.map(|line| Span { from: line.from, account: line.account }).collect();
+        let spans = ours.map(|line| AccountSpan { from: line.from, account: line.account }).collect();
         LogAccounts { id, path, log: log.to_owned(), spans: Mutex::new(spans) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Span>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<AccountSpan>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,12 +80,13 @@ impl LogAccounts {
             spans.drain(..KEPT / 2);
         }
         if spans.last().is_none_or(|last| last.account != account) {
-            spans.push(Span { from, account: account.to_owned() });
+            spans.push(AccountSpan { from, account: account.to_owned() });
         }
-        let written: &[Span] = if was_cut { &spans } else { &spans[spans.len() - 1..] };
+        let written: &[AccountSpan] = if was_cut { &spans } else { &spans[spans.len() - 1..] };
         let mut text = Vec::new();
-        for Span { from, account } in written {
-            let line = Line { id: self.id, log: self.log.clone(), from: *from, account: account.clone() };
+        for AccountSpan { from, account } in written {
+            let line =
+                AccountLine { id: self.id, log: self.log.clone(), from: *from, account: account.clone() };
             serde_json::to_writer(&mut text, &line)?;
             text.push(b'\n');
         }
@@ -109,7 +110,7 @@ impl LogAccounts {
     pub(super) fn stretch_from(
         &self,
         from: u64,
-        readers: &Scope<String>,
+        readers: &GrantScope<String>,
         taken: u64,
         end: u64,
     ) -> Option<Stretch> {
@@ -120,7 +121,7 @@ impl LogAccounts {
     }
 
     /// The part at the end of the log that these accounts wrote.
-    pub(super) fn last_stretch(&self, readers: &Scope<String>, taken: u64, end: u64) -> Option<Stretch> {
+    pub(super) fn last_stretch(&self, readers: &GrantScope<String>, taken: u64, end: u64) -> Option<Stretch> {
         stretches(&self.present(taken, end), readers, end)
             .into_iter()
             .next_back()
@@ -129,19 +130,19 @@ impl LogAccounts {
 
     /// The spans of the log as it is. One that begins behind the end tells that the file was emptied since:
     /// all that it holds is of the last account.
-    fn present(&self, taken: u64, end: u64) -> Vec<Span> {
+    fn present(&self, taken: u64, end: u64) -> Vec<AccountSpan> {
         let mut spans = self.lock().clone();
         if spans.last().is_some_and(|last| last.from > end) {
             let last = spans.pop().map(|last| last.account).unwrap_or_default();
             spans.retain(|span| span.from < taken);
-            spans.push(Span { from: taken, account: last });
+            spans.push(AccountSpan { from: taken, account: last });
         }
         spans
     }
 }
 
 /// What the readers may see, in order; neighbours are joined.
-fn stretches(spans: &[Span], readers: &Scope<String>, end: u64) -> Vec<Stretch> {
+fn stretches(spans: &[AccountSpan], readers: &GrantScope<String>, end: u64) -> Vec<Stretch> {
     let ends = spans.iter().skip(1).map(|next| next.from).chain([end]);
     let mut found: Vec<Stretch> = Vec::new();
     for (span, until) in spans.iter().zip(ends).filter(|(span, _)| readers.allows(&span.account)) {
@@ -153,7 +154,7 @@ fn stretches(spans: &[Span], readers: &Scope<String>, end: u64) -> Vec<Stretch> 
     found
 }
 
-fn lines(path: &Path) -> Vec<Line> {
+fn lines(path: &Path) -> Vec<AccountLine> {
     let text = fs::read(path).unwrap_or_default();
     // One that was not written to its end is none.
     text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
@@ -176,8 +177,8 @@ pub(super) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
 mod tests {
     use super::*;
 
-    fn only(account: &str) -> Scope<String> {
-        Scope::Only([account.to_owned()].into())
+    fn only(account: &str) -> GrantScope<String> {
+        GrantScope::Only([account.to_owned()].into())
     }
 
     #[test]
@@ -205,8 +206,8 @@ mod tests {
         assert_eq!(first(350), stretch(350, 350), "nothing was written yet");
         assert_eq!(accounts.last_stretch(&www, 0, 350), stretch(300, 350));
         assert_eq!(accounts.last_stretch(&only("root"), 0, 350), None);
-        assert_eq!(accounts.last_stretch(&Scope::All, 0, 350), stretch(10, 350));
-        assert_eq!(accounts.last_stretch(&Scope::default(), 0, 350), None);
+        assert_eq!(accounts.last_stretch(&GrantScope::All, 0, 350), stretch(10, 350));
+        assert_eq!(accounts.last_stretch(&GrantScope::default(), 0, 350), None);
 
         // Emptied, it holds what the last run has written since.
         assert_eq!(accounts.stretch_from(0, &only("root"), 0, 20), None);

@@ -2,8 +2,8 @@
 //!
 //! # Theory of operation
 //!
-//! Each proc has one [`Hands`], owned by its actor; all share one [`Host`]. The actor calls, and what happens
-//! later comes back as an [`Input`] on the channel that it gave.
+//! Each proc has one [`ProcExecutor`], owned by its actor; all share one [`ExecContext`]. The actor calls,
+//! and what happens later comes back as an [`Input`] on the channel that it gave.
 //!
 //! - A command runs as itself (`words`), or as `/bin/sh -c` or PowerShell, in a session of its own, and
 //!   writes into a file (`spawn`, `fork`, `user`, `output`, `log`, `sink`, `rotate`). Its environment carries
@@ -22,72 +22,72 @@
 //! Dropping a `Hands` stops its waiting and ends no process: the agent's end is not its processes' end.
 
 mod appear;
+mod argv;
 mod cgroup;
 mod children;
+mod command_output;
+mod context;
 mod exits;
 mod find;
 mod fork;
-mod host;
 mod identify;
 mod inbox;
 mod inspect;
-mod log;
 mod log_accounts;
+mod log_path;
 mod memory;
 mod neighbour;
 mod oom;
 mod origin;
-mod output;
 mod own_signals;
 mod pidfd;
 mod probe;
+mod proc_log;
 mod procfs;
 mod read;
-mod renew;
+mod reexec;
 mod rotate;
 mod run;
 mod signal;
-mod sink;
 mod spawn;
 mod tree;
 mod usage;
 mod user;
 mod vet;
-mod words;
 
 pub use appear::Glance;
 pub use cgroup::Containment;
+pub use context::{ExecContext, ExecError};
 pub use find::pid_file_names_another;
 pub use fork::allow_many_files;
-pub use host::{ExecError, Host};
-pub use inbox::{Inbox, Inputs, Refused, inbox};
+pub use inbox::{Inbox, InboxRefusal, Inputs, inbox};
 pub use memory::{give_memory_back, use_little_memory};
 pub use own_signals::{hold_signals, ignore_reopen_signal, release_signals};
 pub use probe::{Probed, Prober, end_old_probes};
-pub use read::{Question, Reading};
-pub use renew::{begin_anew_with, renew, start_ticks};
+pub use proc_log::Start;
+pub use read::{LogExcerpt, LogQuestion};
+pub use reexec::{begin_anew_with, renew, start_ticks};
 pub use rotate::Rotation;
-pub use sink::Start;
 pub use usage::{Meter, Scene, glance};
 pub use user::{NotOpened, open_as};
 
 use cgroup::ProcGroups;
 use children::Freshness;
-use exits::Waiting;
+use command_output::{CommandOutput, Outputs};
+use exits::ExitSubscription;
 use find::{NotYet, Whom};
-use inspect::Sample;
-use output::{Output, Outputs};
+use inspect::CpuSample;
+use proc_log::{OpenedLog, ProcLog};
 use procfleet_core::op::Instance;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process};
 use procfleet_core::spec::{Control, Identity};
-use procfleet_core::supervise::{CommandEnd, Input, RunId, Scope, Signal};
-use procfleet_core::{Moment, ProcKey, Sighting, Spec};
+use procfleet_core::supervise::{CommandEnd, Input, LookScope, RunId, Signal};
+use procfleet_core::{BootTime, ProcKey, Sighting, Spec};
 use procfleet_failpoint::{Point, hit};
 use procfs::{Id, Stat};
-use run::{Run, Shell};
+use run::{Run, RunShell};
 use rustix::fd::AsFd;
-use sink::{Opened, Sink};
-use spawn::{Launch, NotStarted};
+use spawn::{NotStarted, PreparedCommand};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,19 +100,19 @@ const ENDED_RUNS_KEPT: usize = 4;
 
 /// Everything that makes, finds, watches or signals the processes of one proc.
 #[derive(Debug)]
-pub struct Hands {
-    host: Arc<Host>,
+pub struct ProcExecutor {
+    context: Arc<ExecContext>,
     key: Arc<ProcKey>,
     mark: String,
     inputs: Inputs,
     outputs: Outputs,
     groups: ProcGroups,
-    sink: Arc<Sink>,
+    proc_log: Arc<ProcLog>,
     /// The oldest first.
     runs: Vec<(RunId, Box<Run>)>,
-    watches: Vec<(Id, Watch)>,
+    watches: Vec<(Id, ExitWatch)>,
     /// What the last inspection saw.
-    sample: Option<Sample>,
+    sample: Option<CpuSample>,
     /// Earlier generations of the program, which are watched and are left behind all the same.
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
@@ -127,45 +127,45 @@ pub struct Hands {
 
 /// How the end of a process comes to be known.
 #[derive(Debug)]
-enum Watch {
+enum ExitWatch {
     /// It is a run's shell, and who takes that one's ending tells.
-    Shell(Shell),
-    Pidfd(Waiting),
+    Shell(RunShell),
+    Pidfd(ExitSubscription),
     /// Something ran out, and it is polled.
     Polled(JoinHandle<()>),
 }
 
-impl Watch {
+impl ExitWatch {
     /// Whether its end has been told.
     fn is_over(&self) -> bool {
         match self {
-            Watch::Shell(shell) => shell.watched().is_none(),
-            Watch::Pidfd(waiting) => waiting.is_over(),
-            Watch::Polled(task) => task.is_finished(),
+            ExitWatch::Shell(shell) => shell.watched().is_none(),
+            ExitWatch::Pidfd(waiting) => waiting.is_over(),
+            ExitWatch::Polled(task) => task.is_finished(),
         }
     }
 }
 
-impl Drop for Watch {
+impl Drop for ExitWatch {
     fn drop(&mut self) {
-        if let Watch::Polled(task) = self {
+        if let ExitWatch::Polled(task) = self {
             task.abort();
         }
     }
 }
 
-impl Hands {
-    pub fn new(host: Arc<Host>, key: impl Into<Arc<ProcKey>>, inputs: Inputs) -> Hands {
+impl ProcExecutor {
+    pub fn new(context: Arc<ExecContext>, key: impl Into<Arc<ProcKey>>, inputs: Inputs) -> ProcExecutor {
         let key = key.into();
-        let sink = host.sinks.of(&key);
-        Hands {
-            mark: host.mark(&key),
-            groups: host.groups.of(output::stem(&key)),
-            host,
+        let sink = context.sinks.of(&key);
+        ProcExecutor {
+            mark: context.mark(&key),
+            groups: context.groups.of(command_output::stem(&key)),
+            context,
             key,
             inputs,
             outputs: Outputs::default(),
-            sink,
+            proc_log: sink,
             runs: Vec::new(),
             watches: Vec::new(),
             sample: None,
@@ -181,10 +181,10 @@ impl Hands {
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
         self.stir();
-        let launch = self.host.prepare(&self.key, &self.mark, command, spec);
+        let launch = self.context.prepare(&self.key, &self.mark, command, spec);
         let started = launch.and_then(|launch| {
             let output = self.output(run, &launch, spec);
-            let began = self.host.now();
+            let began = self.context.now();
             let group = self.groups.make(began, run.0);
             let started = Run::start(launch, began, output, group.as_ref().map(|(_, open)| open.as_fd()));
             let group = group.map(|(group, _)| group);
@@ -198,8 +198,8 @@ impl Hands {
                 hit(Point::AgentProcessSpawned);
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 let (group, shell, tell) = (started.group.clone(), started.shell.clone(), self.teller());
-                let host = self.host.clone();
-                started.waiting = Some(self.host.exits.when_gone(pidfd, async move |pidfd| {
+                let host = self.context.clone();
+                started.waiting = Some(self.context.exits.when_gone(pidfd, async move |pidfd| {
                     let end = ending.take(pidfd).await;
                     let exit = shell.exit().unwrap_or(Exit::Unknown);
                     tell.send(Input::CommandEnded { run, end }).await;
@@ -221,38 +221,40 @@ impl Hands {
     }
 
     /// Looks whether the process is running.
-    pub fn look(&mut self, scope: Scope, spec: &Spec) -> Sighting {
-        if scope == Scope::Leftovers {
+    pub fn look(&mut self, scope: LookScope, spec: &Spec) -> Sighting {
+        if scope == LookScope::Leftovers {
             return self.look_for_leftovers();
         }
         let sessions: Vec<Id> = self.runs().filter(|run| run.has_session()).map(|run| run.leader).collect();
         let nearby = self.nearby(None);
         let own: Vec<Id> = sessions.iter().copied().chain(self.current()).collect();
-        let probes = self.host.probes();
+        let probes = self.context.probes();
         let identity = &spec.identity;
         let (mark, group) = (&*self.mark, self.groups.name());
         let dead = match scope {
-            Scope::After { dead } => Some(dead),
-            Scope::Recovery { last } => last,
-            Scope::Settled | Scope::Launch { .. } | Scope::Run(_) | Scope::Leftovers | Scope::Turn { .. } => {
-                None
-            }
+            LookScope::After { dead } => Some(dead),
+            LookScope::Recovery { last } => last,
+            LookScope::Settled
+            | LookScope::Launch { .. }
+            | LookScope::Run(_)
+            | LookScope::Leftovers
+            | LookScope::Turn { .. } => None,
         };
-        let since = self.host.opened_at;
+        let since = self.context.opened_at;
         let (sessions, own, probes) = (&*sessions, &*own, &*probes);
         let whom = Whom { mark, group, identity, sessions, own, probes, dead, since };
-        let glimpse = || self.host.glimpse(Moment(self.stirred.load(Ordering::Relaxed)));
+        let glimpse = || self.context.glimpse(BootTime(self.stirred.load(Ordering::Relaxed)));
         let sighting = match scope {
-            Scope::Settled | Scope::After { .. } => find::settled(whom, glimpse),
-            Scope::Recovery { last } => find::recovered(whom, last, &spec.control, glimpse),
-            Scope::Leftovers => unreachable!("it was answered above"),
-            Scope::Run(run) => {
+            LookScope::Settled | LookScope::After { .. } => find::settled(whom, glimpse),
+            LookScope::Recovery { last } => find::recovered(whom, last, &spec.control, glimpse),
+            LookScope::Leftovers => unreachable!("it was answered above"),
+            LookScope::Run(run) => {
                 find::leader(self.runs.iter().find(|(id, _)| *id == run).map(|(_, run)| &**run))
             }
-            Scope::Turn { last, since } => {
-                find::turn(whom, last, since.map(|since| self.host.ticks_at(since)))
+            LookScope::Turn { last, since } => {
+                find::turn(whom, last, since.map(|since| self.context.ticks_at(since)))
             }
-            Scope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
+            LookScope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
                 Some((_, run)) => {
                     let scan = || nearby.scan(Freshness::AMomentAgo);
                     match find::launched(whom, run, leader, scan, glimpse) {
@@ -267,11 +269,11 @@ impl Hands {
                 None => find::settled(whom, glimpse),
             },
         };
-        if let (Scope::Recovery { last }, Sighting::Running(process)) = (scope, &sighting) {
+        if let (LookScope::Recovery { last }, Sighting::Running(process)) = (scope, &sighting) {
             self.shell = (!last.is_some_and(|last| last.is(process))).then(|| id_of(process));
         }
         if let Sighting::Running(process) = &sighting {
-            self.sink.belongs_to(id_of(process), spec, &self.key, &self.host.sinks);
+            self.proc_log.belongs_to(id_of(process), spec, &self.key, &self.context.sinks);
         }
         sighting
     }
@@ -289,7 +291,7 @@ impl Hands {
         if pid_path.is_empty() || !pid_file_names_another(pid_path, user, process.pid) {
             return None;
         }
-        match self.look(Scope::Settled, spec) {
+        match self.look(LookScope::Settled, spec) {
             Sighting::Running(other) => (!other.is(process)).then_some(other),
             Sighting::Absent(_) => None,
         }
@@ -315,7 +317,7 @@ impl Hands {
         let tell = self.teller();
         let watch = match self.runs().find(|run| run.leader == id).map(|run| run.shell.clone()) {
             Some(shell) => match shell.is_watched_as(process) {
-                None => Watch::Shell(shell),
+                None => ExitWatch::Shell(shell),
                 Some(exit) => {
                     self.stir();
                     return self.tell(Input::Exited { process, exit });
@@ -330,10 +332,10 @@ impl Hands {
                     tell.exited(process, exit).await;
                 };
                 match pidfd::open_confirmed(&process) {
-                    Ok(pidfd) => Watch::Pidfd(self.host.exits.when_gone(pidfd, async move |pidfd| {
+                    Ok(pidfd) => ExitWatch::Pidfd(self.context.exits.when_gone(pidfd, async move |pidfd| {
                         ended(pidfd::exit(&pidfd, id).await).await;
                     })),
-                    Err(error) => Watch::Polled(tokio::spawn(async move {
+                    Err(error) => ExitWatch::Polled(tokio::spawn(async move {
                         ended(pidfd::polled(process, error).await).await;
                     })),
                 }
@@ -374,7 +376,7 @@ impl Hands {
             Signal::Kill => {
                 tree::kill_all(|| nearby.scan(Freshness::Now), targets);
                 if left == 0 {
-                    self.host.inherits_no_more(&self.mark);
+                    self.context.inherits_no_more(&self.mark);
                 }
             }
         }
@@ -382,9 +384,9 @@ impl Hands {
 
     /// Kills what a launch has brought that began then and was cut off by the end of an earlier life of the
     /// agent.
-    pub fn clear_since(&mut self, since: Moment) {
+    pub fn clear_since(&mut self, since: BootTime) {
         self.stir();
-        let since = self.host.ticks_at(since);
+        let since = self.context.ticks_at(since);
         let grouped: HashSet<u32> =
             self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let own: HashSet<Id> = self.watched().chain(self.runs.iter().map(|(_, run)| run.leader)).collect();
@@ -432,7 +434,7 @@ impl Hands {
 
     /// The groups of this proc in which only leftovers are.
     fn left_groups(&mut self) -> Vec<PathBuf> {
-        self.host.groups.hand_over(&mut self.groups);
+        self.context.groups.hand_over(&mut self.groups);
         if self.groups.is_empty() {
             return Vec::new();
         }
@@ -441,7 +443,7 @@ impl Hands {
             self.current().map(|id| id.pid).chain(at_work.map(|run| run.leader.pid)).collect();
         let left = self.groups.left(|pid| kept.contains(&pid));
         if self.groups.is_empty() {
-            self.host.groups.is_idle(&self.groups);
+            self.context.groups.is_idle(&self.groups);
         }
         left
     }
@@ -465,17 +467,17 @@ impl Hands {
 
     /// Whether all that was ever started for this proc is in a cgroup, as far as it was left there.
     fn are_all_in_groups(&self) -> bool {
-        self.groups.are_made() && !self.host.has_inherited(&self.mark)
+        self.groups.are_made() && !self.context.has_inherited(&self.mark)
     }
 
     /// Describes a process. `None` when it is gone.
     pub fn inspect(&mut self, process: &Process) -> Option<Instance> {
-        inspect::inspect(&self.host, id_of(process), &mut self.sample)
+        inspect::inspect(&self.context, id_of(process), &mut self.sample)
     }
 
     /// Something has happened to the proc: what was seen before is out of date.
     fn stir(&self) {
-        self.stirred.store(self.host.now().0, Ordering::Relaxed);
+        self.stirred.store(self.context.now().0, Ordering::Relaxed);
     }
 
     fn runs(&self) -> impl Iterator<Item = &Run> + Clone {
@@ -513,7 +515,7 @@ impl Hands {
         // What is left of a dead stranger may be anywhere.
         let is_lost =
             |id: &Id| !leaders.clone().any(|leader| leader == *id) && pidfd::open_exactly(*id).is_err();
-        if self.host.has_inherited(&self.mark) || target.as_ref().is_some_and(is_lost) {
+        if self.context.has_inherited(&self.mark) || target.as_ref().is_some_and(is_lost) {
             return Nearby::Everywhere;
         }
         Nearby::Below(
@@ -528,31 +530,31 @@ impl Hands {
 
     /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong
     /// with either keeps a process from being started.
-    fn output(&mut self, run: RunId, launch: &Launch, spec: &Spec) -> Output {
+    fn output(&mut self, run: RunId, launch: &PreparedCommand, spec: &Spec) -> CommandOutput {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
             self.note.clear();
-            let (opened, wrong) = self.sink.open(&self.host.sinks, spec, &self.key, launch.account());
+            let (opened, wrong) = self.proc_log.open(&self.context.sinks, spec, &self.key, launch.account());
             if let Some(reason) = wrong {
                 tracing::warn!(key = %self.key, run = run.0, %reason, "no log: the output goes to the agent's folder");
                 self.note = format!("{reason}; its output is in the agent's folder");
             }
             match opened {
-                Ok(Opened { live, file, from }) => return Output::Log { live, file, from },
+                Ok(OpenedLog { live, file, from }) => return CommandOutput::Log { live, file, from },
                 Err(error) => {
                     tracing::warn!(key = %self.key, run = run.0, %error, "no log: the output goes to a file of its own");
                 }
             }
         }
         let in_use = |path: &Path| self.runs.iter().any(|(_, run)| run.writes_to(path));
-        match self.outputs.create(self.sink.folder(), run, self.host.wall_millis(), in_use) {
+        match self.outputs.create(self.proc_log.folder(), run, self.context.wall_millis(), in_use) {
             Ok((path, file)) => {
-                self.sink.also_keeps(path.clone());
-                Output::Own { path, file }
+                self.proc_log.also_keeps(path.clone());
+                CommandOutput::Own { path, file }
             }
             Err(error) => {
                 tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
-                Output::Nowhere
+                CommandOutput::Nowhere
             }
         }
     }
@@ -564,7 +566,7 @@ impl Hands {
 
     /// The proc is not remembered any more.
     pub fn forget_output(&self) {
-        self.sink.forget();
+        self.proc_log.forget();
     }
 
     fn tell(&self, input: Input) {
@@ -572,15 +574,19 @@ impl Hands {
         tokio::spawn(async move { tell.send(input).await });
     }
 
-    fn teller(&self) -> Teller {
-        Teller { inputs: self.inputs.clone(), host: self.host.clone(), stirred: self.stirred.clone() }
+    fn teller(&self) -> InputSender {
+        InputSender {
+            inputs: self.inputs.clone(),
+            context: self.context.clone(),
+            stirred: self.stirred.clone(),
+        }
     }
 
     /// Forgets what is over.
     fn tidy(&mut self) {
         self.watches.retain(|(_, watch)| !watch.is_over());
         self.retired.retain(|id| self.watches.iter().any(|(watched, _)| watched == id));
-        self.host.reap_strays();
+        self.context.reap_strays();
         let ended = self.runs().filter(|run| run.has_ended()).count();
         let mut surplus = ended.saturating_sub(ENDED_RUNS_KEPT);
         self.runs.retain(|(_, run)| {
@@ -592,15 +598,15 @@ impl Hands {
 }
 
 /// Says what has happened to the one whom it concerns.
-struct Teller {
+struct InputSender {
     inputs: Inputs,
-    host: Arc<Host>,
+    context: Arc<ExecContext>,
     stirred: Arc<AtomicU64>,
 }
 
-impl Teller {
+impl InputSender {
     async fn exited(&self, process: Process, exit: Exit) {
-        self.stirred.store(self.host.now().0, Ordering::Relaxed);
+        self.stirred.store(self.context.now().0, Ordering::Relaxed);
         self.send(Input::Exited { process, exit }).await;
     }
 
@@ -632,17 +638,17 @@ impl Nearby {
     }
 }
 
-impl Drop for Hands {
+impl Drop for ProcExecutor {
     /// Children that are still running go to the host, which reaps them one day.
     fn drop(&mut self) {
         for run in self.runs().filter(|run| !run.has_ended()) {
             if let Ok(pidfd) = pidfd::open_exactly(run.leader) {
-                self.host.adopt(run.leader.pid, pidfd);
+                self.context.adopt(run.leader.pid, pidfd);
             }
             children::let_go(run.leader.pid);
         }
         self.watched().for_each(|id| children::let_go(id.pid));
-        self.host.groups.give_back(&mut self.groups);
+        self.context.groups.give_back(&mut self.groups);
     }
 }
 

@@ -16,10 +16,10 @@ const QUEUE: i32 = 64;
 
 /// Tells other agents that this one lives, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Presence(Option<OwnedFd>);
+pub(super) struct AgentPresence(Option<OwnedFd>);
 
-impl Presence {
-    pub(super) fn announce(instance: &str) -> Presence {
+impl AgentPresence {
+    pub(super) fn announce(instance: &str) -> AgentPresence {
         let listen = || {
             let socket = socket()?;
             net::bind(&socket, &address(instance)?)?;
@@ -30,7 +30,7 @@ impl Presence {
         if let Err(error) = &listening {
             tracing::warn!(%error, "other agents on this host cannot see that this one lives");
         }
-        Presence(listening.ok())
+        AgentPresence(listening.ok())
     }
 
     /// Closes the connections of those that have asked; to be called now and then.
@@ -70,7 +70,7 @@ mod tests {
         let us = rustix::process::geteuid().as_raw();
         let ours = |uid: u32| uid == us;
         assert!(!is_alive(&instance, ours));
-        let presence = Presence::announce(&instance);
+        let presence = AgentPresence::announce(&instance);
         assert!(is_alive(&instance, ours));
         assert!(!is_alive(&instance, |uid| uid == us + 1), "anybody can bind the name");
         for _ in 0..1_000 {

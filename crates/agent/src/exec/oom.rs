@@ -43,7 +43,7 @@ struct Oom {
 enum Way {
     Unopened,
     Log(OwnedFd),
-    Counters(Counters),
+    Counters(OomCounters),
 }
 
 fn lock() -> MutexGuard<'static, Oom> {
@@ -60,7 +60,7 @@ pub(super) fn listen() {
         Ok(log) => Way::Log(log),
         Err(reason) => {
             tracing::info!(%reason, "the kernel's log cannot be used: out-of-memory kills are known by the counters of cgroups alone");
-            Way::Counters(Counters::default())
+            Way::Counters(OomCounters::default())
         }
     };
 }
@@ -158,14 +158,14 @@ fn killed_pid(record: &[u8]) -> Option<u32> {
 
 /// The second way: how many kills each cgroup has had.
 #[derive(Debug, Default)]
-struct Counters {
+struct OomCounters {
     /// Where the watched are counted. It cannot be asked of the dead.
     files: HashMap<Id, PathBuf>,
     /// What each file has said, as far as it has been accounted for.
     known: HashMap<PathBuf, u64>,
 }
 
-impl Counters {
+impl OomCounters {
     fn watch(&mut self, id: Id) {
         let Ok(groups) = fs::read_to_string(format!("/proc/{}/cgroup", id.pid)) else { return };
         let file = counter_files(&groups).into_iter().find(|file| read_count(file).is_some());
@@ -314,7 +314,7 @@ mod tests {
             fs::write(&file, format!("low 0\noom 9\noom_kill {number}\noom_group_kill 0\n")).expect("ours");
         };
         let id = |pid| Id { pid, start_ticks: 1 };
-        let mut counters = Counters::default();
+        let mut counters = OomCounters::default();
         count(5);
         (1..=4).for_each(|pid| counters.watch_in(id(pid), file.clone()));
         assert!(!counters.ended(id(1), true), "somebody else has killed it");

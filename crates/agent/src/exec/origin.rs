@@ -7,7 +7,7 @@
 //! that is no more, only the name of its proc is left, and what the process runs must tell.
 
 use super::cgroup;
-use super::identify::{self, Mark};
+use super::identify::{self, EnvMark};
 use super::neighbour;
 use super::procfs;
 use rustix::process::geteuid;
@@ -27,10 +27,10 @@ pub(super) enum Origin {
 /// Who started the process with this pid. `mark` and `group` are those of the proc that asks.
 pub(super) fn of(pid: u32, mark: &str, group: &str) -> Origin {
     let value = procfs::mark(pid);
-    match Mark::told(value.as_deref(), mark) {
-        Mark::Ours => Origin::Ours,
-        Mark::AnotherProcs => Origin::AnotherProcs(value.and_then(|value| identify::owner(&value, mark))),
-        Mark::Missing => {
+    match EnvMark::told(value.as_deref(), mark) {
+        EnvMark::Ours => Origin::Ours,
+        EnvMark::AnotherProcs => Origin::AnotherProcs(value.and_then(|value| identify::owner(&value, mark))),
+        EnvMark::Missing => {
             let instance = mark.split_once('/').map_or(mark, |(instance, _)| instance);
             let held = cgroup::held_by(pid);
             match &held {

@@ -7,12 +7,12 @@
 //! is, so that an agent that was cut off finds it when it comes back. One that has ended by itself may leave
 //! something behind: that is its own affair.
 
-use super::host::Host;
-use super::output::{self, Output};
+use super::command_output::{self, CommandOutput};
+use super::context::ExecContext;
 use super::procfs::{self, Id};
 use super::run::Run;
 use super::spawn::NotStarted;
-use super::tree::{self, Scan, Session};
+use super::tree::{self, Scan, SessionState};
 use super::{children, pidfd};
 use procfleet_core::process::Exit;
 use procfleet_core::supervise::CommandEnd;
@@ -29,7 +29,7 @@ const LAST_BREATH: Duration = Duration::from_secs(1);
 /// Runs the probes of one proc.
 #[derive(Clone, Debug)]
 pub struct Prober {
-    host: Arc<Host>,
+    context: Arc<ExecContext>,
     key: ProcKey,
     mark: String,
 }
@@ -50,29 +50,29 @@ pub enum Probed {
 }
 
 impl Prober {
-    pub fn new(host: Arc<Host>, key: ProcKey) -> Prober {
-        Prober { mark: host.probe_mark(&key), host, key }
+    pub fn new(context: Arc<ExecContext>, key: ProcKey) -> Prober {
+        Prober { mark: context.probe_mark(&key), context, key }
     }
 
     /// Runs a command of the spec to its end, but no longer than `limit`. `what` names the file that it
     /// writes to.
     pub async fn run(&self, what: &str, command: &str, spec: &Spec, limit: Duration) -> Probed {
-        self.host.reap_strays();
-        let output = output::of_probe(self.host.output_folder(), &self.key, what);
+        self.context.reap_strays();
+        let output = command_output::of_probe(self.context.output_folder(), &self.key, what);
         let path = output.as_ref().ok().map(|(path, _)| path.clone());
-        let output = output.map_or(Output::Nowhere, |(path, file)| Output::Own { path, file });
+        let output = output.map_or(CommandOutput::Nowhere, |(path, file)| CommandOutput::Own { path, file });
         let started = self
-            .host
+            .context
             .prepare(&self.key, &self.mark, command, spec)
-            .and_then(|launch| Run::start(launch, self.host.now(), output, None));
+            .and_then(|launch| Run::start(launch, self.context.now(), output, None));
         let (run, pidfd, ending) = match started {
             Ok(started) => started,
             Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },
         };
         tracing::debug!(key = %self.key, what, pid = run.leader.pid, "probe started");
-        self.host.probe_began(run.leader.pid);
-        let note = output::note_of_probe(self.host.output_folder(), &self.key, what);
-        let mut live = Live::new(self, run, note);
+        self.context.probe_began(run.leader.pid);
+        let note = command_output::note_of_probe(self.context.output_folder(), &self.key, what);
+        let mut live = RunningProbe::new(self, run, note);
         let end = async move {
             pidfd::gone(&pidfd).await;
             ending.take(pidfd).await
@@ -80,7 +80,7 @@ impl Prober {
         tokio::pin!(end);
         match tokio::time::timeout(limit, &mut end).await {
             Ok(CommandEnd::Exited { exit, output: tail }) => {
-                let first = path.as_deref().map(output::first_line).unwrap_or_default();
+                let first = path.as_deref().map(command_output::first_line).unwrap_or_default();
                 let last = tail.lines().rev().map(str::trim).find(|line| !line.is_empty());
                 Probed::Exited { exit, first, last: last.unwrap_or_default().to_owned() }
             }
@@ -95,19 +95,19 @@ impl Prober {
 }
 
 /// A probe that may be running. Dropping it ends it.
-struct Live<'a> {
+struct RunningProbe<'a> {
     prober: &'a Prober,
     run: Run,
     note: PathBuf,
 }
 
-impl<'a> Live<'a> {
-    fn new(prober: &'a Prober, run: Run, note: PathBuf) -> Live<'a> {
+impl<'a> RunningProbe<'a> {
+    fn new(prober: &'a Prober, run: Run, note: PathBuf) -> RunningProbe<'a> {
         let Id { pid, start_ticks } = run.leader;
         if let Err(error) = fs::write(&note, format!("{pid} {start_ticks}")) {
             tracing::debug!(file = %note.display(), %error, "a probe is not written down");
         }
-        Live { prober, run, note }
+        RunningProbe { prober, run, note }
     }
 
     fn kill(&mut self) {
@@ -116,29 +116,29 @@ impl<'a> Live<'a> {
     }
 }
 
-impl Drop for Live<'_> {
+impl Drop for RunningProbe<'_> {
     fn drop(&mut self) {
         if !self.run.has_ended() {
             self.kill();
             // Nobody waits for it any more, and somebody must reap it.
             if let Ok(pidfd) = pidfd::open_exactly(self.run.leader) {
-                self.prober.host.adopt(self.run.leader.pid, pidfd);
+                self.prober.context.adopt(self.run.leader.pid, pidfd);
             }
             children::let_go(self.run.leader.pid);
         }
-        self.prober.host.probe_ended(self.run.leader.pid);
+        self.prober.context.probe_ended(self.run.leader.pid);
         let _ = fs::remove_file(&self.note);
     }
 }
 
 /// Ends the probes that an earlier life of the agent was cut off from. Nobody waits for them any more.
-pub fn end_old_probes(host: &Host) {
-    for note in output::notes_of_probes(host.output_folder()) {
-        if let Some((leader, mark)) = old_probe(host, &note) {
+pub fn end_old_probes(context: &ExecContext) {
+    for note in command_output::notes_of_probes(context.output_folder()) {
+        if let Some((leader, mark)) = old_probe(context, &note) {
             tracing::info!(pid = leader.pid, "ending a probe of the agent's last life");
             let mut known = HashSet::new();
             tree::kill_all(Scan::take, |scan| {
-                known = scan.run_members(leader, Session::Open, &known, &mark);
+                known = scan.run_members(leader, SessionState::Open, &known, &mark);
                 known.iter().copied().collect()
             });
         }
@@ -147,11 +147,11 @@ pub fn end_old_probes(host: &Host) {
 }
 
 /// The probe that is meant, with its mark. A number alone may be anybody's by now.
-fn old_probe(host: &Host, note: &Path) -> Option<(Id, String)> {
+fn old_probe(context: &ExecContext, note: &Path) -> Option<(Id, String)> {
     let text = fs::read_to_string(note).ok()?;
     let (pid, start_ticks) = text.split_once(' ')?;
     let leader = Id { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? };
     let mark = String::from_utf8(procfs::mark(leader.pid)?).ok()?;
     let same = procfs::Stat::read(leader.pid).is_some_and(|stat| stat.id == leader);
-    (same && host.is_probe_mark(&mark)).then_some((leader, mark))
+    (same && context.is_probe_mark(&mark)).then_some((leader, mark))
 }

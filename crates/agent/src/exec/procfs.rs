@@ -118,12 +118,12 @@ impl Stat {
 
 /// `/proc` held open: what is read of many processes in a row is read from here.
 #[derive(Debug)]
-pub(super) struct Proc(OwnedFd);
+pub(super) struct ProcDir(OwnedFd);
 
 /// What is counted of a process: the part of `/proc/PID/stat` that samples need, without anything that would
 /// have to be kept elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct UsageLine {
     pub(super) id: Id,
     pub(super) parent: u32,
     pub(super) session: u32,
@@ -137,20 +137,20 @@ pub(super) struct Line {
     pub(super) rss_pages: u64,
 }
 
-impl Proc {
-    pub(super) fn open() -> Option<Proc> {
+impl ProcDir {
+    pub(super) fn open() -> Option<ProcDir> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open("/proc", flags, Mode::empty()).ok().map(Proc)
+        rustix::fs::open("/proc", flags, Mode::empty()).ok().map(ProcDir)
     }
 
     /// `None` when there is no such process.
-    pub(super) fn line(&self, pid: u32) -> Option<Line> {
+    pub(super) fn line(&self, pid: u32) -> Option<UsageLine> {
         let mut name = [0; 16];
         let name = path(&mut name, pid, "/stat")?;
         let file = rustix::fs::openat(&self.0, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let mut text = [0; 1024];
         let length = rustix::io::read(&file, &mut text).ok()?;
-        Line::parse(text.get(..length)?).filter(|line| line.id.pid == pid)
+        UsageLine::parse(text.get(..length)?).filter(|line| line.id.pid == pid)
     }
 
     /// How many files the process has open; 0 if that cannot be read. New kernels (6.2) say it without
@@ -174,8 +174,8 @@ fn path<'a>(room: &'a mut [u8; 16], pid: u32, rest: &str) -> Option<&'a str> {
     std::str::from_utf8(room.get(..length)?).ok()
 }
 
-impl Line {
-    fn parse(text: &[u8]) -> Option<Line> {
+impl UsageLine {
+    fn parse(text: &[u8]) -> Option<UsageLine> {
         let open = text.iter().position(|byte| *byte == b'(')?;
         let close = text.iter().rposition(|byte| *byte == b')').filter(|close| *close > open)?;
         let pid = number(text.get(..open)?.trim_ascii())?;
@@ -185,7 +185,7 @@ impl Line {
             *place = field;
         }
         let small = |index: usize| u32::try_from(number(fields[index])?).ok();
-        Some(Line {
+        Some(UsageLine {
             id: Id { pid: u32::try_from(pid).ok()?, start_ticks: number(fields[19])? },
             parent: small(1)?,
             session: small(3)?,
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!((stat.comm.as_str(), stat.state, stat.parent, stat.session), ("a) b (c)", 'S', 7, 9));
         assert_eq!((stat.user_ticks, stat.system_ticks, stat.threads, stat.rss_pages), (50, 60, 3, 25));
         assert_eq!(stat.children_ticks, 15);
-        let line = Line::parse(text).expect("a good line");
+        let line = UsageLine::parse(text).expect("a good line");
         assert_eq!((line.id, line.parent, line.session), (stat.id, stat.parent, stat.session));
         assert_eq!((line.own_ticks, line.children_ticks, line.rss_pages), (110, 15, 25));
     }
@@ -387,7 +387,7 @@ mod tests {
             [&b""[..], b"42", b"42 (", b"42 )(", b"42 (x)", b"42 (x) S", b"x (x) S 1 2 3", b"\xff\xfe(\xff)"]
         {
             assert_eq!(Stat::parse(text), None, "{text:?}");
-            assert_eq!(Line::parse(text), None, "{text:?}");
+            assert_eq!(UsageLine::parse(text), None, "{text:?}");
         }
     }
 
@@ -397,7 +397,7 @@ mod tests {
         let stat = Stat::read(pid).expect("we are running");
         assert!(stat.is_running() && !stat.is_kernel_thread());
         assert!(is_whole_process(pid));
-        let proc = Proc::open().expect("it is mounted");
+        let proc = ProcDir::open().expect("it is mounted");
         let line = proc.line(pid).expect("we are running");
         assert_eq!((line.id, line.parent, line.session), (stat.id, stat.parent, stat.session));
         assert!(line.is_running() && !line.is_kernel_thread() && line.rss_pages > 0);

@@ -1,8 +1,8 @@
 //! Reading a proc's log for somebody who asks. Nothing is run for it, and nothing but logs is read.
 
-use super::host::Host;
-use super::sink::{Passage, Sink, Start};
-use procfleet_core::access::Scope;
+use super::context::ExecContext;
+use super::proc_log::{Passage, ProcLog, Start};
+use procfleet_core::grants::GrantScope;
 use procfleet_core::op::OpKind;
 use procfleet_core::{Code, ProcKey};
 use procfleet_program::panics;
@@ -17,7 +17,7 @@ const TRIES: usize = 3;
 
 /// What somebody wants to know of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct LogQuestion {
     pub proc: ProcKey,
     pub start: Start,
     /// How many bytes at most.
@@ -26,12 +26,12 @@ pub struct Question {
     pub wait: Duration,
     pub beyond: u64,
     /// Only what these accounts wrote.
-    pub accounts: Scope<String>,
+    pub accounts: GrantScope<String>,
 }
 
 /// What was read, and what the reader should know beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct LogExcerpt {
     /// The place of the first byte.
     pub begin: u64,
     pub bytes: Vec<u8>,
@@ -44,9 +44,12 @@ pub struct Reading {
     pub note: String,
 }
 
-impl Host {
+impl ExecContext {
     /// An error is a code and a reason that people can act on.
-    pub async fn read_log(self: &Arc<Host>, question: Question) -> Result<Reading, (Code, String)> {
+    pub async fn read_log(
+        self: &Arc<ExecContext>,
+        question: LogQuestion,
+    ) -> Result<LogExcerpt, (Code, String)> {
         self.may_read()?;
         let sink = self.sinks.of(&question.proc);
         self.may_read_of(&sink, &question.accounts)?;
@@ -66,8 +69,8 @@ impl Host {
     }
 
     /// What is written now must be the reader's; what was written before is looked at piece by piece.
-    fn may_read_of(&self, sink: &Sink, accounts: &Scope<String>) -> Result<(), (Code, String)> {
-        let limited = sink.live(&self.sinks).filter(|_| !accounts.is_all());
+    fn may_read_of(&self, proc_log: &ProcLog, accounts: &GrantScope<String>) -> Result<(), (Code, String)> {
+        let limited = proc_log.live(&self.sinks).filter(|_| !accounts.is_all());
         let Some(live) = limited else { return Ok(()) };
         match live.writer() {
             Some(writer) if accounts.allows(&writer) => Ok(()),
@@ -85,45 +88,45 @@ impl Host {
     }
 
     /// `None`: there is no log.
-    async fn end_of(self: &Arc<Host>, sink: &Arc<Sink>) -> Option<u64> {
-        let (host, sink) = (self.clone(), sink.clone());
+    async fn end_of(self: &Arc<ExecContext>, proc_log: &Arc<ProcLog>) -> Option<u64> {
+        let (host, sink) = (self.clone(), proc_log.clone());
         let end = move || sink.live(&host.sinks).and_then(|live| live.end().ok());
         panics::block_for_request(end).await.ok().flatten()
     }
 
     async fn beside<T: Send + 'static>(
-        self: &Arc<Host>,
+        self: &Arc<ExecContext>,
         act: impl FnOnce() -> Result<T, (Code, String)> + Send + 'static,
     ) -> Result<T, (Code, String)> {
         let broke = |_| (Code::SystemError, "reading the log broke off".to_owned());
         panics::block_for_request(act).await.map_err(broke).and_then(|done| done)
     }
 
-    fn read(&self, sink: &Sink, question: &Question) -> Result<Reading, (Code, String)> {
+    fn read(&self, proc_log: &ProcLog, question: &LogQuestion) -> Result<LogExcerpt, (Code, String)> {
         let proc = &question.proc;
         for _ in 0..TRIES {
-            let live = sink.live(&self.sinks).ok_or_else(|| self.nothing(sink, proc))?;
+            let live = proc_log.live(&self.sinks).ok_or_else(|| self.nothing(proc_log, proc))?;
             match live.read(question.start, question.most, &question.accounts) {
                 Ok(Passage { begin, bytes, end, skipped }) => {
-                    let note = sink.elsewhere().map(|at| {
+                    let note = proc_log.elsewhere().map(|at| {
                         format!("the process itself writes to {at} now; this is what its start command wrote")
                     });
                     let (file, note) = (live.path().display().to_string(), note.unwrap_or_default());
-                    return Ok(Reading { begin, bytes, end, skipped, file, note });
+                    return Ok(LogExcerpt { begin, bytes, end, skipped, file, note });
                 }
                 // It was removed: there may be another.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => sink.look_again(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => proc_log.look_again(),
                 Err(error) => {
                     let reason = format!("reading {}: {error}", live.path().display());
                     return Err((Code::SystemError, reason));
                 }
             }
         }
-        Err(self.nothing(sink, proc))
+        Err(self.nothing(proc_log, proc))
     }
 
-    fn nothing(&self, sink: &Sink, proc: &ProcKey) -> (Code, String) {
-        let reason = match sink.elsewhere() {
+    fn nothing(&self, proc_log: &ProcLog, proc: &ProcKey) -> (Code, String) {
+        let reason = match proc_log.elsewhere() {
             Some(at) => format!("{proc} was not started by this agent and writes to {at}; look there"),
             None => format!(
                 "this host has no output of {proc}: it was never started here, or it was forgotten more than a day ago"

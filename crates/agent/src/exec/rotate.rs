@@ -7,8 +7,8 @@
 //!
 //! Every byte has a place: how many bytes were written to the log before it. A copy is named by the place of
 //! its first byte, and a note says where the file as it is now begins. What was begun and not finished when
-//! the agent was cut off is finished by the next one that looks ([`Note::settle`]): each step is written down
-//! before it, and may be done twice.
+//! the agent was cut off is finished by the next one that looks ([`RotationNote::settle`]): each step is
+//! written down before it, and may be done twice.
 //!
 //! ```text
 //! copy to .NAME.part -> rename to NAME.PLACE -> note: taken up to here -> hole -> note: collapsing -> collapse -> note
@@ -75,7 +75,7 @@ pub(super) enum Means {
 
 /// Where a file that is written to begins, and what is being done to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Note {
+pub(super) struct RotationNote {
     id: FileId,
     /// What the file was called when it was first seen.
     log: PathBuf,
@@ -83,11 +83,11 @@ pub(super) struct Note {
     base: u64,
     /// The place up to which everything is in copies, or gone.
     pub(super) taken: u64,
-    step: Step,
+    step: RotationStep,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Step {
+enum RotationStep {
     Settled,
     /// What is taken is to be cut out of the file.
     Cutting,
@@ -124,7 +124,7 @@ pub(super) struct Tracked {
     note_path: PathBuf,
     /// Who wrote what is in it and in its copies.
     pub(super) accounts: LogAccounts,
-    note: Mutex<Note>,
+    note: Mutex<RotationNote>,
     /// Whoever copies: the note is locked only for the moment in which something is taken out, so that nobody
     /// has to wait for a copy.
     rotating: Mutex<()>,
@@ -135,18 +135,18 @@ impl Tracked {
     pub(super) fn new(folder: &Path, data: &fs::Metadata, log: &Path) -> Tracked {
         let id = FileId::of(data);
         let note_path = folder.join(id.file_name());
-        let known = Note::load(&note_path).filter(|note| note.id == id);
+        let known = RotationNote::load(&note_path).filter(|note| note.id == id);
         let note = known.unwrap_or_else(|| {
             // Behind what an earlier file of that name left.
             let begin = copies(log).last().map_or(0, |copy| copy.place + copy.length);
-            Note { id, log: log.to_owned(), base: begin, taken: begin, step: Step::Settled }
+            RotationNote { id, log: log.to_owned(), base: begin, taken: begin, step: RotationStep::Settled }
         });
         let accounts = LogAccounts::load(folder, id, log);
         Tracked { id, note_path, accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
     }
 
     /// The note, with nothing left undone.
-    pub(super) fn note(&self, file: &File) -> io::Result<MutexGuard<'_, Note>> {
+    pub(super) fn note(&self, file: &File) -> io::Result<MutexGuard<'_, RotationNote>> {
         let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
         note.settle(file, &self.note_path)?;
         Ok(note)
@@ -166,7 +166,7 @@ impl Tracked {
 pub(super) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let Some(note) = Note::load(&path) else { continue };
+        let Some(note) = RotationNote::load(&path) else { continue };
         let is_there = fs::symlink_metadata(&note.log).is_ok_and(|data| FileId::of(&data) == note.id);
         if !is_there && !is_used(&note.id) {
             let _ = fs::remove_file(path);
@@ -174,9 +174,9 @@ pub(super) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     }
 }
 
-impl Note {
+impl RotationNote {
     /// `None`: there is none, or it cannot be read.
-    fn load(path: &Path) -> Option<Note> {
+    fn load(path: &Path) -> Option<RotationNote> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
@@ -205,7 +205,7 @@ impl Note {
     /// bytes.
     fn settle(&mut self, file: &File, path: &Path) -> io::Result<()> {
         match self.step {
-            Step::Settled => {
+            RotationStep::Settled => {
                 // Somebody emptied the file: it begins anew, behind what it held.
                 let length = file.metadata()?.len();
                 if length < self.start() || (self.start() > 0 && !begins_with_nothing(file, self.start())?) {
@@ -214,13 +214,13 @@ impl Note {
                 }
                 Ok(())
             }
-            Step::Cutting => self.cut_out(file, path, Means::Collapse),
-            Step::Collapsing(bytes) => {
+            RotationStep::Cutting => self.cut_out(file, path, Means::Collapse),
+            RotationStep::Collapsing(bytes) => {
                 // Where it is done already, the hole is gone.
                 if leading_hole(file)? < bytes || collapse(file, bytes).is_ok() {
                     self.base += bytes;
                 }
-                self.step = Step::Settled;
+                self.step = RotationStep::Settled;
                 self.save(path)
             }
         }
@@ -228,7 +228,7 @@ impl Note {
 
     /// Everything before this place is in a copy, or is to go: takes it out of the file.
     pub(super) fn take(&mut self, file: &File, up_to: u64, path: &Path, means: Means) -> io::Result<()> {
-        (self.taken, self.step) = (up_to, Step::Cutting);
+        (self.taken, self.step) = (up_to, RotationStep::Cutting);
         self.save(path)?;
         self.cut_out(file, path, means)
     }
@@ -242,7 +242,7 @@ impl Note {
             let length = file.metadata()?.len();
             file.set_len(0)?;
             (self.base, self.taken) = (self.base + length, self.base + length);
-            self.step = Step::Settled;
+            self.step = RotationStep::Settled;
             return self.save(path);
         }
         let block = rustix::fs::fstatvfs(file)?.f_bsize.max(1);
@@ -251,14 +251,14 @@ impl Note {
             // Something must be left of a file that is collapsed.
             whole = whole.saturating_sub(block);
         }
-        self.step = Step::Settled;
+        self.step = RotationStep::Settled;
         if whole > 0 && means == Means::Collapse {
-            self.step = Step::Collapsing(whole);
+            self.step = RotationStep::Collapsing(whole);
             self.save(path)?;
             if collapse(file, whole).is_ok() {
                 self.base += whole;
             }
-            self.step = Step::Settled;
+            self.step = RotationStep::Settled;
         }
         self.save(path)
     }

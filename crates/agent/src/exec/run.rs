@@ -1,13 +1,13 @@
 //! One run of a command: its shell, how that ended, and what it has started.
 
-use super::exits::Waiting;
-use super::output::{self, Output};
+use super::command_output::{self, CommandOutput};
+use super::exits::ExitSubscription;
 use super::pidfd;
+use super::proc_log::LiveLog;
 use super::procfs::{Id, Stat};
-use super::sink::Live;
-use super::spawn::{Launch, NotStarted};
-use super::tree::{Scan, Session};
-use procfleet_core::Moment;
+use super::spawn::{NotStarted, PreparedCommand};
+use super::tree::{Scan, SessionState};
+use procfleet_core::BootTime;
 use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::supervise::CommandEnd;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -21,14 +21,14 @@ pub(super) struct Run {
     /// The shell, which leads the run's session.
     pub(super) leader: Id,
     pub(super) command: String,
-    began: Moment,
+    began: BootTime,
     output: Option<PathBuf>,
-    pub(super) shell: Shell,
+    pub(super) shell: RunShell,
     /// While it is there, the ending will be taken.
-    pub(super) waiting: Option<Waiting>,
+    pub(super) waiting: Option<ExitSubscription>,
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
-    session: Session,
+    session: SessionState,
     /// Its cgroup.
     pub(super) group: Option<Arc<Path>>,
     /// The command itself was seen to be a program of the proc's name.
@@ -41,22 +41,22 @@ impl Run {
     /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps
     /// it.
     pub(super) fn start(
-        launch: Launch,
-        began: Moment,
-        output: Output,
+        launch: PreparedCommand,
+        began: BootTime,
+        output: CommandOutput,
         group: Option<BorrowedFd<'_>>,
-    ) -> Result<(Run, OwnedFd, Ending), NotStarted> {
+    ) -> Result<(Run, OwnedFd, AfterShell), NotStarted> {
         let command = launch.command().to_owned();
         let (path, said) = match &output {
-            Output::Own { path, .. } => (Some(path.clone()), Said::File(path.clone())),
-            Output::Log { live, from, .. } => (None, Said::Log(live.clone(), *from)),
-            Output::Nowhere => (None, Said::Nothing),
+            CommandOutput::Own { path, .. } => (Some(path.clone()), Said::File(path.clone())),
+            CommandOutput::Log { live, from, .. } => (None, Said::Log(live.clone(), *from)),
+            CommandOutput::Nowhere => (None, Said::Nothing),
         };
         let (pid, pidfd) = launch.beginning_at(began).start(output, group)?;
         // Until it is reaped the pid is the child's own, so this cannot be another process's.
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
-        let shell = Shell::default();
-        let ending = Ending { leader, said, shell: shell.clone() };
+        let shell = RunShell::default();
+        let ending = AfterShell { leader, said, shell: shell.clone() };
         let run = Run {
             leader,
             command,
@@ -65,7 +65,7 @@ impl Run {
             shell,
             waiting: None,
             main: None,
-            session: Session::Open,
+            session: SessionState::Open,
             group: None,
             is_program: false,
             known: HashSet::new(),
@@ -83,7 +83,7 @@ impl Run {
 
     /// Whether the session may still have members, so that its number is its own.
     pub(super) fn has_session(&self) -> bool {
-        self.session == Session::Open
+        self.session == SessionState::Open
     }
 
     pub(super) fn writes_to(&self, path: &Path) -> bool {
@@ -126,7 +126,7 @@ impl Run {
     pub(super) fn members(&mut self, scan: &Scan, mark: &str) -> HashSet<Id> {
         let members = scan.run_members(self.leader, self.session, &self.known, mark);
         if members.is_empty() && self.has_ended() {
-            self.session = Session::Over;
+            self.session = SessionState::Over;
         }
         self.known.clone_from(&members);
         members
@@ -136,18 +136,18 @@ impl Run {
 /// The shell of a run, as far as its end goes. Its exit status can be had only once, and more than one may
 /// want it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shell(Arc<Mutex<Life>>);
+pub(super) struct RunShell(Arc<Mutex<RunLife>>);
 
 #[derive(Debug, Default)]
-struct Life {
+struct RunLife {
     /// `None` until it has ended.
     exit: Option<Exit>,
     /// It is the process of its proc, and somebody is to be told of its end as of that.
     watched: Option<Process>,
 }
 
-impl Shell {
-    fn lock(&self) -> MutexGuard<'_, Life> {
+impl RunShell {
+    fn lock(&self) -> MutexGuard<'_, RunLife> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -179,27 +179,27 @@ impl Shell {
 
 /// What is to be done when the shell is gone.
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct AfterShell {
     leader: Id,
     said: Said,
-    shell: Shell,
+    shell: RunShell,
 }
 
 /// Where its output is.
 #[derive(Debug)]
 enum Said {
     File(PathBuf),
-    Log(Arc<Live>, u64),
+    Log(Arc<LiveLog>, u64),
     Nothing,
 }
 
-impl Ending {
+impl AfterShell {
     /// Reaps the shell, which is gone.
     pub(super) async fn take(self, pidfd: OwnedFd) -> CommandEnd {
         let exit = pidfd::exit(&pidfd, self.leader).await;
         self.shell.lock().exit = Some(exit);
         let output = match self.said {
-            Said::File(path) => output::tail(&path),
+            Said::File(path) => command_output::tail(&path),
             Said::Log(live, from) => live.tail(from),
             Said::Nothing => String::new(),
         };

@@ -8,13 +8,13 @@ use super::children::Freshness;
 use super::pidfd;
 use super::procfs::Id;
 use super::tree::{self, Scan};
-use super::{Hands, id_of};
+use super::{ProcExecutor, id_of};
 use procfleet_core::process::{Found, Process};
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{RunId, Signal};
 use std::collections::HashSet;
 
-impl Hands {
+impl ProcExecutor {
     /// Kills a command and all that it has started.
     pub fn end_run(&mut self, run: RunId) {
         self.stir();

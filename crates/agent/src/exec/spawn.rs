@@ -2,14 +2,14 @@
 //! session, as its user, in its folder, with a clean environment that says what the spec says beside its
 //! commands.
 
-use super::fork::{self, Program, Recipe};
-use super::output::Output;
+use super::command_output::CommandOutput;
+use super::fork::{self, ExecTarget, Recipe};
 use super::procfs::{ASIDE, MARK, RUN};
 use super::user::Account;
-use super::{children, words};
-use crate::path_walk::{self, Trust};
+use super::{argv, children};
+use crate::path_walk::{self, PathTrust};
 use procfleet_core::spec::{Control, Identity, Shell};
-use procfleet_core::{Code, Moment, ProcKey, Spec};
+use procfleet_core::{BootTime, Code, ProcKey, Spec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 use std::ffi::CString;
@@ -40,17 +40,17 @@ impl NotStarted {
 
 /// A command whose spec was checked against this host, ready to be started.
 #[derive(Debug)]
-pub(super) struct Launch {
+pub(super) struct PreparedCommand {
     shell: Interpreter,
     command: String,
     environment: Vec<(&'static str, String)>,
-    folder: Folder,
+    folder: WorkingDir,
     account: Account,
 }
 
 /// `setup_path`, held open: the process enters the very folder that was checked.
 #[derive(Debug)]
-struct Folder {
+struct WorkingDir {
     given: String,
     real: PathBuf,
     fd: OwnedFd,
@@ -64,14 +64,14 @@ enum Interpreter {
     Powershell(PathBuf),
 }
 
-impl Launch {
+impl PreparedCommand {
     /// `mark` is what all that it starts will be known by.
     pub(super) fn prepare(
         key: &ProcKey,
         mark: &str,
         command: &str,
         spec: &Spec,
-    ) -> Result<Launch, NotStarted> {
+    ) -> Result<PreparedCommand, NotStarted> {
         let refuse = |reason: &str| Err(NotStarted::new(Code::ArgsInvalid, reason));
         if command.contains('\0') {
             return refuse("the command contains a NUL byte");
@@ -89,12 +89,12 @@ impl Launch {
         if is_aside(command, &spec.control) {
             environment.push((ASIDE, "1".to_owned()));
         }
-        Ok(Launch { shell, command: command.to_owned(), environment, folder, account })
+        Ok(PreparedCommand { shell, command: command.to_owned(), environment, folder, account })
     }
 
     /// All that the command starts is known by when the command began.
     #[must_use]
-    pub(super) fn beginning_at(mut self, began: Moment) -> Launch {
+    pub(super) fn beginning_at(mut self, began: BootTime) -> PreparedCommand {
         self.environment.push((RUN, began.0.to_string()));
         self
     }
@@ -115,7 +115,7 @@ impl Launch {
     /// Starts it in this cgroup, writing to `output`. When this returns, the program or its shell is running.
     pub(super) fn start(
         self,
-        output: Output,
+        output: CommandOutput,
         group: Option<BorrowedFd<'_>>,
     ) -> Result<(u32, OwnedFd), NotStarted> {
         let failed = |error: io::Error| {
@@ -131,17 +131,17 @@ impl Launch {
             }
         };
         let file = match output {
-            Output::Own { file, .. } => {
+            CommandOutput::Own { file, .. } => {
                 give(&file);
                 Some(file)
             }
-            Output::Log { file, live, .. } => {
+            CommandOutput::Log { file, live, .. } => {
                 if live.is_own() {
                     give(&file);
                 }
                 Some(file)
             }
-            Output::Nowhere => None,
+            CommandOutput::Nowhere => None,
         };
         let nothing = nothing().map_err(failed)?;
         let output = file.map(above_standard).transpose().map_err(failed)?;
@@ -160,16 +160,16 @@ impl Launch {
 
     /// The program itself where no shell is needed; and the shell, for all else and for telling what is wrong
     /// with it.
-    fn programs(&self) -> Vec<Program> {
+    fn programs(&self) -> Vec<ExecTarget> {
         let shell = self.shell.program();
         let flags = self.shell.flags().iter().map(|flag| (*flag).to_owned());
         let arguments = [shell.to_string_lossy().into_owned()].into_iter().chain(flags);
-        let shell = Program {
+        let shell = ExecTarget {
             file: c_string(shell.as_os_str().as_bytes()),
             arguments: arguments.chain([self.command.clone()]).map(c_string).collect(),
         };
         let direct = match self.shell {
-            Interpreter::Sh => words::plain(&self.command).and_then(|words| {
+            Interpreter::Sh => argv::plain(&self.command).and_then(|words| {
                 let first = *words.first()?;
                 // What has a slash is found from its folder on, which the process has entered by then.
                 let file = match first.contains('/') {
@@ -177,7 +177,7 @@ impl Launch {
                     false => on_path(first, PATH)?,
                 };
                 let file = c_string(file.as_os_str().as_bytes());
-                Some(Program { file, arguments: words.into_iter().map(c_string).collect() })
+                Some(ExecTarget { file, arguments: words.into_iter().map(c_string).collect() })
             }),
             Interpreter::Powershell(_) => None,
         };
@@ -300,7 +300,7 @@ fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
 }
 
 /// `setup_path`, if the account can enter it and nobody else's link leads there.
-fn enter(identity: &Identity) -> Result<(Account, Folder), NotStarted> {
+fn enter(identity: &Identity) -> Result<(Account, WorkingDir), NotStarted> {
     let Identity { setup_path, user, .. } = identity;
     if !Path::new(setup_path).is_absolute() {
         let reason = format!("setup_path {setup_path:?} is not an absolute path");
@@ -319,11 +319,11 @@ fn enter(identity: &Identity) -> Result<(Account, Folder), NotStarted> {
     if !way.is(FileType::Directory) {
         return Err(unusable("is not a directory"));
     }
-    if let Some(doubt) = way.doubted_links(&Trust::spec(user)) {
+    if let Some(doubt) = way.doubted_links(&PathTrust::spec(user)) {
         return Err(unusable(&format!("cannot be used: {doubt}")));
     }
     let real = way.real().to_owned();
-    Ok((account, Folder { given: setup_path.clone(), real, fd: way.into_fd() }))
+    Ok((account, WorkingDir { given: setup_path.clone(), real, fd: way.into_fd() }))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use super::cgroup;
 use super::children::{self, Freshness};
-use super::identify::{Mark, Program};
+use super::identify::{EnvMark, RunningProgram};
 use super::pidfd;
 use super::procfs::{self, Id, Stat};
 use rustix::io::Errno;
@@ -37,7 +37,7 @@ pub(super) struct Scan {
     /// says.
     contained: HashSet<u32>,
     /// What they run, as soon as somebody has asked.
-    programs: OnceLock<HashMap<u32, Program>>,
+    programs: OnceLock<HashMap<u32, RunningProgram>>,
     marks: OnceLock<HashMap<u32, Vec<u8>>>,
     /// The marks of those that somebody has asked after one by one.
     asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
@@ -111,9 +111,9 @@ impl Scan {
 
     /// Those that run a program of this name, oldest first.
     pub(super) fn named(&self, name: &str) -> Vec<&Stat> {
-        let programs = self
-            .programs
-            .get_or_init(|| self.all().into_iter().map(|stat| (stat.id.pid, Program::of(stat))).collect());
+        let programs = self.programs.get_or_init(|| {
+            self.all().into_iter().map(|stat| (stat.id.pid, RunningProgram::of(stat))).collect()
+        });
         let mut named = self.all();
         named.retain(|stat| programs.get(&stat.id.pid).is_some_and(|program| program.is_named(name)));
         named
@@ -164,11 +164,11 @@ impl Scan {
     pub(super) fn is_anothers(&self, stat: &Stat, mark: &str) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
-        Mark::told(value.as_deref(), mark) == Mark::AnotherProcs
+        EnvMark::told(value.as_deref(), mark) == EnvMark::AnotherProcs
     }
 
     fn is_marked(&self, pid: u32, mark: &str) -> bool {
-        self.contained.contains(&pid) || Mark::of(pid, mark) == Mark::Ours
+        self.contained.contains(&pid) || EnvMark::of(pid, mark) == EnvMark::Ours
     }
 
     /// The seeds that are running and all below them.
@@ -203,13 +203,13 @@ impl Scan {
     pub(super) fn run_members(
         &self,
         leader: Id,
-        session: Session,
+        session: SessionState,
         known: &HashSet<Id>,
         mark: &str,
     ) -> HashSet<Id> {
         let session = match session {
-            Session::Open => self.session_of(leader),
-            Session::Over => Vec::new(),
+            SessionState::Open => self.session_of(leader),
+            SessionState::Over => Vec::new(),
         };
         let seeds = known.iter().copied().chain([leader]).chain(session.iter().map(|stat| stat.id));
         let mut members = self.with_descendants(seeds);
@@ -316,7 +316,7 @@ fn collect(top: Stat, stats: &mut Vec<Stat>) {
 
 /// Whether the session of a run may still be recognised by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Session {
+pub(super) enum SessionState {
     Open,
     /// It has been empty once, so its number may be somebody else's by now.
     Over,

@@ -4,12 +4,12 @@
 //! there may be thousands of them and it is taken every few seconds. To a process belong those that descend
 //! from it and those of its session. Memory that they share is counted for each of them.
 
-use super::host::Host;
+use super::context::ExecContext;
 use super::inspect::per_cent_of_host;
-use super::procfs::{self, Id, Line, Proc};
+use super::procfs::{self, Id, ProcDir, UsageLine};
 use procfleet_core::process::Found;
 use procfleet_core::supervise::Usage;
-use procfleet_core::{Moment, Process};
+use procfleet_core::{BootTime, Process};
 use std::collections::HashSet;
 
 /// So many processes are looked at before others get their turn: a restart does not wait for a thousand
@@ -19,10 +19,10 @@ const AT_ONCE: usize = 64;
 /// Every process that is not the kernel's, at about one moment.
 #[derive(Debug)]
 pub struct Scene {
-    taken: Moment,
-    proc: Option<Proc>,
+    taken: BootTime,
+    proc: Option<ProcDir>,
     /// By pid.
-    lines: Vec<Line>,
+    lines: Vec<UsageLine>,
     /// Parents with their children, and sessions with their members, by their places in `lines`.
     below: Vec<(u32, u32)>,
     sessions: Vec<(u32, u32)>,
@@ -36,8 +36,8 @@ pub struct Meter(Option<Last>);
 
 impl Scene {
     /// Looks at all of them, and lets others work in between.
-    pub async fn look(host: &Host) -> Scene {
-        let mut scene = Scene::empty(host);
+    pub async fn look(context: &ExecContext) -> Scene {
+        let mut scene = Scene::empty(context);
         for (place, pid) in procfs::pids().into_iter().enumerate() {
             if place % AT_ONCE == AT_ONCE - 1 {
                 tokio::task::yield_now().await;
@@ -47,9 +47,9 @@ impl Scene {
         scene.sorted()
     }
 
-    fn empty(host: &Host) -> Scene {
+    fn empty(context: &ExecContext) -> Scene {
         let (below, sessions, protected) = (Vec::new(), Vec::new(), Vec::new());
-        Scene { taken: host.now(), proc: Proc::open(), lines: Vec::new(), below, sessions, protected }
+        Scene { taken: context.now(), proc: ProcDir::open(), lines: Vec::new(), below, sessions, protected }
     }
 
     fn read(&mut self, pid: u32) {
@@ -73,13 +73,13 @@ impl Scene {
         self
     }
 
-    pub fn taken(&self) -> Moment {
+    pub fn taken(&self) -> BootTime {
         self.taken
     }
 
     /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet. `meter`
     /// remembers the sample before, and then this one.
-    pub fn usage(&self, host: &Host, process: &Process, meter: &mut Meter) -> Option<Usage> {
+    pub fn usage(&self, context: &ExecContext, process: &Process, meter: &mut Meter) -> Option<Usage> {
         let id = Id { pid: process.pid, start_ticks: process.start_ticks };
         let tree = self.tree(id, process.found)?;
         let ticks = Ticks::of(&tree);
@@ -88,33 +88,34 @@ impl Scene {
             Some(last) if last.at == at => last.cpu,
             Some(last) => {
                 let span = u64::try_from(at.since(last.at).as_millis()).unwrap_or(u64::MAX);
-                per_cent_of_host(host, ticks.since(&last.ticks), span)
+                per_cent_of_host(context, ticks.since(&last.ticks), span)
             }
             None => {
-                let began = id.start_ticks.saturating_mul(1000) / host.ticks_per_second;
-                per_cent_of_host(host, ticks.total, at.0.saturating_sub(began))
+                let began = id.start_ticks.saturating_mul(1000) / context.ticks_per_second;
+                per_cent_of_host(context, ticks.total, at.0.saturating_sub(began))
             }
         };
         let pages: u64 = tree.iter().map(|line| line.rss_pages).sum();
-        let open_files = |line: &&Line| self.proc.as_ref().map_or(0, |proc| proc.open_files(line.id.pid));
+        let open_files =
+            |line: &&UsageLine| self.proc.as_ref().map_or(0, |proc| proc.open_files(line.id.pid));
         let fd = tree.iter().map(open_files).sum();
         meter.0 = Some(Last { id, at, ticks, cpu });
-        Some(Usage { cpu, mem: memory_percent(host, pages), fd })
+        Some(Usage { cpu, mem: memory_percent(context, pages), fd })
     }
 
-    fn get(&self, pid: u32) -> Option<&Line> {
+    fn get(&self, pid: u32) -> Option<&UsageLine> {
         let place = self.lines.binary_search_by_key(&pid, |line| line.id.pid).ok()?;
         self.lines.get(place)
     }
 
-    fn members<'a>(&'a self, of: &'a [(u32, u32)], number: u32) -> impl Iterator<Item = &'a Line> {
+    fn members<'a>(&'a self, of: &'a [(u32, u32)], number: u32) -> impl Iterator<Item = &'a UsageLine> {
         let first = of.partition_point(|(of, _)| *of < number);
         let fitting = of.iter().skip(first).take_while(move |(of, _)| *of == number);
         fitting.filter_map(|(_, place)| self.lines.get(usize::try_from(*place).ok()?))
     }
 
     /// The process first, and all that belongs to it. `None` when it is not there.
-    fn tree(&self, id: Id, found: Found) -> Option<Vec<&Line>> {
+    fn tree(&self, id: Id, found: Found) -> Option<Vec<&UsageLine>> {
         let main = self.get(id.pid).filter(|line| line.id == id)?;
         let session = match found {
             // The agent made the session for this command.
@@ -123,7 +124,8 @@ impl Scene {
         };
         let mut tree = vec![main];
         let mut seen = HashSet::from([id.pid]);
-        let mut is_new = |line: &&Line| !self.protected.contains(&line.id.pid) && seen.insert(line.id.pid);
+        let mut is_new =
+            |line: &&UsageLine| !self.protected.contains(&line.id.pid) && seen.insert(line.id.pid);
         if let Some(session) = session {
             tree.extend(self.members(&self.sessions, session).filter(&mut is_new));
         }
@@ -138,29 +140,29 @@ impl Scene {
 
 /// What the process itself uses, without a look at all others: nothing that is worth one can belong to a
 /// process that has just begun. With the time of its start in seconds since 1970; `None` when it is gone.
-pub fn glance(host: &Host, process: &Process) -> Option<(i64, Usage)> {
-    let proc = Proc::open()?;
+pub fn glance(context: &ExecContext, process: &Process) -> Option<(i64, Usage)> {
+    let proc = ProcDir::open()?;
     let line = proc.line(process.pid).filter(|line| line.id.start_ticks == process.start_ticks)?;
-    let began = process.start_ticks.saturating_mul(1000) / host.ticks_per_second;
-    let elapsed = host.now().0.saturating_sub(began);
+    let began = process.start_ticks.saturating_mul(1000) / context.ticks_per_second;
+    let elapsed = context.now().0.saturating_sub(began);
     let usage = Usage {
-        cpu: per_cent_of_host(host, line.own_ticks, elapsed),
-        mem: memory_percent(host, line.rss_pages),
+        cpu: per_cent_of_host(context, line.own_ticks, elapsed),
+        mem: memory_percent(context, line.rss_pages),
         fd: proc.open_files(process.pid),
     };
-    Some((i64::try_from(host.wall_millis().saturating_sub(elapsed) / 1000).unwrap_or(0), usage))
+    Some((i64::try_from(context.wall_millis().saturating_sub(elapsed) / 1000).unwrap_or(0), usage))
 }
 
-fn memory_percent(host: &Host, pages: u64) -> f64 {
-    let bytes = pages.saturating_mul(host.page_bytes);
-    (bytes as f64 * 100.0 / host.memory_bytes.max(1) as f64).min(100.0)
+fn memory_percent(context: &ExecContext, pages: u64) -> f64 {
+    let bytes = pages.saturating_mul(context.page_bytes);
+    (bytes as f64 * 100.0 / context.memory_bytes.max(1) as f64).min(100.0)
 }
 
 /// The CPU time of a tree at one moment.
 #[derive(Debug)]
 struct Last {
     id: Id,
-    at: Moment,
+    at: BootTime,
     ticks: Ticks,
     cpu: f64,
 }
@@ -174,7 +176,7 @@ struct Ticks {
 }
 
 impl Ticks {
-    fn of(tree: &[&Line]) -> Ticks {
+    fn of(tree: &[&UsageLine]) -> Ticks {
         Ticks {
             each: tree.iter().map(|line| (line.id, line.own_ticks)).collect(),
             total: tree.iter().map(|line| line.own_ticks.saturating_add(line.children_ticks)).sum(),

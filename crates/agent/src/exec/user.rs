@@ -2,7 +2,7 @@
 
 use super::procfs;
 use super::spawn::NotStarted;
-use crate::path_walk::{self, Trust, Walked};
+use crate::path_walk::{self, PathTrust, Walked};
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
 use procfleet_core::supervise::OtherAccount;
@@ -49,7 +49,7 @@ pub enum NotOpened {
 /// Opens a regular file for reading, with the rights of this account, and through no link of a third party.
 pub fn open_as(user: &str, path: &str) -> Result<File, NotOpened> {
     let account = Account::of(user).map_err(|refused| NotOpened::Other(refused.reason))?;
-    let trust = Trust::agent().and([account.uid.as_raw()]);
+    let trust = PathTrust::agent().and([account.uid.as_raw()]);
     let opened = account.with_its_rights(|| {
         let way = path_walk::walk(Path::new(path))?;
         if let Some(doubt) = way.doubted_links(&trust) {

@@ -2,18 +2,18 @@
 
 use super::children::Freshness;
 use super::tree::Scan;
-use super::{Hands, cgroup, id_of, pidfd, user};
-use procfleet_core::supervise::{OtherAccount, Scope};
+use super::{ProcExecutor, cgroup, id_of, pidfd, user};
+use procfleet_core::supervise::{LookScope, OtherAccount};
 use procfleet_core::{Process, Sighting, Spec};
 use std::collections::BTreeSet;
 
-impl Hands {
+impl ProcExecutor {
     /// Something of the proc that runs as none of these accounts: its process, or without one what it has
     /// left.
     pub fn other_account(
         &mut self,
         process: Option<Process>,
-        scope: Scope,
+        scope: LookScope,
         spec: &Spec,
         accounts: &BTreeSet<String>,
     ) -> Option<OtherAccount> {

@@ -6,7 +6,7 @@
 use procfleet_core::change::UnknownFields;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order};
-use procfleet_core::parts::{self, Known};
+use procfleet_core::parts::{self, KnownInstances};
 use procfleet_core::spec::{Instances, Spec};
 use procfleet_core::supervise::Record;
 use rusqlite::{OptionalExtension, Transaction, params};
@@ -48,11 +48,11 @@ pub(super) fn divide(
     let known = match (order.kind, sent) {
         // What was sent decides.
         (OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update, Some(_)) | (OpKind::Group, _) => {
-            Known::default()
+            KnownInstances::default()
         }
-        (OpKind::Restart, _) => Known { wanted: wanted(t, key)?, instances: instances(t, key)? },
+        (OpKind::Restart, _) => KnownInstances { wanted: wanted(t, key)?, instances: instances(t, key)? },
         (OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update, None) => {
-            Known { wanted: wanted(t, key)?, instances: BTreeSet::new() }
+            KnownInstances { wanted: wanted(t, key)?, instances: BTreeSet::new() }
         }
         (
             OpKind::Stop
@@ -62,7 +62,7 @@ pub(super) fn divide(
             | OpKind::Kill
             | OpKind::Unregister,
             _,
-        ) => Known { wanted: None, instances: instances(t, key)? },
+        ) => KnownInstances { wanted: None, instances: instances(t, key)? },
     };
     let concerned = parts::concerned(order.kind, sent, &known);
     if concerned.len() == 1 {

@@ -17,7 +17,7 @@ const LARGEST: usize = 40 * 1024;
 
 /// What an event's readers know the proc by, beside its key.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct EventProc {
     /// The alarm that the spec names; 0: none.
     pub(crate) report_id: i64,
     pub(crate) proc_name: String,
@@ -56,11 +56,11 @@ pub(super) fn write(
     t: &Transaction<'_>,
     key: &ProcKey,
     event: &Event,
-    known: &Known,
+    known: &EventProc,
 ) -> rusqlite::Result<usize> {
     let mut message = event.to_string();
     message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-    let Known { report_id, proc_name, user } = known;
+    let EventProc { report_id, proc_name, user } = known;
     t.prepare_cached(
         "INSERT INTO events (at, namespace, name, kind, message, details, report_id, proc_name, user)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",

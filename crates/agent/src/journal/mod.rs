@@ -6,17 +6,17 @@
 
 mod divide;
 mod events;
-mod log;
+mod integrity;
 mod repair;
-mod sound;
 mod thread;
+mod wal_check;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use events::Known;
+pub(crate) use events::EventProc;
+pub(crate) use integrity::examine;
 pub(crate) use repair::repair;
-pub(crate) use sound::examine;
 
 /// The journal in the agent's folder.
 pub(crate) const FILE: &str = "agent.db";
@@ -98,11 +98,11 @@ pub(crate) struct Journal {
 #[derive(Debug, Default)]
 pub(crate) struct Past {
     /// Whether the host has booted since.
-    pub(crate) cause: spread::Cause,
+    pub(crate) cause: spread::SpreadCause,
     pub(crate) procs: Vec<PastProc>,
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
     /// Ops of which some parts have no outcome yet.
-    pub(crate) divided: Vec<(OpId, Parts)>,
+    pub(crate) divided: Vec<(OpId, OpParts)>,
     /// Procs whose records cannot be read, with the reason. Nobody may act on them, for nobody knows what is
     /// wanted of them.
     pub(crate) unreadable: Vec<(ProcKey, String)>,
@@ -111,7 +111,7 @@ pub(crate) struct Past {
 }
 
 /// The parts of an op by their instances, with the outcomes that there are.
-pub(crate) type Parts = BTreeMap<u32, Option<Outcome>>;
+pub(crate) type OpParts = BTreeMap<u32, Option<Outcome>>;
 
 #[derive(Debug)]
 pub(crate) struct PastProc {
@@ -148,7 +148,7 @@ pub(crate) enum Standing {
 
 impl Journal {
     pub(crate) async fn open(path: &Path, boot: &BootId) -> Result<(Journal, Past), JournalError> {
-        let (connection, past) = open(path, boot).map_err(|failure| sound::name(failure, path))?;
+        let (connection, past) = open(path, boot).map_err(|failure| integrity::name(failure, path))?;
         let reserve = Arc::new(Reserve::of(path).map_err(|source| JournalError::Reserve { source })?);
         let thread = Thread::start(connection, reserve.clone());
         let journal = Journal { thread, reserve, news: Arc::default() };
@@ -216,7 +216,7 @@ impl Journal {
     }
 
     /// Makes a step durable. It is not given up: what waits for it may only happen afterwards.
-    pub(crate) async fn write(&self, key: &ProcKey, writes: &[Write], known: &Known) {
+    pub(crate) async fn write(&self, key: &ProcKey, writes: &[Write], known: &EventProc) {
         if writes.is_empty() {
             return;
         }
@@ -251,7 +251,7 @@ impl Journal {
                     .prepare_cached("INSERT OR REPLACE INTO groups (namespace, groups) VALUES (?1, ?2)")?
                     .execute(params![key.namespace, json(&groups)])?,
             };
-            write_one(t, &key, &done, &Known::default())
+            write_one(t, &key, &done, &EventProc::default())
         })
         .await;
     }
@@ -315,7 +315,7 @@ impl Journal {
 /// Opens the journal, brings it to the newest format and reads what the last life left. On failure it is as
 /// it was.
 fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> {
-    sound::look_at_file(path)?;
+    integrity::look_at_file(path)?;
     let opening = |source| JournalError::Open { path: path.to_owned(), source };
     let mut connection = Connection::open(path).map_err(opening)?;
     connection
@@ -324,8 +324,8 @@ fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> 
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-512;",
         )
         .map_err(opening)?;
-    let found = sound::format(&connection, path)?;
-    sound::check_pages(&connection, path)?;
+    let found = integrity::format(&connection, path)?;
+    integrity::check_pages(&connection, path)?;
     let transaction = connection.transaction().map_err(opening)?;
     for migration in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or_default()) {
         transaction.execute_batch(migration).map_err(opening)?;
@@ -387,7 +387,7 @@ fn known(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Acceptance>> 
     if written_outcome(t, op.part(1))?.is_none() {
         return Ok(None);
     }
-    let mut parts = Parts::new();
+    let mut parts = OpParts::new();
     for instance in 1..=Instances::MAX {
         if let Some(outcome) = written_outcome(t, op.part(instance))? {
             parts.insert(instance, outcome);
@@ -419,7 +419,7 @@ fn written_outcome(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Opt
 }
 
 /// The outcome of an op whose parts have all ended; else the parts.
-fn merged(parts: Parts) -> Result<Outcome, Parts> {
+fn merged(parts: OpParts) -> Result<Outcome, OpParts> {
     let ended: BTreeMap<u32, Outcome> =
         parts.iter().filter_map(|(instance, outcome)| Some((*instance, outcome.clone()?))).collect();
     match parts::merge(&ended) {
@@ -428,7 +428,7 @@ fn merged(parts: Parts) -> Result<Outcome, Parts> {
     }
 }
 
-fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write, known: &Known) -> rusqlite::Result<()> {
+fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write, known: &EventProc) -> rusqlite::Result<()> {
     match write {
         Write::Record(record) => t
             .prepare_cached(
@@ -454,7 +454,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
     let last_boot: Option<String> =
         t.query_row("SELECT value FROM meta WHERE key = 'boot_id'", [], |row| row.get(0)).optional()?;
     let same_boot = last_boot.as_deref() == Some(boot.0.as_str());
-    let cause = if same_boot { spread::Cause::Return } else { spread::Cause::Boot };
+    let cause = if same_boot { spread::SpreadCause::Return } else { spread::SpreadCause::Boot };
     let mut past = Past { cause, ..Past::default() };
 
     let mut statement = t.prepare("SELECT namespace, name, record, registered_at FROM procs")?;
@@ -486,7 +486,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         "SELECT op, namespace, name, state, request, outcome FROM ops WHERE confirmed = 0 ORDER BY rowid",
     )?;
     let mut rows = statement.query([])?;
-    let mut divided: BTreeMap<OpId, Parts> = BTreeMap::new();
+    let mut divided: BTreeMap<OpId, OpParts> = BTreeMap::new();
     while let Some(row) = rows.next()? {
         let (op, state): (String, i64) = (row.get(0)?, row.get(3)?);
         let request: String = row.get(4)?;

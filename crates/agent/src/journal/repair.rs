@@ -4,7 +4,7 @@
 //! nothing is known any more may have been carried out, so the new journal remembers when it was made: an op
 //! that was sent before that is answered as interrupted instead of being carried out once more.
 
-use super::{FILE, JournalError, MIGRATIONS, known_format, log};
+use super::{FILE, JournalError, MIGRATIONS, known_format, wal_check};
 use procfleet_core::id::OpId;
 use procfleet_core::supervise::Record;
 use rusqlite::types::Value;
@@ -106,7 +106,7 @@ fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Res
     }
     t.pragma_update(None, "user_version", known_format())?;
     // SQLite reads it up to there, and says nothing of the rest.
-    let log_is_whole = log::damage(old).is_none();
+    let log_is_whole = wal_check::damage(old).is_none();
     let tables: Vec<Rows> = match Connection::open_with_flags(old, OpenFlags::SQLITE_OPEN_READ_ONLY) {
         Ok(old) => TABLES.iter().map(|(table, columns)| read(&old, table, columns)).collect(),
         Err(_) => TABLES.iter().map(|_| Rows::default()).collect(),

@@ -1,9 +1,9 @@
 //! The journal at its boundary, on real files.
 
 use super::*;
-use procfleet_core::access::Scope;
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::code::Code;
-use procfleet_core::moment::Moment;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::op::Content;
 use procfleet_core::process::{Evidence, Found, Process, ProgramFile};
 use procfleet_core::spec::Spec;
@@ -15,7 +15,7 @@ fn key(name: &str) -> ProcKey {
 
 fn order(number: u32, kind: OpKind) -> Order {
     let op = format!("20190813145456-8-{number}").parse().expect("an op id");
-    Order { op, kind, spec: Some(Spec::default()), start_by: Moment(5_000), accounts: Scope::All }
+    Order { op, kind, spec: Some(Spec::default()), start_by: BootTime(5_000), accounts: GrantScope::All }
 }
 
 fn outcome() -> Outcome {
@@ -26,7 +26,7 @@ fn outcome() -> Outcome {
 
 fn record() -> Record {
     let process = Process { pid: 7, start_ticks: 11, found: Found::PidFile, evidence: Evidence::default() };
-    let rest = Rest::Retry { at: Moment(9), why: "restart 1 of 4; it died".to_owned() };
+    let rest = Rest::Retry { at: BootTime(9), why: "restart 1 of 4; it died".to_owned() };
     Record {
         spec: Arc::default(),
         older: Vec::new(),
@@ -48,8 +48,8 @@ fn a_record_of_any_age_is_read() {
     assert_eq!((read.rest.clone(), read.fault.as_str(), read.hosting), (Rest::Idle, "", Hosting::Hosted));
     let retry = first.replace(r#""Idle""#, r#"{"Retry":{"at":9}}"#);
     let read_retry: Record = serde_json::from_str(&retry).expect("the first version's retry");
-    assert_eq!(read_retry.rest, Rest::Retry { at: Moment(9), why: String::new() });
-    for rest in [Rest::Due { at: Moment(7) }, Rest::Begun { at: Moment(8) }] {
+    assert_eq!(read_retry.rest, Rest::Retry { at: BootTime(9), why: String::new() });
+    for rest in [Rest::Due { at: BootTime(7) }, Rest::Begun { at: BootTime(8) }] {
         let record = Record { rest, fault: "it used too much".to_owned(), ..read.clone() };
         let again: Record = serde_json::from_str(&json(&record)).expect("our own record");
         assert_eq!(again, record);
@@ -57,7 +57,7 @@ fn a_record_of_any_age_is_read() {
     }
     let running = first.replace(r#""Idle"}"#, r#""Idle","run":{"deadline":9,"missed":2,"told_at":7}}"#);
     let read: Record = serde_json::from_str(&running).expect("a record of a run that is under way");
-    let run = ScheduledRun { deadline: Moment(9), missed: 2, told_at: Some(Moment(7)) };
+    let run = ScheduledRun { deadline: BootTime(9), missed: 2, told_at: Some(BootTime(7)) };
     assert_eq!((read.run, json(&read).contains(r#""run":{"deadline":9,"#)), (Some(run), true));
     assert_eq!(read.after_reboot().run, None);
 }
@@ -90,11 +90,11 @@ async fn an_op_is_new_once_and_its_outcome_is_kept() {
     assert_eq!(accept().await, Acceptance::New(vec![(key("a"), start.clone())]));
     assert_eq!(accept().await, Acceptance::Known);
     journal
-        .write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())], &Known::default())
+        .write(&key("a"), &[Write::Begun(start.op), Write::Done(start.op, outcome())], &EventProc::default())
         .await;
     assert_eq!(accept().await, Acceptance::Done(outcome()));
     let second = Outcome { message: "another".to_owned(), ..outcome() };
-    journal.write(&key("a"), &[Write::Done(start.op, second)], &Known::default()).await;
+    journal.write(&key("a"), &[Write::Done(start.op, second)], &EventProc::default()).await;
     assert_eq!(accept().await, Acceptance::Done(outcome()), "the first outcome stands");
 
     drop(journal);
@@ -119,9 +119,9 @@ async fn the_past_tells_begun_from_waiting_and_one_boot_from_another() {
     let orders = vec![(key("a"), begun.clone()), (key("a"), waiting.clone()), (key("b"), lone.clone())];
     journal.accept(orders).await.expect("writable");
     journal
-        .write(&key("a"), &[Write::Record(Box::new(record())), Write::Begun(begun.op)], &Known::default())
+        .write(&key("a"), &[Write::Record(Box::new(record())), Write::Begun(begun.op)], &EventProc::default())
         .await;
-    journal.write(&key("b"), &[Write::Begun(lone.op)], &Known::default()).await;
+    journal.write(&key("b"), &[Write::Begun(lone.op)], &EventProc::default()).await;
     drop(journal);
 
     let (journal, past) = reopened(&path, "one").await;
@@ -219,7 +219,7 @@ async fn events_wait_in_order_until_the_server_has_them() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let path = folder.path().join("agent.db");
     let (journal, _) = reopened(&path, "one").await;
-    let known = Known { report_id: 7, proc_name: "nginx".to_owned(), user: "www".to_owned() };
+    let known = EventProc { report_id: 7, proc_name: "nginx".to_owned(), user: "www".to_owned() };
     for reason in ["first", "second", "third"] {
         let gave_up = Write::Event(Event::GaveUp { reason: reason.to_owned() });
         journal.write(&key("a"), &[gave_up], &known).await;
@@ -276,20 +276,20 @@ async fn an_op_on_several_instances_is_one_op_in_parts() {
     assert_eq!(again(&journal).await, Acceptance::Known);
 
     // One has ended, one had begun, one had not; and then the agent dies.
-    journal.write(&key("a"), &[Write::Done(start.op.part(1), outcome())], &Known::default()).await;
-    journal.write(&key("a#2"), &[Write::Begun(start.op.part(2))], &Known::default()).await;
+    journal.write(&key("a"), &[Write::Done(start.op.part(1), outcome())], &EventProc::default()).await;
+    journal.write(&key("a#2"), &[Write::Begun(start.op.part(2))], &EventProc::default()).await;
     assert_eq!(again(&journal).await, Acceptance::Known);
     drop(journal);
     let (journal, past) = reopened(&path, "one").await;
     assert!(past.unacknowledged.is_empty());
-    let parts = Parts::from([(1, Some(outcome())), (2, None), (3, None)]);
+    let parts = OpParts::from([(1, Some(outcome())), (2, None), (3, None)]);
     assert_eq!(past.divided, [(start.op, parts)]);
     let open: Vec<_> = past.procs.iter().map(|p| (p.interrupted.len(), p.waiting.len())).collect();
     assert_eq!(open, [(1, 0), (0, 1)]);
 
     let already = Outcome { code: Code::AlreadyRunning, ..outcome() };
-    journal.write(&key("a#2"), &[Write::Done(start.op.part(2), already)], &Known::default()).await;
-    journal.write(&key("a#3"), &[Write::Done(start.op.part(3), outcome())], &Known::default()).await;
+    journal.write(&key("a#2"), &[Write::Done(start.op.part(2), already)], &EventProc::default()).await;
+    journal.write(&key("a#3"), &[Write::Done(start.op.part(3), outcome())], &EventProc::default()).await;
     assert_eq!(again(&journal).await, Acceptance::Done(outcome()));
     drop(journal);
     let (journal, past) = reopened(&path, "one").await;
@@ -320,13 +320,13 @@ async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() 
     for done in 0..4 {
         let op = order(done, OpKind::Start).op;
         let ops = [op, op.part(1), op.part(2)].map(|op| Write::Done(op, outcome()));
-        journal.write(&key("a"), &ops, &Known::default()).await;
+        journal.write(&key("a"), &ops, &EventProc::default()).await;
     }
     assert_eq!(accept("a", numbered(4, OpKind::Stop, None)).await, "a", "none is left");
     for (name, instances) in [("a", 3), ("a#2", 3), ("a#5", 5), ("a#7", 1), ("a#x", 9), ("ab", 9)] {
         let spec = Arc::new(Spec { instances: Instances(instances), ..Spec::default() });
         let stored = Write::Record(Box::new(Record { spec, ..record() }));
-        journal.write(&key(name), &[stored], &Known::default()).await;
+        journal.write(&key(name), &[stored], &EventProc::default()).await;
     }
     assert_eq!(accept("a", numbered(5, OpKind::Query, None)).await, "a a#2 a#5", "a#7 is another proc");
     assert_eq!(accept("a", numbered(6, OpKind::Restart, None)).await, "a a#2 a#3 a#5");
@@ -345,7 +345,7 @@ async fn lived_in() -> tempfile::TempDir {
         journal.accept(vec![(key.clone(), order(number, OpKind::Start))]).await.expect("writable");
         let done = Write::Done(order(number, OpKind::Start).op, outcome());
         let event = Write::Event(Event::Started { pid: number });
-        journal.write(&key, &[Write::Record(Box::new(record())), done, event], &Known::default()).await;
+        journal.write(&key, &[Write::Record(Box::new(record())), done, event], &EventProc::default()).await;
     }
     journal.close().await;
     folder
@@ -418,7 +418,7 @@ async fn a_journal_whose_log_was_altered_is_refused_and_repaired_without_repeati
         let order = order(number, OpKind::Start);
         journal.accept(vec![(key("a"), order.clone())]).await.expect("writable");
         let done = [Write::Record(Box::new(record())), Write::Done(order.op, outcome())];
-        journal.write(&key("a"), &done, &Known::default()).await;
+        journal.write(&key("a"), &done, &EventProc::default()).await;
     }
     // As after a kill: the log is still there.
     let killed = tempfile::tempdir().expect("a temp dir");
@@ -490,7 +490,7 @@ async fn events_wait_up_to_a_bound_and_then_the_oldest_make_room() {
     let (journal, _) = reopened(&folder.path().join(FILE), "one").await;
     let batch: Vec<Write> = (0..1_000).map(|pid| Write::Event(Event::Started { pid })).collect();
     for _ in 0..11 {
-        journal.write(&key("a"), &batch, &Known::default()).await;
+        journal.write(&key("a"), &batch, &EventProc::default()).await;
     }
     let events = journal.oldest_events(1 << 30).await.expect("readable");
     let numbers = (events.first().map(|event| event.number), events.last().map(|event| event.number));

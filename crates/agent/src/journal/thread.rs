@@ -18,12 +18,12 @@ const COVERS: usize = 3;
 
 /// Does its part of the transaction, and says how it went once the whole is committed. Without one it does
 /// nothing.
-type Job = Box<dyn FnOnce(Option<&Transaction<'_>>) -> Answer + Send>;
+type JournalJob = Box<dyn FnOnce(Option<&Transaction<'_>>) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 #[derive(Clone)]
 pub(super) struct Thread {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<JournalJob>,
     handle: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -53,7 +53,7 @@ impl Thread {
         act: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, JournalError> {
         let (tell, answer) = oneshot::channel();
-        let job: Job = Box::new(move |transaction| {
+        let job: JournalJob = Box::new(move |transaction| {
             let done = transaction.map(|transaction| {
                 transaction.execute_batch("SAVEPOINT job")?;
                 let done = act(transaction);
@@ -90,7 +90,7 @@ impl Thread {
     }
 }
 
-fn work(mut connection: Connection, mut inbox: mpsc::Receiver<Job>) {
+fn work(mut connection: Connection, mut inbox: mpsc::Receiver<JournalJob>) {
     let mut jobs = Vec::new();
     loop {
         if inbox.blocking_recv_many(&mut jobs, BATCH) == 0 {

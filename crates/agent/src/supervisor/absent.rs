@@ -4,7 +4,7 @@
 //! names of all processes. A candidate is sent to the actor of its proc, which verifies the candidate with a
 //! look of its own. While every proc has a process, nothing is scanned.
 
-use crate::exec::{Glance, Host};
+use crate::exec::{ExecContext, Glance};
 use procfleet_core::Spec;
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::Process;
@@ -36,14 +36,18 @@ impl AbsentProcs {
     }
 
     /// Looks for as long as somebody takes what is found.
-    pub(super) async fn run(self, host: Arc<Host>, found: mpsc::Sender<Vec<(Arc<ProcKey>, Process)>>) {
+    pub(super) async fn run(
+        self,
+        context: Arc<ExecContext>,
+        found: mpsc::Sender<Vec<(Arc<ProcKey>, Process)>>,
+    ) {
         loop {
             tokio::time::sleep(EVERY).await;
             let absent: Vec<_> = self.lock().iter().map(|(key, spec)| (key.clone(), spec.clone())).collect();
             if absent.is_empty() {
                 continue;
             }
-            let host = host.clone();
+            let host = context.clone();
             let look = move || {
                 let glance = Glance::new(&host);
                 let seen = absent.into_iter().filter_map(|(key, spec)| {

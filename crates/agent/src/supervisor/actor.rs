@@ -3,24 +3,25 @@
 use super::absent::AbsentProcs;
 use super::cancels::Cancels;
 use super::full_disk::FullDisk;
-use super::ledger::Ledger;
+use super::journal_writer::JournalWriter;
 use super::open::OpenOps;
 use super::pools::Pooled;
-use super::probes::{Pace, Probes, Seen, Standing};
+use super::probes::{LastAnswer, ProbePace, ProbeReadiness, Probes};
 use super::sampler::{Follow, Heed, Sampler};
 use super::timetable::{Clocks, Timetable};
-use crate::exec::{self, Hands, Host, Inbox, Inputs};
+use crate::exec::{self, ExecContext, Inbox, Inputs, ProcExecutor};
 use crate::hosting_file::HostingFile;
-use crate::journal::{Journal, Known};
+use crate::journal::{EventProc, Journal};
 use crate::outbox::Outbox;
-use crate::states::States;
+use crate::states::StateReports;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Kind, Resource, Spec};
-use procfleet_core::spread::{Cause, Crowd, Occasion, Spread};
+use procfleet_core::spread::{Crowd, Occasion, Spread, SpreadCause};
 use procfleet_core::supervise::{
-    Activity, Commit, Effect, Event, Hosting, Input, Machine, OtherAccount, Scope, Step, Usage, View, Write,
+    Activity, Commit, Effect, Event, Hosting, Input, LookScope, Machine, OtherAccount, Step, Usage, View,
+    Write,
 };
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::native::ProcState;
@@ -33,17 +34,17 @@ use tracing::info;
 /// What all actors share.
 #[derive(Debug)]
 pub(super) struct Around {
-    pub(super) host: Arc<Host>,
+    pub(super) context: Arc<ExecContext>,
     pub(super) journal: Journal,
     pub(super) outbox: Outbox,
-    pub(super) states: States,
+    pub(super) states: StateReports,
     pub(super) hosting: HostingFile,
     pub(super) open: OpenOps,
     pub(super) cancels: Cancels,
     pub(super) sampler: Sampler,
     pub(super) absent: AbsentProcs,
     /// How often procs are asked after their health.
-    pub(super) pace: Pace,
+    pub(super) pace: ProbePace,
     pub(super) full_disk: FullDisk,
     /// The places of those that are to be started because the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
@@ -61,7 +62,7 @@ impl Around {
 }
 
 /// A running process at one moment.
-struct Sample {
+struct ProcessSample {
     process: Process,
     /// Seconds since 1970.
     began_at: i64,
@@ -70,12 +71,12 @@ struct Sample {
 
 pub(super) struct Actor {
     machine: Machine,
-    hands: Hands,
+    executor: ProcExecutor,
     around: Arc<Around>,
-    ledger: Ledger,
+    journal_writer: JournalWriter,
     registered_at: i64,
     /// The present process, as it was last looked at.
-    sample: Option<Sample>,
+    sample: Option<ProcessSample>,
     /// What is sampled for it.
     followed: Option<Follow>,
     /// Where the sampler looks for its successor.
@@ -89,19 +90,20 @@ pub(super) struct Actor {
     verdicts: VecDeque<(OpId, Option<OtherAccount>)>,
     probes: Probes,
     /// What the probes had said when events were last made of it, if they ever did.
-    told: Option<Box<Seen>>,
+    told: Option<Box<LastAnswer>>,
 }
 
 impl Actor {
     pub(super) fn new(machine: Machine, around: Arc<Around>, inputs: Inputs, registered_at: i64) -> Actor {
-        let hands = Hands::new(around.host.clone(), machine.key().clone(), inputs);
-        let probes = Probes::new(around.host.clone(), machine.key().clone(), around.pace, registered_at != 0);
-        let ledger = Ledger::new(around.journal.clone(), machine.key().clone());
+        let executor = ProcExecutor::new(around.context.clone(), machine.key().clone(), inputs);
+        let probes =
+            Probes::new(around.context.clone(), machine.key().clone(), around.pace, registered_at != 0);
+        let ledger = JournalWriter::new(around.journal.clone(), machine.key().clone());
         Actor {
             machine,
-            hands,
+            executor,
             around,
-            ledger,
+            journal_writer: ledger,
             registered_at,
             sample: None,
             followed: None,
@@ -129,11 +131,13 @@ impl Actor {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
-                    Next::Input(input) if matches!(*input, Input::Appeared { .. }) => match self.appeared() {
-                        Some(appeared) => appeared,
-                        None => continue,
-                    },
-                    Next::Input(input) => match self.succession_before(&input) {
+                    ActorWork::Input(input) if matches!(*input, Input::Appeared { .. }) => {
+                        match self.appeared() {
+                            Some(appeared) => appeared,
+                            None => continue,
+                        }
+                    }
+                    ActorWork::Input(input) => match self.succession_before(&input) {
                         // The order is for the process that counts now.
                         Some(succeeded) => {
                             self.answers.push_back(*input);
@@ -141,14 +145,14 @@ impl Actor {
                         }
                         None => *input,
                     },
-                    Next::Written => continue,
-                    Next::Probed => {
+                    ActorWork::Written => continue,
+                    ActorWork::Probed => {
                         Box::pin(self.tell_of_probes()).await;
                         self.publish();
                         continue;
                     }
-                    Next::End => {
-                        Box::pin(self.ledger.settle()).await;
+                    ActorWork::End => {
+                        Box::pin(self.journal_writer.settle()).await;
                         return (self.machine.key().clone(), Vec::new());
                     }
                 },
@@ -168,10 +172,10 @@ impl Actor {
                 | Input::Health { .. }
                 | Input::Tick => {}
             }
-            let step = self.machine.step(self.around.host.now(), input);
+            let step = self.machine.step(self.around.context.now(), input);
             Box::pin(self.carry_out(step)).await;
             while let Some((op, other)) = self.verdicts.pop_front() {
-                let step = self.machine.vetted(self.around.host.now(), op, other);
+                let step = self.machine.vetted(self.around.context.now(), op, other);
                 Box::pin(self.carry_out(step)).await;
             }
             if self.answers.is_empty() {
@@ -179,7 +183,7 @@ impl Actor {
             }
             if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
                 inbox.close();
-                Box::pin(self.ledger.settle()).await;
+                Box::pin(self.journal_writer.settle()).await;
                 self.around.hosting.forget(self.machine.key());
                 let mut late = Vec::new();
                 while let Some(input) = inbox.try_recv() {
@@ -201,10 +205,10 @@ impl Actor {
         }
     }
 
-    async fn next(&mut self, inbox: &mut Inbox) -> Next {
+    async fn next(&mut self, inbox: &mut Inbox) -> ActorWork {
         // It may be long, and there is nothing in it.
         self.answers.shrink_to(0);
-        let now = self.around.host.now();
+        let now = self.around.context.now();
         // In places of their own: a proc that runs well waits for neither.
         let sleep = self.machine.wake_at().map(|wake| Box::pin(tokio::time::sleep(wake.since(now))));
         let next = tokio::select! {
@@ -212,14 +216,14 @@ impl Actor {
             // the agent: nothing new is begun then. An exit that has happened must win over the deadline that
             // it just met.
             biased;
-            () = self.ledger.progress() => Some(Next::Written),
-            input = inbox.recv() => Some(input.map_or(Next::End, Next::Input)),
+            () = self.journal_writer.progress() => Some(ActorWork::Written),
+            input = inbox.recv() => Some(input.map_or(ActorWork::End, ActorWork::Input)),
             () = if_any(sleep) => None,
-            () = if_any(self.probes.changed()) => Some(Next::Probed),
+            () = if_any(self.probes.changed()) => Some(ActorWork::Probed),
         };
         match next {
             Some(next) => next,
-            None => Next::Input(just_arrived(inbox).await.unwrap_or_else(|| Box::new(Input::Tick))),
+            None => ActorWork::Input(just_arrived(inbox).await.unwrap_or_else(|| Box::new(Input::Tick))),
         }
     }
 
@@ -234,7 +238,7 @@ impl Actor {
         let writes: Vec<Write> =
             drifted.map(|reason| Write::Event(Event::ConfigDrift { reason })).into_iter().collect();
         self.told = Some(Box::new(seen));
-        self.ledger.write_later(&writes, self.known()).await;
+        self.journal_writer.write_later(&writes, self.known()).await;
     }
 
     /// A sample of the process with all that belongs to it. The machine hears of it too, and then readers.
@@ -257,14 +261,14 @@ impl Actor {
     /// its command.
     fn successor_of(&mut self, process: &Process) -> Option<Process> {
         let spec = self.machine.spec().filter(|_| !self.machine.is_busy())?;
-        self.hands.successor(process, spec)
+        self.executor.successor(process, spec)
     }
 
     /// Verifies a candidate of `AbsentProcs` with a look.
     fn appeared(&mut self) -> Option<Input> {
         let is_down = !self.machine.is_busy() && self.machine.process().is_none();
         let spec = self.machine.spec().filter(|_| is_down)?;
-        match self.hands.look(self.machine.settled(), spec) {
+        match self.executor.look(self.machine.settled(), spec) {
             Sighting::Running(process) => Some(Input::Appeared { process }),
             Sighting::Absent(_) => None,
         }
@@ -284,18 +288,18 @@ impl Actor {
                 effects.into_iter().for_each(|effect| self.act(effect));
             }
             Commit::First => {
-                let decided = self.around.host.now();
+                let decided = self.around.context.now();
                 pass(&writes, Point::AgentBegunUnwritten, Point::AgentOutcomeUnwritten);
-                self.ledger.write(&writes, self.known()).await;
+                self.journal_writer.write(&writes, self.known()).await;
                 pass(&writes, Point::AgentBegunWritten, Point::AgentOutcomeWritten);
                 self.announce(writes);
                 effects.into_iter().for_each(|effect| self.act(effect));
-                self.machine.delayed(self.around.host.now().since(decided));
+                self.machine.delayed(self.around.context.now().since(decided));
             }
             Commit::Alongside => {
                 // The process first: it is what somebody waits for.
                 effects.into_iter().for_each(|effect| self.act(effect));
-                self.ledger.write_later(&writes, self.known()).await;
+                self.journal_writer.write_later(&writes, self.known()).await;
                 self.announce(writes);
             }
         }
@@ -327,7 +331,7 @@ impl Actor {
                     self.around.sampler.follow(&key, None, &Identity::default());
                     self.absent = None;
                     self.around.absent.set(&key, None);
-                    self.hands.forget_output();
+                    self.executor.forget_output();
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
@@ -338,9 +342,9 @@ impl Actor {
     }
 
     /// What the readers of this proc's events know it by.
-    fn known(&self) -> Known {
+    fn known(&self) -> EventProc {
         let spec = self.machine.spec();
-        Known {
+        EventProc {
             report_id: spec.and_then(|spec| spec.report_id).unwrap_or_default(),
             proc_name: spec.map(|spec| spec.identity.proc_name.clone()).unwrap_or_default(),
             user: spec.map(|spec| spec.identity.user.clone()).unwrap_or_default(),
@@ -350,23 +354,23 @@ impl Actor {
     fn act(&mut self, effect: Effect) {
         match effect {
             Effect::Look { look, scope, spec } => {
-                let sighting = self.hands.look(scope, &spec);
+                let sighting = self.executor.look(scope, &spec);
                 self.answers.push_back(Input::Sighted { look, sighting });
             }
-            Effect::Watch(process) => self.hands.watch(process),
-            Effect::Run { run, command, spec } => self.hands.run(run, &command, &spec),
-            Effect::EndRun(run) => self.hands.end_run(run),
-            Effect::TermRun(run) => self.hands.term_run(run),
-            Effect::SignalOne { process, signal } => self.hands.signal_one(process, signal),
-            Effect::Retire(process) => self.hands.retire(process),
+            Effect::Watch(process) => self.executor.watch(process),
+            Effect::Run { run, command, spec } => self.executor.run(run, &command, &spec),
+            Effect::EndRun(run) => self.executor.end_run(run),
+            Effect::TermRun(run) => self.executor.term_run(run),
+            Effect::SignalOne { process, signal } => self.executor.signal_one(process, signal),
+            Effect::Retire(process) => self.executor.retire(process),
             Effect::SignalRetired { process, signal, spare } => {
-                self.hands.signal_retired(process, signal, &spare);
+                self.executor.signal_retired(process, signal, &spare);
             }
-            Effect::Signal { process, signal, detached } => self.hands.signal(process, signal, detached),
-            Effect::Sweep(signal) => self.hands.sweep(signal),
-            Effect::ClearSince(since) => self.hands.clear_since(since),
+            Effect::Signal { process, signal, detached } => self.executor.signal(process, signal, detached),
+            Effect::Sweep(signal) => self.executor.sweep(signal),
+            Effect::ClearSince(since) => self.executor.clear_since(since),
             Effect::Place { plan, occasion } => {
-                let (now, key) = (self.around.host.now(), self.machine.key());
+                let (now, key) = (self.around.context.now(), self.machine.key());
                 let (at, cause) = match occasion {
                     Occasion::Return => {
                         let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -374,19 +378,19 @@ impl Actor {
                     }
                     Occasion::Retry => {
                         let mut crowd = self.around.crowd.lock().unwrap_or_else(PoisonError::into_inner);
-                        (crowd.place(now, key), Cause::Crowd)
+                        (crowd.place(now, key), SpreadCause::Crowd)
                     }
                 };
                 self.answers.push_back(Input::Placed { plan, at, cause });
             }
             Effect::Plan { plan, rule, since } => {
                 let wall = jiff::Zoned::now();
-                let clocks = Clocks { wall, moment: self.around.host.now() };
+                let clocks = Clocks { wall, moment: self.around.context.now() };
                 let next = self.timetable.next(&rule, since, &clocks);
                 self.answers.push_back(Input::Planned { plan, next });
             }
             Effect::Vet { op, process, scope, spec, accounts } => {
-                let other = self.hands.other_account(process, scope, &spec, &accounts);
+                let other = self.executor.other_account(process, scope, &spec, &accounts);
                 self.verdicts.push_back((op, other));
             }
             Effect::Inspect { op, process, scope, spec } => {
@@ -396,12 +400,12 @@ impl Actor {
         }
     }
 
-    fn inspect(&mut self, process: Option<Process>, scope: Scope, spec: &Spec) -> View {
-        let known = process.and_then(|process| Some((process, self.hands.inspect(&process)?)));
+    fn inspect(&mut self, process: Option<Process>, scope: LookScope, spec: &Spec) -> View {
+        let known = process.and_then(|process| Some((process, self.executor.inspect(&process)?)));
         let (sighting, instance) = match known {
             Some((process, instance)) => (Sighting::Running(process), Some(instance)),
-            None => match self.hands.look(scope, spec) {
-                Sighting::Running(process) => (Sighting::Running(process), self.hands.inspect(&process)),
+            None => match self.executor.look(scope, spec) {
+                Sighting::Running(process) => (Sighting::Running(process), self.executor.inspect(&process)),
                 absent @ Sighting::Absent(_) => (absent, None),
             },
         };
@@ -429,10 +433,10 @@ impl Actor {
                     status.note = joined(&status.note, &self.beside());
                 }
                 Write::Done(_, Outcome { content: Content::Control { .. }, message, .. })
-                    if started && !self.hands.note().is_empty() =>
+                    if started && !self.executor.note().is_empty() =>
                 {
                     message.push_str("; warning: ");
-                    message.push_str(self.hands.note());
+                    message.push_str(self.executor.note());
                 }
                 Write::Done(..) | Write::Record(_) | Write::Forget | Write::Event(_) | Write::Begun(_) => {}
             }
@@ -441,7 +445,7 @@ impl Actor {
 
     /// What is wrong beside the process: its files and probes, its output, the disk.
     fn beside(&self) -> String {
-        joined(&joined(&self.probes.seen().note, self.hands.note()), self.around.full_disk.note())
+        joined(&joined(&self.probes.seen().note, self.executor.note()), self.around.full_disk.note())
     }
 
     /// Tells the server's readers what the proc looks like, if that has changed.
@@ -450,28 +454,28 @@ impl Actor {
         let labels = spec.labels.clone();
         let process = self.machine.process();
         let standing = match (self.machine.is_busy(), process) {
-            (true, _) => Standing::Changing,
-            (false, Some(process)) => Standing::Running(process),
-            (false, None) => Standing::Down,
+            (true, _) => ProbeReadiness::Changing,
+            (false, Some(process)) => ProbeReadiness::Running(process),
+            (false, None) => ProbeReadiness::Down,
         };
         self.probes.tend(spec, standing);
         self.around.hosting.keep(self.machine.key(), spec, self.machine.hosting());
         let seen = self.probes.seen();
         if self.sample.as_ref().map(|sample| sample.process) != process {
             self.sample = process.and_then(|process| {
-                let (began_at, usage) = exec::glance(&self.around.host, &process)?;
-                Some(Sample { process, began_at, usage })
+                let (began_at, usage) = exec::glance(&self.around.context, &process)?;
+                Some(ProcessSample { process, began_at, usage })
             });
         }
         let limited = self.machine.limited_process();
         let limits = if limited.is_some() { spec.resource } else { Resource::default() };
-        let heed = match (limits != Resource::default(), self.machine.note(self.around.host.now()).is_empty())
-        {
-            (true, _) => Heed::Limits,
-            // The next samples say whether what is noted is over.
-            (false, false) => Heed::Each,
-            (false, true) => Heed::Changes,
-        };
+        let heed =
+            match (limits != Resource::default(), self.machine.note(self.around.context.now()).is_empty()) {
+                (true, _) => Heed::Limits,
+                // The next samples say whether what is noted is over.
+                (false, false) => Heed::Each,
+                (false, true) => Heed::Changes,
+            };
         let pooled = if limited.is_some() { Pooled::Yes } else { Pooled::No };
         let follow = limited.or(process).map(|process| Follow { process, heed, limits, pooled });
         if self.followed != follow || spec.identity.pid_path != self.pid_file {
@@ -501,7 +505,7 @@ impl Actor {
             }),
             hosted: self.machine.hosting() == Hosting::Hosted,
             pid: process.map(|process| process.pid),
-            note: joined(&self.machine.note(self.around.host.now()), &self.beside()),
+            note: joined(&self.machine.note(self.around.context.now()), &self.beside()),
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),
@@ -518,7 +522,7 @@ impl Actor {
 }
 
 /// What an actor has to do next.
-enum Next {
+enum ActorWork {
     Input(Box<Input>),
     /// What was to be durable later is so.
     Written,

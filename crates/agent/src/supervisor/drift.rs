@@ -48,11 +48,11 @@ pub(super) enum Effort<'a> {
 /// What is known of the files of one proc.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    known: HashMap<String, Known>,
+    known: HashMap<String, KnownFile>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownFile {
     finding: Finding,
     /// The file's content when it was first read in this round, as a digest.
     first: Option<First>,
@@ -72,7 +72,7 @@ enum Finding {
     Denied,
     Unreadable { reason: String },
     TooLarge { size: u64 },
-    Read { stamp: Stamp, trust: Trust, md5: String },
+    Read { stamp: Stamp, trust: StampTrust, md5: String },
 }
 
 /// Nobody wants to know any more.
@@ -82,7 +82,7 @@ pub(super) struct Cancelled;
 /// Whether the same stamp means the same content. A file that was written just before it was read may be
 /// written again within the same tick of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trust {
+enum StampTrust {
     Stamp,
     Nothing,
 }
@@ -155,7 +155,7 @@ impl Files {
             if !said.is_empty() {
                 notes.push(said.clone());
             }
-            self.known.insert(file.path.clone(), Known { finding, first, said });
+            self.known.insert(file.path.clone(), KnownFile { finding, first, said });
         }
         let mut note = notes.join("; ");
         note.truncate(note.floor_char_boundary(LONGEST_NOTE));
@@ -182,7 +182,9 @@ fn look(
         Err(error) => return Ok(Some(unreadable(error))),
     };
     match (before, effort) {
-        (Some(known @ Finding::Read { stamp: before, trust: Trust::Stamp, .. }), _) if *before == stamp => {
+        (Some(known @ Finding::Read { stamp: before, trust: StampTrust::Stamp, .. }), _)
+            if *before == stamp =>
+        {
             return Ok(Some(known.clone()));
         }
         _ if stamp.size > LARGEST => return Ok(Some(Finding::TooLarge { size: stamp.size })),
@@ -190,7 +192,7 @@ fn look(
         _ => {}
     }
     let age = jiff::Timestamp::now().as_second() - stamp.changed.0;
-    let trust = if age > TICK_SECS { Trust::Stamp } else { Trust::Nothing };
+    let trust = if age > TICK_SECS { StampTrust::Stamp } else { StampTrust::Nothing };
     Ok(Some(match md5_of(file.take(stamp.size), effort)? {
         Ok(md5) => Finding::Read { stamp, trust, md5 },
         Err(error) => unreadable(error),
@@ -396,10 +398,12 @@ mod tests {
         let found = look(None, Effort::Any(&wanted)).expect("it was read");
         assert!(matches!(&found, Finding::Read { md5, .. } if md5 == "b2d1236c286a3c0704224fe4105eca49"));
         assert_eq!(look(Some(&found), Effort::Small), Some(found.clone()));
-        let Finding::Read { stamp, trust: Trust::Nothing, .. } = found else { panic!("it is brand-new") };
-        let remembered = Finding::Read { stamp, trust: Trust::Stamp, md5: "remembered".to_owned() };
+        let Finding::Read { stamp, trust: StampTrust::Nothing, .. } = found else {
+            panic!("it is brand-new")
+        };
+        let remembered = Finding::Read { stamp, trust: StampTrust::Stamp, md5: "remembered".to_owned() };
         assert_eq!(look(Some(&remembered), Effort::Any(&wanted)), Some(remembered.clone()));
-        let doubtful = Finding::Read { stamp, trust: Trust::Nothing, md5: "remembered".to_owned() };
+        let doubtful = Finding::Read { stamp, trust: StampTrust::Nothing, md5: "remembered".to_owned() };
         assert_eq!(look(Some(&doubtful), Effort::Any(&wanted)), Some(found.clone()));
         fs::write(&path, "other").expect("our folder");
         assert_ne!(look(Some(&remembered), Effort::Small), Some(remembered.clone()));

@@ -5,8 +5,8 @@
 //! is not told that they were taken, so it sends again those that are still open. Those that it does not send
 //! end when they should have begun at the latest.
 
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::{OpId, ProcKey};
-use procfleet_core::moment::Moment;
 use procfleet_core::op::Order;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 type Orders = BTreeMap<OpId, Vec<(ProcKey, Order)>>;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldOrders {
     inner: Arc<Mutex<Orders>>,
 }
 
-impl Held {
+impl HeldOrders {
     fn lock(&self) -> MutexGuard<'_, Orders> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,7 +38,7 @@ impl Held {
     }
 
     /// Those that can no longer begin in time.
-    pub(super) fn overdue(&self, now: Moment) -> Vec<(ProcKey, Order)> {
+    pub(super) fn overdue(&self, now: BootTime) -> Vec<(ProcKey, Order)> {
         let mut orders = self.lock();
         let late = |parts: &Vec<(ProcKey, Order)>| parts.iter().any(|(_, order)| now >= order.start_by);
         let overdue: Vec<OpId> = orders.iter().filter(|(_, parts)| late(parts)).map(|(op, _)| *op).collect();
@@ -46,7 +46,7 @@ impl Held {
     }
 
     /// When the first of them is overdue.
-    pub(super) fn until(&self) -> Option<Moment> {
+    pub(super) fn until(&self) -> Option<BootTime> {
         self.lock().values().flatten().map(|(_, order)| order.start_by).min()
     }
 }

@@ -11,26 +11,26 @@ mod cancels;
 mod drift;
 mod full_disk;
 mod held;
-mod ledger;
+mod journal_writer;
 mod open;
 mod pools;
 mod probes;
 mod sampler;
 mod timetable;
 
-use crate::exec::{Host, Inputs, inbox};
+use crate::exec::{ExecContext, Inputs, inbox};
 use crate::hosting_file::HostingFile;
-use crate::journal::{Acceptance, Journal, Known, Past, PastProc, Standing};
+use crate::journal::{Acceptance, EventProc, Journal, Past, PastProc, Standing};
 use crate::outbox::Outbox;
-use crate::states::States;
+use crate::states::StateReports;
 use absent::AbsentProcs;
 use actor::{Actor, Around};
 use cancels::Cancels;
 use full_disk::FullDisk;
-use held::Held;
+use held::HeldOrders;
 use open::OpenOps;
-use pools::Pools;
-use probes::Pace;
+use pools::LimitedPools;
+use probes::ProbePace;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
@@ -60,15 +60,15 @@ const QUIET: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    intake: mpsc::Sender<Intake>,
-    host: Arc<Host>,
+    intake: mpsc::Sender<SupervisorMessage>,
+    context: Arc<ExecContext>,
     open: OpenOps,
-    held: Held,
+    held: HeldOrders,
     /// Seconds since 1970.
     started_at: i64,
 }
 
-enum Intake {
+enum SupervisorMessage {
     Order(Box<OpOrder>),
     Cancel(Vec<OpId>),
     Stop(oneshot::Sender<()>),
@@ -78,29 +78,29 @@ impl Supervisor {
     /// Takes up every proc of the past and begins to work, as one of the program's parts.
     pub(crate) fn start(
         parts: &mut Parts,
-        host: Arc<Host>,
+        context: Arc<ExecContext>,
         journal: Journal,
         outbox: Outbox,
-        states: States,
+        states: StateReports,
         hosting: HostingFile,
         past: Past,
     ) -> Supervisor {
         let (supervisor, task) =
-            Supervisor::prepare(Pace::default(), host, journal, outbox, states, hosting, past);
+            Supervisor::prepare(ProbePace::default(), context, journal, outbox, states, hosting, past);
         parts.spawn("the supervisor of procs", task.run());
         supervisor
     }
 
     /// The supervisor and its task; `pace` says how often procs are asked after their health.
     fn prepare(
-        pace: Pace,
-        host: Arc<Host>,
+        pace: ProbePace,
+        context: Arc<ExecContext>,
         journal: Journal,
         outbox: Outbox,
-        states: States,
+        states: StateReports,
         hosting: HostingFile,
         past: Past,
-    ) -> (Supervisor, Task) {
+    ) -> (Supervisor, SupervisorTask) {
         let (intake, orders) = mpsc::channel(INTAKE);
         let open = OpenOps::default();
         for (op, parts) in &past.divided {
@@ -111,7 +111,7 @@ impl Supervisor {
             states.publish(&Arc::new(key.clone()), ProcReport::left_alone(unreadable_note(reason)));
         }
         // Before anybody can ask for all states: a list without them would take them back.
-        let (mut pools, sampler) = (Pools::default(), Sampler::default());
+        let (mut pools, sampler) = (LimitedPools::default(), Sampler::default());
         for (namespace, groups) in &past.groups {
             states.publish_groups(namespace, groups.clone());
             sampler.pool(namespace, pools.set(namespace, groups));
@@ -119,11 +119,11 @@ impl Supervisor {
         // One at a time: a supervisor that is busy makes the next round wait.
         let (tell, rounds) = mpsc::channel(1);
         let mut sampling = JoinSet::new();
-        sampling.spawn(sampler.clone().run(host.clone(), tell));
+        sampling.spawn(sampler.clone().run(context.clone(), tell));
         let (absent, (tell, appeared)) = (AbsentProcs::default(), mpsc::channel(1));
-        sampling.spawn(absent.clone().run(host.clone(), tell));
+        sampling.spawn(absent.clone().run(context.clone(), tell));
         let around = Arc::new(Around {
-            host: host.clone(),
+            context: context.clone(),
             journal,
             outbox,
             states,
@@ -137,12 +137,12 @@ impl Supervisor {
             spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
             crowd: Mutex::new(Crowd::default()),
         });
-        let (actors, running, held) = (HashMap::new(), JoinSet::new(), Held::default());
+        let (actors, running, held) = (HashMap::new(), JoinSet::new(), HeldOrders::default());
         for proc in &past.procs {
             // Before the first session can say what was taken.
             proc.waiting.iter().for_each(|order| held.keep(&proc.key, order.clone()));
         }
-        let work = Work {
+        let work = SupervisorWork {
             around,
             actors,
             held: held.clone(),
@@ -155,19 +155,19 @@ impl Supervisor {
             _sampling: sampling,
         };
         let started_at = jiff::Timestamp::now().as_second();
-        (Supervisor { intake, host, open, held, started_at }, Task { work, past, orders })
+        (Supervisor { intake, context, open, held, started_at }, SupervisorTask { work, past, orders })
     }
 
     pub(crate) fn boot_id(&self) -> &BootId {
-        self.host.boot_id()
+        self.context.boot_id()
     }
 
-    pub(crate) fn host(&self) -> Arc<Host> {
-        self.host.clone()
+    pub(crate) fn host(&self) -> Arc<ExecContext> {
+        self.context.clone()
     }
 
     pub(crate) fn facts(&self) -> HostFacts {
-        self.host.facts(self.started_at)
+        self.context.facts(self.started_at)
     }
 
     /// What need not be sent again.
@@ -187,39 +187,39 @@ impl Supervisor {
 
     pub(crate) async fn order(&self, order: OpOrder) {
         // A supervisor that has ended leaves the order to the next session.
-        let _ = self.intake.send(Intake::Order(Box::new(order))).await;
+        let _ = self.intake.send(SupervisorMessage::Order(Box::new(order))).await;
     }
 
     /// Nobody waits for these any more. Each is answered soon: what has not begun does not begin.
     pub(crate) async fn cancel(&self, ops: Vec<OpId>) {
-        let _ = self.intake.send(Intake::Cancel(ops)).await;
+        let _ = self.intake.send(SupervisorMessage::Cancel(ops)).await;
     }
 
     /// Ends the actors. Their processes go on.
     pub(crate) async fn stop(&self) {
         let (done, ended) = oneshot::channel();
-        if self.intake.send(Intake::Stop(done)).await.is_ok() {
+        if self.intake.send(SupervisorMessage::Stop(done)).await.is_ok() {
             let _ = ended.await;
         }
     }
 }
 
-struct Task {
-    work: Work,
+struct SupervisorTask {
+    work: SupervisorWork,
     past: Past,
-    orders: mpsc::Receiver<Intake>,
+    orders: mpsc::Receiver<SupervisorMessage>,
 }
 
-impl Task {
+impl SupervisorTask {
     async fn run(self) {
         self.work.run(self.past, self.orders).await;
     }
 }
 
-struct Work {
+struct SupervisorWork {
     around: Arc<Around>,
     actors: HashMap<Arc<ProcKey>, Inputs>,
-    held: Held,
+    held: HeldOrders,
     /// Procs on which nobody may act, for their records cannot be read.
     unreadable: HashMap<ProcKey, String>,
     /// Each ends with its key and the orders that it did not get to.
@@ -229,13 +229,13 @@ struct Work {
     rounds: mpsc::Receiver<Round>,
     /// Candidates for processes that were started by hand.
     appeared: mpsc::Receiver<Vec<(Arc<ProcKey>, Process)>>,
-    pools: Pools,
+    pools: LimitedPools,
     /// Dropping it ends the sampling.
     _sampling: JoinSet<()>,
 }
 
-impl Work {
-    async fn run(mut self, past: Past, mut intake: mpsc::Receiver<Intake>) {
+impl SupervisorWork {
+    async fn run(mut self, past: Past, mut intake: mpsc::Receiver<SupervisorMessage>) {
         if !past.procs.is_empty() {
             info!(procs = past.procs.len(), "taking up the procs of the last life");
         }
@@ -245,7 +245,7 @@ impl Work {
         let mut batch = Vec::new();
         loop {
             // How long until an order that is held can no longer begin in time.
-            let overdue = self.held.until().map(|until| until.since(self.around.host.now()));
+            let overdue = self.held.until().map(|until| until.since(self.around.context.now()));
             tokio::select! {
                 // Ended actors first, so that their orders find a new one.
                 biased;
@@ -262,9 +262,9 @@ impl Work {
                     let (mut orders, mut cancelled) = (Vec::new(), Vec::new());
                     for message in batch.drain(..) {
                         match message {
-                            Intake::Order(order) => orders.push(*order),
-                            Intake::Cancel(ops) => cancelled.extend(ops),
-                            Intake::Stop(done) => {
+                            SupervisorMessage::Order(order) => orders.push(*order),
+                            SupervisorMessage::Cancel(ops) => cancelled.extend(ops),
+                            SupervisorMessage::Stop(done) => {
                                 self.end().await;
                                 let _ = done.send(());
                                 return;
@@ -279,7 +279,7 @@ impl Work {
                 Some(round) = self.rounds.recv() => self.sampled(round),
                 Some(found) = self.appeared.recv() => self.tell_appeared(found),
                 () = tokio::time::sleep(overdue.unwrap_or_default()), if overdue.is_some() => {
-                    let overdue = self.held.overdue(self.around.host.now());
+                    let overdue = self.held.overdue(self.around.context.now());
                     self.begin(overdue).await;
                 }
             }
@@ -368,7 +368,7 @@ impl Work {
             // Parts are known already, with what became of their siblings.
             self.around.open.begin(order.op);
         }
-        let now = self.around.host.now();
+        let now = self.around.context.now();
         for (key, order) in orders {
             if now < order.start_by {
                 self.deliver(&key, order).await;
@@ -395,12 +395,12 @@ impl Work {
 
     /// Ends an op without a proc's actor.
     async fn end_unbegun(&self, key: &ProcKey, op: OpId, outcome: Outcome) {
-        self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &Known::default()).await;
+        self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &EventProc::default()).await;
         self.around.done(op, outcome);
     }
 
     async fn accept(&mut self, orders: Vec<OpOrder>) {
-        let now = self.around.host.now();
+        let now = self.around.context.now();
         let orders: Vec<(ProcKey, Order)> = orders
             .into_iter()
             // What was answered and is not confirmed is only said again: it may be in no journal.
@@ -443,7 +443,7 @@ impl Work {
                     parts.iter().for_each(|(_, part)| self.around.open.begin(part.op));
                     // As it was journalled: an order that changes some fields has its whole spec there.
                     let spec = parts.first().and_then(|(_, part)| part.spec.as_ref());
-                    let refusal = self.around.host.allow().refusal(order.kind, spec);
+                    let refusal = self.around.context.allow().refusal(order.kind, spec);
                     if let Some(reason) = refusal {
                         warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "an op was refused");
                         for (key, part) in parts {
@@ -583,7 +583,7 @@ impl Work {
         }
         let Order { op, kind, spec, start_by, accounts: _ } = order;
         let groups = match spec {
-            _ if self.around.host.now() >= start_by => {
+            _ if self.around.context.now() >= start_by => {
                 Err((Code::Timeout, format!("{} was not begun before its deadline", kind.verb())))
             }
             None => Err((Code::NoSpec, format!("{} is not possible: no groups were sent", kind.verb()))),
@@ -602,7 +602,10 @@ impl Work {
                 self.around.states.publish_groups(&key.namespace, groups);
             }
             Err(_) => {
-                self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &Known::default()).await;
+                self.around
+                    .journal
+                    .write(key, &[Write::Done(op, outcome.clone())], &EventProc::default())
+                    .await;
             }
         }
         self.around.done(op, outcome);
@@ -628,7 +631,7 @@ fn unreadable_note(reason: &str) -> String {
 mod tests {
     use super::*;
     use crate::exec::Containment;
-    use procfleet_core::access::Scope;
+    use procfleet_core::grants::GrantScope;
     use procfleet_core::id::Epoch;
     use procfleet_core::spec::OnUnhealthy;
     use procfleet_core::spec::Spec;
@@ -643,7 +646,7 @@ mod tests {
         folder: tempfile::TempDir,
         journal: Journal,
         outbox: Outbox,
-        states: States,
+        states: StateReports,
         supervisor: Supervisor,
     }
 
@@ -653,12 +656,13 @@ mod tests {
         }
 
         async fn in_folder(folder: tempfile::TempDir) -> Alone {
-            let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+            let host =
+                Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
             let path = folder.path().join("agent.db");
             let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
-            let (outbox, states) = (Outbox::new(Vec::new()), States::default());
+            let (outbox, states) = (Outbox::new(Vec::new()), StateReports::default());
             let hosting = HostingFile::open(folder.path());
-            let pace = Pace { every: Duration::from_millis(20), ..Pace::default() };
+            let pace = ProbePace { every: Duration::from_millis(20), ..ProbePace::default() };
             let (kept, told, seen) = (journal.clone(), outbox.clone(), states.clone());
             let (supervisor, task) = Supervisor::prepare(pace, host, kept, told, seen, hosting, past);
             tokio::spawn(task.run());
@@ -731,7 +735,7 @@ mod tests {
             kind,
             start_within: Duration::from_secs(60),
             spec: None,
-            accounts: Scope::All,
+            accounts: GrantScope::All,
         }
     }
 
@@ -779,13 +783,14 @@ mod tests {
     #[tokio::test]
     async fn an_actor_that_panics_ends_the_supervisor_and_has_no_blank_successor() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let host =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
         let path = folder.path().join("agent.db");
         let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
-        let (outbox, states) = (Outbox::new(Vec::new()), States::default());
+        let (outbox, states) = (Outbox::new(Vec::new()), StateReports::default());
         let hosting = HostingFile::open(folder.path());
         let (supervisor, mut task) = Supervisor::prepare(
-            Pace::default(),
+            ProbePace::default(),
             host,
             journal.clone(),
             outbox.clone(),
@@ -842,7 +847,7 @@ mod tests {
                 run: None,
             };
             let key = ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
-            journal.write(&key, &[Write::Record(Box::new(record))], &Known::default()).await;
+            journal.write(&key, &[Write::Record(Box::new(record))], &EventProc::default()).await;
         }
         journal.close().await;
         let alone = Alone::in_folder(folder).await;
@@ -887,16 +892,18 @@ mod tests {
     #[tokio::test]
     async fn what_had_not_begun_when_the_agent_ended_begins_when_the_server_sends_it_again() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let boot =
-            Host::open(folder.path().join("output"), Containment::Auto).expect("a host").boot_id().clone();
+        let boot = ExecContext::open(folder.path().join("output"), Containment::Auto)
+            .expect("a host")
+            .boot_id()
+            .clone();
         let (journal, _) = Journal::open(&folder.path().join("agent.db"), &boot).await.expect("a journal");
-        let now = Host::open(folder.path().join("output"), Containment::Auto).expect("a host").now();
+        let now = ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host").now();
         let [wanted, cancelled, overdue] = [(0, 60), (1, 60), (2, 1)].map(|(number, secs)| {
             let order = order(number, OpKind::Unhost);
             let start_by = now + Duration::from_secs(secs);
             (
                 order.proc.clone(),
-                Order { op: order.op, kind: order.kind, spec: None, start_by, accounts: Scope::All },
+                Order { op: order.op, kind: order.kind, spec: None, start_by, accounts: GrantScope::All },
             )
         });
         let (first, second, third) = (wanted.1.op, cancelled.1.op, overdue.1.op);

@@ -3,7 +3,7 @@
 //! An op that concerns several instances is carried out in parts, each by an actor of its own. It is open
 //! until all of them have ended, and then it has one outcome.
 
-use crate::journal::Parts;
+use crate::journal::OpParts;
 use procfleet_core::id::OpId;
 use procfleet_core::op::Outcome;
 use procfleet_core::parts;
@@ -15,13 +15,13 @@ use tokio::sync::Notify;
 #[derive(Clone, Debug, Default)]
 pub(super) struct OpenOps {
     /// Without parts: it is carried out as a whole.
-    inner: Arc<Mutex<BTreeMap<OpId, Parts>>>,
+    inner: Arc<Mutex<BTreeMap<OpId, OpParts>>>,
     /// One of them has ended.
     ended: Arc<Notify>,
 }
 
 impl OpenOps {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<OpId, Parts>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<OpId, OpParts>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,7 +61,7 @@ impl OpenOps {
     }
 
     /// An op from the agent's last life, of which some parts have ended.
-    pub(super) fn resume(&self, op: OpId, parts: Parts) {
+    pub(super) fn resume(&self, op: OpId, parts: OpParts) {
         self.lock().insert(op, parts);
     }
 
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(open.done(many.part(1), outcome(Code::Success)), None, "once");
         assert!(open.all().is_empty());
 
-        open.resume(many, Parts::from([(1, None), (2, Some(outcome(Code::PostCheck)))]));
+        open.resume(many, OpParts::from([(1, None), (2, Some(outcome(Code::PostCheck)))]));
         let (ended, said) = open.done(many.part(1), outcome(Code::Success)).expect("it was the last");
         assert_eq!((ended, said.code, said.message.as_str()), (many, Code::PostCheck, "instance 2: said"));
     }

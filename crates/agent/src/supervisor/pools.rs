@@ -9,7 +9,7 @@ use procfleet_core::supervise::Input;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
-pub(super) struct Pools {
+pub(super) struct LimitedPools {
     /// Of the namespaces in which anything is limited.
     groups: BTreeMap<String, Vec<ProcessGroup>>,
     course: groups::Pools,
@@ -22,7 +22,7 @@ pub(super) enum Pooled {
     No,
 }
 
-impl Pools {
+impl LimitedPools {
     /// Replaces the groups of a namespace.
     pub(super) fn set(&mut self, namespace: &str, groups: &[ProcessGroup]) -> Pooled {
         if has_limit(groups) {
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_namespace_pays_for_its_own_processes_alone() {
-        let mut pools = Pools::default();
+        let mut pools = LimitedPools::default();
         assert_eq!(pools.set("web", &groups(Some(10.0))), Pooled::Yes);
         let round =
             || vec![sampled(3, "db", "c", 99.0), sampled(1, "web", "a", 8.0), sampled(2, "web", "b", 4.0)];

@@ -7,7 +7,7 @@
 //! down is not ill.
 
 use super::drift::{self, Effort, Extent, Files};
-use crate::exec::{Host, Probed, Prober};
+use crate::exec::{ExecContext, Probed, Prober};
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::{Exit, Process};
 use procfleet_core::spec::{ConfigFile, Kind, Spec};
@@ -32,20 +32,20 @@ const LONGEST_ANSWER: usize = 256;
 
 /// How often is asked, and how long an answer may take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(super) struct ProbePace {
     pub(super) every: Duration,
     pub(super) limit: Duration,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { every: Duration::from_secs(30), limit: Duration::from_secs(10) }
+impl Default for ProbePace {
+    fn default() -> ProbePace {
+        ProbePace { every: Duration::from_secs(30), limit: Duration::from_secs(10) }
     }
 }
 
 /// What was said last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct LastAnswer {
     pub(super) version: String,
     /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT` or `unhealthy: REASON`. Empty before the
     /// first.
@@ -58,10 +58,10 @@ pub(super) struct Seen {
     pub(super) note: String,
 }
 
-impl Seen {
+impl LastAnswer {
     /// What is new about the health of a process, if it is: that it is well, or that it has fallen ill.
     /// Another reason for the same illness is nothing new.
-    pub(super) fn news_since(&self, before: &Seen) -> Option<(Process, Health)> {
+    pub(super) fn news_since(&self, before: &LastAnswer) -> Option<(Process, Health)> {
         let process = self.patient?;
         let known = before.patient.filter(|patient| patient.is(&process)).and(before.verdict.as_ref());
         match (known, self.verdict.as_ref()?) {
@@ -73,7 +73,7 @@ impl Seen {
 
 /// How a proc stands, as far as asking goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum ProbeReadiness {
     Running(Process),
     Down,
     /// Something is under way.
@@ -85,16 +85,16 @@ pub(super) enum Standing {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Subject {
     spec: Arc<Spec>,
-    standing: Standing,
+    standing: ProbeReadiness,
     /// It grows whenever the version may have become another.
     round: u64,
 }
 
 /// The actor's end.
 pub(super) struct Probes {
-    host: Arc<Host>,
+    context: Arc<ExecContext>,
     key: Arc<ProcKey>,
-    pace: Pace,
+    pace: ProbePace,
     /// The version of a proc from the agent's last life is not known any more, also if it does not run.
     taken_up: bool,
     /// `None`: there was never anything to ask, as with most procs.
@@ -104,20 +104,20 @@ pub(super) struct Probes {
 /// What belongs to a proc with something to ask.
 struct Asking {
     subject: watch::Sender<Subject>,
-    seen: watch::Receiver<Seen>,
-    tell: watch::Sender<Seen>,
+    seen: watch::Receiver<LastAnswer>,
+    tell: watch::Sender<LastAnswer>,
     files: Arc<Mutex<Files>>,
     /// Dropping it ends the task, and the probe that is running.
     _task: JoinSet<()>,
 }
 
 impl Asking {
-    fn begin(host: &Arc<Host>, key: &ProcKey, pace: Pace) -> Asking {
+    fn begin(context: &Arc<ExecContext>, key: &ProcKey, pace: ProbePace) -> Asking {
         let (subject, heeded) = watch::channel(Subject::default());
-        let (tell, seen) = watch::channel(Seen::default());
+        let (tell, seen) = watch::channel(LastAnswer::default());
         let files = Arc::<Mutex<Files>>::default();
         let asker = Asker {
-            prober: Prober::new(host.clone(), key.clone()),
+            prober: Prober::new(context.clone(), key.clone()),
             key: key.clone(),
             pace,
             subject: heeded,
@@ -137,29 +137,35 @@ impl Asking {
 
 impl Probes {
     /// `taken_up`: the proc is one of the agent's last life.
-    pub(super) fn new(host: Arc<Host>, key: impl Into<Arc<ProcKey>>, pace: Pace, taken_up: bool) -> Probes {
+    pub(super) fn new(
+        context: Arc<ExecContext>,
+        key: impl Into<Arc<ProcKey>>,
+        pace: ProbePace,
+        taken_up: bool,
+    ) -> Probes {
         let key = key.into();
-        Probes { host, key, pace, taken_up, asking: None }
+        Probes { context, key, pace, taken_up, asking: None }
     }
 
     /// Says how the proc stands. Costs next to nothing where that has not changed.
-    pub(super) fn tend(&mut self, spec: &Arc<Spec>, standing: Standing) {
+    pub(super) fn tend(&mut self, spec: &Arc<Spec>, standing: ProbeReadiness) {
         let control = &spec.control;
         let asks =
             !(control.version_cmd.is_empty() && control.health_cmd.is_empty() && spec.configmap.is_empty());
         if asks && self.asking.is_none() {
-            self.asking = Some(Box::new(Asking::begin(&self.host, &self.key, self.pace)));
+            self.asking = Some(Box::new(Asking::begin(&self.context, &self.key, self.pace)));
         }
         let Some(asking) = &self.asking else { return };
-        if self.host.allow().spec_refusal(spec).is_some() {
+        if self.context.allow().spec_refusal(spec).is_some() {
             // The host's owner does not want anything of it run or read.
             return self.forget();
         }
         let taken_up = &mut self.taken_up;
         asking.subject.send_if_modified(|subject| {
-            let settled = subject.standing == Standing::Changing && standing != Standing::Changing;
+            let settled =
+                subject.standing == ProbeReadiness::Changing && standing != ProbeReadiness::Changing;
             let others = subject.spec != *spec;
-            if settled && (matches!(standing, Standing::Running(_)) || *taken_up) {
+            if settled && (matches!(standing, ProbeReadiness::Running(_)) || *taken_up) {
                 *taken_up = false;
                 // A periodic process would be asked for its version with every run.
                 let known = subject.round > 0 && matches!(spec.policy.kind, Kind::Periodic(_)) && !others;
@@ -184,7 +190,7 @@ impl Probes {
         });
     }
 
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> LastAnswer {
         self.asking.as_ref().map(|asking| asking.seen.borrow().clone()).unwrap_or_default()
     }
 
@@ -216,13 +222,13 @@ impl Probes {
 struct Asker {
     key: ProcKey,
     prober: Prober,
-    pace: Pace,
+    pace: ProbePace,
     subject: watch::Receiver<Subject>,
-    tell: watch::Sender<Seen>,
+    tell: watch::Sender<LastAnswer>,
     /// The last round whose version is known.
     asked_round: u64,
     /// The process whose health is asked after.
-    patient: Option<Patient>,
+    patient: Option<ProbedProc>,
     next_check: Instant,
     files: Arc<Mutex<Files>>,
     /// What the files should be.
@@ -231,13 +237,13 @@ struct Asker {
 }
 
 #[derive(Debug)]
-struct Patient {
+struct ProbedProc {
     process: Process,
-    health: Answers,
+    health: HealthTally,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Question {
+enum ProbeQuestion {
     Version,
     Health,
     Files,
@@ -262,13 +268,13 @@ impl Asker {
     fn heed(&mut self, subject: &Subject) {
         let control = &subject.spec.control;
         let running = match subject.standing {
-            Standing::Running(process) => Some(process),
-            Standing::Down => None,
-            Standing::Changing => self.patient.as_ref().map(|patient| patient.process),
+            ProbeReadiness::Running(process) => Some(process),
+            ProbeReadiness::Down => None,
+            ProbeReadiness::Changing => self.patient.as_ref().map(|patient| patient.process),
         };
         let running = running.filter(|_| !control.health_cmd.is_empty());
         if running != self.patient.as_ref().map(|patient| patient.process) {
-            self.patient = running.map(|process| Patient { process, health: Answers::default() });
+            self.patient = running.map(|process| ProbedProc { process, health: HealthTally::default() });
             self.next_check = Instant::now();
             see(&self.tell, |seen| {
                 (seen.health, seen.verdict, seen.patient) = (String::new(), None, None);
@@ -288,22 +294,23 @@ impl Asker {
 
     /// The next question, and when it is due. Health comes first: right after the start check it is what a
     /// caller waits for. Files may be looked at whatever the process does.
-    fn next(&self, subject: &Subject) -> Option<(Instant, Question)> {
-        let settled = subject.standing != Standing::Changing;
+    fn next(&self, subject: &Subject) -> Option<(Instant, ProbeQuestion)> {
+        let settled = subject.standing != ProbeReadiness::Changing;
         let version =
             settled && self.asked_round != subject.round && !subject.spec.control.version_cmd.is_empty();
-        let version = version.then(|| (Instant::now(), Question::Version));
-        let health = self.patient.as_ref().filter(|_| settled).map(|_| (self.next_check, Question::Health));
-        let files = (!self.expected.is_empty()).then_some((self.next_look, Question::Files));
+        let version = version.then(|| (Instant::now(), ProbeQuestion::Version));
+        let health =
+            self.patient.as_ref().filter(|_| settled).map(|_| (self.next_check, ProbeQuestion::Health));
+        let files = (!self.expected.is_empty()).then_some((self.next_look, ProbeQuestion::Files));
         health.into_iter().chain(version).chain(files).min_by_key(|(at, _)| *at)
     }
 
-    async fn ask(&mut self, subject: &Subject, question: Question) {
+    async fn ask(&mut self, subject: &Subject, question: ProbeQuestion) {
         let control = &subject.spec.control;
         let (what, command) = match question {
-            Question::Version => ("version", &control.version_cmd),
-            Question::Health => ("health", &control.health_cmd),
-            Question::Files => return self.look_at_files(subject).await,
+            ProbeQuestion::Version => ("version", &control.version_cmd),
+            ProbeQuestion::Health => ("health", &control.health_cmd),
+            ProbeQuestion::Files => return self.look_at_files(subject).await,
         };
         let began = Instant::now();
         let said = tokio::select! {
@@ -317,7 +324,7 @@ impl Asker {
             said = self.prober.run(what, command, &subject.spec, self.pace.limit) => said,
         };
         match question {
-            Question::Version => {
+            ProbeQuestion::Version => {
                 self.asked_round = subject.round;
                 let version = version(&said);
                 if version.is_empty() {
@@ -325,29 +332,29 @@ impl Asker {
                 }
                 see(&self.tell, |seen| seen.version = version);
             }
-            Question::Health => {
+            ProbeQuestion::Health => {
                 self.next_check = began + self.pace.every;
                 let Some(patient) = &mut self.patient else { return };
                 match patient.health.heard(&said, self.pace.limit) {
-                    Turn::None => {}
-                    Turn::Well => info!(proc = %self.key, "process is healthy"),
+                    HealthChange::None => {}
+                    HealthChange::Well => info!(proc = %self.key, "process is healthy"),
                     // The actor's machine makes an event of it.
-                    Turn::Ill => {}
+                    HealthChange::Ill => {}
                 }
-                let Answers { last, verdict, .. } = patient.health.clone();
+                let HealthTally { last, verdict, .. } = patient.health.clone();
                 let process = patient.process;
                 see(&self.tell, |seen| {
                     (seen.health, seen.verdict, seen.patient) = (last, verdict, Some(process));
                 });
             }
-            Question::Files => {}
+            ProbeQuestion::Files => {}
         }
     }
 
     /// It happens beside everything else, and ends when the process does.
     async fn look_at_files(&mut self, subject: &Subject) {
         self.next_look = Instant::now() + self.pace.every;
-        let extent = if subject.standing == Standing::Down { Extent::Small } else { Extent::Any };
+        let extent = if subject.standing == ProbeReadiness::Down { Extent::Small } else { Extent::Any };
         let (files, key, spec) = (self.files.clone(), self.key.clone(), subject.spec.clone());
         let look = drift::look_at(files, key, spec, subject.round, extent);
         tokio::select! {
@@ -361,7 +368,7 @@ impl Asker {
     }
 }
 
-fn see(tell: &watch::Sender<Seen>, change: impl FnOnce(&mut Seen)) {
+fn see(tell: &watch::Sender<LastAnswer>, change: impl FnOnce(&mut LastAnswer)) {
     tell.send_if_modified(|seen| {
         let before = seen.clone();
         change(seen);
@@ -369,7 +376,7 @@ fn see(tell: &watch::Sender<Seen>, change: impl FnOnce(&mut Seen)) {
     });
 }
 
-async fn come(due: Option<(Instant, Question)>) -> Question {
+async fn come(due: Option<(Instant, ProbeQuestion)>) -> ProbeQuestion {
     match due {
         Some((at, question)) => {
             tokio::time::sleep_until(at).await;
@@ -381,7 +388,7 @@ async fn come(due: Option<(Instant, Question)>) -> Question {
 
 /// What answers add up to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Answers {
+struct HealthTally {
     failures: u32,
     /// As the status shows it.
     last: String,
@@ -391,14 +398,14 @@ struct Answers {
 
 /// How an answer changed the verdict about the process's health.
 #[derive(Debug, PartialEq, Eq)]
-enum Turn {
+enum HealthChange {
     None,
     Well,
     Ill,
 }
 
-impl Answers {
-    fn heard(&mut self, said: &Probed, limit: Duration) -> Turn {
+impl HealthTally {
+    fn heard(&mut self, said: &Probed, limit: Duration) -> HealthChange {
         let was_ill = matches!(self.verdict, Some(Health::Ill { .. }));
         let reason = match said {
             Probed::Exited { exit: Exit::Code(0), last, .. } => {
@@ -406,7 +413,7 @@ impl Answers {
                 self.last =
                     if last.is_empty() { WELL.to_owned() } else { format!("{WELL}: {}", shortened(last)) };
                 self.verdict = Some(Health::Well);
-                return if was_ill { Turn::Well } else { Turn::None };
+                return if was_ill { HealthChange::Well } else { HealthChange::None };
             }
             Probed::Exited { exit, last, .. } if last.is_empty() => format!("health_cmd {exit}"),
             Probed::Exited { last, .. } => shortened(last),
@@ -416,10 +423,10 @@ impl Answers {
         self.last = format!("{ILL}: {reason}");
         self.failures = self.failures.saturating_add(1);
         if self.failures < FAILURES {
-            return Turn::None;
+            return HealthChange::None;
         }
         self.verdict = Some(Health::Ill { reason });
-        if was_ill { Turn::None } else { Turn::Ill }
+        if was_ill { HealthChange::None } else { HealthChange::Ill }
     }
 }
 
@@ -468,23 +475,23 @@ mod tests {
 
     #[test]
     fn every_answer_shows_and_three_failures_in_a_row_are_an_illness() {
-        let mut health = Answers::default();
+        let mut health = HealthTally::default();
         let limit = Duration::from_secs(10);
         let no = || exited(1, "", "no answer");
         let unstarted = Probed::NotStarted { reason: "no folder".to_owned() };
         let (well, ill) = (Some(true), Some(false));
-        let rows: Vec<(Probed, Turn, Option<bool>, &str)> = vec![
-            (no(), Turn::None, None, "unhealthy: no answer"),
-            (no(), Turn::None, None, "unhealthy: no answer"),
-            (exited(0, "", ""), Turn::None, well, "healthy"),
-            (no(), Turn::None, well, "unhealthy: no answer"),
-            (no(), Turn::None, well, "unhealthy: no answer"),
-            (no(), Turn::Ill, ill, "unhealthy: no answer"),
-            (exited(7, "", ""), Turn::None, ill, "unhealthy: health_cmd exited with status 7"),
-            (Probed::TimedOut, Turn::None, ill, "unhealthy: health_cmd did not end within 10 s"),
-            (unstarted, Turn::None, ill, "unhealthy: health_cmd could not be run: no folder"),
-            (exited(0, "x", "7 clients"), Turn::Well, well, "healthy: 7 clients"),
-            (no(), Turn::None, well, "unhealthy: no answer"),
+        let rows: Vec<(Probed, HealthChange, Option<bool>, &str)> = vec![
+            (no(), HealthChange::None, None, "unhealthy: no answer"),
+            (no(), HealthChange::None, None, "unhealthy: no answer"),
+            (exited(0, "", ""), HealthChange::None, well, "healthy"),
+            (no(), HealthChange::None, well, "unhealthy: no answer"),
+            (no(), HealthChange::None, well, "unhealthy: no answer"),
+            (no(), HealthChange::Ill, ill, "unhealthy: no answer"),
+            (exited(7, "", ""), HealthChange::None, ill, "unhealthy: health_cmd exited with status 7"),
+            (Probed::TimedOut, HealthChange::None, ill, "unhealthy: health_cmd did not end within 10 s"),
+            (unstarted, HealthChange::None, ill, "unhealthy: health_cmd could not be run: no folder"),
+            (exited(0, "x", "7 clients"), HealthChange::Well, well, "healthy: 7 clients"),
+            (no(), HealthChange::None, well, "unhealthy: no answer"),
         ];
         for (said, turn, verdict, text) in rows {
             assert_eq!((health.heard(&said, limit), health.last.as_str()), (turn, text), "{said:?}");
@@ -498,25 +505,25 @@ mod tests {
         let process =
             |pid| Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() };
         let ill = |reason: &str| Some(Health::Ill { reason: reason.to_owned() });
-        let seen = |pid: u32, health: &str| Seen {
+        let seen = |pid: u32, health: &str| LastAnswer {
             verdict: match health.strip_prefix("unhealthy: ") {
                 Some(reason) => ill(reason),
                 None => (!health.is_empty()).then_some(Health::Well),
             },
             health: health.to_owned(),
             patient: Some(process(pid)),
-            ..Seen::default()
+            ..LastAnswer::default()
         };
         for (before, now, expected) in [
-            (Seen::default(), Seen::default(), None),
-            (Seen::default(), seen(1, ""), None),
-            (Seen::default(), seen(1, "healthy"), Some(Health::Well)),
+            (LastAnswer::default(), LastAnswer::default(), None),
+            (LastAnswer::default(), seen(1, ""), None),
+            (LastAnswer::default(), seen(1, "healthy"), Some(Health::Well)),
             (seen(1, "healthy"), seen(1, "healthy"), None),
             (seen(1, "healthy"), seen(1, "unhealthy: no answer"), ill("no answer")),
             (seen(1, "unhealthy: no answer"), seen(1, "unhealthy: too slow"), None),
             (seen(1, "unhealthy: no answer"), seen(1, "healthy"), Some(Health::Well)),
             (seen(1, "unhealthy: no answer"), seen(2, "unhealthy: no answer"), ill("no answer")),
-            (seen(1, "unhealthy: no answer"), Seen::default(), None),
+            (seen(1, "unhealthy: no answer"), LastAnswer::default(), None),
         ] {
             let news = now.news_since(&before).map(|(_, health)| health);
             assert_eq!(news, expected, "{before:?} then {now:?}");
@@ -529,11 +536,12 @@ mod tests {
         probes: Probes,
     }
 
-    const QUICK: Pace = Pace { every: Duration::from_millis(20), limit: Duration::from_secs(20) };
+    const QUICK: ProbePace = ProbePace { every: Duration::from_millis(20), limit: Duration::from_secs(20) };
 
-    fn fixture(pace: Pace, taken_up: bool) -> Fixture {
+    fn fixture(pace: ProbePace, taken_up: bool) -> Fixture {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host = Arc::new(Host::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let host =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
         let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("passwd").expect("an account");
         let mut spec = Spec::default();
         spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
@@ -552,11 +560,11 @@ mod tests {
             fs::read_to_string(self.path(file)).unwrap_or_default().lines().count()
         }
 
-        fn tend(&mut self, standing: Standing) {
+        fn tend(&mut self, standing: ProbeReadiness) {
             self.probes.tend(&Arc::new(self.spec.clone()), standing);
         }
 
-        async fn until(&mut self, wanted: impl Fn(&Seen) -> bool) {
+        async fn until(&mut self, wanted: impl Fn(&LastAnswer) -> bool) {
             let seen = async {
                 while !wanted(&self.probes.seen()) {
                     self.probes.changed().expect("something is asked").await;
@@ -575,8 +583,8 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(20), asked).await.expect("it comes in time");
     }
 
-    fn process(pid: u32) -> Standing {
-        Standing::Running(Process {
+    fn process(pid: u32) -> ProbeReadiness {
+        ProbeReadiness::Running(Process {
             pid,
             start_ticks: 1,
             found: Found::PidFile,
@@ -586,34 +594,34 @@ mod tests {
 
     #[tokio::test]
     async fn the_version_is_asked_whenever_the_process_may_be_another() {
-        let mut f = fixture(Pace::default(), false);
+        let mut f = fixture(ProbePace::default(), false);
         f.spec.control.version_cmd = "echo run >> asked; cat version".to_owned();
         fs::write(f.path("version"), "1.0\n").expect("our folder");
-        f.tend(Standing::Down);
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Down);
+        f.tend(ProbeReadiness::Changing);
         f.tend(process(7));
         f.until(|seen| seen.version == "1.0").await;
         f.tend(process(7));
         // A reload leaves the process as it is, and may have replaced its program.
         fs::write(f.path("version"), "2.0\n").expect("our folder");
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Changing);
         f.tend(process(7));
         f.until(|seen| seen.version == "2.0").await;
         assert_eq!(f.lines("asked"), 2);
-        f.tend(Standing::Changing);
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Changing);
+        f.tend(ProbeReadiness::Down);
         f.spec.control.version_cmd.clear();
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Down);
         f.until(|seen| seen.version.is_empty()).await;
         assert_eq!(f.lines("asked"), 2, "a stopped process is not asked");
     }
 
     #[tokio::test]
     async fn a_proc_of_the_last_life_is_asked_for_its_version_running_or_not() {
-        let mut f = fixture(Pace::default(), true);
+        let mut f = fixture(ProbePace::default(), true);
         f.spec.control.version_cmd = "echo 3.1".to_owned();
-        f.tend(Standing::Changing);
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Changing);
+        f.tend(ProbeReadiness::Down);
         f.until(|seen| seen.version == "3.1").await;
     }
 
@@ -623,20 +631,20 @@ mod tests {
         let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
         let md5 = "b1946ac92492d2347c6235b4d2611184".to_owned();
         f.spec.configmap = vec![ConfigFile { path: path.clone(), md5 }];
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Down);
         f.until(|seen| seen.note.contains("web.conf does not exist")).await;
         fs::write(&path, "hello\n").expect("our folder");
         f.until(|seen| seen.note.is_empty()).await;
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Changing);
         fs::write(&path, "other\n").expect("our folder");
         f.until(|seen| seen.note.contains("web.conf has md5 ")).await;
         f.probes.forget();
         f.until(|seen| seen.note.is_empty()).await;
 
-        let mut f = fixture(Pace::default(), false);
+        let mut f = fixture(ProbePace::default(), false);
         let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
         f.spec.configmap = vec![ConfigFile { path: path.clone(), md5: "0".repeat(32) }];
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Down);
         f.until(|seen| seen.note.contains("does not exist")).await;
         let said = f.probes.seen().note;
         fs::write(&path, "hello\n").expect("our folder");
@@ -648,9 +656,9 @@ mod tests {
     async fn health_comes_and_goes_with_the_process() {
         let mut f = fixture(QUICK, false);
         f.spec.control.health_cmd = "test -e well || { echo run >> ill; echo not well; exit 1; }".to_owned();
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Down);
         fs::write(f.path("well"), "").expect("our folder");
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Changing);
         f.tend(process(7));
         f.until(|seen| seen.health == "healthy").await;
         fs::remove_file(f.path("well")).expect("it is there");
@@ -658,14 +666,14 @@ mod tests {
         f.until(|seen| matches!(seen.verdict, Some(Health::Ill { .. }))).await;
         assert!(f.lines("ill") >= 3, "no illness before the third time");
         // While something is under way it stays as it was, and nobody asks.
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Changing);
         assert_eq!(f.probes.seen().health, "unhealthy: not well");
         f.tend(process(8));
         f.until(|seen| seen.verdict.is_none()).await;
         fs::write(f.path("well"), "").expect("our folder");
         f.until(|seen| seen.health == "healthy").await;
-        f.tend(Standing::Changing);
-        f.tend(Standing::Down);
+        f.tend(ProbeReadiness::Changing);
+        f.tend(ProbeReadiness::Down);
         f.until(|seen| seen.health.is_empty()).await;
     }
 
@@ -682,12 +690,12 @@ mod tests {
             let text = fs::read_to_string(f.path("shells")).unwrap_or_default();
             text.lines().nth(place).map(str::to_owned)
         };
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Changing);
         f.tend(process(7));
         until(|| shell(&f, 0).is_some()).await;
         let first = shell(&f, 0).expect("it runs");
         assert!(is_running(&first));
-        f.tend(Standing::Changing);
+        f.tend(ProbeReadiness::Changing);
         until(|| !is_running(&first)).await;
         f.tend(process(7));
         until(|| shell(&f, 1).is_some()).await;

@@ -5,9 +5,9 @@
 //! figure that has hardly changed concerns nobody: a thousand idle procs cause no work beyond the look.
 
 use super::pools::Pooled;
-use crate::exec::{self, Host, Meter, Scene};
+use crate::exec::{self, ExecContext, Meter, Scene};
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::ProcKey;
-use procfleet_core::moment::Moment;
 use procfleet_core::process::Process;
 use procfleet_core::spec::{Identity, Resource};
 use procfleet_core::supervise::Usage;
@@ -78,7 +78,7 @@ struct Followed {
     /// itself says so there.
     pid_file: Option<Box<(String, String)>>,
     /// What its actor knows, and since when.
-    told: Option<(Moment, Usage)>,
+    told: Option<(BootTime, Usage)>,
 }
 
 impl Followed {
@@ -124,13 +124,13 @@ impl Sampler {
     }
 
     /// Samples for as long as somebody takes the rounds.
-    pub(super) async fn run(self, host: Arc<Host>, rounds: mpsc::Sender<Round>) {
+    pub(super) async fn run(self, context: Arc<ExecContext>, rounds: mpsc::Sender<Round>) {
         loop {
-            let now = host.now();
+            let now = context.now();
             let due = after(now, LIMITED_EVERY);
             tokio::time::sleep(due.since(now)).await;
             let all = due.0.is_multiple_of(millis(EVERY));
-            let Some(round) = self.round(&host, all).await else { continue };
+            let Some(round) = self.round(&context, all).await else { continue };
             if rounds.send(round).await.is_err() {
                 return;
             }
@@ -138,7 +138,7 @@ impl Sampler {
     }
 
     /// `all`: not only those that have limits. `None`: there is nobody to sample.
-    async fn round(&self, host: &Host, all: bool) -> Option<Round> {
+    async fn round(&self, context: &ExecContext, all: bool) -> Option<Round> {
         let pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_due = |key: &ProcKey, followed: &Followed| {
             let counts = || followed.what.pooled == Pooled::Yes && pooled.contains(&key.namespace);
@@ -150,7 +150,7 @@ impl Sampler {
             // That a pool is empty is worth to be known.
             return (!pooled.is_empty()).then(Round::new);
         }
-        let scene = Scene::look(host).await;
+        let scene = Scene::look(context).await;
         let mut round = Round::with_capacity(due.len());
         let mut due = due.into_iter().peekable();
         while due.peek().is_some() {
@@ -159,7 +159,7 @@ impl Sampler {
                 for key in due.by_ref().take(AT_ONCE) {
                     let Some(proc) = followed.get_mut(&key) else { continue };
                     let Follow { process, heed, limits, pooled } = proc.what;
-                    let Some(usage) = scene.usage(host, &process, &mut proc.meter) else { continue };
+                    let Some(usage) = scene.usage(context, &process, &mut proc.meter) else { continue };
                     let told = heed != Heed::Changes
                         || is_news(proc.told, scene.taken(), usage)
                         || proc.is_replaced();
@@ -176,9 +176,9 @@ impl Sampler {
 }
 
 /// The next moment at which those that are looked at so often are looked at: the same for all.
-fn after(now: Moment, every: Duration) -> Moment {
+fn after(now: BootTime, every: Duration) -> BootTime {
     let step = millis(every);
-    Moment((now.0 / step).saturating_add(1).saturating_mul(step))
+    BootTime((now.0 / step).saturating_add(1).saturating_mul(step))
 }
 
 fn millis(time: Duration) -> u64 {
@@ -186,7 +186,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Whether people would notice, or what they see has been a little wrong for long.
-fn is_news(told: Option<(Moment, Usage)>, now: Moment, usage: Usage) -> bool {
+fn is_news(told: Option<(BootTime, Usage)>, now: BootTime, usage: Usage) -> bool {
     let Some((at, known)) = told else { return true };
     let differs = |one: f64, other: f64, least: f64| (one - other).abs() >= least.max(one.abs() / 10.0);
     differs(known.cpu, usage.cpu, 1.0)
@@ -216,7 +216,7 @@ mod tests {
             ("it grows", usage(10.0, 5.6, 20), 15, true),
             ("it opens files", usage(10.0, 5.0, 26), 15, true),
         ];
-        let at = Moment(1_000_000);
+        let at = BootTime(1_000_000);
         for (what, now, secs, news) in rows {
             let told = Some((at, usage(10.0, 5.0, 20)));
             assert_eq!(is_news(told, at + Duration::from_secs(secs), now), news, "{what}");
@@ -227,7 +227,7 @@ mod tests {
     #[tokio::test]
     async fn one_look_serves_all_and_tells_those_whom_it_concerns() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host = Host::open(folder.path().join("output"), Containment::Auto).expect("a host");
+        let host = ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host");
         let sampler = Sampler::default();
         let key = |name: &str| Arc::new(ProcKey { namespace: "web".to_owned(), name: name.to_owned() });
         // The test itself, by its own line in `/proc`.

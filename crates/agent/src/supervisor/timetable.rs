@@ -4,7 +4,7 @@
 //! only, and whoever waits for it asks again.
 
 use jiff::{SignedDuration, Timestamp, Zoned};
-use procfleet_core::moment::Moment;
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::supervise::Next;
 use procfleet_proto::cron::CronRule;
 
@@ -19,17 +19,17 @@ const CORRECTION: SignedDuration = SignedDuration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Clocks {
     pub(super) wall: Zoned,
-    pub(super) moment: Moment,
+    pub(super) moment: BootTime,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Timetable {
     /// What was answered last.
-    planned: Option<(Moment, Timestamp)>,
+    planned: Option<(BootTime, Timestamp)>,
 }
 
 impl Timetable {
-    pub(super) fn next(&mut self, rule: &str, since: Option<Moment>, clocks: &Clocks) -> Next {
+    pub(super) fn next(&mut self, rule: &str, since: Option<BootTime>, clocks: &Clocks) -> Next {
         let rule = match CronRule::parse(rule) {
             Ok(rule) => rule,
             Err(reason) => return Next::Never { reason: format!("the rule {reason}") },
@@ -52,7 +52,7 @@ impl Timetable {
         let wait = next.timestamp().duration_since(now.timestamp());
         // A part of a millisecond of the wait, and one that the moment has lost.
         let millis = u64::try_from(wait.as_millis()).unwrap_or(0).saturating_add(2);
-        let at = Moment(clocks.moment.0.saturating_add(millis));
+        let at = BootTime(clocks.moment.0.saturating_add(millis));
         self.planned = Some((at, next.timestamp()));
         Next::At { at, missed }
     }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn clocks(utc: &str, moment: u64) -> Clocks {
-        Clocks { wall: berlin(utc), moment: Moment(moment) }
+        Clocks { wall: berlin(utc), moment: BootTime(moment) }
     }
 
     /// Seconds from one time to the next.
@@ -109,7 +109,7 @@ mod tests {
     fn it_is_never_too_early() {
         // The wall clock shows 11:59:59.9995, and the moment has lost almost a millisecond.
         let next = Timetable::default().next("* * * * *", None, &clocks("2027-01-10T11:59:59.9995Z", 7_000));
-        assert_eq!(next, Next::At { at: Moment(7_002), missed: 0 });
+        assert_eq!(next, Next::At { at: BootTime(7_002), missed: 0 });
     }
 
     #[test]
@@ -126,9 +126,9 @@ mod tests {
         ] {
             let mut timetable = Timetable::default();
             let first = timetable.next("* * * * *", None, &clocks("2027-01-10T11:59:58Z", 0));
-            assert_eq!(first, Next::At { at: Moment(2_002), missed: 0 });
+            assert_eq!(first, Next::At { at: BootTime(2_002), missed: 0 });
             let next = timetable.next("* * * * *", None, &clocks(after, 2_002));
-            assert_eq!(next, Next::At { at: Moment(2_002 + wait + 2), missed: 0 }, "{after}");
+            assert_eq!(next, Next::At { at: BootTime(2_002 + wait + 2), missed: 0 }, "{after}");
         }
     }
 
@@ -136,7 +136,7 @@ mod tests {
     fn what_was_missed_is_counted_up_to_a_limit() {
         let missed = |rule: &str, ago: u64| {
             let now = clocks("2027-01-10T12:00:30Z", 10_000_000);
-            match Timetable::default().next(rule, Some(Moment(10_000_000 - ago)), &now) {
+            match Timetable::default().next(rule, Some(BootTime(10_000_000 - ago)), &now) {
                 Next::At { missed, .. } => missed,
                 Next::Never { reason } => panic!("{reason}"),
             }

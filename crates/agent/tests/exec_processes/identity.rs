@@ -246,9 +246,9 @@ async fn a_recycled_pid_with_the_same_start_time_is_a_stranger() {
     }
     if has_serials() {
         let recycled = known(Evidence { serial: 1.try_into().ok(), program, run: None });
-        proc.hands.signal(recycled, Signal::Term, Detached::End);
-        proc.hands.signal(recycled, Signal::Kill, Detached::End);
-        proc.hands.watch(recycled);
+        proc.executor.signal(recycled, Signal::Term, Detached::End);
+        proc.executor.signal(recycled, Signal::Kill, Detached::End);
+        proc.executor.watch(recycled);
         assert_eq!(
             proc.exit_of(recycled).await,
             procfleet_core::Exit::Unknown,
@@ -286,14 +286,14 @@ async fn a_program_that_replaces_itself_is_followed_by_its_pid_file() {
     })
     .await;
     let spec = proc.spec.clone();
-    assert_eq!(proc.hands.successor(&old, &spec), None, "there is no file");
+    assert_eq!(proc.executor.successor(&old, &spec), None, "there is no file");
     proc.write("web.pid", old.pid.to_string());
-    assert_eq!(proc.hands.successor(&old, &spec), None, "it is the one");
+    assert_eq!(proc.executor.successor(&old, &spec), None, "it is the one");
     let mut stranger = Stranger::start("/bin/sleep", Path::new("/"));
     proc.write("web.pid", stranger.pid().to_string());
-    assert_eq!(proc.hands.successor(&old, &spec), None, "a stranger takes nobody's place");
+    assert_eq!(proc.executor.successor(&old, &spec), None, "a stranger takes nobody's place");
     proc.run("echo $$ > web.pid; exec ./web 1000");
-    let new = until("the new one says its pid", || proc.hands.successor(&old, &spec)).await;
+    let new = until("the new one says its pid", || proc.executor.successor(&old, &spec)).await;
     assert_eq!(new.pid, proc.pid_in("web.pid").await);
     assert!(is_running(old.pid), "the old one goes on for a while");
     stranger.assert_unharmed();

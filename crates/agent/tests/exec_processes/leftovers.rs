@@ -4,7 +4,7 @@ use crate::support::*;
 use procfleet_agent::exec::Containment;
 use procfleet_core::Sighting;
 use procfleet_core::spec::Detached;
-use procfleet_core::supervise::{Leader, RunId, Scope, Signal};
+use procfleet_core::supervise::{Leader, LookScope, RunId, Signal};
 use procfleet_testkit::{Need, need};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn modes() -> Vec<(Containment, &'static str)> {
 #[track_caller]
 fn has_cgroups() -> bool {
     let folder = tempfile::tempdir().expect("a temp dir");
-    let host = procfleet_agent::exec::Host::open(folder.path().join("output"), Containment::Cgroup);
+    let host = procfleet_agent::exec::ExecContext::open(folder.path().join("output"), Containment::Cgroup);
     need(Need::Cgroups, host.map_err(|error| error.to_string())).is_some()
 }
 
@@ -52,13 +52,13 @@ async fn scattered(proc: &mut Proc, mode: Containment) -> (RunId, procfleet_core
         Sighting::Running(_) | Sighting::Absent(_) => None,
     })
     .await;
-    proc.hands.watch(process);
+    proc.executor.watch(process);
     (run, process, others)
 }
 
 fn left(proc: &mut Proc) -> Option<u32> {
     let spec = proc.spec.clone();
-    match proc.hands.look(Scope::Leftovers, &spec) {
+    match proc.executor.look(LookScope::Leftovers, &spec) {
         Sighting::Running(process) => Some(process.pid),
         Sighting::Absent(_) => None,
     }
@@ -75,20 +75,20 @@ async fn what_a_dead_process_left_is_swept_away() {
         let mut stranger = Stranger::start(proc.path("web"), proc.folder.path());
         let (run, process, others) = scattered(&mut proc, mode).await;
         assert_eq!(left(&mut proc), None, "{name}: all of it belongs to a process that runs");
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         assert!(others.iter().all(|pid| is_running(*pid)), "{name}");
         kill(process.pid);
         proc.exit_of(process).await;
         proc.end_of(run).await;
         assert!(left(&mut proc).is_some(), "{name}");
-        proc.hands.sweep(Signal::Term);
+        proc.executor.sweep(Signal::Term);
         let deaf = proc.pid_in("deaf").await;
         for pid in others.iter().filter(|pid| **pid != deaf) {
             until_gone(*pid).await;
         }
         assert!(is_running(deaf), "{name}");
         assert_eq!(left(&mut proc), Some(deaf), "{name}");
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         until_nothing_is_left(&mut proc).await;
         assert!(!is_running(deaf));
         stranger.assert_unharmed();
@@ -100,19 +100,19 @@ async fn a_kill_reaches_what_has_left_unless_it_is_to_be_kept() {
     for (mode, name) in modes() {
         let mut proc = Proc::contained(&format!("killed-{name}"), mode);
         let (_, process, others) = scattered(&mut proc, mode).await;
-        proc.hands.signal(process, Signal::Kill, Detached::End);
+        proc.executor.signal(process, Signal::Kill, Detached::End);
         for pid in others.into_iter().chain([process.pid]) {
             until_gone(pid).await;
         }
         let mut proc = Proc::contained(&format!("kept-{name}"), mode);
         let (_, process, _) = scattered(&mut proc, mode).await;
         let sessions = [proc.pid_in("session").await, proc.pid_in("leaderless").await];
-        proc.hands.signal(process, Signal::Term, Detached::Keep);
+        proc.executor.signal(process, Signal::Term, Detached::Keep);
         proc.exit_of(process).await;
         let apart = proc.pid_in("deaf").await;
-        proc.hands.signal(process, Signal::Kill, Detached::Keep);
+        proc.executor.signal(process, Signal::Kill, Detached::Keep);
         assert!(is_running(apart) && is_running(sessions[1]), "{name}");
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         until_nothing_is_left(&mut proc).await;
     }
 }
@@ -125,13 +125,13 @@ async fn an_agent_that_comes_back_finds_what_was_left() {
         proc.forget_with_a_new_host();
         let again = running(proc.recovered(Some(process)));
         assert!(again.is(&process), "{name}");
-        proc.hands.watch(again);
+        proc.executor.watch(again);
         if mode == Containment::Cgroup {
             assert_eq!(left(&mut proc), None, "it runs");
         }
         kill(process.pid);
         proc.exit_of(process).await;
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         for pid in others {
             until_gone(pid).await;
         }
@@ -152,7 +152,7 @@ async fn an_agent_that_comes_back_does_not_take_what_was_left_for_the_process() 
             assert!(matches!(proc.recovered(last), Sighting::Absent(_)), "{name}");
         }
         assert!(others.iter().all(|pid| is_running(*pid)), "{name}");
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         for pid in others {
             until_gone(pid).await;
         }
@@ -176,7 +176,7 @@ async fn what_was_moved_out_of_its_group_is_swept_away_too() {
     proc.exit_of(process).await;
     proc.end_of(run).await;
     // At once, as before a restart: nobody has looked what is left.
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     for pid in others {
         until_gone(pid).await;
     }
@@ -197,7 +197,7 @@ async fn one_that_always_flees_is_caught() {
     let count = || fs::read(&steps).map_or(0, |text| text.len());
     let before = count();
     until("it goes on", || (count() > before).then_some(())).await;
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     until_nothing_is_left(&mut proc).await;
     let after = count();
     // Another command takes ten steps meanwhile.
@@ -219,10 +219,10 @@ async fn a_crowd_is_killed_at_once() {
         let last = proc.path("last");
         until("all are there", || fs::read(&last).ok().filter(|text| text.len() == 2 * 64).map(drop)).await;
         let process = running(proc.launched(run, Leader::Accept));
-        proc.hands.watch(process);
-        proc.hands.signal(process, Signal::Kill, Detached::End);
+        proc.executor.watch(process);
+        proc.executor.signal(process, Signal::Kill, Detached::End);
         proc.exit_of(process).await;
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         until_nothing_is_left(&mut proc).await;
     }
 }
@@ -260,22 +260,22 @@ async fn groups_do_not_pile_up() {
     until("the last two are there at most", || (groups_in(&home(&proc)) <= 2).then_some(())).await;
     let run = proc.run("exec ./web 1000");
     let process = running(proc.launched(run, Leader::Accept));
-    proc.hands.watch(process);
+    proc.executor.watch(process);
     assert_eq!(groups_in(&home(&proc)), 1);
     let place = home(&proc).parent().expect("a place").to_owned();
     // The proc is forgotten, its process goes on, and ends some day.
     proc.forget();
-    proc.hands = procfleet_agent::exec::Hands::new(
-        proc.host.clone(),
+    proc.executor = procfleet_agent::exec::ProcExecutor::new(
+        proc.context.clone(),
         procfleet_core::ProcKey { namespace: "exec-test".to_owned(), name: "another".to_owned() },
         procfleet_agent::exec::inbox(1).0,
     );
-    proc.host.trim_groups();
+    proc.context.trim_groups();
     assert_eq!(groups_in(&home(&proc)), 1, "it is in use");
     kill(process.pid);
     until_gone(process.pid).await;
     until("its group is removed", || {
-        proc.host.trim_groups();
+        proc.context.trim_groups();
         (groups_in(&place) == 0).then_some(())
     })
     .await;
@@ -293,7 +293,7 @@ async fn whoever_is_in_a_group_is_the_procs() {
     let mut groups = fs::read_dir(home(&proc)).expect("a home").flatten().map(|entry| entry.path());
     let group = groups.find(|path| path.is_dir()).expect("a group");
     fs::write(group.join("cgroup.procs"), moved.pid().to_string()).expect("root may move it");
-    proc.hands.signal(process, Signal::Kill, Detached::End);
+    proc.executor.signal(process, Signal::Kill, Detached::End);
     until_gone(process.pid).await;
     moved.assert_ended();
 }

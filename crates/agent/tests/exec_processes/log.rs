@@ -19,7 +19,7 @@ async fn a_start_writes_behind_what_is_in_the_log() {
     assert_eq!(proc.output_of("echo again; exit 3").await, (Exit::Code(3), "again\n".to_owned()));
     assert_eq!(proc.output_of("echo stopping").await, (Exit::Code(0), "stopping\n".to_owned()));
     assert_eq!(fs::read_to_string(&log).expect("it is there"), "one\ntwo\nagain\n");
-    assert_eq!(proc.hands.note(), "");
+    assert_eq!(proc.executor.note(), "");
     // Others may rotate it.
     fs::rename(&log, proc.path("logs/old")).expect("ours");
     proc.output_of("echo one; echo two >&2").await;
@@ -44,7 +44,7 @@ async fn what_is_no_folder_is_no_log() {
     for (log_path, note) in rows {
         proc.spec.identity.log_path = log_path.clone();
         assert_eq!(proc.output_of("echo hi").await.1, "hi\n", "{log_path}: it is started all the same");
-        let said = proc.hands.note();
+        let said = proc.executor.note();
         assert!(said.contains(note) && said.is_empty() == note.is_empty(), "{log_path}: {said}");
     }
 }
@@ -59,12 +59,12 @@ async fn a_link_in_the_folder_leads_nowhere() {
     proc.write("secret", "mine\n");
     symlink(proc.path("secret"), proc.path("logs/astray.log")).expect("ours");
     assert_eq!(proc.output_of("echo hi").await.1, "hi\n");
-    assert!(proc.hands.note().contains("cannot be used"), "{}", proc.hands.note());
+    assert!(proc.executor.note().contains("cannot be used"), "{}", proc.executor.note());
     assert_eq!(fs::read_to_string(proc.path("secret")).expect("ours"), "mine\n");
     fs::remove_file(proc.path("logs/astray.log")).expect("ours");
     proc.fifo("logs/astray.log");
     assert_eq!(proc.output_of("echo hi").await.1, "hi\n", "nobody waits for a reader");
-    assert!(proc.hands.note().contains("is not a regular file"), "{}", proc.hands.note());
+    assert!(proc.executor.note().contains("is not a regular file"), "{}", proc.executor.note());
 
     if !has(Need::Root, nix::unistd::geteuid().is_root()) {
         return;
@@ -74,7 +74,7 @@ async fn a_link_in_the_folder_leads_nowhere() {
     fs::remove_file(proc.path("logs/astray.log")).expect("ours");
     proc.write("logs/astray.log", "root's\n");
     proc.output_of("echo hi").await;
-    assert!(proc.hands.note().contains("Permission denied"), "{}", proc.hands.note());
+    assert!(proc.executor.note().contains("Permission denied"), "{}", proc.executor.note());
     let owner = |file: &str| fs::metadata(proc.path(file)).expect("it is there").uid();
     assert_eq!(owner("logs/astray.log"), 0, "it is given to nobody");
     fs::set_permissions(proc.folder.path(), fs::Permissions::from_mode(0o1777)).expect("ours");
@@ -113,24 +113,24 @@ async fn a_way_that_others_could_have_laid_leads_to_no_log() {
     for (log_path, note) in rows {
         proc.spec.identity.log_path = log_path.clone();
         assert_eq!(proc.output_of("echo hi").await.1, "hi\n", "{log_path}: it is started all the same");
-        assert!(proc.hands.note().contains(note), "{log_path}: {}", proc.hands.note());
+        assert!(proc.executor.note().contains(note), "{log_path}: {}", proc.executor.note());
     }
     assert_eq!(fs::read_dir(proc.path("secret")).expect("ours").count(), 0);
     // A folder of theirs at the end is harmless: nothing in it is followed, and no other name of a file is
     // used.
     proc.spec.identity.log_path = proc.path("theirs").to_str().expect("a plain path").to_owned();
     proc.output_of("echo hi").await;
-    assert_eq!(proc.hands.note(), "");
+    assert_eq!(proc.executor.note(), "");
     fs::remove_file(proc.path("theirs/detour.log")).expect("it was made");
     proc.write("mine", "mine\n");
     fs::hard_link(proc.path("mine"), proc.path("theirs/detour.log")).expect("ours");
     proc.output_of("echo hi").await;
-    assert!(proc.hands.note().contains("has another name"), "{}", proc.hands.note());
+    assert!(proc.executor.note().contains("has another name"), "{}", proc.executor.note());
     assert_eq!(fs::read_to_string(proc.path("mine")).expect("ours"), "mine\n");
     // A link of root's own is as good as the folder.
     symlink("secret", proc.path("link")).expect("ours");
     proc.spec.identity.log_path = proc.path("link").to_str().expect("a plain path").to_owned();
     proc.output_of("echo hi").await;
-    assert_eq!(proc.hands.note(), "");
+    assert_eq!(proc.executor.note(), "");
     assert_eq!(fs::read_to_string(proc.path("secret/detour.log")).expect("it was made"), "hi\n");
 }

@@ -87,7 +87,7 @@ async fn a_late_pid_file_is_waited_for_while_something_runs() {
     std::fs::remove_file(proc.path("web.pid")).expect("it is there");
     // At the end of the wait whatever is left will do.
     assert_eq!(running(proc.launched(run, Leader::Accept)).pid, child);
-    proc.hands.end_run(run);
+    proc.executor.end_run(run);
     until_gone(child).await;
     assert_eq!(
         proc.launched(run, Leader::Accept),
@@ -141,8 +141,8 @@ async fn a_stranger_in_the_pid_file_is_left_alone() {
         };
         assert_eq!(cause(sighting), expected);
     }
-    proc.hands.sweep(Signal::Kill);
-    proc.hands.end_run(run);
+    proc.executor.sweep(Signal::Kill);
+    proc.executor.end_run(run);
     stranger.assert_unharmed();
 }
 
@@ -156,7 +156,7 @@ async fn a_shell_that_has_more_to_do_is_the_process() {
     for _ in 0..20 {
         assert_eq!(running(proc.launched(run, Leader::Accept)).pid, shell);
     }
-    proc.hands.end_run(run);
+    proc.executor.end_run(run);
     until_gone(shell).await;
 }
 
@@ -196,20 +196,20 @@ async fn another_procs_process_is_a_stranger_whatever_its_name() {
     assert!(matches!(cause(proc.settled()), Cause::AnotherProcs { proc, .. } if proc == "somebody:else"));
     proc.spec.identity.pid_path.clear();
     assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     stranger.assert_unharmed();
 }
 
 #[tokio::test]
 async fn a_process_of_a_lost_agent_is_known_by_its_program_and_never_by_its_mark() {
     let mut proc = Proc::with_pid_file("orphan");
-    let mark = proc.host.mark(&proc.key);
+    let mark = proc.context.mark(&proc.key);
     let key = mark.split_once('/').expect("an instance and a key").1;
     let lost = format!("another-instance/{key}");
     let mut left = Stranger::start_as(proc.path("web"), proc.folder.path(), &[("PROCFLEET_PROC", &lost)]);
     proc.write("web.pid", left.pid().to_string());
     assert_eq!(running(proc.settled()).pid, left.pid());
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     left.assert_unharmed();
     let mut stranger = Stranger::start_as("/bin/sleep", proc.folder.path(), &[("PROCFLEET_PROC", &lost)]);
     proc.write("web.pid", stranger.pid().to_string());
@@ -225,7 +225,7 @@ async fn an_operators_shell_in_the_folder_is_a_stranger() {
     let mut shell = Stranger::shell(proc.folder.path(), &[]);
     assert!(matches!(cause(proc.settled()), Cause::NoSuchName { .. }));
     assert!(matches!(cause(proc.recovered(None)), Cause::NoSuchName { .. }));
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     shell.assert_unharmed();
     proc.write("service", "read nothing");
     let by_hand = Stranger::shell(proc.folder.path(), &["service"]);
@@ -315,7 +315,7 @@ async fn a_restarted_agent_finds_its_processes_again() {
         assert_eq!((by_mark.pid, by_mark.found), (pid, Found::Name), "the mark and the name");
     }
     proc.spec.identity.proc_name = "other".to_owned();
-    proc.hands.signal(process, Signal::Kill, Detached::End);
+    proc.executor.signal(process, Signal::Kill, Detached::End);
     until_gone(pid).await;
     assert!(matches!(cause(proc.recovered(Some(process))), Cause::NoPidFile { .. }));
     proc.run("exec sleep 1000");
@@ -341,7 +341,7 @@ async fn a_restarted_agent_takes_no_command_that_ends_or_reloads_for_the_process
         proc.forget();
         assert!(matches!(cause(proc.recovered(None)), Cause::NoPidFile { .. }), "{what}");
         assert!(is_running(shell), "it was only looked at");
-        proc.hands.sweep(Signal::Kill);
+        proc.executor.sweep(Signal::Kill);
         until_gone(shell).await;
     }
 }
@@ -360,10 +360,10 @@ async fn a_shell_that_was_found_in_place_of_its_program_is_looked_behind() {
     let found = running(proc.recovered(None));
     assert_eq!(found.pid, shell);
     let spec = proc.spec.clone();
-    assert_eq!(proc.hands.successor(&found, &spec), None, "not yet");
+    assert_eq!(proc.executor.successor(&found, &spec), None, "not yet");
     std::fs::write(gate, "go on\n").expect("it reads");
-    let web = until("its program is found", || proc.hands.successor(&found, &spec)).await;
+    let web = until("its program is found", || proc.executor.successor(&found, &spec)).await;
     until_called(web.pid, "web").await;
     assert_eq!(web.found, Found::Foreground);
-    assert_eq!(proc.hands.successor(&found, &spec), None, "once");
+    assert_eq!(proc.executor.successor(&found, &spec), None, "once");
 }

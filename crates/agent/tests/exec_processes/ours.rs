@@ -3,7 +3,7 @@
 //! process after ours had died.
 
 use crate::support::*;
-use procfleet_agent::exec::{Containment, Hands, Host, inbox};
+use procfleet_agent::exec::{Containment, ExecContext, ProcExecutor, inbox};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{RunId, Signal};
 use procfleet_core::{ProcKey, Sighting};
@@ -118,7 +118,7 @@ fn command(row: &Row, proc: &Proc, elsewhere: &Path) -> Command {
         Runs::Shell => &mut command,
     };
     command.env_clear();
-    let mark = proc.host.mark(&proc.key);
+    let mark = proc.context.mark(&proc.key);
     let key = mark.split_once('/').expect("an instance and a key").1;
     match row.marked {
         Marked::No => {}
@@ -215,7 +215,7 @@ async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
     let account = std::mem::replace(&mut proc.spec.identity.user, me());
     for _ in 0..5 {
         let run = proc.run("exec ./web 1000");
-        let ours = running(proc.hands.look(procfleet_core::supervise::Scope::Run(run), &proc.spec));
+        let ours = running(proc.executor.look(procfleet_core::supervise::LookScope::Run(run), &proc.spec));
         proc.write("web.pid", ours.pid.to_string());
         kill(ours.pid);
         proc.end_of(run).await;
@@ -233,7 +233,7 @@ async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
             assert!(!process.is(&ours), "{what}: it is taken for the dead one");
         }
         // A signal for the dead one reaches nobody.
-        proc.hands.signal(ours, Signal::Kill, procfleet_core::spec::Detached::Keep);
+        proc.executor.signal(ours, Signal::Kill, procfleet_core::spec::Detached::Keep);
         stranger.assert_unharmed();
         return;
     }
@@ -251,7 +251,7 @@ async fn a_process_of_a_living_agent_is_that_agents() {
     let cleared = format!("env -i /usr/bin/setsid /bin/sh -c '{plain}' &");
     let mut commands = vec![plain.to_owned()];
     let folder = tempfile::tempdir().expect("a temp dir");
-    let host = Host::open(folder.path().join("output"), Containment::Cgroup);
+    let host = ExecContext::open(folder.path().join("output"), Containment::Cgroup);
     if need(Need::Cgroups, host.map_err(|error| error.to_string())).is_some() {
         commands.push(cleared);
     }
@@ -270,7 +270,7 @@ async fn a_process_of_a_living_agent_is_that_agents() {
             assert_eq!(cause(sighting), expected, "{command}");
         }
         assert!(matches!(cause(second.settled_without_file()), Cause::NoSuchName { .. }), "{command}");
-        second.hands.sweep(Signal::Kill);
+        second.executor.sweep(Signal::Kill);
         assert!(is_running(pid), "{command}");
         kill(pid);
         until_gone(pid).await;
@@ -281,7 +281,7 @@ async fn a_process_of_a_living_agent_is_that_agents() {
 #[tokio::test]
 async fn a_process_without_a_mark_belongs_to_the_proc_whose_cgroup_holds_it() {
     let folder = tempfile::tempdir().expect("a temp dir");
-    let host = Host::open(folder.path().join("output"), Containment::Cgroup);
+    let host = ExecContext::open(folder.path().join("output"), Containment::Cgroup);
     if need(Need::Cgroups, host.map_err(|error| error.to_string())).is_none() {
         return;
     }
@@ -302,7 +302,7 @@ async fn a_process_without_a_mark_belongs_to_the_proc_whose_cgroup_holds_it() {
     fs::remove_file(proc.path("web.pid")).expect("it was written");
     let key = ProcKey { namespace: proc.key.namespace.clone(), name: "table-sibling".to_owned() };
     let (send, _inputs) = inbox(4);
-    let mut sibling = Hands::new(proc.host.clone(), key, send);
+    let mut sibling = ProcExecutor::new(proc.context.clone(), key, send);
     sibling.run(RunId(1), &daemon.replace("beat", "web"), &proc.spec);
     let theirs = proc.pid_in("web.pid").await;
     until_called(theirs, "web").await;

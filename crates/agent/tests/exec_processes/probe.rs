@@ -1,8 +1,8 @@
 //! Probes: what they say, and that they are never the process, nor outlive whoever asked.
 
 use crate::support::*;
-use procfleet_agent::exec::{Containment, Host, Probed, Prober, end_old_probes};
-use procfleet_core::allow::Allow;
+use procfleet_agent::exec::{Containment, ExecContext, Probed, Prober, end_old_probes};
+use procfleet_core::host_policy::Allow;
 use procfleet_core::process::Cause;
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{Leader, Signal};
@@ -13,7 +13,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(120);
 
 fn prober(proc: &Proc) -> Prober {
-    Prober::new(proc.host.clone(), proc.key.clone())
+    Prober::new(proc.context.clone(), proc.key.clone())
 }
 
 fn said(exit: Exit, first: &str, last: &str) -> Probed {
@@ -39,7 +39,7 @@ async fn a_probe_tells_its_status_and_its_first_and_last_line() {
         "{refused:?}"
     );
     let allow = Allow { users: Some(["nobody".to_owned()].into()), ..Allow::default() };
-    let host = Host::open(proc.path("output"), Containment::Auto).expect("a host").allowing(allow);
+    let host = ExecContext::open(proc.path("output"), Containment::Auto).expect("a host").allowing(allow);
     let refused =
         Prober::new(Arc::new(host), proc.key.clone()).run("version", "true", &proc.spec, LONG).await;
     assert!(matches!(&refused, Probed::NotStarted { reason } if reason.contains("policy")), "{refused:?}");
@@ -104,11 +104,11 @@ async fn a_probe_is_never_the_process_and_never_ended_with_it() {
         })
         .await;
         assert_ne!(process.pid, probe);
-        proc.hands.sweep(Signal::Kill);
-        proc.hands.signal(process, Signal::Kill, Detached::End);
+        proc.executor.sweep(Signal::Kill);
+        proc.executor.signal(process, Signal::Kill, Detached::End);
         until_gone(process.pid).await;
-        proc.hands.sweep(Signal::Kill);
-        proc.hands.end_run(run);
+        proc.executor.sweep(Signal::Kill);
+        proc.executor.end_run(run);
         assert!(is_running(probe), "{name}");
         task.abort();
         until_gone(probe).await;
@@ -134,12 +134,12 @@ async fn a_probe_of_the_agents_last_life_is_ended_and_nobody_else() {
     let (_, ticks) = text.split_once(' ').expect("a pid and a time");
     for other in [format!("{} {ticks}", stranger.pid()), format!("{shell} 1"), "nonsense".to_owned()] {
         std::fs::write(&note, other).expect("our note");
-        end_old_probes(&proc.host);
+        end_old_probes(&proc.context);
         stranger.assert_unharmed();
         assert!(is_running(shell) && is_running(far));
     }
     std::fs::write(&note, text).expect("our note");
-    end_old_probes(&proc.host);
+    end_old_probes(&proc.context);
     until_gone(shell).await;
     until_gone(far).await;
     stranger.assert_unharmed();

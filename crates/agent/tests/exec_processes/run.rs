@@ -54,7 +54,7 @@ async fn the_environment_is_clean() {
         ["INSTANCE", "NAME", "NAMESPACE"].map(|name| environment[&*format!("PROCFLEET_{name}")]),
         ["1", "environment", "exec-test"]
     );
-    assert_eq!(environment["PROCFLEET_PROC"], proc.host.mark(&proc.key));
+    assert_eq!(environment["PROCFLEET_PROC"], proc.context.mark(&proc.key));
     assert_eq!(environment["PATH"], "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     assert_eq!((environment["USER"], environment["LANG"]), (me().as_str(), "C.UTF-8"));
 }
@@ -166,9 +166,9 @@ async fn a_process_outlives_the_hands_that_started_it() {
     proc.forget();
     let process = running(proc.recovered(None));
     assert!(is_running(pid) || is_running(process.pid));
-    proc.hands.signal(process, procfleet_core::supervise::Signal::Kill, Detached::End);
+    proc.executor.signal(process, procfleet_core::supervise::Signal::Kill, Detached::End);
     until("it is reaped although nobody watched it", || {
-        proc.hands.watch(process);
+        proc.executor.watch(process);
         state_of(process.pid).is_none().then_some(())
     })
     .await;

@@ -15,7 +15,7 @@ async fn a_term_reaches_the_process_and_its_descendants() {
     proc.pid_in("web.pid").await;
     let child = proc.pid_in("child").await;
     let process = running(proc.settled());
-    proc.hands.signal(process, Signal::Term, Detached::End);
+    proc.executor.signal(process, Signal::Term, Detached::End);
     until_gone(process.pid).await;
     until_gone(child).await;
 }
@@ -30,7 +30,7 @@ async fn a_foreground_process_goes_with_its_shell() {
     })
     .await;
     assert_eq!(process.found, Found::Foreground);
-    proc.hands.signal(process, Signal::Term, Detached::End);
+    proc.executor.signal(process, Signal::Term, Detached::End);
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(15));
     until_gone(process.pid).await;
@@ -45,7 +45,7 @@ async fn a_kill_reaches_those_that_left_the_session() {
     let run = proc.run(&format!("{ESCAPE}exec ./web 1000"));
     let escaped = proc.pid_in("escaped").await;
     let process = running(proc.launched(run, Leader::Accept));
-    proc.hands.signal(process, Signal::Kill, Detached::End);
+    proc.executor.signal(process, Signal::Kill, Detached::End);
     until_gone(process.pid).await;
     until_gone(escaped).await;
 }
@@ -60,11 +60,11 @@ async fn the_end_of_a_run_is_the_end_of_all_that_it_started() {
     );
     let run = proc.run(&format!("{ESCAPE}./fork.sh 20 & wait"));
     let escaped = proc.pid_in("escaped").await;
-    proc.hands.end_run(run);
+    proc.executor.end_run(run);
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(9));
     until_gone(escaped).await;
-    let mark = format!("PROCFLEET_PROC={}", proc.host.mark(&proc.key));
+    let mark = format!("PROCFLEET_PROC={}", proc.context.mark(&proc.key));
     until("nobody bears the mark", || {
         let marked = std::fs::read_dir("/proc").expect("proc").flatten().any(|entry| {
             let environ = std::fs::read(entry.path().join("environ")).unwrap_or_default();
@@ -91,7 +91,7 @@ async fn ending_a_stop_command_spares_the_process_and_its_new_worker() {
     .await;
     let stop = proc.run("echo go > fifo; sleep 1000");
     let worker = proc.pid_in("worker").await;
-    proc.hands.end_run(stop);
+    proc.executor.end_run(stop);
     proc.end_of(stop).await;
     assert!(is_running(main) && is_running(worker));
 }
@@ -105,9 +105,9 @@ async fn a_sweep_ends_what_is_left_behind_and_nothing_else() {
     let escaped = proc.pid_in("escaped").await;
     let current = proc.run("exec ./web 1000");
     let process = running(proc.launched(current, Leader::Accept));
-    proc.hands.watch(process);
+    proc.executor.watch(process);
     assert!(is_running(escaped));
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     until_gone(escaped).await;
     assert!(is_running(process.pid));
     stranger.assert_unharmed();
@@ -121,7 +121,7 @@ async fn a_sweep_ends_what_an_earlier_life_left() {
     proc.end_of(run).await;
     let escaped = proc.pid_in("escaped").await;
     proc.forget_with_a_new_host();
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     until_gone(escaped).await;
 }
 
@@ -137,7 +137,7 @@ async fn orphans_that_have_ended_do_not_stay_as_zombies() {
     let escaped = proc.pid_in("escaped").await;
     kill(escaped);
     until("it is reaped", || {
-        proc.host.reap_orphans();
+        proc.context.reap_orphans();
         state_of(escaped).is_none().then_some(())
     })
     .await;
@@ -152,10 +152,10 @@ async fn a_shell_whose_process_died_is_swept_too() {
         (comm(process.pid) == "web").then_some(process)
     })
     .await;
-    proc.hands.watch(process);
+    proc.executor.watch(process);
     kill(process.pid);
     proc.exit_of(process).await;
-    proc.hands.sweep(Signal::Kill);
+    proc.executor.sweep(Signal::Kill);
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(9));
 }
@@ -168,10 +168,10 @@ async fn a_recycled_pid_is_never_signalled() {
     process.start_ticks -= 1;
     for found in [Found::PidFile, Found::Foreground, Found::Name] {
         process.found = found;
-        proc.hands.signal(process, Signal::Term, Detached::End);
-        proc.hands.signal(process, Signal::Kill, Detached::End);
+        proc.executor.signal(process, Signal::Term, Detached::End);
+        proc.executor.signal(process, Signal::Kill, Detached::End);
     }
     let agent = crate::support::process(std::process::id());
-    proc.hands.signal(agent, Signal::Kill, Detached::End);
+    proc.executor.signal(agent, Signal::Kill, Detached::End);
     stranger.assert_unharmed();
 }

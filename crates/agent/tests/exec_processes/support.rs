@@ -2,9 +2,9 @@
 
 #![expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
 
-use procfleet_agent::exec::{Containment, Hands, Host, Inbox, inbox};
+use procfleet_agent::exec::{Containment, ExecContext, Inbox, ProcExecutor, inbox};
 use procfleet_core::process::Cause;
-use procfleet_core::supervise::{CommandEnd, Input, Leader, RunId, Scope};
+use procfleet_core::supervise::{CommandEnd, Input, Leader, LookScope, RunId};
 use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};
 use procfleet_testkit::remember;
 use std::fs;
@@ -26,8 +26,8 @@ pub(crate) struct Proc {
     containment: Containment,
     pub(crate) spec: Spec,
     pub(crate) key: ProcKey,
-    pub(crate) host: Arc<Host>,
-    pub(crate) hands: Hands,
+    pub(crate) context: Arc<ExecContext>,
+    pub(crate) executor: ProcExecutor,
     inputs: Inbox,
     /// Inputs that came before anybody asked for them.
     backlog: Vec<Input>,
@@ -43,16 +43,16 @@ impl Proc {
     pub(crate) fn contained(name: &str, containment: Containment) -> Proc {
         let folder = tempfile::tempdir().expect("a temp dir");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our folder");
-        let host = Arc::new(Host::open(folder.path().join("output"), containment).expect("a host"));
+        let host = Arc::new(ExecContext::open(folder.path().join("output"), containment).expect("a host"));
         let key = ProcKey { namespace: "exec-test".to_owned(), name: name.to_owned() };
         let (send, inputs) = inbox(4);
-        let hands = Hands::new(host.clone(), key.clone(), send);
+        let executor = ProcExecutor::new(host.clone(), key.clone(), send);
         let mut spec = Spec::default();
         spec.identity.proc_name = "web".to_owned();
         spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
         spec.identity.user = me();
         install("/bin/sleep", &folder.path().join("web"));
-        Proc { folder, containment, spec, key, host, hands, inputs, backlog: Vec::new(), runs: 0 }
+        Proc { folder, containment, spec, key, context: host, executor, inputs, backlog: Vec::new(), runs: 0 }
     }
 
     pub(crate) fn with_pid_file(name: &str) -> Proc {
@@ -61,17 +61,17 @@ impl Proc {
         proc
     }
 
-    /// The same proc in the hands of an agent that has just started.
+    /// The same proc in the executor of an agent that has just started.
     pub(crate) fn forget(&mut self) {
         let (send, inputs) = inbox(4);
         self.inputs = inputs;
         self.backlog.clear();
-        self.hands = Hands::new(self.host.clone(), self.key.clone(), send);
+        self.executor = ProcExecutor::new(self.context.clone(), self.key.clone(), send);
     }
 
     /// As [`Proc::forget`], and the agent has its host anew too.
     pub(crate) fn forget_with_a_new_host(&mut self) {
-        self.host = Arc::new(Host::open(self.path("output"), self.containment).expect("a host"));
+        self.context = Arc::new(ExecContext::open(self.path("output"), self.containment).expect("a host"));
         self.forget();
     }
 
@@ -103,7 +103,7 @@ impl Proc {
 
     pub(crate) fn run(&mut self, command: &str) -> RunId {
         self.runs += 1;
-        self.hands.run(RunId(self.runs), command, &self.spec);
+        self.executor.run(RunId(self.runs), command, &self.spec);
         RunId(self.runs)
     }
 
@@ -138,7 +138,7 @@ impl Proc {
         }
         let search = async {
             loop {
-                let input = *self.inputs.recv().await.expect("the hands are alive");
+                let input = *self.inputs.recv().await.expect("the executor are alive");
                 if let Some(found) = wanted(&input) {
                     return found;
                 }
@@ -155,22 +155,22 @@ impl Proc {
     }
 
     pub(crate) fn settled(&mut self) -> Sighting {
-        self.hands.look(Scope::Settled, &self.spec)
+        self.executor.look(LookScope::Settled, &self.spec)
     }
 
     /// As if the spec named no pid file.
     pub(crate) fn settled_without_file(&mut self) -> Sighting {
         let mut spec = self.spec.clone();
         spec.identity.pid_path.clear();
-        self.hands.look(Scope::Settled, &spec)
+        self.executor.look(LookScope::Settled, &spec)
     }
 
     pub(crate) fn launched(&mut self, run: RunId, leader: Leader) -> Sighting {
-        self.hands.look(Scope::Launch { run, leader }, &self.spec)
+        self.executor.look(LookScope::Launch { run, leader }, &self.spec)
     }
 
     pub(crate) fn recovered(&mut self, last: Option<Process>) -> Sighting {
-        self.hands.look(Scope::Recovery { last }, &self.spec)
+        self.executor.look(LookScope::Recovery { last }, &self.spec)
     }
 
     /// Looks among what the run started until it finds the process with this pid.
@@ -195,7 +195,7 @@ impl Proc {
 
 impl Drop for Proc {
     fn drop(&mut self) {
-        let mark = format!("PROCFLEET_PROC={}", self.host.mark(&self.key));
+        let mark = format!("PROCFLEET_PROC={}", self.context.mark(&self.key));
         for _ in 0..5 {
             for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
                 let environ = fs::read(entry.path().join("environ")).unwrap_or_default();

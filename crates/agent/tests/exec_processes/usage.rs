@@ -3,7 +3,7 @@
 use crate::support::*;
 use procfleet_agent::exec::{Meter, Scene};
 use procfleet_core::Process;
-use procfleet_core::supervise::{Scope, Usage};
+use procfleet_core::supervise::{LookScope, Usage};
 use std::time::{Duration, Instant};
 
 async fn sampled_until(
@@ -15,7 +15,7 @@ async fn sampled_until(
 ) -> Option<Usage> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
-        let usage = Scene::look(&proc.host).await.usage(&proc.host, process, meter);
+        let usage = Scene::look(&proc.context).await.usage(&proc.context, process, meter);
         if fits(usage) {
             return usage;
         }
@@ -32,7 +32,7 @@ async fn children_and_those_that_have_ended_count() {
     let run = proc.run(
         "./web 1000 3</dev/null 4<&3 5<&3 & (while :; do :; done) & while :; do sh -c 'i=0; while [ $i -lt 9000 ]; do i=$((i+1)); done'; done",
     );
-    let process = running(proc.hands.look(Scope::Run(run), &spec));
+    let process = running(proc.executor.look(LookScope::Run(run), &spec));
     let mut meter = Meter::default();
     let usage = sampled_until("all of them are counted", &proc, &process, &mut meter, |usage| {
         usage.is_some_and(|usage| usage.fd >= 15 && usage.cpu > 1.0)
@@ -40,9 +40,9 @@ async fn children_and_those_that_have_ended_count() {
     .await
     .expect("it runs");
     assert!(usage.cpu <= 100.0 && usage.mem > 0.0 && usage.mem < 50.0, "{usage:?}");
-    let alone = proc.hands.inspect(&process).expect("it runs");
+    let alone = proc.executor.inspect(&process).expect("it runs");
     assert!(alone.memory_percent < usage.mem, "{alone:?} and {usage:?}");
-    proc.hands.end_run(run);
+    proc.executor.end_run(run);
     proc.end_of(run).await;
     sampled_until("it is gone for all", &proc, &process, &mut meter, |usage| usage.is_none()).await;
 }

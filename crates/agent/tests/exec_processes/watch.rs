@@ -17,11 +17,11 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
             .expect("a fifo");
         let run = proc.run(command);
         let process = running(proc.launched(run, Leader::Accept));
-        proc.hands.watch(process);
-        proc.hands.watch(process);
+        proc.executor.watch(process);
+        proc.executor.watch(process);
         match exit {
             Exit::Signal(_) | Exit::Dumped(_) | Exit::OutOfMemory => {
-                proc.hands.signal(process, Signal::Kill, Detached::End)
+                proc.executor.signal(process, Signal::Kill, Detached::End)
             }
             Exit::Code(_) | Exit::Unknown => {
                 let output = proc.path("output");
@@ -33,7 +33,7 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
                     (!std::fs::read(file).ok()?.is_empty()).then_some(())
                 })
                 .await;
-                proc.hands.signal(process, Signal::Term, Detached::End);
+                proc.executor.signal(process, Signal::Term, Detached::End);
             }
         }
         assert_eq!(proc.exit_of(process).await, exit);
@@ -42,7 +42,7 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
         assert_eq!(state_of(process.pid), None, "it was reaped");
         proc.assert_silent();
         // Watching what is gone reports at once.
-        proc.hands.watch(process);
+        proc.executor.watch(process);
         assert_eq!(proc.exit_of(process).await, exit);
     }
 }
@@ -60,7 +60,7 @@ async fn the_exit_of_another_ones_child_is_reported() {
         let pid = proc.pid_in("web.pid").await;
         let process = running(proc.settled());
         assert_eq!((process.pid, process.found), (pid, Found::PidFile));
-        proc.hands.watch(process);
+        proc.executor.watch(process);
         proc.assert_silent();
         std::fs::write(&fifo, "go\n").expect("somebody reads");
         let exit = proc.exit_of(process).await;
@@ -76,10 +76,10 @@ async fn what_is_gone_or_replaced_is_reported_at_once() {
     let mut stranger = Stranger::start("/bin/sleep", proc.folder.path());
     let mut recycled = process(stranger.pid());
     recycled.start_ticks -= 1;
-    proc.hands.watch(recycled);
+    proc.executor.watch(recycled);
     assert_eq!(proc.exit_of(recycled).await, Exit::Unknown);
     stranger.assert_unharmed();
-    assert_eq!(proc.hands.inspect(&recycled), None);
+    assert_eq!(proc.executor.inspect(&recycled), None);
 }
 
 #[tokio::test]
@@ -92,16 +92,16 @@ async fn an_inspection_describes_the_process() {
     })
     .await;
     until("it sleeps", || (state_of(process.pid) == Some('S')).then_some(())).await;
-    let instance = proc.hands.inspect(&process).expect("it is running");
+    let instance = proc.executor.inspect(&process).expect("it is running");
     assert_eq!((instance.pid, instance.command_line.as_str()), (process.pid, "./web 1000"));
     assert_eq!((instance.state.as_str(), instance.threads), ("S", 1));
     assert!(instance.memory_kib > 0 && instance.memory_percent > 0.0 && instance.memory_percent < 100.0);
     assert!((0.0..=100.0).contains(&instance.cpu_now) && (0.0..=100.0).contains(&instance.cpu_average));
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
     assert!(i64::try_from(now).expect("soon enough") - instance.began_at < 30, "{instance:?}");
-    proc.hands.signal(process, Signal::Kill, Detached::End);
+    proc.executor.signal(process, Signal::Kill, Detached::End);
     until_gone(process.pid).await;
-    assert_eq!(proc.hands.inspect(&process), None);
+    assert_eq!(proc.executor.inspect(&process), None);
 }
 
 fn kernel() -> (u32, u32) {

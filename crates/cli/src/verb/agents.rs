@@ -3,9 +3,9 @@
 use super::list::{self, Watching, host_order};
 use super::operate::label;
 use super::token::Ttl;
-use crate::client::Answer;
-use crate::output::{Format, Output, age};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::client::ReplyData;
+use crate::output::{Format, OutputFlag, age};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{AgentRow, AssignAgents, LabelAgents, RevokeAgents};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Agents {
     #[command(subcommand)]
-    pub change: Option<Change>,
+    pub change: Option<AgentChange>,
     /// Only those of this cloud area
     #[arg(long, value_name = "N")]
     pub cloud: Option<u32>,
@@ -44,29 +44,29 @@ pub struct Agents {
     pub limit: Option<u32>,
     /// The column that the rows are ordered by [default: host; with --after or --limit: id]
     #[arg(long, value_name = "COLUMN", value_enum)]
-    pub sort: Option<Sort>,
+    pub sort: Option<AgentSort>,
     #[command(flatten)]
     pub watching: Watching,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Change {
+pub enum AgentChange {
     /// Move agents to another business
     Assign(Box<Assign>),
     /// Say something of the hosts of agents, to select them by
     Label(Box<Label>),
     /// Cut agents off, for good: only a new join token lets their hosts in again
-    Revoke(Box<Revoke>),
+    Revoke(Box<AgentRevoke>),
     /// Forget agents that are away and will not come back: they and their processes are listed no more
     Forget(Box<Forget>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sort {
+pub enum AgentSort {
     Id,
     Host,
     Version,
@@ -81,9 +81,9 @@ pub struct Forget {
     #[arg(value_name = "AGENT_OR_HOST", required = true)]
     pub agents: Vec<String>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -95,9 +95,9 @@ pub struct Assign {
     #[arg(long, value_name = "N")]
     pub business: BusinessId,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -112,13 +112,13 @@ pub struct Label {
     #[arg(long, value_name = "KEY")]
     pub remove: Vec<String>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Revoke {
+pub struct AgentRevoke {
     /// Agents by their ids, or hosts as CLOUD:IP
     #[arg(value_name = "AGENT_OR_HOST", required = true)]
     pub agents: Vec<String>,
@@ -126,23 +126,23 @@ pub struct Revoke {
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub reason: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 impl Agents {
-    pub(crate) fn output(&self) -> Output {
+    pub(crate) fn output(&self) -> OutputFlag {
         match &self.change {
             None => self.output,
-            Some(Change::Assign(assign)) => assign.output,
-            Some(Change::Label(label)) => label.output,
-            Some(Change::Revoke(revoke)) => revoke.output,
-            Some(Change::Forget(forget)) => forget.output,
+            Some(AgentChange::Assign(assign)) => assign.output,
+            Some(AgentChange::Label(label)) => label.output,
+            Some(AgentChange::Revoke(revoke)) => revoke.output,
+            Some(AgentChange::Forget(forget)) => forget.output,
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let answer = match &self.change {
             None => {
                 let client = self.connection.client()?;
@@ -151,11 +151,11 @@ impl Agents {
                     self.show(&answer, around)
                 });
             }
-            Some(Change::Assign(assign)) => {
+            Some(AgentChange::Assign(assign)) => {
                 let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
                 assign.connection.client()?.post("/api/v1/agents/assign", &wanted)?
             }
-            Some(Change::Label(label)) => {
+            Some(AgentChange::Label(label)) => {
                 let wanted = LabelAgents {
                     agents: label.agents.clone(),
                     set: label.set.iter().cloned().collect(),
@@ -163,11 +163,11 @@ impl Agents {
                 };
                 label.connection.client()?.post("/api/v1/agents/label", &wanted)?
             }
-            Some(Change::Revoke(revoke)) => {
+            Some(AgentChange::Revoke(revoke)) => {
                 let wanted = RevokeAgents { agents: revoke.agents.clone(), reason: revoke.reason.clone() };
                 revoke.connection.client()?.post("/api/v1/agents/revoke", &wanted)?
             }
-            Some(Change::Forget(forget)) => {
+            Some(AgentChange::Forget(forget)) => {
                 let wanted = json!({"agents": forget.agents});
                 forget.connection.client()?.post("/api/v1/agents/forget", &wanted)?
             }
@@ -175,19 +175,19 @@ impl Agents {
         self.show(&answer, around)
     }
 
-    fn show(&self, answer: &Answer, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn show(&self, answer: &ReplyData, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let mut rows: Vec<(Value, AgentRow)> = list::rows(answer)?;
         // A page is a part of the list by ids, and goes on after its last one.
         let paged = self.after.is_some() || self.limit.is_some();
-        let sort = self.sort.unwrap_or(if paged { Sort::Id } else { Sort::Host });
+        let sort = self.sort.unwrap_or(if paged { AgentSort::Id } else { AgentSort::Host });
         rows.sort_by_cached_key(|(_, row)| {
             let host = host_order(row.bk_cloud_id, &row.ip);
             match sort {
-                Sort::Id => (0, row.bk_agent_id.clone(), host),
-                Sort::Host => (0, String::new(), host),
-                Sort::Version => (0, row.version.clone(), host),
-                Sort::State => (0, state(row), host),
-                Sort::Heard => (-row.heard_at, String::new(), host),
+                AgentSort::Id => (0, row.bk_agent_id.clone(), host),
+                AgentSort::Host => (0, String::new(), host),
+                AgentSort::Version => (0, row.version.clone(), host),
+                AgentSort::State => (0, state(row), host),
+                AgentSort::Heard => (-row.heard_at, String::new(), host),
             }
         });
         match self.output().format() {
@@ -214,7 +214,7 @@ impl Agents {
                 )?;
             }
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 
     fn filters(&self) -> Vec<(&'static str, String)> {

@@ -1,40 +1,40 @@
 //! `procfleet app`: who may call the API, and what each may use. Scripts read a secret from stdout, so
 //! nothing else goes there.
 
-use crate::client::{Answer, path_segment};
-use crate::output::{Format, Output, plain};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::client::{ReplyData, path_segment};
+use crate::output::{Format, OutputFlag, plain};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_proto::http::native::{AppSecret, AppView, CreateApp};
 use serde_json::{Value, json};
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum App {
+pub enum AppVerb {
     /// Make an app and print its secret; until it is granted something, it can only log in
-    Create(Create),
+    Create(AppCreate),
     /// Show all apps and what they may use
-    List(List),
+    List(AppList),
     /// Show one app and what it may use
-    Show(Named),
+    Show(AppName),
     /// Give an app a new secret and print it; the old one opens nothing any more
-    Rotate(Named),
+    Rotate(AppName),
     /// Let an app in no more
-    Disable(Named),
+    Disable(AppName),
     /// Let a disabled app in again
-    Enable(Named),
+    Enable(AppName),
     /// Allow an app to use more
     ///
     /// Each flag may be given several times, and * is everything of its kind. Without a grant of a kind
     /// nothing of it is allowed.
-    Grant(Change),
+    Grant(AppEdit),
     /// Take back what an app was allowed
     ///
     /// Each flag may be given several times, and * takes back everything of its kind. What would go on by
     /// another grant (web1 while there is web*) is refused.
-    Revoke(Change),
+    Revoke(AppEdit),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Create {
+pub struct AppCreate {
     /// The new app's bk_app_code: letters, digits and -_.
     #[arg(value_name = "CODE")]
     pub code: String,
@@ -42,47 +42,47 @@ pub struct Create {
     #[arg(long)]
     pub trusted: bool,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct List {
+pub struct AppList {
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Named {
+pub struct AppName {
     /// The app's bk_app_code
     #[arg(value_name = "CODE")]
     pub code: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Change {
+pub struct AppEdit {
     /// The app's bk_app_code
     #[arg(value_name = "CODE")]
     pub code: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub grants: Grants,
+    pub grants: GrantFlags,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Grants")]
 #[group(required = true, multiple = true)]
-pub struct Grants {
+pub struct GrantFlags {
     /// Hosts of this business
     #[arg(long = "business", value_name = "N")]
     pub businesses: Vec<String>,
@@ -101,10 +101,10 @@ pub struct Grants {
     pub all: bool,
 }
 
-impl App {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl AppVerb {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            App::Create(create) => {
+            AppVerb::Create(create) => {
                 let wanted = CreateApp { code: create.code.clone(), trusted: create.trusted };
                 let answer = create.connection.client()?.post("/api/v1/apps", &wanted)?;
                 show_secret(around, &answer, create.output)?;
@@ -113,39 +113,39 @@ impl App {
                     around.note(&format!("it may use nothing yet: procfleet app grant {code} --help"));
                 }
             }
-            App::Rotate(named) => show_secret(around, &named.post("rotate")?, named.output)?,
-            App::List(list) => {
+            AppVerb::Rotate(named) => show_secret(around, &named.post("rotate")?, named.output)?,
+            AppVerb::List(list) => {
                 let answer = list.connection.client()?.get("/api/v1/apps", &[])?;
                 show(around, &answer, list.output, |answer| answer.read())?;
             }
-            App::Show(named) => {
+            AppVerb::Show(named) => {
                 let answer = named.connection.client()?.get(&path(&named.code, ""), &[])?;
                 show(around, &answer, named.output, one)?;
             }
-            App::Disable(named) => show(around, &named.post("disable")?, named.output, one)?,
-            App::Enable(named) => show(around, &named.post("enable")?, named.output, one)?,
-            App::Grant(change) => show(around, &change.post("grant")?, change.output, one)?,
-            App::Revoke(change) => show(around, &change.post("revoke")?, change.output, one)?,
+            AppVerb::Disable(named) => show(around, &named.post("disable")?, named.output, one)?,
+            AppVerb::Enable(named) => show(around, &named.post("enable")?, named.output, one)?,
+            AppVerb::Grant(change) => show(around, &change.post("grant")?, change.output, one)?,
+            AppVerb::Revoke(change) => show(around, &change.post("revoke")?, change.output, one)?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 
-impl Named {
-    fn post(&self, action: &str) -> Result<Answer, Error> {
+impl AppName {
+    fn post(&self, action: &str) -> Result<ReplyData, Error> {
         self.connection.client()?.post(&path(&self.code, action), &json!({}))
     }
 }
 
-impl Change {
-    fn post(&self, action: &str) -> Result<Answer, Error> {
+impl AppEdit {
+    fn post(&self, action: &str) -> Result<ReplyData, Error> {
         self.connection.client()?.post(&path(&self.code, action), &self.grants.body())
     }
 }
 
-impl Grants {
+impl GrantFlags {
     fn body(&self) -> Value {
-        let Grants { businesses, namespaces, ops, accounts, all } = self;
+        let GrantFlags { businesses, namespaces, ops, accounts, all } = self;
         match all {
             true => json!({"all": true}),
             false => {
@@ -160,7 +160,7 @@ fn path(code: &str, action: &str) -> String {
     if action.is_empty() { app } else { format!("{app}/{action}") }
 }
 
-fn show_secret(around: &mut Surroundings<'_>, answer: &Answer, output: Output) -> Result<(), Error> {
+fn show_secret(around: &mut Surroundings<'_>, answer: &ReplyData, output: OutputFlag) -> Result<(), Error> {
     match output.format() {
         Format::Json => around.json(&answer.data),
         Format::Text => {
@@ -172,15 +172,15 @@ fn show_secret(around: &mut Surroundings<'_>, answer: &Answer, output: Output) -
     }
 }
 
-fn one(answer: &Answer) -> Result<Vec<AppView>, Error> {
+fn one(answer: &ReplyData) -> Result<Vec<AppView>, Error> {
     Ok(vec![answer.read()?])
 }
 
 fn show(
     around: &mut Surroundings<'_>,
-    answer: &Answer,
-    output: Output,
-    rows: impl FnOnce(&Answer) -> Result<Vec<AppView>, Error>,
+    answer: &ReplyData,
+    output: OutputFlag,
+    rows: impl FnOnce(&ReplyData) -> Result<Vec<AppView>, Error>,
 ) -> Result<(), Error> {
     match output.format() {
         Format::Json => around.json(&answer.data),

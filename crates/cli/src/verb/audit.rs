@@ -2,8 +2,8 @@
 
 use super::list::{self, MOST_ROWS};
 use super::token::Ttl;
-use crate::output::{Format, Output};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_proto::http::native::AuditRow;
 use serde_json::Value;
 
@@ -25,13 +25,13 @@ pub struct Audit {
     #[arg(long, value_name = "ACTION")]
     pub action: Option<String>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 impl Audit {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let filtered = self.failed || self.since.is_some();
         let asked = if filtered { MOST_ROWS } else { self.limit };
         let mut query = vec![("limit", asked.to_string())];
@@ -56,7 +56,7 @@ impl Audit {
                 )?;
             }
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 

@@ -1,33 +1,33 @@
 //! `procfleet business`: whose hosts they are.
 
-use crate::output::{Format, Output};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{BusinessRow, BusinessSetRow};
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Business {
+pub enum BusinessVerb {
     /// Make a business
-    Create(Create),
+    Create(BusinessCreate),
     /// Show the businesses
-    List(List),
+    List(BusinessList),
     /// Make a set of businesses
     SetCreate(SetCreate),
     /// Show the sets of businesses
-    SetList(List),
+    SetList(BusinessList),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Create {
+pub struct BusinessCreate {
     /// Its number, from 1 on
     #[arg(value_name = "ID")]
     pub id: BusinessId,
     #[arg(value_name = "NAME")]
     pub name: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -41,44 +41,44 @@ pub struct SetCreate {
     #[arg(long = "business", value_name = "N", required = true)]
     pub businesses: Vec<BusinessId>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct List {
+pub struct BusinessList {
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
-impl Business {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl BusinessVerb {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            Business::Create(create) => create.run(around),
-            Business::List(list) => list.run(around),
-            Business::SetCreate(create) => create.run(around),
-            Business::SetList(list) => list.run_sets(around),
+            BusinessVerb::Create(create) => create.run(around),
+            BusinessVerb::List(list) => list.run(around),
+            BusinessVerb::SetCreate(create) => create.run(around),
+            BusinessVerb::SetList(list) => list.run_sets(around),
         }
     }
 }
 
-impl Create {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl BusinessCreate {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let wanted = BusinessRow { bk_biz_id: self.id.0, bk_biz_name: self.name.clone() };
         let answer = self.connection.client()?.post("/api/v1/businesses", &wanted)?;
         match self.output.format() {
             Format::Json => around.json(&answer.data)?,
             Format::Text => show(around, &[answer.read()?])?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 
 impl SetCreate {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let wanted = BusinessSetRow {
             bk_biz_set_id: self.id,
             bk_biz_set_name: self.name.clone(),
@@ -89,27 +89,27 @@ impl SetCreate {
             Format::Json => around.json(&answer.data)?,
             Format::Text => show_sets(around, &[answer.read()?])?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 
-impl List {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl BusinessList {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let answer = self.connection.client()?.get("/api/v1/businesses", &[])?;
         match self.output.format() {
             Format::Json => around.json(&answer.data)?,
             Format::Text => show(around, &answer.read::<Vec<BusinessRow>>()?)?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 
-    fn run_sets(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn run_sets(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let answer = self.connection.client()?.get("/api/v1/business_sets", &[])?;
         match self.output.format() {
             Format::Json => around.json(&answer.data)?,
             Format::Text => show_sets(around, &answer.read::<Vec<BusinessSetRow>>()?)?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 

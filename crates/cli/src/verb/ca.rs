@@ -1,27 +1,27 @@
 //! `procfleet ca`: the authority that agents and server know each other by, and its replacement.
 
-use crate::output::{Format, Output};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_proto::http::native::CaView;
 use serde_json::json;
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Ca {
+pub enum CaVerb {
     /// Show the CA, its successor, and who still needs the old one
-    Show(Show),
+    Show(CaShow),
     /// Make a new CA: both are trusted, agents renew onto the new one, and the old one is retired when none
     /// needs it
-    Rotate(Show),
+    Rotate(CaShow),
     /// Retire the old CA now
     Retire(Retire),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Show {
+pub struct CaShow {
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -30,21 +30,21 @@ pub struct Retire {
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
-impl Ca {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl CaVerb {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let (answer, format) = match self {
-            Ca::Show(Show { output, connection }) => {
+            CaVerb::Show(CaShow { output, connection }) => {
                 (connection.client()?.get("/api/v1/ca", &[])?, output.format())
             }
-            Ca::Rotate(Show { output, connection }) => {
+            CaVerb::Rotate(CaShow { output, connection }) => {
                 (connection.client()?.post("/api/v1/ca/rotate", &json!({}))?, output.format())
             }
-            Ca::Retire(Retire { force, output, connection }) => {
+            CaVerb::Retire(Retire { force, output, connection }) => {
                 let client = connection.client()?;
                 (client.post("/api/v1/ca/retire", &json!({"force": force}))?, output.format())
             }
@@ -64,6 +64,6 @@ impl Ca {
                 }
             }
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }

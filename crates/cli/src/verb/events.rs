@@ -4,8 +4,8 @@ use super::list::MOST_ROWS;
 use super::ps::selected;
 use super::targets::host;
 use super::token::Ttl;
-use crate::output::{Format, Output, Pace, plain, plain_lines};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag, PollPace, plain, plain_lines};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::Host;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 const LONG_POLL: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Events {
+pub struct EventsVerb {
     /// How many of the newest events to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub limit: u32,
@@ -41,13 +41,13 @@ pub struct Events {
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
-impl Events {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl EventsVerb {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         let mut filters = Vec::new();
         let host = self.host.map(|host| host.to_string());
@@ -85,13 +85,13 @@ impl Events {
         }
         if !self.follow && self.output.format() == Format::Json {
             around.json(&answer.data)?;
-            return Ok(Exit::Done);
+            return Ok(VerbExit::Done);
         }
         let mut failed_tries = 0;
         loop {
             self.show(&view.events, around)?;
             if !self.follow {
-                return Ok(Exit::Done);
+                return Ok(VerbExit::Done);
             }
             let mut query = filters.clone();
             query.push(("after", view.last.to_string()));
@@ -105,7 +105,7 @@ impl Events {
                 // A server that restarts is worth waiting for: nothing is missed, for the question names the
                 // last event seen.
                 Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
-                    let Pace { pause, tries, .. } = around.pace;
+                    let PollPace { pause, tries, .. } = around.pace;
                     if failed_tries >= tries {
                         return Err(fault);
                     }

@@ -1,8 +1,8 @@
 //! What the verbs that list things share: order, filters by time, and showing a list again and again.
 
-use crate::client::Answer;
+use crate::client::ReplyData;
 use crate::output::{Colors, Surroundings};
-use crate::{Error, Exit};
+use crate::{Error, VerbExit};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::net::IpAddr;
@@ -24,15 +24,15 @@ impl Watching {
     pub(super) fn repeat(
         self,
         around: &mut Surroundings<'_>,
-        mut show: impl FnMut(&mut Surroundings<'_>) -> Result<Exit, Error>,
-    ) -> Result<Exit, Error> {
+        mut show: impl FnMut(&mut Surroundings<'_>) -> Result<VerbExit, Error>,
+    ) -> Result<VerbExit, Error> {
         let Some(secs) = self.watch else { return show(around) };
         loop {
             let clear = if around.colors == Colors::Shown { "\u{1b}[H\u{1b}[2J" } else { "" };
             let now = around.moment(around.now);
             // A reader that left is only noticed by writing to it.
             if writeln!(around.out, "{clear}{now}").and_then(|()| around.out.flush()).is_err() {
-                return Ok(Exit::Done);
+                return Ok(VerbExit::Done);
             }
             match show(around) {
                 // A server that restarts is worth waiting for.
@@ -48,7 +48,7 @@ impl Watching {
 }
 
 /// Each row as it came, for `--json`, and as it is understood.
-pub(super) fn rows<T: DeserializeOwned>(answer: &Answer) -> Result<Vec<(Value, T)>, Error> {
+pub(super) fn rows<T: DeserializeOwned>(answer: &ReplyData) -> Result<Vec<(Value, T)>, Error> {
     let rows: Vec<T> = answer.read()?;
     let values = answer.data.as_array().cloned().unwrap_or_default();
     Ok(values.into_iter().zip(rows).collect())

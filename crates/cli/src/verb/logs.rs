@@ -8,8 +8,8 @@ use super::list::target_order;
 use super::ps::selected;
 use super::targets::host;
 use crate::client::Client;
-use crate::output::{Format, Output, Pace};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag, PollPace};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use nix::sys::signal::{SigSet, Signal};
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, Host, ProcKey};
@@ -57,21 +57,21 @@ pub struct Logs {
     #[arg(long)]
     pub raw: bool,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 /// One log to read: an instance at a place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Source {
+struct LogSource {
     /// `host` or `agent`, and which; nothing: the server finds the only one.
     at: Option<(&'static str, String)>,
     instance: u32,
 }
 
 /// What a thread that follows has to say.
-enum News {
+enum FollowNews {
     Read {
         source: usize,
         view: Box<LogsView>,
@@ -87,7 +87,7 @@ enum News {
 }
 
 impl Logs {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         let sources = self.sources(&client)?;
         match self.follow {
@@ -98,7 +98,7 @@ impl Logs {
 
     /// Every instance that the server knows of at the named places. What it does not know may still have left
     /// its output.
-    fn sources(&self, client: &Client) -> Result<Vec<Source>, Error> {
+    fn sources(&self, client: &Client) -> Result<Vec<LogSource>, Error> {
         let rows: Vec<ProcRow> =
             client.get("/api/v1/procs", &[("namespace", self.namespace.clone())])?.read()?;
         let selected = match self.select.is_empty() {
@@ -128,7 +128,7 @@ impl Logs {
         let mut sources = BTreeSet::new();
         if named.is_empty() {
             sources.extend(
-                found.iter().map(|(host, _, n)| Source { at: Some(("host", host.clone())), instance: *n }),
+                found.iter().map(|(host, _, n)| LogSource { at: Some(("host", host.clone())), instance: *n }),
             );
         }
         for (kind, place) in &named {
@@ -137,15 +137,15 @@ impl Logs {
             let instances =
                 if instances.is_empty() { BTreeSet::from([self.instance.unwrap_or(1)]) } else { instances };
             let at = Some((*kind, place.clone()));
-            sources.extend(instances.into_iter().map(|instance| Source { at: at.clone(), instance }));
+            sources.extend(instances.into_iter().map(|instance| LogSource { at: at.clone(), instance }));
         }
         if sources.is_empty() && selected.is_some() {
             return Err(Error::Usage("no selected host is known to have the process".to_owned()));
         }
         if sources.is_empty() {
-            sources.insert(Source { at: None, instance: self.instance.unwrap_or(1) });
+            sources.insert(LogSource { at: None, instance: self.instance.unwrap_or(1) });
         }
-        let mut sources: Vec<Source> = sources.into_iter().collect();
+        let mut sources: Vec<LogSource> = sources.into_iter().collect();
         sources.sort_by_cached_key(|source| {
             (source.at.as_ref().map(|(_, place)| target_order(place)), source.instance)
         });
@@ -155,9 +155,9 @@ impl Logs {
     fn show(
         &self,
         client: &Client,
-        sources: &[Source],
+        sources: &[LogSource],
         around: &mut Surroundings<'_>,
-    ) -> Result<Exit, Error> {
+    ) -> Result<VerbExit, Error> {
         each(sources, around, |source, label, around| self.read_all(client, source, label, around))
     }
 
@@ -165,7 +165,7 @@ impl Logs {
     fn read_all(
         &self,
         client: &Client,
-        source: &Source,
+        source: &LogSource,
         label: &str,
         around: &mut Surroundings<'_>,
     ) -> Result<bool, Error> {
@@ -195,9 +195,9 @@ impl Logs {
     fn follow(
         &self,
         client: &Client,
-        sources: &[Source],
+        sources: &[LogSource],
         around: &mut Surroundings<'_>,
-    ) -> Result<Exit, Error> {
+    ) -> Result<VerbExit, Error> {
         let (tell, news) = sync_channel(WAITING);
         let interrupt = SigSet::from(Signal::SIGINT);
         // Before there are threads: all of them leave the signal to the one that waits for it.
@@ -206,7 +206,7 @@ impl Logs {
             let tell = tell.clone();
             std::thread::spawn(move || {
                 if interrupt.wait().is_ok() {
-                    let _ = tell.send(News::Stop);
+                    let _ = tell.send(FollowNews::Stop);
                 }
             });
         }
@@ -227,21 +227,21 @@ impl Logs {
         drop(tell);
         loop {
             match news.recv() {
-                Ok(News::Read { source, view }) => {
+                Ok(FollowNews::Read { source, view }) => {
                     let label = label(sources, source);
                     if view.skipped_bytes > 0 {
                         around.note(&format!("{label}{} bytes were rotated away unread", view.skipped_bytes));
                     }
                     if !self.print(&view, &label, around)? {
-                        return Ok(Exit::Done);
+                        return Ok(VerbExit::Done);
                     }
                 }
-                Ok(News::Told { source, text }) => {
+                Ok(FollowNews::Told { source, text }) => {
                     let label = label(sources, source);
                     around.note(&format!("{label}{text}"));
                 }
-                Ok(News::Failed(fault)) => return Err(fault),
-                Ok(News::Stop) | Err(_) => return Ok(Exit::Done),
+                Ok(FollowNews::Failed(fault)) => return Err(fault),
+                Ok(FollowNews::Stop) | Err(_) => return Ok(VerbExit::Done),
             }
         }
     }
@@ -250,10 +250,10 @@ impl Logs {
         &self,
         client: &Client,
         number: usize,
-        source: &Source,
+        source: &LogSource,
         first: Option<LogsView>,
-        pace: Pace,
-        tell: &SyncSender<News>,
+        pace: PollPace,
+        tell: &SyncSender<FollowNews>,
     ) {
         let mut cursor = None;
         let mut next = first.map(Ok);
@@ -264,18 +264,20 @@ impl Logs {
                 Ok(view) => {
                     troubled = false;
                     cursor = Some(view.cursor.clone());
-                    Some(News::Read { source: number, view: Box::new(view) })
+                    Some(FollowNews::Read { source: number, view: Box::new(view) })
                 }
                 // Nothing is missed, for the question names the last line that was seen.
                 Err(fault) if is_passing(&fault) => {
-                    let told = (!troubled)
-                        .then(|| News::Told { source: number, text: format!("{fault}; waiting for it") });
+                    let told = (!troubled).then(|| FollowNews::Told {
+                        source: number,
+                        text: format!("{fault}; waiting for it"),
+                    });
                     troubled = true;
                     crate::wait::pause(pace.pause);
                     told
                 }
                 Err(fault) => {
-                    let _ = tell.send(News::Failed(fault));
+                    let _ = tell.send(FollowNews::Failed(fault));
                     return;
                 }
             };
@@ -288,7 +290,7 @@ impl Logs {
     fn ask(
         &self,
         client: &Client,
-        source: &Source,
+        source: &LogSource,
         since: Option<(String, Duration)>,
     ) -> Result<LogsView, Error> {
         let mut query = vec![
@@ -332,11 +334,11 @@ impl Logs {
 
 /// Does something with one log after the other, until it answers that nobody is left to do it for.
 fn each(
-    sources: &[Source],
+    sources: &[LogSource],
     around: &mut Surroundings<'_>,
-    mut act: impl FnMut(&Source, &str, &mut Surroundings<'_>) -> Result<bool, Error>,
-) -> Result<Exit, Error> {
-    let mut exit = Exit::Done;
+    mut act: impl FnMut(&LogSource, &str, &mut Surroundings<'_>) -> Result<bool, Error>,
+) -> Result<VerbExit, Error> {
+    let mut exit = VerbExit::Done;
     for (number, source) in sources.iter().enumerate() {
         let label = label(sources, number);
         match act(source, &label, around) {
@@ -345,7 +347,7 @@ fn each(
             // One host that is away spoils nothing for the others.
             Err(fault @ Error::Refused { .. }) if sources.len() > 1 => {
                 around.note(&format!("{label}error: {fault}"));
-                exit = Exit::Failed;
+                exit = VerbExit::Failed;
             }
             Err(fault) => return Err(fault),
         }
@@ -354,11 +356,11 @@ fn each(
 }
 
 /// What stands before each line where there are several logs.
-fn label(sources: &[Source], number: usize) -> String {
+fn label(sources: &[LogSource], number: usize) -> String {
     if sources.len() < 2 {
         return String::new();
     }
-    let Source { at, instance } = &sources[number];
+    let LogSource { at, instance } = &sources[number];
     let several_places = sources.iter().any(|source| source.at != *at);
     let several_instances = sources.iter().any(|source| source.instance != *instance);
     let place = at.as_ref().filter(|_| several_places).map(|(_, place)| place.clone());

@@ -5,13 +5,13 @@
 use super::spec_flags::SpecFlags;
 use super::targets::Targets;
 use super::{request, status};
-use crate::client::{Answer, Client};
-use crate::output::{Asks, Format, Output, plain};
-use crate::wait::{Waiting, Watched};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::client::{Client, ReplyData};
+use crate::output::{Asks, Format, OutputFlag, plain};
+use crate::wait::{WaitMode, WatchedTask};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
-use procfleet_proto::http::native::Operated;
+use procfleet_proto::http::native::OperateAnswer;
 use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::PathBuf;
@@ -37,16 +37,16 @@ pub struct Operate {
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
     #[command(flatten)]
-    pub waiting: Waiting,
+    pub waiting: WaitMode,
     /// The same call under the same key is one task, however often it is sent
     #[arg(long, value_name = "KEY", conflicts_with = "dry_run")]
     pub idempotency_key: Option<String>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
     pub spec: SpecFlags,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 /// A change that needs no spec, such as `procfleet unregister`.
@@ -61,11 +61,11 @@ pub struct Plain {
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
-    pub waiting: Waiting,
+    pub waiting: WaitMode,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -79,15 +79,15 @@ pub struct IsRunning {
     #[arg(long, value_name = "SECS", default_value_t = 60)]
     pub timeout: u64,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 impl Operate {
-    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         // What can be wrong with the command line is found before the server is asked anything.
         let file = self.file.as_deref().map(|path| request::read_file(path, around.input)).transpose()?;
         let body = request::body(self, kind, file)?;
-        let call = Call {
+        let call = OperateRun {
             kind,
             dry_run: self.dry_run,
             yes: self.yes,
@@ -102,25 +102,25 @@ impl Operate {
 }
 
 impl Plain {
-    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let mut body = Map::new();
         self.targets.write(&mut body)?;
         body.insert("op_type".to_owned(), json!(kind.number()));
         let Plain { dry_run, yes, waiting, output, connection, .. } = self;
-        let call = Call { kind, dry_run: *dry_run, yes: *yes, waiting, key: None, output: *output };
+        let call = OperateRun { kind, dry_run: *dry_run, yes: *yes, waiting, key: None, output: *output };
         call.run(&connection.client()?, body, around)
     }
 }
 
 impl IsRunning {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let kind = OpKind::Query;
         let mut body = Map::new();
         self.targets.write(&mut body)?;
         body.insert("op_type".to_owned(), json!(kind.number()));
         let client = self.connection.client()?;
-        let asked = || -> Result<Exit, Error> {
-            let Operated { task_id, .. } = client.post(PATH, &body)?.read()?;
+        let asked = || -> Result<VerbExit, Error> {
+            let OperateAnswer { task_id, .. } = client.post(PATH, &body)?.read()?;
             Ok(status::exit(
                 &crate::wait::wait_silently(&client, &task_id, self.timeout, around.pace)?.view.ops,
             ))
@@ -129,9 +129,9 @@ impl IsRunning {
         let exit = unknown_if_nowhere(kind, &self.targets, asked, around)?;
         if !self.quiet {
             around.say(match exit {
-                Exit::Done => "running",
-                Exit::Stopped => "stopped",
-                Exit::Unknown | Exit::Failed | Exit::Usage | Exit::Unreachable => "unknown",
+                VerbExit::Done => "running",
+                VerbExit::Stopped => "stopped",
+                VerbExit::Unknown | VerbExit::Failed | VerbExit::Usage | VerbExit::Unreachable => "unknown",
             })?;
         }
         Ok(exit)
@@ -142,53 +142,53 @@ impl IsRunning {
 fn unknown_if_nowhere(
     kind: OpKind,
     targets: &Targets,
-    done: Result<Exit, Error>,
+    done: Result<VerbExit, Error>,
     around: &mut Surroundings<'_>,
-) -> Result<Exit, Error> {
+) -> Result<VerbExit, Error> {
     match done {
         Err(fault @ Error::Refused { code, .. })
             if kind == OpKind::Query && !targets.names_places() && code == Code::BadRequest.external() =>
         {
             around.note(&format!("error: {fault}"));
-            Ok(Exit::Unknown)
+            Ok(VerbExit::Unknown)
         }
         done => done,
     }
 }
 
 /// One call of `POST /api/v1/operate`, and what becomes of it.
-struct Call<'a> {
+struct OperateRun<'a> {
     kind: OpKind,
     dry_run: bool,
     yes: bool,
-    waiting: &'a Waiting,
+    waiting: &'a WaitMode,
     key: Option<&'a str>,
-    output: Output,
+    output: OutputFlag,
 }
 
-impl Call<'_> {
+impl OperateRun<'_> {
     fn run(
         &self,
         client: &Client,
         mut body: Map<String, Value>,
         around: &mut Surroundings<'_>,
-    ) -> Result<Exit, Error> {
+    ) -> Result<VerbExit, Error> {
         if self.dry_run {
             body.insert("dry_run".to_owned(), json!(true));
             let answer = client.post(PATH, &body)?;
-            let meant: Operated = answer.read()?;
+            let meant: OperateAnswer = answer.read()?;
             match self.output.format() {
                 Format::Json => around.json(&answer.data)?,
                 Format::Text => show_meant(&meant, around)?,
             }
-            return Ok(Exit::Done);
+            return Ok(VerbExit::Done);
         }
         if !self.may_go_on(client, &body, around)? {
             around.note("nothing was sent");
-            return Ok(Exit::Failed);
+            return Ok(VerbExit::Failed);
         }
         let answer = client.post_once(PATH, &body, self.key)?;
-        let meant: Operated = answer.read()?;
+        let meant: OperateAnswer = answer.read()?;
         if meant.count > 1 {
             around.note(&words(&meant));
         }
@@ -207,7 +207,7 @@ impl Call<'_> {
         }
         let mut looking = body.clone();
         looking.insert("dry_run".to_owned(), json!(true));
-        let meant: Operated = client.post(PATH, &looking)?.read()?;
+        let meant: OperateAnswer = client.post(PATH, &looking)?.read()?;
         if meant.count <= ASK_ABOVE {
             return Ok(true);
         }
@@ -219,17 +219,17 @@ impl Call<'_> {
     fn follow(
         &self,
         client: &Client,
-        answer: &Answer,
+        answer: &ReplyData,
         task_id: &str,
         around: &mut Surroundings<'_>,
-    ) -> Result<Exit, Error> {
+    ) -> Result<VerbExit, Error> {
         match self.waiting.follow(client, answer, task_id, &self.output, around)? {
             Some(seen) => self.report(&seen, around),
-            None => Ok(Exit::Done),
+            None => Ok(VerbExit::Done),
         }
     }
 
-    fn report(&self, seen: &Watched, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn report(&self, seen: &WatchedTask, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let query = self.kind == OpKind::Query;
         match self.output.format() {
             Format::Json => around.json(&seen.data)?,
@@ -243,7 +243,7 @@ impl Call<'_> {
     }
 }
 
-fn words(meant: &Operated) -> String {
+fn words(meant: &OperateAnswer) -> String {
     let hosts = if meant.count == 1 { "1 host is".to_owned() } else { format!("{} hosts are", meant.count) };
     match meant.procs.as_slice() {
         [] | [_] => format!("{hosts} meant"),
@@ -252,7 +252,7 @@ fn words(meant: &Operated) -> String {
 }
 
 /// The hosts; where there are several processes, each with its hosts.
-fn show_meant(meant: &Operated, around: &mut Surroundings<'_>) -> Result<(), Error> {
+fn show_meant(meant: &OperateAnswer, around: &mut Surroundings<'_>) -> Result<(), Error> {
     around.note(&format!("{}; nothing was sent", words(meant)));
     match meant.procs.as_slice() {
         [] | [_] => meant.hosts.iter().try_for_each(|host| around.say(&plain(host))),

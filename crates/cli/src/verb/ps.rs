@@ -3,8 +3,8 @@
 use super::list::{self, Watching, host_order};
 use super::targets::host;
 use crate::client::Client;
-use crate::output::{Format, Output, age, yes_no};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag, age, yes_no};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::Host;
 use procfleet_proto::http::native::{AgentRow, ProcRow, ProcState};
 use serde_json::Value;
@@ -33,20 +33,20 @@ pub struct Ps {
     pub failed: bool,
     /// The column that the rows are ordered by
     #[arg(long, value_name = "COLUMN", value_enum, default_value_t)]
-    pub sort: Sort,
+    pub sort: ProcSort,
     /// How many at most [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
     #[command(flatten)]
     pub watching: Watching,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sort {
+pub enum ProcSort {
     #[default]
     Host,
     Name,
@@ -59,12 +59,12 @@ const STATES: [&str; 8] =
     ["running", "stopped", "starting", "stopping", "restarting", "reloading", "changing", "gave-up"];
 
 impl Ps {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         self.watching.repeat(around, |around| self.show(&client, around))
     }
 
-    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let query: Vec<(&str, String)> = [
             ("namespace", self.namespace.clone()),
             ("name", self.name.clone()),
@@ -82,10 +82,10 @@ impl Ps {
         rows.retain(|(_, row)| self.wants(row, selected.as_ref()));
         rows.sort_by_cached_key(|(_, row)| {
             let (since, state, name) = match self.sort {
-                Sort::Host => (0, "", String::new()),
-                Sort::Name => (0, "", format!("{}:{}", row.namespace, row.name)),
-                Sort::State => (0, word(row.state), String::new()),
-                Sort::Since => (-row.started_at, "", String::new()),
+                ProcSort::Host => (0, "", String::new()),
+                ProcSort::Name => (0, "", format!("{}:{}", row.namespace, row.name)),
+                ProcSort::State => (0, word(row.state), String::new()),
+                ProcSort::Since => (-row.started_at, "", String::new()),
             };
             (
                 since,
@@ -108,7 +108,7 @@ impl Ps {
                 )?;
             }
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 
     fn wants(&self, row: &ProcRow, selected: Option<&BTreeSet<String>>) -> bool {

@@ -280,7 +280,7 @@ mod tests {
         ] {
             let error = file(text).expect_err(text);
             assert!(error.to_string().starts_with(words), "{error}");
-            assert_eq!(error.exit(), crate::Exit::Usage);
+            assert_eq!(error.exit(), crate::VerbExit::Usage);
         }
         let missing = read_file(Path::new("/nowhere/spec.json"), &mut std::io::empty()).expect_err("no file");
         assert!(missing.to_string().starts_with("cannot read /nowhere/spec.json: "), "{missing}");

@@ -2,10 +2,10 @@
 
 use super::targets::Targets;
 use crate::client::Client;
-use crate::output::{Format, Output, plain};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag, plain};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::op::OpKind;
-use procfleet_proto::http::native::{MeantProc, Operated, SpecView};
+use procfleet_proto::http::native::{MeantProc, OperateAnswer, SpecView};
 use serde_json::{Map, Value, json};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -13,9 +13,9 @@ pub struct Show {
     #[command(flatten)]
     pub targets: Targets,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 /// A spec, and the hosts that have just this one stored.
@@ -25,15 +25,15 @@ struct Same {
 }
 
 impl Show {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         let mut body = Map::new();
         self.targets.write(&mut body)?;
         body.insert("op_type".to_owned(), json!(OpKind::Query.number()));
         body.insert("dry_run".to_owned(), json!(true));
-        let meant: Operated = client.post("/api/v1/operate", &body)?.read()?;
+        let meant: OperateAnswer = client.post("/api/v1/operate", &body)?.read()?;
         let by_agent = !self.targets.agents.is_empty();
-        let (mut views, mut exit) = (Vec::new(), Exit::Done);
+        let (mut views, mut exit) = (Vec::new(), VerbExit::Done);
         let mut found: Vec<Same> = Vec::new();
         let several = meant.procs.iter().map(|proc| proc.hosts.len()).sum::<usize>() > 1;
         for proc in &meant.procs {
@@ -47,7 +47,7 @@ impl Show {
                     Err(fault @ Error::Refused { .. }) if several => {
                         let of = plain(&format!("{host} {}:{}", proc.namespace, proc.name));
                         around.note(&format!("{of}: error: {fault}"));
-                        exit = Exit::Failed;
+                        exit = VerbExit::Failed;
                     }
                     Err(fault) => return Err(fault),
                 }

@@ -122,7 +122,7 @@ pub struct SpecFlags {
 }
 
 /// A field whose flag was given.
-struct Given {
+struct GivenField {
     /// The part of the spec that it stands in; empty: the spec itself.
     section: &'static str,
     field: &'static str,
@@ -131,7 +131,7 @@ struct Given {
 
 impl SpecFlags {
     /// In the order in which the API's document lists them.
-    fn given(&self) -> Result<Vec<Given>, Error> {
+    fn given(&self) -> Result<Vec<GivenField>, Error> {
         const IDENTITY: &str = "identity";
         const CONTROL: &str = "control";
         const POLICY: &str = "alive_monitor_policy";
@@ -193,7 +193,7 @@ impl SpecFlags {
         ];
         let given = fields
             .into_iter()
-            .filter_map(|(section, field, value)| Some(Given { section, field, value: value? }));
+            .filter_map(|(section, field, value)| Some(GivenField { section, field, value: value? }));
         Ok(given.collect())
     }
 
@@ -212,7 +212,7 @@ impl SpecFlags {
         let from_file = body.contains_key("spec");
         let spec = child(body, "spec");
         let mut change = Vec::new();
-        for Given { section, field, value } in given {
+        for GivenField { section, field, value } in given {
             match section {
                 "" => set(spec, field, value),
                 section => set(child(spec, section), field, value),
@@ -304,7 +304,7 @@ mod tests {
         let known: BTreeSet<String> = record.fields.into_iter().map(|(path, _)| path).collect();
         let mut given = BTreeSet::new();
         for line in [ALL, "--every 60"] {
-            for Given { section, field, .. } in flags(line).given().expect("good flags") {
+            for GivenField { section, field, .. } in flags(line).given().expect("good flags") {
                 let section = if section.is_empty() { String::new() } else { format!("{section}.") };
                 given.insert(format!("spec.{section}{field}"));
             }

@@ -3,7 +3,7 @@
 //! The content is GSE's JSON text. It is read leniently, field by field: one that is missing or odd costs its
 //! cell and not the row.
 
-use crate::Exit;
+use crate::VerbExit;
 use crate::output::{span, yes_no};
 use crate::wait::is_open;
 use procfleet_core::code::Code;
@@ -35,13 +35,13 @@ pub(super) fn rows(ops: &[OpRow]) -> Vec<[String; 12]> {
 }
 
 /// As scripts see it: all running, some stopped, some unknown.
-pub(super) fn exit(ops: &[OpRow]) -> Exit {
+pub(super) fn exit(ops: &[OpRow]) -> VerbExit {
     let rows = rows(ops);
     let any = |word: &str| rows.iter().any(|row| row[STATE] == word);
     match rows.iter().all(|row| row[STATE] == RUNNING || row[STATE] == STOPPED) && !rows.is_empty() {
-        false => Exit::Unknown,
-        true if any(STOPPED) => Exit::Stopped,
-        true => Exit::Done,
+        false => VerbExit::Unknown,
+        true if any(STOPPED) => VerbExit::Stopped,
+        true => VerbExit::Done,
     }
 }
 
@@ -156,12 +156,12 @@ mod tests {
         let stopped = op(0, r#"{"process":[{"instance":[{"pid":-1}]}]}"#);
         let (unknown, open) = (op(801, ""), op(115, ""));
         for (ops, expected) in [
-            (&[&running][..], Exit::Done),
-            (&[&running, &running], Exit::Done),
-            (&[&running, &stopped], Exit::Stopped),
-            (&[&stopped, &unknown], Exit::Unknown),
-            (&[&running, &open], Exit::Unknown),
-            (&[], Exit::Unknown),
+            (&[&running][..], VerbExit::Done),
+            (&[&running, &running], VerbExit::Done),
+            (&[&running, &stopped], VerbExit::Stopped),
+            (&[&stopped, &unknown], VerbExit::Unknown),
+            (&[&running, &open], VerbExit::Unknown),
+            (&[], VerbExit::Unknown),
         ] {
             let ops: Vec<OpRow> = ops.iter().map(|op| (*op).clone()).collect();
             assert_eq!(exit(&ops), expected);

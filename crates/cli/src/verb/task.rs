@@ -3,55 +3,55 @@
 use super::list::{self, MOST_ROWS, Watching, target_order};
 use super::token::Ttl;
 use crate::client::{Client, path_segment};
-use crate::output::{Format, Output, age, plain};
-use crate::wait::{self, How, Waiting, Watched, how};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag, age, plain};
+use crate::wait::{self, How, WaitMode, WatchedTask, how};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 #[derive(Deserialize)]
-struct Accepted {
+struct AcceptedTask {
     task_id: String,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Task {
+pub enum TaskVerb {
     /// Show a task and its ops as they are now
-    Show(Shown),
+    Show(ShownTask),
     /// Wait until a task has ended
-    Watch(Watch),
+    Watch(TaskWatch),
     /// Cancel a task: what has not begun does not begin, and nobody waits for the rest
-    Cancel(Show),
+    Cancel(TaskShow),
     /// Try a task again on the hosts where it failed, as a new task
     Retry(Retry),
     /// Show the newest tasks
-    List(List),
+    List(TaskList),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Shown {
+pub struct ShownTask {
     /// Only the operations that failed
     #[arg(long)]
     pub failed: bool,
     #[command(flatten)]
-    pub show: Show,
+    pub show: TaskShow,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Show {
+pub struct TaskShow {
     /// The task, as GSETASK:YYYYMMDDHHMMSS:N
     #[arg(value_name = "ID")]
     pub task: TaskId,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Watch {
+pub struct TaskWatch {
     /// The task, as GSETASK:YYYYMMDDHHMMSS:N
     #[arg(value_name = "ID")]
     pub task: TaskId,
@@ -63,9 +63,9 @@ pub struct Watch {
     #[arg(long)]
     pub strict: bool,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -74,18 +74,18 @@ pub struct Retry {
     #[arg(value_name = "ID")]
     pub task: TaskId,
     #[command(flatten)]
-    pub waiting: Waiting,
+    pub waiting: WaitMode,
     /// The same retry under the same key is one task, however often it is sent
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct List {
+pub struct TaskList {
     /// How many of the newest tasks to show
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub limit: u32,
@@ -101,36 +101,36 @@ pub struct List {
     #[command(flatten)]
     pub watching: Watching,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
-impl Task {
-    pub(crate) fn output(&self) -> Output {
+impl TaskVerb {
+    pub(crate) fn output(&self) -> OutputFlag {
         match self {
-            Task::Show(shown) => shown.show.output,
-            Task::Cancel(show) => show.output,
-            Task::Watch(watch) => watch.output,
-            Task::Retry(retry) => retry.output,
-            Task::List(list) => list.output,
+            TaskVerb::Show(shown) => shown.show.output,
+            TaskVerb::Cancel(show) => show.output,
+            TaskVerb::Watch(watch) => watch.output,
+            TaskVerb::Retry(retry) => retry.output,
+            TaskVerb::List(list) => list.output,
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            Task::Show(shown) => shown.run(around),
-            Task::Watch(watch) => watch.run(around),
-            Task::Cancel(cancel) => cancel.cancel(around),
-            Task::Retry(retry) => retry.run(around),
-            Task::List(list) => list.run(around),
+            TaskVerb::Show(shown) => shown.run(around),
+            TaskVerb::Watch(watch) => watch.run(around),
+            TaskVerb::Cancel(cancel) => cancel.cancel(around),
+            TaskVerb::Retry(retry) => retry.run(around),
+            TaskVerb::List(list) => list.run(around),
         }
     }
 }
 
-impl Shown {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
-        let Show { task, output, connection } = &self.show;
+impl ShownTask {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+        let TaskShow { task, output, connection } = &self.show;
         let mut seen = wait::show(&connection.client()?, &task.to_string())?;
         if self.failed {
             seen.keep(|op| how(op) == How::Failed);
@@ -140,12 +140,12 @@ impl Shown {
             Format::Text => describe(&seen, around)?,
         }
         // The question was answered; how the ops ended is what `watch` exits with.
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 
-impl Show {
-    fn cancel(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl TaskShow {
+    fn cancel(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let task_id = self.task.to_string();
         let path = format!("/api/v1/tasks/{}/cancel", path_segment(&task_id));
         let answer = self.connection.client()?.post(&path, &json!({}))?;
@@ -162,25 +162,25 @@ impl Show {
                 })?;
             }
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 
 impl Retry {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let path = format!("/api/v1/tasks/{}/retry", path_segment(&self.task.to_string()));
         let client = self.connection.client()?;
         let answer = client.post_once(&path, &json!({}), self.idempotency_key.as_deref())?;
-        let Accepted { task_id } = answer.read()?;
+        let AcceptedTask { task_id } = answer.read()?;
         match self.waiting.follow(&client, &answer, &task_id, &self.output, around)? {
             Some(seen) => conclude(&seen, self.waiting.strict, &self.output, around),
-            None => Ok(Exit::Done),
+            None => Ok(VerbExit::Done),
         }
     }
 }
 
-impl Watch {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl TaskWatch {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let task_id = self.task.to_string();
         let client = self.connection.client()?;
         let seen = wait::wait(&client, &task_id, self.timeout, self.output.format(), around)?;
@@ -190,11 +190,11 @@ impl Watch {
 
 /// How a task ended that was waited for.
 fn conclude(
-    seen: &Watched,
+    seen: &WatchedTask,
     strict: bool,
-    output: &Output,
+    output: &OutputFlag,
     around: &mut Surroundings<'_>,
-) -> Result<Exit, Error> {
+) -> Result<VerbExit, Error> {
     match output.format() {
         Format::Json => around.json(&seen.data)?,
         Format::Text => around.say(&seen.summary())?,
@@ -202,13 +202,13 @@ fn conclude(
     Ok(seen.exit(strict))
 }
 
-impl List {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl TaskList {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         self.watching.repeat(around, |around| self.show(&client, around))
     }
 
-    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let filtered = self.failed || self.state.is_some() || self.since.is_some();
         let asked = if filtered { MOST_ROWS } else { self.limit };
         let answer = client.get("/api/v1/tasks", &[("limit", asked.to_string())])?;
@@ -224,7 +224,7 @@ impl List {
                 "no tasks",
             )?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 
     fn wants(&self, row: &TaskRow, now: i64) -> bool {
@@ -235,7 +235,7 @@ impl List {
     }
 }
 
-fn describe(seen: &Watched, around: &mut Surroundings<'_>) -> Result<(), Error> {
+fn describe(seen: &WatchedTask, around: &mut Surroundings<'_>) -> Result<(), Error> {
     let task = &seen.view.task;
     around.say(&seen.summary())?;
     let by = plain(&format!("by {} ({})", task.bk_username, task.bk_app_code));

@@ -1,40 +1,40 @@
 //! `procfleet token`: join tokens for new agents. Scripts read a new one from stdout, so nothing else goes
 //! there.
 
-use crate::output::{Format, Output, plain};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag, plain};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
 use serde_json::json;
 use std::str::FromStr;
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Token {
+pub enum TokenVerb {
     /// Make a join token and print it
-    Create(Create),
+    Create(TokenCreate),
     /// Show the join tokens, without their secrets
-    List(List),
+    List(TokenList),
     /// Let nobody join with a token any more; agents that have joined stay
-    Revoke(Revoke),
+    Revoke(TokenRevoke),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct List {
+pub struct TokenList {
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Revoke {
+pub struct TokenRevoke {
     /// The token's id, as `token list` shows it: the second part of the token
     #[arg(value_name = "ID", value_parser = token_id)]
     pub id: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 /// An id, or a whole token, whose secret is not sent anywhere.
@@ -50,7 +50,7 @@ fn token_id(text: &str) -> Result<String, String> {
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Create {
+pub struct TokenCreate {
     /// The cloud area that the agents will belong to
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub cloud_id: u32,
@@ -68,9 +68,9 @@ pub struct Create {
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 /// A time to live: a number and one of `s`, `m`, `h`, `d`.
@@ -112,33 +112,33 @@ impl Ttl {
     }
 }
 
-impl Token {
-    pub(crate) fn output(&self) -> Output {
+impl TokenVerb {
+    pub(crate) fn output(&self) -> OutputFlag {
         match self {
-            Token::Create(Create { output, .. })
-            | Token::List(List { output, .. })
-            | Token::Revoke(Revoke { output, .. }) => *output,
+            TokenVerb::Create(TokenCreate { output, .. })
+            | TokenVerb::List(TokenList { output, .. })
+            | TokenVerb::Revoke(TokenRevoke { output, .. }) => *output,
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            Token::Create(create) => create.run(around),
-            Token::List(List { output, connection }) => {
+            TokenVerb::Create(create) => create.run(around),
+            TokenVerb::List(TokenList { output, connection }) => {
                 let answer = connection.client()?.get("/api/v1/tokens", &[])?;
                 match output.format() {
                     Format::Json => around.json(&answer.data)?,
                     Format::Text => show(around, answer.read()?)?,
                 }
-                Ok(Exit::Done)
+                Ok(VerbExit::Done)
             }
-            Token::Revoke(Revoke { id, output, connection }) => {
+            TokenVerb::Revoke(TokenRevoke { id, output, connection }) => {
                 let answer = connection.client()?.post(&format!("/api/v1/tokens/{id}/revoke"), &json!({}))?;
                 match output.format() {
                     Format::Json => around.json(&answer.data)?,
                     Format::Text => show(around, vec![answer.read()?])?,
                 }
-                Ok(Exit::Done)
+                Ok(VerbExit::Done)
             }
         }
     }
@@ -165,8 +165,8 @@ fn show(around: &mut Surroundings<'_>, rows: Vec<TokenRow>) -> Result<(), Error>
     )
 }
 
-impl Create {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+impl TokenCreate {
+    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let wanted = CreateToken {
             bk_cloud_id: self.cloud_id,
             bk_biz_id: self.business.0,
@@ -194,7 +194,7 @@ impl Create {
                 ));
             }
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 

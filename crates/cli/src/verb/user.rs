@@ -2,49 +2,49 @@
 //! there.
 
 use super::token::Ttl;
-use crate::client::{Answer, path_segment};
-use crate::output::{Format, Output, plain};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::client::{ReplyData, path_segment};
+use crate::output::{Format, OutputFlag, plain};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
 use serde_json::json;
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum User {
     /// Make a user
-    Create(Named),
+    Create(UserName),
     /// Show all users
-    List(List),
+    List(UserList),
     /// Make a token and print it: an app that sends it as bk_token acts as this user
-    Token(Token),
+    Token(UserTokenVerb),
     /// Let a user in no more, whatever token it shows
-    Disable(Named),
+    Disable(UserName),
     /// Let a disabled user in again
-    Enable(Named),
+    Enable(UserName),
     /// Take back all tokens of a user
-    Revoke(Named),
+    Revoke(UserName),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Named {
+pub struct UserName {
     /// The user's name: letters, digits and -_.@
     #[arg(value_name = "NAME")]
     pub name: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct List {
+pub struct UserList {
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Token {
+pub struct UserTokenVerb {
     /// The user's name
     #[arg(value_name = "NAME")]
     pub name: String,
@@ -52,13 +52,13 @@ pub struct Token {
     #[arg(long, default_value = "12h")]
     pub ttl: Ttl,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 impl User {
-    pub(crate) fn output(&self) -> Output {
+    pub(crate) fn output(&self) -> OutputFlag {
         match self {
             User::Create(named) | User::Disable(named) | User::Enable(named) | User::Revoke(named) => {
                 named.output
@@ -68,7 +68,7 @@ impl User {
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
             User::Create(named) => {
                 let wanted = CreateUser { name: named.name.clone() };
@@ -84,17 +84,17 @@ impl User {
             User::Enable(named) => show(around, &named.post("enable")?, named.output, one)?,
             User::Revoke(named) => show(around, &named.post("revoke")?, named.output, one)?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 
-impl Named {
-    fn post(&self, action: &str) -> Result<Answer, Error> {
+impl UserName {
+    fn post(&self, action: &str) -> Result<ReplyData, Error> {
         self.connection.client()?.post(&path(&self.name, action), &json!({}))
     }
 }
 
-impl Token {
+impl UserTokenVerb {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<(), Error> {
         let wanted = CreateUserToken { ttl_secs: self.ttl.secs };
         let answer = self.connection.client()?.post(&path(&self.name, "token"), &wanted)?;
@@ -118,15 +118,15 @@ fn path(name: &str, action: &str) -> String {
     format!("/api/v1/users/{}/{action}", path_segment(name))
 }
 
-fn one(answer: &Answer) -> Result<Vec<UserView>, Error> {
+fn one(answer: &ReplyData) -> Result<Vec<UserView>, Error> {
     Ok(vec![answer.read()?])
 }
 
 fn show(
     around: &mut Surroundings<'_>,
-    answer: &Answer,
-    output: Output,
-    rows: impl FnOnce(&Answer) -> Result<Vec<UserView>, Error>,
+    answer: &ReplyData,
+    output: OutputFlag,
+    rows: impl FnOnce(&ReplyData) -> Result<Vec<UserView>, Error>,
 ) -> Result<(), Error> {
     match output.format() {
         Format::Json => around.json(&answer.data),

@@ -1,37 +1,37 @@
 //! `procfleet webhook`: who is told of events as they come.
 
-use crate::output::{Format, Output};
-use crate::{Connection, Error, Exit, Surroundings};
+use crate::output::{Format, OutputFlag};
+use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_proto::http::events::WebhookRow;
 use serde_json::json;
 
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum Webhook {
+pub enum WebhookVerb {
     /// Send every event from now on to a url, as GSE sends its own
-    Create(Create),
+    Create(WebhookCreate),
     /// Show the webhooks, and whether their receivers take events
-    List(List),
+    List(WebhookList),
     /// Stop sending events to a url
     Remove(Remove),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Create {
+pub struct WebhookCreate {
     /// Who is to be told
     #[arg(value_name = "URL")]
     pub receiver: String,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct List {
+pub struct WebhookList {
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -40,39 +40,39 @@ pub struct Remove {
     #[arg(value_name = "ID")]
     pub id: u64,
     #[command(flatten)]
-    pub output: Output,
+    pub output: OutputFlag,
     #[command(flatten)]
-    pub connection: Connection,
+    pub connection: ConnectionFlags,
 }
 
-impl Webhook {
-    pub(crate) fn output(&self) -> Output {
+impl WebhookVerb {
+    pub(crate) fn output(&self) -> OutputFlag {
         match self {
-            Webhook::Create(create) => create.output,
-            Webhook::List(list) => list.output,
-            Webhook::Remove(remove) => remove.output,
+            WebhookVerb::Create(create) => create.output,
+            WebhookVerb::List(list) => list.output,
+            WebhookVerb::Remove(remove) => remove.output,
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<Exit, Error> {
+    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let (answer, format) = match self {
-            Webhook::Create(Create { receiver, output, connection }) => {
+            WebhookVerb::Create(WebhookCreate { receiver, output, connection }) => {
                 (connection.client()?.post("/api/v1/webhooks", &json!({"url": receiver}))?, output.format())
             }
-            Webhook::List(List { output, connection }) => {
+            WebhookVerb::List(WebhookList { output, connection }) => {
                 (connection.client()?.get("/api/v1/webhooks", &[])?, output.format())
             }
-            Webhook::Remove(Remove { id, output, connection }) => {
+            WebhookVerb::Remove(Remove { id, output, connection }) => {
                 let path = format!("/api/v1/webhooks/{id}/remove");
                 (connection.client()?.post(&path, &json!({}))?, output.format())
             }
         };
         match (format, self) {
             (Format::Json, _) => around.json(&answer.data)?,
-            (Format::Text, Webhook::Create(_)) => show(around, vec![answer.read()?])?,
-            (Format::Text, Webhook::List(_) | Webhook::Remove(_)) => show(around, answer.read()?)?,
+            (Format::Text, WebhookVerb::Create(_)) => show(around, vec![answer.read()?])?,
+            (Format::Text, WebhookVerb::List(_) | WebhookVerb::Remove(_)) => show(around, answer.read()?)?,
         }
-        Ok(Exit::Done)
+        Ok(VerbExit::Done)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use crate::server::{Reply, Server, refused};
 use crate::{run, run_with_input};
-use procfleet_cli::Exit;
+use procfleet_cli::VerbExit;
 
 #[track_caller]
-fn check(reply: Reply, exit: Exit, words: &str) {
+fn check(reply: Reply, exit: VerbExit, words: &str) {
     let server = Server::start([("GET /api/v1/procs", vec![reply])]);
     let ran = run(&server, "ps");
     assert_eq!((ran.exit, ran.out.as_str()), (exit, ""), "{}", ran.err);
@@ -15,32 +15,32 @@ fn check(reply: Reply, exit: Exit, words: &str) {
 
 #[test]
 fn answers_that_are_no_success() {
-    check(refused(1_000_811, "bad host"), Exit::Failed, "the server refused: bad host (code 1000811)");
+    check(refused(1_000_811, "bad host"), VerbExit::Failed, "the server refused: bad host (code 1000811)");
     check(
         refused(1_306_403, "the app is unknown or its secret is wrong"),
-        Exit::Unreachable,
+        VerbExit::Unreachable,
         "the server does not let us in: the app is unknown or its secret is wrong (code 1306403); the credentials \
          are from the flags",
     );
     check(
         Reply::Raw(502, "<html>bad gateway</html>"),
-        Exit::Unreachable,
+        VerbExit::Unreachable,
         "URL answers (http status 502), but not as procfleet does: expected value at line 1 column 1; is the \
          address right?",
     );
     check(
         Reply::Json(serde_json::json!({"result": true, "code": 0, "message": "", "data": null})),
-        Exit::Unreachable,
+        VerbExit::Unreachable,
         "URL answers (http status 200), but not as procfleet does: a success without data; is the address right?",
     );
-    check(Reply::HangUp, Exit::Unreachable, "lost URL while it was answering: peer disconnected");
+    check(Reply::HangUp, VerbExit::Unreachable, "lost URL while it was answering: peer disconnected");
 }
 
 #[test]
 fn a_redirect_is_not_followed_with_the_secret() {
     check(
         Reply::Raw(302, "elsewhere"),
-        Exit::Unreachable,
+        VerbExit::Unreachable,
         "URL answers (http status 302), but not as procfleet does: expected value at line 1 column 1; is the \
          address right?",
     );
@@ -51,7 +51,7 @@ fn nobody_listens() {
     // A port that was free a moment ago could by now be that of another test's server; this one is nobody's.
     let url = "http://127.0.0.1:1";
     let ran = run_with_input(url, "ps", "");
-    assert_eq!(ran.exit, Exit::Unreachable);
+    assert_eq!(ran.exit, VerbExit::Unreachable);
     assert_eq!(
         ran.err,
         format!("error: cannot reach {url}: connection refused; is the server running? (procfleet up)\n")
@@ -66,7 +66,7 @@ fn a_task_that_nobody_issued() {
     )]);
     for verb in ["show", "watch"] {
         let ran = run(&server, &format!("task {verb} GSETASK:20261115205400:9"));
-        assert_eq!(ran.exit, Exit::Failed);
+        assert_eq!(ran.exit, VerbExit::Failed);
         assert_eq!(ran.err, "error: the server refused: no such task (code 1000806)\n");
     }
 }

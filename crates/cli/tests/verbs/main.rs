@@ -7,7 +7,7 @@ mod server;
 mod show;
 
 use clap::Parser;
-use procfleet_cli::{Asks, Colors, Exit, Pace, Progress, Surroundings, Verb, run_in};
+use procfleet_cli::{Asks, Colors, PollPace, ProgressDisplay, Surroundings, Verb, VerbExit, run_in};
 use server::Server;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const NOW: i64 = 1_000_000;
 
 #[derive(Debug)]
 struct Ran {
-    exit: Exit,
+    exit: VerbExit,
     out: String,
     err: String,
 }
@@ -71,12 +71,12 @@ fn run_as(asks: Asks, url: &str, line: &str, input: &str) -> Ran {
             input: &mut input.as_bytes(),
             out: &mut out,
             err: &mut err,
-            progress: Progress::Lines,
+            progress: ProgressDisplay::Lines,
             asks,
             colors: Colors::Plain,
             zone: jiff::tz::TimeZone::UTC,
             now: NOW,
-            pace: Pace { between: Duration::ZERO, pause: Duration::ZERO, tries: 3 },
+            pace: PollPace { between: Duration::ZERO, pause: Duration::ZERO, tries: 3 },
         },
     );
     let ran =
@@ -92,6 +92,13 @@ fn the_command_line_is_well_formed() {
 
 #[test]
 fn exits_have_their_numbers() {
-    let exits = [Exit::Done, Exit::Failed, Exit::Usage, Exit::Stopped, Exit::Unknown, Exit::Unreachable];
+    let exits = [
+        VerbExit::Done,
+        VerbExit::Failed,
+        VerbExit::Usage,
+        VerbExit::Stopped,
+        VerbExit::Unknown,
+        VerbExit::Unreachable,
+    ];
     assert_eq!(exits.map(|exit| exit as u8), [0, 1, 2, 3, 4, 5]);
 }

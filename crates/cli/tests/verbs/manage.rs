@@ -2,7 +2,7 @@
 
 use crate::run;
 use crate::server::{Server, ok};
-use procfleet_cli::Exit;
+use procfleet_cli::VerbExit;
 use serde_json::{Value, json};
 
 fn app(code: &str, namespaces: &[&str]) -> Value {
@@ -19,7 +19,7 @@ fn a_secret_stands_alone_on_stdout() {
     ]);
     for line in ["app create web --trusted", "app rotate web"] {
         let ran = run(&server, line);
-        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "hush\n"), "{line}");
+        assert_eq!((ran.exit, ran.out.as_str()), (VerbExit::Done, "hush\n"), "{line}");
         assert!(ran.err.contains("shown only this once") && !ran.err.contains("hush"), "{ran:?}");
         let json = run(&server, &format!("{line} --json"));
         assert_eq!(serde_json::from_str::<Value>(&json.out).expect("one document"), made);
@@ -42,7 +42,7 @@ fn grants_are_sent_as_they_were_written() {
                  web  enabled  no              1           web*, db    -    *\n";
     let ran =
         run(&server, "app grant web --business 1 --business 2 --namespace web* --op start --account app");
-    assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, table));
+    assert_eq!((ran.exit, ran.out.as_str()), (VerbExit::Done, table));
     for line in ["app revoke web --all", "app disable web", "app enable web", "app show web"] {
         assert_eq!(run(&server, line).out, table, "{line}");
     }
@@ -86,7 +86,7 @@ fn agents_are_assigned() {
                      "since": 0, "enrolled_at": 1, "bk_biz_id": 7, "bk_biz_name": "shop"});
     let server = Server::start([("POST /api/v1/agents/assign", vec![ok(json!([row]))])]);
     let ran = run(&server, "agents assign a1 2:10.0.0.2 --business 7");
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     assert!(ran.out.contains("7 shop"), "{ran:?}");
     assert_eq!(server.seen()[0].body, json!({"agents": ["a1", "2:10.0.0.2"], "bk_biz_id": 7}));
 }
@@ -105,7 +105,7 @@ fn users_and_their_tokens() {
         ("POST /api/v1/users/ann%40shop/revoke", changed()),
     ]);
     let token = run(&server, "user token ann@shop --ttl 2h");
-    assert_eq!((token.exit, token.out.as_str()), (Exit::Done, "hush\n"));
+    assert_eq!((token.exit, token.out.as_str()), (VerbExit::Done, "hush\n"));
     assert!(token.err.contains("shown only this once") && !token.err.contains("hush"), "{token:?}");
     assert_eq!(server.seen()[0].body, json!({"ttl_secs": 7_200}));
     run(&server, "user token ann@shop");
@@ -113,7 +113,7 @@ fn users_and_their_tokens() {
     let lines =
         ["create ann@shop", "list", "disable ann@shop", "enable ann@shop", "revoke ann@shop"].map(|line| {
             let ran = run(&server, &format!("user {line}"));
-            assert_eq!(ran.exit, Exit::Done, "{ran:?}");
+            assert_eq!(ran.exit, VerbExit::Done, "{ran:?}");
             ran.out
         });
     for out in lines {

@@ -2,7 +2,7 @@
 
 use crate::server::{Reply, Server, ok, refused};
 use crate::{Ran, run, run_as, run_with_input};
-use procfleet_cli::{Asks, Exit};
+use procfleet_cli::{Asks, VerbExit};
 use serde_json::{Value, json};
 
 const TASK: &str = "GSETASK:20261115205400:7";
@@ -54,7 +54,7 @@ fn a_start_waits_tells_each_op_once_and_succeeds() {
     let done = view("start", &[(0, "success"), (0, "success")]);
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(open("start")), ok(half), ok(done)])]);
     let ran = run(&server, "start nginx --namespace web --host 0:10.0.0.0 --host 0:10.0.0.1");
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     assert_eq!(
         ran.out,
         "0:10.0.0.0 web:nginx start: ok\n0:10.0.0.1 web:nginx start: ok\nstart web:nginx: 2 ok\n"
@@ -84,7 +84,7 @@ fn each_verb_has_its_number() {
     ] {
         let server = Server::start([(OPERATE, accepted())]);
         let ran = run(&server, &format!("{verb} nginx --agent a1 --no-wait"));
-        assert_eq!((ran.exit, ran.out), (Exit::Done, format!("{TASK}\n")));
+        assert_eq!((ran.exit, ran.out), (VerbExit::Done, format!("{TASK}\n")));
         assert_eq!(server.seen()[0].body["op_type"], number, "{verb}");
     }
 }
@@ -94,7 +94,7 @@ fn one_failed_op_fails_the_verb_with_its_reason() {
     let done = view("start", &[(0, "success"), (836, "died after 0.2 s\noutput:\u{1b}[2J boom\n")]);
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(done)])]);
     let ran = run(&server, "start nginx --agent a1");
-    assert_eq!(ran.exit, Exit::Failed);
+    assert_eq!(ran.exit, VerbExit::Failed);
     let wanted = "0:10.0.0.0 web:nginx start: ok\n\
                   0:10.0.0.1 web:nginx start: failed (836): died after 0.2 s\n    output: [2J boom\n\
                   start web:nginx: 1 ok, 1 failed\n";
@@ -110,11 +110,15 @@ fn what_was_already_so_is_a_success_unless_strict() {
         let server =
             Server::start([(OPERATE, accepted()), (POLL, vec![ok(view(verb, &[(code, "it was so")]))])]);
         let ran = run(&server, &format!("{verb} nginx --agent a1"));
-        assert_eq!(ran.exit, Exit::Done, "{verb}");
+        assert_eq!(ran.exit, VerbExit::Done, "{verb}");
         let line =
             format!("0:10.0.0.0 web:nginx {verb}: {word} ({code}): it was so\n{verb} web:nginx: 1 {word}\n");
         assert_eq!(ran.out, line);
-        assert_eq!(run(&server, &format!("{verb} nginx --agent a1 --strict")).exit, Exit::Failed, "{verb}");
+        assert_eq!(
+            run(&server, &format!("{verb} nginx --agent a1 --strict")).exit,
+            VerbExit::Failed,
+            "{verb}"
+        );
     }
     // It is no success for who wanted something to happen.
     for (verb, code) in [("reload", 829), ("restart", 828), ("start", 829)] {
@@ -122,13 +126,13 @@ fn what_was_already_so_is_a_success_unless_strict() {
             (OPERATE, accepted()),
             (POLL, vec![ok(view(verb, &[(code, "no"), (0, "success")]))]),
         ]);
-        assert_eq!(run(&server, &format!("{verb} nginx --agent a1")).exit, Exit::Failed, "{verb}");
+        assert_eq!(run(&server, &format!("{verb} nginx --agent a1")).exit, VerbExit::Failed, "{verb}");
     }
 }
 
 #[test]
 fn json_prints_the_final_task_and_nothing_else() {
-    for (codes, exit) in [([(0, "success")], Exit::Done), ([(836, "still there")], Exit::Failed)] {
+    for (codes, exit) in [([(0, "success")], VerbExit::Done), ([(836, "still there")], VerbExit::Failed)] {
         let done = view("stop", &codes);
         let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(open("stop")), ok(done.clone())])]);
         let ran = run(&server, "stop nginx --agent a1 --json");
@@ -145,7 +149,7 @@ fn json_prints_the_final_task_and_nothing_else() {
 fn an_order_without_a_target_leaves_the_hosts_to_the_server() {
     let server = Server::start([(OPERATE, accepted())]);
     let ran = run(&server, "restart web* api --namespace web --no-wait");
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     let meta = json!({"namespace": "web", "name": "web*", "labels": {}});
     assert_eq!(server.seen()[0].body, json!({"meta": meta, "names": ["api"], "op_type": 7}));
 }
@@ -153,18 +157,18 @@ fn an_order_without_a_target_leaves_the_hosts_to_the_server() {
 #[test]
 fn a_person_is_asked_when_many_hosts_are_meant() {
     for (hosts, asks, flags, input, exit, calls) in [
-        (21, Asks::Person, "", "y\n", Exit::Done, 2),
-        (21, Asks::Person, "", "n\n", Exit::Failed, 1),
-        (21, Asks::Person, "", "", Exit::Failed, 1),
-        (20, Asks::Person, "", "", Exit::Done, 2),
-        (21, Asks::Person, "--yes", "", Exit::Done, 1),
-        (21, Asks::Nobody, "", "", Exit::Done, 1),
+        (21, Asks::Person, "", "y\n", VerbExit::Done, 2),
+        (21, Asks::Person, "", "n\n", VerbExit::Failed, 1),
+        (21, Asks::Person, "", "", VerbExit::Failed, 1),
+        (20, Asks::Person, "", "", VerbExit::Done, 2),
+        (21, Asks::Person, "--yes", "", VerbExit::Done, 1),
+        (21, Asks::Nobody, "", "", VerbExit::Done, 1),
     ] {
         let server = Server::start([(OPERATE, vec![ok(operated(TASK, hosts))])]);
         let ran = run_as(asks, &server.url(), &format!("stop nginx --no-wait {flags}"), input);
         assert_eq!((ran.exit, server.seen().len()), (exit, calls), "{hosts} {asks:?} {flags} {input:?}");
         let sent: Vec<bool> = server.seen().iter().map(|seen| seen.body["dry_run"] != true).collect();
-        assert_eq!(sent.contains(&true), exit == Exit::Done, "{hosts} {asks:?} {flags} {input:?}");
+        assert_eq!(sent.contains(&true), exit == VerbExit::Done, "{hosts} {asks:?} {flags} {input:?}");
         let asked = ran.err.contains("21 hosts are meant; stop them? [y/N] ");
         assert_eq!(asked, hosts > 20 && asks == Asks::Person && flags.is_empty(), "{}", ran.err);
     }
@@ -179,7 +183,7 @@ fn a_request_from_stdin_brings_its_own_target() {
     });
     let server = Server::start([(OPERATE, accepted())]);
     let ran = run_with_input(&server.url(), "start nginx -f - --no-wait", &file.to_string());
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     let mut wanted = file;
     wanted["meta"] = json!({"namespace": "gse", "name": "nginx", "labels": {}});
     wanted["op_type"] = json!(0);
@@ -190,11 +194,11 @@ fn a_request_from_stdin_brings_its_own_target() {
 fn a_file_that_cannot_be_used_is_told_before_the_server_is_asked() {
     let server = Server::start([]);
     let ran = run_with_input(&server.url(), "start nginx -f -", "{}");
-    assert_eq!(ran.exit, Exit::Usage);
+    assert_eq!(ran.exit, VerbExit::Usage);
     // Fields that nobody reads are mistakes in what a person wrote, and all of them are named.
     let spec = json!({"identity": {"proc_nam": "nginx"}, "control": {"strat_cmd": "x", "owner": "me"}});
     let ran = run_with_input(&server.url(), "start nginx -f -", &spec.to_string());
-    assert_eq!(ran.exit, Exit::Usage);
+    assert_eq!(ran.exit, VerbExit::Usage);
     for words in [
         "spec.identity.proc_nam is not known; did you mean proc_name?",
         "spec.control.strat_cmd is not known; did you mean start_cmd?",
@@ -223,7 +227,7 @@ fn a_dry_run_sends_nothing_whatever_its_targets() {
         ("", "select", Value::Null),
     ] {
         let ran = run(&server, &format!("stop nginx {target} --dry-run"));
-        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "0:10.0.0.0\n"), "{target}");
+        assert_eq!((ran.exit, ran.out.as_str()), (VerbExit::Done, "0:10.0.0.0\n"), "{target}");
         let body = server.seen().pop().expect("a request").body;
         assert_eq!((&body[place], &body["dry_run"]), (&sent, &json!(true)), "{target}");
     }
@@ -243,7 +247,7 @@ fn status_is_a_table() {
     }
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(done)])]);
     let ran = run(&server, "status nginx --agent a1");
-    assert_eq!(ran.exit, Exit::Unknown);
+    assert_eq!(ran.exit, VerbExit::Unknown);
     assert_eq!(
         ran.out,
         "HOST        NAMESPACE  NAME   STATE          HOSTED  PID  CPU%  MEM%  MEMORY   UP   VERSION  HEALTH\n\
@@ -264,10 +268,10 @@ fn is_running_is_a_word_and_an_exit() {
         done
     };
     for (done, exit, word) in [
-        (query(42), Exit::Done, "running\n"),
-        (query(-1), Exit::Stopped, "stopped\n"),
-        (view("query", &[(801, "no spec")]), Exit::Unknown, "unknown\n"),
-        (view("query", &[(117, "no agent")]), Exit::Unknown, "unknown\n"),
+        (query(42), VerbExit::Done, "running\n"),
+        (query(-1), VerbExit::Stopped, "stopped\n"),
+        (view("query", &[(801, "no spec")]), VerbExit::Unknown, "unknown\n"),
+        (view("query", &[(117, "no agent")]), VerbExit::Unknown, "unknown\n"),
     ] {
         let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(done)])]);
         let ran = run(&server, "is-running nginx --namespace web");
@@ -278,10 +282,10 @@ fn is_running_is_a_word_and_an_exit() {
     let server = Server::start([(OPERATE, vec![nowhere])]);
     for line in ["is-running nginx", "status nginx"] {
         let ran = run(&server, line);
-        assert_eq!(ran.exit, Exit::Unknown, "{line}");
+        assert_eq!(ran.exit, VerbExit::Unknown, "{line}");
         assert!(ran.err.contains("is known to have"), "{}", ran.err);
     }
-    assert_eq!(run(&server, "status nginx --select role=x").exit, Exit::Failed, "the selection is wrong");
+    assert_eq!(run(&server, "status nginx --select role=x").exit, VerbExit::Failed, "the selection is wrong");
 }
 
 #[test]
@@ -299,7 +303,7 @@ fn a_stored_spec_is_shown_as_a_file_takes_it() {
     ];
     let server = Server::start([(OPERATE, vec![meant]), ("GET /api/v1/specs", specs)]);
     let ran = run(&server, "show nginx --namespace web");
-    assert_eq!((ran.exit, ran.err.as_str()), (Exit::Done, "the same on 2 hosts\n"));
+    assert_eq!((ran.exit, ran.err.as_str()), (VerbExit::Done, "the same on 2 hosts\n"));
     let file: Value = serde_json::from_str(&ran.out).expect("one document");
     assert_eq!(file["spec"], json!({"control": {"start_cmd": "a"}}));
     assert_eq!(file["meta"]["name"], "nginx");
@@ -320,7 +324,7 @@ fn a_server_that_comes_back_is_waited_for() {
         (POLL, vec![ok(open("start")), Reply::HangUp, Reply::HangUp, ok(done)]),
     ]);
     let ran = run(&server, "start nginx --agent a1");
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     assert_eq!(ran.err.matches("; trying again").count(), 1, "{}", ran.err);
 }
 
@@ -328,7 +332,7 @@ fn a_server_that_comes_back_is_waited_for() {
 fn a_server_that_stays_away_is_given_up_and_the_task_named() {
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![Reply::HangUp])]);
     let ran = run(&server, "start nginx --agent a1");
-    assert_eq!(ran.exit, Exit::Unreachable);
+    assert_eq!(ran.exit, VerbExit::Unreachable);
     assert!(ran.err.contains(&format!("procfleet task watch {TASK}")), "{}", ran.err);
 }
 
@@ -336,7 +340,7 @@ fn a_server_that_stays_away_is_given_up_and_the_task_named() {
 fn the_timeout_ends_the_waiting_and_not_the_task() {
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(open("start"))])]);
     let ran = run(&server, "start nginx --agent a1 --timeout 0");
-    assert_eq!((ran.exit, ran.out.as_str()), (Exit::Failed, "start web:nginx: 2 open\n"));
+    assert_eq!((ran.exit, ran.out.as_str()), (VerbExit::Failed, "start web:nginx: 2 open\n"));
     assert!(ran.err.contains("not finished after 0 s; the task goes on"), "{}", ran.err);
 }
 
@@ -344,7 +348,7 @@ fn the_timeout_ends_the_waiting_and_not_the_task() {
 fn an_order_whose_answer_was_lost_is_not_repeated() {
     let server = Server::start([(OPERATE, vec![Reply::HangUp])]);
     let ran = run(&server, "start nginx --agent a1");
-    assert_eq!(ran.exit, Exit::Unreachable);
+    assert_eq!(ran.exit, VerbExit::Unreachable);
     assert!(ran.err.contains("the request may have been accepted"), "{}", ran.err);
     assert_eq!(server.lines(), [OPERATE]);
 }
@@ -353,14 +357,14 @@ fn an_order_whose_answer_was_lost_is_not_repeated() {
 fn a_refused_order_is_told_in_the_servers_words() {
     let server = Server::start([(OPERATE, vec![refused(1_000_811, "spec.identity.user: is empty")])]);
     let Ran { exit, out, err } = run(&server, "start nginx --agent a1");
-    assert_eq!((exit, out.as_str()), (Exit::Failed, ""));
+    assert_eq!((exit, out.as_str()), (VerbExit::Failed, ""));
     assert_eq!(err, "error: the server refused: spec.identity.user: is empty (code 1000811)\n");
 }
 
 #[test]
 fn watching_a_task_exits_as_its_ops_ended() {
     for (codes, exit, told) in
-        [([(0, "success")], Exit::Done, "1 ok"), ([(836, "x")], Exit::Failed, "1 failed")]
+        [([(0, "success")], VerbExit::Done, "1 ok"), ([(836, "x")], VerbExit::Failed, "1 failed")]
     {
         let server = Server::start([(POLL, vec![ok(open("start")), ok(view("start", &codes))])]);
         let ran = run(&server, &format!("task watch {TASK}"));
@@ -374,7 +378,7 @@ fn showing_a_task_lists_its_ops() {
     let seen = view("start", &[(0, "success"), (115, "handling"), (836, "died")]);
     let server = Server::start([(POLL, vec![ok(seen.clone())])]);
     let ran = run(&server, &format!("task show {TASK}"));
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     assert_eq!(
         ran.out,
         "start web:nginx: 1 ok, 1 failed, 1 open\n\

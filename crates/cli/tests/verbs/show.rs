@@ -2,7 +2,7 @@
 
 use crate::server::{Server, ok};
 use crate::{NOW, run};
-use procfleet_cli::Exit;
+use procfleet_cli::VerbExit;
 use serde_json::{Value, json};
 
 #[test]
@@ -24,7 +24,7 @@ fn ps_is_a_table_and_says_what_is_stale() {
     ]);
     let server = Server::start([("GET /api/v1/procs", vec![ok(data.clone())])]);
     let ran = run(&server, "ps --namespace web --host 0:10.0.0.1");
-    assert_eq!(ran.exit, Exit::Done);
+    assert_eq!(ran.exit, VerbExit::Done);
     assert_eq!(
         ran.out,
         "HOST        NAMESPACE  NAME   STATE     HOSTED  PID  SINCE  NOTE\n\
@@ -46,7 +46,7 @@ fn no_rows_are_no_lines() {
     let server = Server::start(routes.map(|route| (route, vec![ok(json!([]))])));
     for line in ["ps", "agents", "audit", "task list"] {
         let ran = run(&server, line);
-        assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, ""), "{line}");
+        assert_eq!((ran.exit, ran.out.as_str()), (VerbExit::Done, ""), "{line}");
         assert!(!ran.err.is_empty(), "{line}");
         assert_eq!(run(&server, &format!("{line} --json")).out, "[]\n");
     }
@@ -106,7 +106,7 @@ fn token_create_prints_only_the_token_on_stdout() {
                       "link_port": 4711});
     let server = Server::start([("POST /api/v1/tokens", vec![ok(made.clone())])]);
     let ran = run(&server, "token create --cloud-id 3 --business 7 --ttl 10m --uses 2");
-    assert_eq!((ran.exit, ran.out.as_str()), (Exit::Done, "join-abc\n"));
+    assert_eq!((ran.exit, ran.out.as_str()), (VerbExit::Done, "join-abc\n"));
     assert!(
         ran.err.contains("for 2 agents of cloud area 3 and business 7, until 1970-01-12T13:56:40Z"),
         "{}",

@@ -2,9 +2,9 @@
 
 use super::policy::Fall;
 use super::{Activity, Hosting, LookId, PlanId, Rest, RunId};
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::OpId;
-use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Found, Process};
 use crate::spec::{Kind, LEAST_LIFE, Spec};
@@ -87,7 +87,7 @@ pub(super) enum Stage {
 pub(super) struct Clearing {
     pub(super) run: RunId,
     pub(super) looking: Option<LookId>,
-    pub(super) next_look: Moment,
+    pub(super) next_look: BootTime,
     pub(super) measure: Measure,
     /// How the launch has failed. `None`: a stop or kill overtook it.
     pub(super) failure: Option<LaunchFailure>,
@@ -107,13 +107,13 @@ pub(super) struct Awaiting {
     /// The command, or its shell.
     pub(super) command: Process,
     /// When the command counts as the process; `None`: its pid file decides.
-    pub(super) counts_at: Option<Moment>,
+    pub(super) counts_at: Option<BootTime>,
     /// When the command must have ended.
-    pub(super) deadline: Moment,
+    pub(super) deadline: BootTime,
     /// When it had ended.
-    pub(super) gone: Option<Moment>,
+    pub(super) gone: Option<BootTime>,
     pub(super) looking: Option<LookId>,
-    pub(super) next_look: Moment,
+    pub(super) next_look: BootTime,
     pub(super) pause: Duration,
 }
 
@@ -124,12 +124,12 @@ pub(super) struct Leaving {
     pub(super) command: Option<(Running, Process)>,
     pub(super) note: String,
     /// What is left may take until then, and then a moment.
-    pub(super) until: Moment,
+    pub(super) until: BootTime,
     pub(super) measure: Measure,
     /// Something that was still running at the last look.
     pub(super) seen: Option<Process>,
     pub(super) looking: Option<LookId>,
-    pub(super) next_look: Moment,
+    pub(super) next_look: BootTime,
     pub(super) pause: Duration,
 }
 
@@ -139,10 +139,10 @@ pub(super) enum Measure {
     None,
     /// It was told to end.
     Told {
-        until: Moment,
+        until: BootTime,
     },
     Killed {
-        until: Moment,
+        until: BootTime,
     },
 }
 
@@ -152,7 +152,7 @@ pub(super) struct Running {
     pub(super) run: RunId,
     pub(super) field: &'static str,
     /// `None`: it may take as long as it likes.
-    pub(super) deadline: Option<Moment>,
+    pub(super) deadline: Option<BootTime>,
     /// It ran out of time and was told to end.
     pub(super) timed_out: bool,
 }
@@ -162,14 +162,14 @@ pub(super) struct Running {
 pub(super) struct Launch {
     pub(super) command: Running,
     /// When the command began; with a restart_cmd, when it had ended the old process.
-    pub(super) began: Moment,
+    pub(super) began: BootTime,
     /// `None`: the command is still running; perhaps it is the process.
     pub(super) ended: Option<Ended>,
     /// The process before a restart: its end is no failure.
     pub(super) old: Option<Process>,
-    pub(super) seen: Option<Seen>,
+    pub(super) seen: Option<SeenProcess>,
     /// When a process was first recognised. A later process with another pid does not restart the window.
-    pub(super) first_seen: Option<Moment>,
+    pub(super) first_seen: Option<BootTime>,
     /// A process was seen and died after the command had ended.
     pub(super) died: Option<(Process, Exit)>,
     /// The command itself was the process when the command ended, and no process was seen since.
@@ -180,28 +180,28 @@ pub(super) struct Launch {
     pub(super) hopeless_looks: u32,
     pub(super) looking: Option<LookId>,
     /// When the last look was asked for.
-    pub(super) looked_at: Option<Moment>,
+    pub(super) looked_at: Option<BootTime>,
     /// The command has run out of time, and was looked at once more: it may be the process itself.
     pub(super) last_look: bool,
-    pub(super) next_look: Moment,
+    pub(super) next_look: BootTime,
     /// The pause before the next look.
     pub(super) pause: Duration,
 }
 
 /// A process that was seen, and since when.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct SeenProcess {
     pub(super) process: Process,
-    pub(super) since: Moment,
+    pub(super) since: BootTime,
 }
 
 /// After a reload: the process must be alive until `until`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Survival {
     pub(super) process: Process,
-    pub(super) until: Moment,
+    pub(super) until: BootTime,
     /// Deadline for a successor if the process dies. `None`: one second after its death.
-    pub(super) successor_by: Option<Moment>,
+    pub(super) successor_by: Option<BootTime>,
     /// The process is a successor of the one that was reloaded.
     pub(super) is_successor: bool,
     pub(super) output: String,
@@ -210,9 +210,9 @@ pub(super) struct Survival {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Review {
     pub(super) looking: Option<LookId>,
-    pub(super) next_look: Moment,
+    pub(super) next_look: BootTime,
     /// When a successor must have appeared.
-    pub(super) until: Moment,
+    pub(super) until: BootTime,
     pub(super) output: String,
 }
 
@@ -225,7 +225,7 @@ pub(super) enum Sight {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ended {
-    pub(super) at: Moment,
+    pub(super) at: BootTime,
     pub(super) output: String,
 }
 
@@ -245,11 +245,11 @@ pub(super) struct Ending {
 pub(super) enum EndPhase {
     Command(Running),
     Vanish {
-        until: Moment,
+        until: BootTime,
     },
     /// It did not end by itself and was killed.
     Killed {
-        until: Moment,
+        until: BootTime,
     },
 }
 
@@ -273,13 +273,13 @@ impl Running {
         self.deadline.iter_mut().for_each(|deadline| *deadline += by);
     }
 
-    pub(super) fn is_overdue(&self, now: Moment) -> bool {
+    pub(super) fn is_overdue(&self, now: BootTime) -> bool {
         !self.timed_out && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// The deadline has come. The first time the command is to be ended, the second time it is not waited
     /// for.
-    pub(super) fn overdue(&mut self, now: Moment) -> Overdue {
+    pub(super) fn overdue(&mut self, now: BootTime) -> Overdue {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return Overdue::No;
         }
@@ -369,7 +369,7 @@ impl Job {
 }
 
 impl Stage {
-    pub(super) fn wake_at(&self, spec: &Spec) -> Option<Moment> {
+    pub(super) fn wake_at(&self, spec: &Spec) -> Option<BootTime> {
         match self {
             Stage::Looking { .. } | Stage::Planning { .. } => None,
             Stage::Clearing(clearing) => clearing.looking.is_none().then_some(clearing.next_look),
@@ -447,7 +447,7 @@ impl Stage {
 }
 
 impl Leaving {
-    fn wake_at(&self) -> Option<Moment> {
+    fn wake_at(&self) -> Option<BootTime> {
         let look = self.looking.is_none().then_some(self.next_look);
         let command = self.command.as_ref().and_then(|(command, _)| command.deadline);
         let measure = match self.measure {
@@ -466,14 +466,14 @@ impl Launch {
     }
 
     /// The process that the check judges. What runs once is judged by how its command ends.
-    pub(super) fn judged(&self, spec: &Spec) -> Option<Seen> {
+    pub(super) fn judged(&self, spec: &Spec) -> Option<SeenProcess> {
         self.seen.filter(|_| spec.policy.kind != Kind::Once)
     }
 
     /// The end of the window, at which a process must be alive. The window begins when a process was first
     /// seen or when the command ended, whichever is later. While the command is at work it may be the
     /// process, and only the sight counts.
-    pub(super) fn check_until(&self, spec: &Spec) -> Moment {
+    pub(super) fn check_until(&self, spec: &Spec) -> BootTime {
         let begins = self.ended.as_ref().map_or(self.began, |ended| ended.at);
         let until = begins + spec.policy.launch_check();
         let first_seen = self.first_seen.or(self.seen.map(|seen| seen.since));
@@ -482,7 +482,7 @@ impl Launch {
 
     /// When the present process counts as started. A process that appeared in the last second of the window
     /// gets a full second.
-    pub(super) fn succeeds_at(&self, spec: &Spec) -> Moment {
+    pub(super) fn succeeds_at(&self, spec: &Spec) -> BootTime {
         let until = self.check_until(spec);
         self.seen.map_or(until, |seen| until.max(seen.since + LEAST_LIFE))
     }
@@ -494,13 +494,13 @@ impl Launch {
     }
 
     /// When the window began.
-    pub(super) fn alive_since(&self) -> Moment {
+    pub(super) fn alive_since(&self) -> BootTime {
         let ended = self.ended.as_ref().map_or(self.began, |ended| ended.at);
         self.seen.map_or(ended, |seen| ended.max(seen.since))
     }
 
     /// From now on the command may be the process, or start it at any time.
-    pub(super) fn await_foreground(&mut self, now: Moment, spec: &Spec) {
+    pub(super) fn await_foreground(&mut self, now: BootTime, spec: &Spec) {
         self.began = now;
         self.pause = LOOK_EVERY;
         let first = now + spec.policy.check_begin.max(self.pause);
@@ -509,13 +509,13 @@ impl Launch {
 
     /// A look found this. The same process that runs the same program has been seen before: what a shell has
     /// become since then has not.
-    pub(super) fn sees(&mut self, now: Moment, process: Process) -> Sight {
-        let is_same = |seen: &Seen| {
+    pub(super) fn sees(&mut self, now: BootTime, process: Process) -> Sight {
+        let is_same = |seen: &SeenProcess| {
             let programs = seen.process.evidence.program.zip(process.evidence.program);
             seen.process.is(&process) && programs.is_none_or(|(before, now)| before == now)
         };
         let known = self.seen.filter(is_same);
-        self.seen = Some(Seen { process, since: known.map_or(now, |seen| seen.since) });
+        self.seen = Some(SeenProcess { process, since: known.map_or(now, |seen| seen.since) });
         self.missing = None;
         match process.found {
             Found::Shell => {}
@@ -538,7 +538,7 @@ impl Launch {
     /// When to look for the process next; `None` while a look is under way, and where nobody looks. One that
     /// is known is looked at once more before it counts as started if the command is at work: the shell may
     /// have become it meanwhile. Where there is none, the look at the end of the window decides.
-    pub(super) fn look_at(&self, spec: &Spec) -> Option<Moment> {
+    pub(super) fn look_at(&self, spec: &Spec) -> Option<BootTime> {
         // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be
         // followed by a second launch beside the one under way.
         let too_early = self.ended.is_none() && self.old.is_some();
@@ -558,7 +558,7 @@ impl Launch {
         }
     }
 
-    fn wake_at(&self, spec: &Spec) -> Option<Moment> {
+    fn wake_at(&self, spec: &Spec) -> Option<BootTime> {
         match (&self.ended, self.judged(spec), self.looking) {
             // The verdict waits for the answer.
             (_, _, Some(_)) => None,

@@ -28,32 +28,32 @@ impl Usage {
 
 /// The samples of one process that were over a limit, without one between them that was not.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Strain {
+pub(super) struct LimitStrain {
     process: Option<Process>,
     over: Vec<Usage>,
-    past: Past,
+    past: LimitHistory,
 }
 
 /// Whether a process has ever kept within its limits. One that has not is no more started than one that does
 /// not live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Past {
+pub enum LimitHistory {
     #[default]
     AlwaysOver,
     OnceWithin,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum LimitVerdict {
     /// Within all limits.
     Within,
     /// Over one of them, but not yet for long.
     Wait,
     /// The samples that were over.
-    Over { samples: Vec<Usage>, past: Past },
+    Over { samples: Vec<Usage>, past: LimitHistory },
 }
 
-impl Strain {
+impl LimitStrain {
     /// Another process begins anew, and so does one that was found over. One sample over a limit is a peak;
     /// `habit` of them in a row are a habit.
     pub(super) fn weigh(
@@ -62,24 +62,24 @@ impl Strain {
         usage: Usage,
         limits: &Resource,
         habit: LimitSamples,
-    ) -> Verdict {
+    ) -> LimitVerdict {
         if !self.process.is_some_and(|known| known.is(&process)) {
-            *self = Strain { process: Some(process), ..Strain::default() };
+            *self = LimitStrain { process: Some(process), ..LimitStrain::default() };
         }
         if !usage.is_over(limits) {
             self.over.clear();
-            self.past = Past::OnceWithin;
-            return Verdict::Within;
+            self.past = LimitHistory::OnceWithin;
+            return LimitVerdict::Within;
         }
         let habit = usize::try_from(habit.0).unwrap_or(usize::MAX);
         self.over.push(usage);
         if self.over.len() < habit {
-            return Verdict::Wait;
+            return LimitVerdict::Wait;
         }
         let mut samples = std::mem::take(&mut self.over);
         // The latest tell enough.
         samples.drain(..samples.len().saturating_sub(MOST_TOLD));
-        Verdict::Over { samples, past: self.past }
+        LimitVerdict::Over { samples, past: self.past }
     }
 }
 
@@ -131,10 +131,10 @@ mod tests {
 
     /// How many samples it takes until it is found over; 0: it is not.
     fn found_after(samples: &[(u32, Usage)], limits: &Resource) -> usize {
-        let mut strain = Strain::default();
+        let mut strain = LimitStrain::default();
         let habit = LimitSamples::default();
         let over = |(pid, usage): &(u32, Usage)| {
-            matches!(strain.weigh(process(*pid), *usage, limits, habit), Verdict::Over { .. })
+            matches!(strain.weigh(process(*pid), *usage, limits, habit), LimitVerdict::Over { .. })
         };
         samples.iter().position(over).map_or(0, |place| place + 1)
     }
@@ -167,13 +167,15 @@ mod tests {
     #[test]
     fn how_many_make_a_habit_is_a_setting() {
         for (habit, samples, told) in [(1, 1, 1), (5, 5, 5), (1_000, 1_000, MOST_TOLD)] {
-            let mut strain = Strain::default();
+            let mut strain = LimitStrain::default();
             for number in 1..=samples {
                 let verdict = strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(habit));
                 match verdict {
-                    Verdict::Over { samples: over, .. } => assert_eq!((number, over.len()), (samples, told)),
-                    Verdict::Wait => assert!(number < samples, "{habit}"),
-                    Verdict::Within => panic!("99 is over"),
+                    LimitVerdict::Over { samples: over, .. } => {
+                        assert_eq!((number, over.len()), (samples, told))
+                    }
+                    LimitVerdict::Wait => assert!(number < samples, "{habit}"),
+                    LimitVerdict::Within => panic!("99 is over"),
                 }
             }
         }
@@ -181,34 +183,37 @@ mod tests {
 
     #[test]
     fn a_pid_that_came_again_is_another_process() {
-        let mut strain = Strain::default();
+        let mut strain = LimitStrain::default();
         let successor = Process { start_ticks: 8, ..process(1) };
         for who in [process(1), process(1), successor, successor] {
-            assert_eq!(strain.weigh(who, cpu(99.0), &LIMITS, LimitSamples(3)), Verdict::Wait);
+            assert_eq!(strain.weigh(who, cpu(99.0), &LIMITS, LimitSamples(3)), LimitVerdict::Wait);
         }
     }
 
     #[test]
     fn it_begins_anew_after_a_verdict() {
-        let mut strain = Strain::default();
+        let mut strain = LimitStrain::default();
         let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(3));
-        assert_eq!((weigh(), weigh()), (Verdict::Wait, Verdict::Wait));
-        assert_eq!(weigh(), Verdict::Over { samples: vec![cpu(99.0); 3], past: Past::AlwaysOver });
-        assert_eq!(weigh(), Verdict::Wait);
+        assert_eq!((weigh(), weigh()), (LimitVerdict::Wait, LimitVerdict::Wait));
+        assert_eq!(
+            weigh(),
+            LimitVerdict::Over { samples: vec![cpu(99.0); 3], past: LimitHistory::AlwaysOver }
+        );
+        assert_eq!(weigh(), LimitVerdict::Wait);
     }
 
     #[test]
     fn one_that_was_once_within_is_told_apart() {
-        let mut strain = Strain::default();
-        let mut last = Verdict::Wait;
+        let mut strain = LimitStrain::default();
+        let mut last = LimitVerdict::Wait;
         for usage in [1.0, 99.0, 99.0, 99.0] {
             last = strain.weigh(process(1), cpu(usage), &LIMITS, LimitSamples(3));
         }
-        assert!(matches!(last, Verdict::Over { past: Past::OnceWithin, .. }), "{last:?}");
+        assert!(matches!(last, LimitVerdict::Over { past: LimitHistory::OnceWithin, .. }), "{last:?}");
         for usage in [99.0, 99.0, 99.0] {
             last = strain.weigh(process(2), cpu(usage), &LIMITS, LimitSamples(3));
         }
-        assert!(matches!(last, Verdict::Over { past: Past::AlwaysOver, .. }), "{last:?}");
+        assert!(matches!(last, LimitVerdict::Over { past: LimitHistory::AlwaysOver, .. }), "{last:?}");
     }
 
     #[test]

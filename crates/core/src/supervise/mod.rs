@@ -84,14 +84,14 @@ mod timetable;
 mod words;
 
 pub use event::Severity;
-pub use limits::{Past, Usage};
+pub use limits::{LimitHistory, Usage};
 pub use machine::{Machine, group_refusal};
 pub use record::{Record, Rest, ScheduledRun};
 
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::groups::Overuse;
 use crate::id::OpId;
-use crate::moment::Moment;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
 use crate::signal::SignalNumber;
@@ -180,7 +180,7 @@ pub enum Input {
     Overused {
         process: Process,
         overuse: Box<Overuse>,
-        past: Past,
+        past: LimitHistory,
     },
     /// What the last answers of its `health_cmd` add up to, when that has changed.
     Health {
@@ -190,8 +190,8 @@ pub enum Input {
     /// The answer to [`Effect::Place`].
     Placed {
         plan: PlanId,
-        at: Moment,
-        cause: spread::Cause,
+        at: BootTime,
+        cause: spread::SpreadCause,
     },
     /// Time has passed.
     Tick,
@@ -210,7 +210,7 @@ pub enum Health {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// `missed`: how many of its times have passed since the moment that was asked for.
-    At { at: Moment, missed: u32 },
+    At { at: BootTime, missed: u32 },
     /// The rule cannot be followed on this host.
     Never { reason: String },
 }
@@ -276,7 +276,7 @@ pub enum Write {
 pub enum Effect {
     Look {
         look: LookId,
-        scope: Scope,
+        scope: LookScope,
         spec: Arc<Spec>,
     },
     /// Report the exit of this process.
@@ -315,12 +315,12 @@ pub enum Effect {
     Sweep(Signal),
     /// Kill what was started for this proc since then, and what that has started; but nothing that belongs to
     /// older ones.
-    ClearSince(Moment),
+    ClearSince(BootTime),
     Inspect {
         op: OpId,
         process: Option<Process>,
         /// Where to look for it when it is not known.
-        scope: Scope,
+        scope: LookScope,
         spec: Arc<Spec>,
     },
     /// Does a process of another account than these have to do with the op? The answer is
@@ -329,7 +329,7 @@ pub enum Effect {
         op: OpId,
         /// The one that is known. `None`: it is to be looked for.
         process: Option<Process>,
-        scope: Scope,
+        scope: LookScope,
         spec: Arc<Spec>,
         accounts: BTreeSet<String>,
     },
@@ -337,7 +337,7 @@ pub enum Effect {
     Plan {
         plan: PlanId,
         rule: String,
-        since: Option<Moment>,
+        since: Option<BootTime>,
     },
     /// When may it be started, among all that are to be started for the same reason?
     Place {
@@ -355,7 +355,7 @@ pub struct OtherAccount {
 
 /// Where to look for the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum LookScope {
     /// By pid file; without one, by name.
     Settled,
     /// As `Settled`, for a proc whose last process is dead: a process that the dead one has left, or that an
@@ -373,7 +373,7 @@ pub enum Scope {
     /// The run of a periodic process from an earlier life of the agent: the process that was known; or, of a
     /// run that began at `since` and was not seen yet, what bears this proc's mark and leads a session. What
     /// older runs have left behind is no run.
-    Turn { last: Option<Process>, since: Option<Moment> },
+    Turn { last: Option<Process>, since: Option<BootTime> },
 }
 
 /// Whether a command that is still running counts as the process although neither its name nor a pid file

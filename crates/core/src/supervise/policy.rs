@@ -9,9 +9,9 @@
 //! and a little longer, by up to a fifth, up to sixteen times `start_interval` or five minutes, whichever is
 //! less.
 
+use crate::boot_time::BootTime;
 use crate::id::ProcKey;
 use crate::jitter;
-use crate::moment::Moment;
 use crate::spec::{Policy, RestartPause};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -29,7 +29,7 @@ const JITTER: u32 = 5;
 pub struct Streak {
     /// Restarts since the last stable run.
     pub restarts: u32,
-    pub last_start: Option<Moment>,
+    pub last_start: Option<BootTime>,
     /// How many of these restarts were waited for.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pauses: u32,
@@ -41,9 +41,9 @@ fn is_zero(number: &u32) -> bool {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RestartVerdict {
     Now,
-    At(Moment),
+    At(BootTime),
     GiveUp,
 }
 
@@ -57,14 +57,20 @@ pub(super) enum Fall {
 impl Streak {
     /// The process is dead, or could not be started. A stable life clears the count; after `start_retries`
     /// restarts without one, there are no more.
-    pub(super) fn fell(&mut self, now: Moment, fall: Fall, policy: &Policy, key: &ProcKey) -> Verdict {
+    pub(super) fn fell(
+        &mut self,
+        now: BootTime,
+        fall: Fall,
+        policy: &Policy,
+        key: &ProcKey,
+    ) -> RestartVerdict {
         let long_ago = self.last_start.is_none_or(|start| now.since(start) > policy.stable_after());
         let stable = fall == Fall::Died && long_ago;
         if stable {
             self.forgive();
         }
         if self.restarts >= policy.start_retries {
-            return Verdict::GiveUp;
+            return RestartVerdict::GiveUp;
         }
         self.restarts += 1;
         match self.last_start {
@@ -74,9 +80,9 @@ impl Streak {
                     RestartPause::Growing => growing_pause(policy.start_interval, self.pauses, key),
                 };
                 self.pauses += 1;
-                Verdict::At(start + pause)
+                RestartVerdict::At(start + pause)
             }
-            _ => Verdict::Now,
+            _ => RestartVerdict::Now,
         }
     }
 
@@ -108,25 +114,25 @@ mod tests {
         ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
     }
 
-    fn fell(streak: &mut Streak, now: u64, fall: Fall) -> Verdict {
-        streak.fell(Moment(now), fall, &policy(), &key("nginx"))
+    fn fell(streak: &mut Streak, now: u64, fall: Fall) -> RestartVerdict {
+        streak.fell(BootTime(now), fall, &policy(), &key("nginx"))
     }
 
     #[test]
     fn a_long_life_is_followed_at_once_and_clears_the_count() {
-        let mut streak = Streak { restarts: 2, last_start: Some(Moment(0)), pauses: 2 };
-        assert_eq!(fell(&mut streak, 10_001, Fall::Died), Verdict::Now);
+        let mut streak = Streak { restarts: 2, last_start: Some(BootTime(0)), pauses: 2 };
+        assert_eq!(fell(&mut streak, 10_001, Fall::Died), RestartVerdict::Now);
         assert_eq!((streak.restarts, streak.pauses), (1, 0));
     }
 
     #[test]
     fn short_lives_wait_and_then_end() {
-        let mut streak = Streak { restarts: 0, last_start: Some(Moment(1_000)), pauses: 0 };
-        assert_eq!(fell(&mut streak, 2_000, Fall::Died), Verdict::At(Moment(11_000)));
-        streak.last_start = Some(Moment(11_000));
-        assert_eq!(fell(&mut streak, 11_500, Fall::Died), Verdict::At(Moment(21_000)));
-        streak.last_start = Some(Moment(21_000));
-        assert_eq!(fell(&mut streak, 21_001, Fall::Died), Verdict::GiveUp);
+        let mut streak = Streak { restarts: 0, last_start: Some(BootTime(1_000)), pauses: 0 };
+        assert_eq!(fell(&mut streak, 2_000, Fall::Died), RestartVerdict::At(BootTime(11_000)));
+        streak.last_start = Some(BootTime(11_000));
+        assert_eq!(fell(&mut streak, 11_500, Fall::Died), RestartVerdict::At(BootTime(21_000)));
+        streak.last_start = Some(BootTime(21_000));
+        assert_eq!(fell(&mut streak, 21_001, Fall::Died), RestartVerdict::GiveUp);
     }
 
     /// With the defaults: four restarts, ten seconds apart, and given up after forty.
@@ -134,15 +140,15 @@ mod tests {
     fn the_interval_is_as_sent_each_time() {
         for interval in [1, 10, 60, 3_600] {
             let policy = Policy { start_interval: Duration::from_secs(interval), ..Policy::default() };
-            let mut streak = Streak { last_start: Some(Moment(0)), ..Streak::default() };
+            let mut streak = Streak { last_start: Some(BootTime(0)), ..Streak::default() };
             for number in 1..=u64::from(policy.start_retries) {
-                let due = Moment(number * interval * 1_000);
-                let died = Moment(due.0 - 500);
-                assert_eq!(streak.fell(died, Fall::Died, &policy, &key("nginx")), Verdict::At(due));
+                let due = BootTime(number * interval * 1_000);
+                let died = BootTime(due.0 - 500);
+                assert_eq!(streak.fell(died, Fall::Died, &policy, &key("nginx")), RestartVerdict::At(due));
                 streak.last_start = Some(due);
             }
             let last = streak.last_start.expect("it was started");
-            assert_eq!(streak.fell(last, Fall::Died, &policy, &key("nginx")), Verdict::GiveUp);
+            assert_eq!(streak.fell(last, Fall::Died, &policy, &key("nginx")), RestartVerdict::GiveUp);
         }
     }
 
@@ -152,9 +158,9 @@ mod tests {
             let (start_interval, start_check) = (Duration::from_secs(interval), Duration::from_secs(check));
             let policy = Policy { start_interval, start_check, start_retries: 1, ..Policy::default() };
             for (life, stable) in [(longest * 1_000, false), (longest * 1_000 + 1, true)] {
-                let mut streak = Streak { restarts: 1, last_start: Some(Moment(0)), pauses: 0 };
-                let verdict = streak.fell(Moment(life), Fall::Died, &policy, &key("nginx"));
-                let expected = if stable { Verdict::Now } else { Verdict::GiveUp };
+                let mut streak = Streak { restarts: 1, last_start: Some(BootTime(0)), pauses: 0 };
+                let verdict = streak.fell(BootTime(life), Fall::Died, &policy, &key("nginx"));
+                let expected = if stable { RestartVerdict::Now } else { RestartVerdict::GiveUp };
                 assert_eq!(verdict, expected, "{life} ms with {interval} and {check} s");
             }
         }
@@ -164,15 +170,15 @@ mod tests {
     #[test]
     fn a_crash_loop_that_is_slower_than_the_interval_has_an_end() {
         let policy = Policy { start_interval: Duration::from_secs(1), ..Policy::default() };
-        let mut streak = Streak { last_start: Some(Moment(0)), ..Streak::default() };
-        let mut now = Moment(0);
+        let mut streak = Streak { last_start: Some(BootTime(0)), ..Streak::default() };
+        let mut now = BootTime(0);
         let mut restarts = 0;
         loop {
             now += Duration::from_secs(2);
             match streak.fell(now, Fall::Died, &policy, &key("nginx")) {
-                Verdict::GiveUp => break,
-                Verdict::Now => panic!("two seconds are no stable life"),
-                Verdict::At(at) => assert!(at < now, "it is due already"),
+                RestartVerdict::GiveUp => break,
+                RestartVerdict::Now => panic!("two seconds are no stable life"),
+                RestartVerdict::At(at) => assert!(at < now, "it is due already"),
             }
             streak.last_start = Some(now);
             restarts += 1;
@@ -184,17 +190,17 @@ mod tests {
     /// any other.
     #[test]
     fn only_pauses_make_pauses_longer() {
-        let mut streak = Streak { restarts: 0, last_start: Some(Moment(0)), pauses: 0 };
-        assert_eq!(fell(&mut streak, 60_000, Fall::Died), Verdict::Now);
-        streak.last_start = Some(Moment(60_000));
-        assert_eq!(fell(&mut streak, 61_000, Fall::Died), Verdict::At(Moment(70_000)));
+        let mut streak = Streak { restarts: 0, last_start: Some(BootTime(0)), pauses: 0 };
+        assert_eq!(fell(&mut streak, 60_000, Fall::Died), RestartVerdict::Now);
+        streak.last_start = Some(BootTime(60_000));
+        assert_eq!(fell(&mut streak, 61_000, Fall::Died), RestartVerdict::At(BootTime(70_000)));
     }
 
     #[test]
     fn a_launch_that_takes_long_to_fail_is_no_stable_run() {
-        let mut streak = Streak { restarts: 1, last_start: Some(Moment(0)), pauses: 0 };
-        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), Verdict::At(Moment(10_000)));
-        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), Verdict::GiveUp);
+        let mut streak = Streak { restarts: 1, last_start: Some(BootTime(0)), pauses: 0 };
+        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), RestartVerdict::At(BootTime(10_000)));
+        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), RestartVerdict::GiveUp);
     }
 
     #[test]

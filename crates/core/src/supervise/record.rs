@@ -2,7 +2,7 @@
 
 use super::Hosting;
 use super::policy::Streak;
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use crate::process::Process;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
@@ -36,10 +36,10 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduledRun {
     /// When it must have ended (`op_timeout`).
-    pub deadline: Moment,
+    pub deadline: BootTime,
     /// How many runs that were due meanwhile have been told as missed, and when that was.
     pub missed: u32,
-    pub told_at: Option<Moment>,
+    pub told_at: Option<BootTime>,
 }
 
 /// What a proc that is not running waits for.
@@ -49,21 +49,21 @@ pub enum Rest {
     Idle,
     /// To be started again.
     Retry {
-        at: Moment,
+        at: BootTime,
         /// What it waits for, for people.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         why: String,
     },
     /// For its next scheduled run.
-    Due { at: Moment },
+    Due { at: BootTime },
     /// For what becomes of a scheduled run that began then and was not seen yet.
-    Begun { at: Moment },
+    Begun { at: BootTime },
     /// For `start` or `host`: it was started too often in vain.
     GaveUp { reason: String },
 }
 
 impl ScheduledRun {
-    pub(super) fn until(deadline: Moment) -> ScheduledRun {
+    pub(super) fn until(deadline: BootTime) -> ScheduledRun {
         ScheduledRun { deadline, missed: 0, told_at: None }
     }
 }

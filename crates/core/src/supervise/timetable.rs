@@ -1,20 +1,20 @@
 //! The grid of a process that runs every so often: when it is due next, and how many of its times have
 //! passed.
 
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use std::time::Duration;
 
 /// The first time after `now`, counted from the last run's beginning; and how many times lie between the two,
 /// at which nothing was begun.
-pub(super) fn after(now: Moment, last: Moment, every: Duration) -> (Moment, u32) {
+pub(super) fn after(now: BootTime, last: BootTime, every: Duration) -> (BootTime, u32) {
     let step = millis(every);
     let passed = now.0.saturating_sub(last.0) / step;
     let next = last.0.saturating_add(step.saturating_mul(passed.saturating_add(1)));
-    (Moment(next), u32::try_from(passed).unwrap_or(u32::MAX))
+    (BootTime(next), u32::try_from(passed).unwrap_or(u32::MAX))
 }
 
 /// How many times have passed from the one at `due` until now, that one included.
-pub(super) fn passed(now: Moment, due: Moment, every: Duration) -> u32 {
+pub(super) fn passed(now: BootTime, due: BootTime, every: Duration) -> u32 {
     match now.0.checked_sub(due.0) {
         Some(late) => u32::try_from(late / millis(every)).unwrap_or(u32::MAX).saturating_add(1),
         None => 0,
@@ -42,17 +42,17 @@ mod tests {
             (500, 1_000, 10, 11_000, 0),
         ];
         for (now, last, every, next, missed) in rows {
-            let seen = after(Moment(now), Moment(last), Duration::from_secs(every));
-            assert_eq!(seen, (Moment(next), missed), "now {now}");
+            let seen = after(BootTime(now), BootTime(last), Duration::from_secs(every));
+            assert_eq!(seen, (BootTime(next), missed), "now {now}");
         }
-        assert_eq!(after(Moment(u64::MAX), Moment(0), Duration::ZERO), (Moment(u64::MAX), u32::MAX));
+        assert_eq!(after(BootTime(u64::MAX), BootTime(0), Duration::ZERO), (BootTime(u64::MAX), u32::MAX));
     }
 
     #[test]
     fn what_has_passed_is_counted_from_the_first_that_was_due() {
         for (now, due, count) in [(999, 1_000, 0), (1_000, 1_000, 1), (10_999, 1_000, 1), (11_000, 1_000, 2)]
         {
-            assert_eq!(passed(Moment(now), Moment(due), Duration::from_secs(10)), count, "now {now}");
+            assert_eq!(passed(BootTime(now), BootTime(due), Duration::from_secs(10)), count, "now {now}");
         }
     }
 }

@@ -290,11 +290,11 @@ pub(super) fn retry(restarts: u32, most: u32, last: &str) -> String {
     format!("restart {restarts} of {most}; {last}")
 }
 
-pub(super) fn spread(cause: spread::Cause) -> &'static str {
+pub(super) fn spread(cause: spread::SpreadCause) -> &'static str {
     match cause {
-        spread::Cause::Boot => "the host has just booted",
-        spread::Cause::Return => "the agent has just come back, and many are to be started",
-        spread::Cause::Crowd => "many are to be started again at this moment",
+        spread::SpreadCause::Boot => "the host has just booted",
+        spread::SpreadCause::Return => "the agent has just come back, and many are to be started",
+        spread::SpreadCause::Crowd => "many are to be started again at this moment",
     }
 }
 

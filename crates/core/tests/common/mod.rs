@@ -10,12 +10,12 @@ use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Detached, Kind, Policy, Spec};
-use procfleet_core::spread::{Cause as SpreadCause, Occasion};
+use procfleet_core::spread::{Occasion, SpreadCause};
 use procfleet_core::supervise::{
-    CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LookId, Machine, Next, OtherAccount,
-    Past, Record, RunId, Scope, Signal, Step, Usage, View, Write,
+    CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LimitHistory, LookId, LookScope,
+    Machine, Next, OtherAccount, Record, RunId, Signal, Step, Usage, View, Write,
 };
-use procfleet_core::{Code, Content, Moment, OpId, OpKind, Outcome, ProcKey, TaskId};
+use procfleet_core::{BootTime, Code, Content, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,13 +91,13 @@ enum Happening {
     Comes { launcher: u32, run: Serial, lives: Option<u64> },
     Dies { pid: u32, exit: Exit },
     Tell { life: u32, input: Input },
-    Answer { life: u32, look: LookId, scope: Scope, spec: Arc<Spec> },
+    Answer { life: u32, look: LookId, scope: LookScope, spec: Arc<Spec> },
 }
 
 #[derive(Debug)]
 pub struct World {
     pub machine: Machine,
-    pub now: Moment,
+    pub now: BootTime,
     pub scripts: HashMap<String, Does>,
     pub term: Term,
     /// What it does on its `reload_signal`.
@@ -131,19 +131,19 @@ pub struct World {
     pub done: Vec<(OpId, Outcome)>,
     pub events: Vec<Event>,
     /// Every start or restart command, and when it was run.
-    pub starts: Vec<(Moment, String)>,
+    pub starts: Vec<(BootTime, String)>,
     pub signals: Vec<Signal>,
     pub sweeps: Vec<Signal>,
     pub record: Option<Record>,
     pub accepted: BTreeMap<OpId, Order>,
     /// The OS accounts that the app of the orders may use, and the account of every process.
-    pub accounts: procfleet_core::access::Scope<String>,
+    pub accounts: procfleet_core::grants::GrantScope<String>,
     pub owner: String,
     verdicts: VecDeque<(OpId, Option<OtherAccount>)>,
     begun: Vec<OpId>,
     live: Vec<Live>,
     pid_file: Option<u32>,
-    agenda: BTreeMap<(Moment, u64), Happening>,
+    agenda: BTreeMap<(BootTime, u64), Happening>,
     answers: VecDeque<Input>,
     runs: HashMap<RunId, Serial>,
     /// The last thing that was completed was a stop or kill.
@@ -201,7 +201,7 @@ impl World {
         ];
         World {
             machine: Machine::new(key()),
-            now: Moment(1_000_000),
+            now: BootTime(1_000_000),
             scripts: scripts.into_iter().map(|(name, does)| (name.to_owned(), does)).collect(),
             term: Term::Dies { after: 10 },
             on_reload: Term::Ignores,
@@ -226,7 +226,7 @@ impl World {
             sweeps: Vec::new(),
             record: None,
             accepted: BTreeMap::new(),
-            accounts: procfleet_core::access::Scope::All,
+            accounts: procfleet_core::grants::GrantScope::All,
             owner: String::new(),
             verdicts: VecDeque::new(),
             begun: Vec::new(),
@@ -258,10 +258,10 @@ impl World {
 
     /// Gives an order and returns at once.
     pub fn send(&mut self, kind: OpKind, spec: Option<Spec>) -> OpId {
-        self.send_by(kind, spec, Moment(self.now.0 + 3_600_000))
+        self.send_by(kind, spec, BootTime(self.now.0 + 3_600_000))
     }
 
-    pub fn send_by(&mut self, kind: OpKind, spec: Option<Spec>, start_by: Moment) -> OpId {
+    pub fn send_by(&mut self, kind: OpKind, spec: Option<Spec>, start_by: BootTime) -> OpId {
         self.next_op += 1;
         let accounts = self.accounts.clone();
         let order = Order { op: op(self.next_op), kind, spec, start_by, accounts };
@@ -334,7 +334,7 @@ impl World {
     }
 
     /// Its namespace uses too much, and it is its turn.
-    pub fn overuse(&mut self, past: Past) {
+    pub fn overuse(&mut self, past: LimitHistory) {
         if let Some(process) = self.sampled() {
             let overuse = Overuse {
                 group: "g".to_owned(),
@@ -418,7 +418,7 @@ impl World {
         self.live.clear();
         self.agenda.clear();
         self.pid_file = None;
-        self.now = Moment(5_000);
+        self.now = BootTime(5_000);
         self.record = self.record.take().map(Record::after_reboot);
         self.crash();
     }
@@ -483,7 +483,7 @@ impl World {
     // ---- time ----
 
     /// Moves to the next thing that happens, not beyond `limit`. False: nothing does until then.
-    pub fn advance(&mut self, limit: Moment) -> bool {
+    pub fn advance(&mut self, limit: BootTime) -> bool {
         let wake = self.machine.wake_at().map(|at| at.max(self.now));
         let first = self.agenda.keys().next().map(|(at, _)| *at);
         match (first, wake) {
@@ -508,7 +508,7 @@ impl World {
         true
     }
 
-    fn next_happening(&mut self, limit: Moment) -> Option<(Moment, Happening)> {
+    fn next_happening(&mut self, limit: BootTime) -> Option<(BootTime, Happening)> {
         let first = self.agenda.first_entry().filter(|entry| entry.key().0 <= limit)?;
         Some((first.key().0, first.remove()))
     }
@@ -521,7 +521,7 @@ impl World {
 
     fn later(&mut self, millis: u64, happening: Happening) {
         self.serial += 1;
-        self.agenda.insert((Moment(self.now.0 + millis), self.serial), happening);
+        self.agenda.insert((BootTime(self.now.0 + millis), self.serial), happening);
     }
 
     // ---- the machine's side ----
@@ -688,7 +688,7 @@ impl World {
                     Occasion::Return => (self.place_delay, SpreadCause::Boot),
                     Occasion::Retry => (self.crowd_delay, SpreadCause::Crowd),
                 };
-                let at = Moment(self.now.0 + delay);
+                let at = BootTime(self.now.0 + delay);
                 self.answers.push_back(Input::Placed { plan, at, cause });
             }
             Effect::Plan { plan, rule, since } => {
@@ -730,12 +730,12 @@ impl World {
     }
 
     /// Here a rule is a number: it matches at each multiple of so many milliseconds of wall-clock time.
-    fn next_time(&self, rule: &str, since: Option<Moment>) -> Next {
+    fn next_time(&self, rule: &str, since: Option<BootTime>) -> Next {
         let Ok(step) = rule.parse::<u64>() else { return Next::Never { reason: "a bad rule".to_owned() } };
-        let wall = |moment: Moment| moment.0 + self.wall_ahead;
+        let wall = |moment: BootTime| moment.0 + self.wall_ahead;
         let passed = |moment| wall(moment) / step;
         let missed = since.map_or(0, |since| passed(self.now) - passed(since).min(passed(self.now)));
-        let at = Moment((passed(self.now) + 1) * step - self.wall_ahead);
+        let at = BootTime((passed(self.now) + 1) * step - self.wall_ahead);
         Next::At { at, missed: u32::try_from(missed).expect("a small number") }
     }
 
@@ -951,12 +951,12 @@ impl World {
         }
     }
 
-    fn look(&self, scope: Scope, spec: &Spec) -> Sighting {
+    fn look(&self, scope: LookScope, spec: &Spec) -> Sighting {
         match scope {
-            Scope::Settled => self.settled(spec, None),
-            Scope::After { dead } => self.settled(spec, Some(dead)),
-            Scope::Launch { run, leader } => self.launched(run, leader, spec),
-            Scope::Run(run) => {
+            LookScope::Settled => self.settled(spec, None),
+            LookScope::After { dead } => self.settled(spec, Some(dead)),
+            LookScope::Launch { run, leader } => self.launched(run, leader, spec),
+            LookScope::Run(run) => {
                 let serial = self.runs.get(&run);
                 let at_work = |role| matches!(role, Role::Shell | Role::Both);
                 let shell = |live: &&Live| Some(&live.run) == serial && at_work(live.role);
@@ -965,11 +965,11 @@ impl World {
                     None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
                 }
             }
-            Scope::Leftovers => match self.leftovers().first() {
+            LookScope::Leftovers => match self.leftovers().first() {
                 Some(pid) => self.running(*pid, Found::Name),
                 None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
             },
-            Scope::Turn { last, since } => {
+            LookScope::Turn { last, since } => {
                 let known = last.filter(|last| self.live.iter().any(|live| live.process.is(last)));
                 let began = |live: &&Live| {
                     live.role == Role::Both
@@ -981,7 +981,7 @@ impl World {
                     (None, None) => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
                 }
             }
-            Scope::Recovery { last } => {
+            LookScope::Recovery { last } => {
                 let seen = |process: &Process| self.live.iter().any(|live| live.process.is(process));
                 if let Some(last) = last.filter(seen) {
                     return Sighting::Running(last);

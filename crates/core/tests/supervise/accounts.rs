@@ -2,7 +2,7 @@
 
 use crate::common::{World, spec};
 use crate::given::{Given, given};
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::spec::Spec;
 use procfleet_core::{Code, OpKind};
 
@@ -29,7 +29,7 @@ fn sight(world: &World) -> String {
 }
 
 fn limited(mut world: World) -> World {
-    world.accounts = Scope::Only(["www".to_owned()].into());
+    world.accounts = GrantScope::Only(["www".to_owned()].into());
     world
 }
 
@@ -113,6 +113,6 @@ fn a_sent_spec_of_another_account_is_refused() {
     let outcome = world.order(OpKind::Start, &of("root"));
     assert_eq!(outcome.code, Code::NotAllowed);
     assert!(world.starts.is_empty() && world.machine.is_blank());
-    world.accounts = Scope::Only(Default::default());
+    world.accounts = GrantScope::Only(Default::default());
     assert_eq!(world.order(OpKind::Start, &of("www")).code, Code::NotAllowed, "nobody is nobody");
 }

@@ -3,7 +3,7 @@
 use crate::common::{Does, Term, World, spec};
 use crate::given::{Given, Then, given, state};
 use procfleet_core::supervise::Signal;
-use procfleet_core::{Moment, OpKind};
+use procfleet_core::{BootTime, OpKind};
 use std::time::Duration;
 
 #[test]
@@ -171,7 +171,7 @@ fn too_many_orders_and_orders_that_waited_too_long() {
     assert!(ops[..16].iter().all(|op| world.code(*op) == Some(0)));
 
     let mut world = given(Given::Ending);
-    let soon = Moment(world.now.0 + 100);
+    let soon = BootTime(world.now.0 + 100);
     let op = world.send_by(OpKind::Start, Some(spec()), soon);
     let late = world.send_by(OpKind::Start, Some(spec()), world.now);
     assert_eq!(world.code(late), Some(120));

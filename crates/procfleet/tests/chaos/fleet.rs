@@ -9,7 +9,7 @@ use crate::history::{self, Runs, Sent};
 use crate::table::Row;
 use crate::world::{Side, World};
 use crate::{Job, Part};
-use procfleet_sim::{Drops, Fleet, Plan, Script, Span};
+use procfleet_sim::{DelayRange, Drops, Fleet, FleetPlan, Script};
 use procfleet_testkit::{PATIENCE, Proc, ask_again, wait_until};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -103,11 +103,11 @@ fn start(world: &World, seed: u64, agents: usize, trace: &Path) -> Fleet {
         received_percent: 1.0,
         taken_percent: 1.0,
         reported_percent: 1.0,
-        away_ms: Span(0, 500),
+        away_ms: DelayRange(0, 500),
         ..Drops::default()
     };
-    let script = Script { take_ms: Span(0, 300), drop, repeat_percent: 5.0, ..Script::default() };
-    let plan = Plan {
+    let script = Script { take_ms: DelayRange(0, 300), drop, repeat_percent: 5.0, ..Script::default() };
+    let plan = FleetPlan {
         server: format!("https://{}", world.link).parse().expect("an address"),
         token: Some(world.token(agents).parse().expect("a token")),
         agents,

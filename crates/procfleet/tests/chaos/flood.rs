@@ -5,7 +5,7 @@ use crate::world::World;
 use procfleet_core::id::ProcKey;
 use procfleet_proto::link::{EventMessage, Events, ProcStateMessage, States, agent_message::Body};
 use procfleet_proto::state::ProcReport;
-use procfleet_sim::{Peer, Talk};
+use procfleet_sim::{ManualPeer, Talk};
 use procfleet_testkit::let_pass;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Flood {
     pub(crate) fn start(world: &World) -> Flood {
         let server = format!("https://{}", world.link).parse().expect("an address");
         let token = world.token(1).parse().expect("a token");
-        let peer = Peer::join(server, &token, IP).expect("it joins as any other agent");
+        let peer = ManualPeer::join(server, &token, IP).expect("it joins as any other agent");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -58,7 +58,7 @@ impl Drop for Flood {
     }
 }
 
-fn flood(peer: &Peer, mut talk: Talk<'_>, number: &mut u64, stop: &AtomicBool) {
+fn flood(peer: &ManualPeer, mut talk: Talk<'_>, number: &mut u64, stop: &AtomicBool) {
     talk.send(peer.hello("one").into_bytes());
     let message = "x".repeat(EVENT_BYTES);
     let report = ProcReport::left_alone(String::new());

@@ -10,7 +10,7 @@ use procfleet_proto::link::{
     server_message::Body,
 };
 use procfleet_proto::state::ProcReport;
-use procfleet_sim::{Peer, Talk};
+use procfleet_sim::{ManualPeer, Talk};
 use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_for, wait_until};
 use serde_json::Value;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -222,7 +222,7 @@ fn the_facts_that_an_agent_tells_of_its_host_are_bounded() {
 
 /// Answers one question about a log. The caller's answer: its code and message.
 #[track_caller]
-fn ask_and_answer(up: &Up, peer: &Peer, ip: &str, answer: impl FnOnce(u64) -> LogRead) -> Value {
+fn ask_and_answer(up: &Up, peer: &ManualPeer, ip: &str, answer: impl FnOnce(u64) -> LogRead) -> Value {
     let mut talk = welcome_as(peer, |hello| hello.reads_logs = true);
     let path = format!("/api/v1/logs?namespace=a&name=b&host=0:{ip}");
     std::thread::scope(|scope| {

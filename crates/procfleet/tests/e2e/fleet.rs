@@ -1,7 +1,7 @@
 //! A few hundred simulated agents over the real link: what is hard to see with one.
 
 use crate::up;
-use procfleet_sim::{Fleet, Plan, Script, room_for_agents, take_all_files};
+use procfleet_sim::{Fleet, FleetPlan, Script, room_for_agents, take_all_files};
 use procfleet_testkit::{Op, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -20,8 +20,8 @@ fn first_ip() -> Ipv4Addr {
     Ipv4Addr::new(10, 9, 0, 1)
 }
 
-fn plan(up: &Up, agents: usize, script: &str) -> Plan {
-    Plan {
+fn plan(up: &Up, agents: usize, script: &str) -> FleetPlan {
+    FleetPlan {
         server: up.link().parse().expect("the link's address"),
         token: None,
         agents,
@@ -40,7 +40,7 @@ fn plan(up: &Up, agents: usize, script: &str) -> Plan {
 fn fleet(up: &Up, agents: usize, script: &str) -> Fleet {
     let token = up.token(&["--uses", &agents.to_string()]);
     let token = Some(token.parse().expect("a token"));
-    let fleet = Fleet::start(Plan { token, ..plan(up, agents, script) }).expect("the fleet starts");
+    let fleet = Fleet::start(FleetPlan { token, ..plan(up, agents, script) }).expect("the fleet starts");
     // Not all of them at the same moment: some may be there to break their connections.
     wait_until(GATHERING, "all have been connected", || {
         assert_eq!(fleet.trouble(), None);
@@ -101,7 +101,7 @@ fn a_simulated_fleet_is_a_fleet() {
 
     let back = Fleet::start(plan(&up, AGENTS, "{}")).expect("it knows its keys");
     wait_until_connected(&back);
-    let one_more = Plan { first_ip: IpAddr::V4([10, 8, 0, 1].into()), ..plan(&up, 1, "{}") };
+    let one_more = FleetPlan { first_ip: IpAddr::V4([10, 8, 0, 1].into()), ..plan(&up, 1, "{}") };
     let stranger = Fleet::start(one_more).expect("the fleet starts");
     let trouble = wait_for(GATHERING, "one that has not joined says so", || stranger.trouble());
     assert!(trouble.contains("there is no token"), "{trouble}");
@@ -163,10 +163,13 @@ fn agents_get_in_past_sockets_that_never_finish_their_handshake() {
     let address = up.link().strip_prefix("https://").expect("https").to_owned();
     let few = fleet(&up, 20, "{}");
     let silent = Sockets::hold(&address, 5_000);
-    let rest =
-        Plan { first_ip: IpAddr::V4([10, 7, 0, 1].into()), data: up.folder("rest"), ..plan(&up, 20, "{}") };
+    let rest = FleetPlan {
+        first_ip: IpAddr::V4([10, 7, 0, 1].into()),
+        data: up.folder("rest"),
+        ..plan(&up, 20, "{}")
+    };
     let token = up.token(&["--uses", "20"]).parse().expect("a token");
-    let rest = Fleet::start(Plan { token: Some(token), ..rest }).expect("the fleet starts");
+    let rest = Fleet::start(FleetPlan { token: Some(token), ..rest }).expect("the fleet starts");
     wait_until_connected(&rest);
     assert_eq!(few.figures().connected, 20, "nor do they push anybody out");
     let task = operate(&up, 20, Op::Restart);

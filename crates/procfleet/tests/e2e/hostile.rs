@@ -4,7 +4,7 @@ use crate::up;
 use procfleet_core::code::Code;
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_proto::link::{Hello, MAX_FRAME, Report, Reports, agent_message, server_message::Body};
-use procfleet_sim::{Peer, Talk};
+use procfleet_sim::{ManualPeer, Talk};
 use procfleet_testkit::fuzz::Fuzz;
 use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_until};
 use serde_json::{Value, json};
@@ -42,15 +42,15 @@ fn idle_connections_are_closed_and_harm_nobody() {
     assert!(silent.iter_mut().all(|stream| matches!(stream.read(&mut [0; 64]), Ok(0))), "all are closed");
 }
 
-pub(crate) fn peer(up: &Up, ip: &str) -> Peer {
+pub(crate) fn peer(up: &Up, ip: &str) -> ManualPeer {
     let token = up.token(&[]).parse().expect("a token");
-    Peer::join(up.link().parse().expect("the link's address"), &token, ip.parse().expect("an address"))
+    ManualPeer::join(up.link().parse().expect("the link's address"), &token, ip.parse().expect("an address"))
         .expect("it joins as any other")
 }
 
 /// A session that the server has welcomed.
 #[track_caller]
-pub(crate) fn welcome<'a>(peer: &'a Peer, life: &str) -> Talk<'a> {
+pub(crate) fn welcome<'a>(peer: &'a ManualPeer, life: &str) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
     talk.send(peer.hello(life).into_bytes());
     let said = talk.hear();
@@ -60,7 +60,7 @@ pub(crate) fn welcome<'a>(peer: &'a Peer, life: &str) -> Talk<'a> {
 
 /// The same for an agent that says something else of itself.
 #[track_caller]
-pub(crate) fn welcome_as<'a>(peer: &'a Peer, change: impl FnOnce(&mut Hello)) -> Talk<'a> {
+pub(crate) fn welcome_as<'a>(peer: &'a ManualPeer, change: impl FnOnce(&mut Hello)) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
     let agent_message::Body::Hello(mut hello) = peer.hello("one") else { panic!("a hello") };
     change(&mut hello);
@@ -78,7 +78,7 @@ pub(crate) fn cuts(up: &Up, reason: &str) -> u64 {
 }
 
 #[track_caller]
-fn check_cut(up: &Up, peer: &Peer, reason: &str, misbehave: impl FnOnce(&mut Talk<'_>)) {
+fn check_cut(up: &Up, peer: &ManualPeer, reason: &str, misbehave: impl FnOnce(&mut Talk<'_>)) {
     let before = cuts(up, reason);
     let mut talk = welcome(peer, "one");
     misbehave(&mut talk);

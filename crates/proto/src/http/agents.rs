@@ -4,7 +4,7 @@
 use super::batch::{NamedHost, read_hosts, settle};
 use super::fault::Faults;
 use super::keyed::Keyed;
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use crate::link::HostFacts;
 use procfleet_core::id::{AgentId, Host};
 use schemars::JsonSchema;
@@ -29,7 +29,7 @@ pub struct AgentView {
 }
 
 /// `hosts: [{ip, bk_cloud_id}]`
-pub fn by_hosts<'v>(body: impl Into<Body<'v>>) -> Result<Vec<NamedHost>, Faults> {
+pub fn by_hosts<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<NamedHost>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     reader.require_filled_list("hosts", &mut faults);
@@ -38,7 +38,7 @@ pub fn by_hosts<'v>(body: impl Into<Body<'v>>) -> Result<Vec<NamedHost>, Faults>
 }
 
 /// `agent_id_list: [..]`. What can be no id is no agent's.
-pub fn by_ids<'v>(body: impl Into<Body<'v>>) -> Result<Vec<AgentId>, Faults> {
+pub fn by_ids<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<AgentId>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     reader.require_filled_list("agent_id_list", &mut faults);

@@ -10,7 +10,7 @@ use super::operate::{LONGEST_NAME, MOST_OPS, Suppliers};
 use super::read::Reader;
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, CloudId, Host};
-use procfleet_core::task::{Refusal, Request, Target, UnusableTarget};
+use procfleet_core::request::{Refusal, Request, Target, UnusableTarget};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -46,11 +46,11 @@ impl NamedHost {
 
 /// One parsed element and its faults. `None`: the element does not even say which process or host it is
 /// about.
-pub(super) type Read<T> = (Option<T>, Faults);
+pub(super) type ReadElement<T> = (Option<T>, Faults);
 
 /// Returns every element that can be named, valid or not. The faults of invalid elements are added to the
 /// call as warnings, or as faults if no element is valid.
-pub(super) fn settle<T>(read: Vec<Read<T>>, faults: &mut Faults) -> Vec<T> {
+pub(super) fn settle<T>(read: Vec<ReadElement<T>>, faults: &mut Faults) -> Vec<T> {
     let nothing = read.iter().all(|(_, own)| !own.is_empty());
     let mut kept = Vec::with_capacity(read.len());
     for (element, own) in read {
@@ -98,7 +98,7 @@ pub(super) fn host_targets(elements: Vec<Result<Reader<'_>, Faults>>, faults: &m
     settle(elements.into_iter().map(read).collect(), faults)
 }
 
-fn read_agent((path, text): (String, Result<&str, String>)) -> Read<Target> {
+fn read_agent((path, text): (String, Result<&str, String>)) -> ReadElement<Target> {
     let mut own = Faults::default();
     let target = match text.map(|text| (text, text.parse::<AgentId>())) {
         Err(reason) => {
@@ -114,7 +114,7 @@ fn read_agent((path, text): (String, Result<&str, String>)) -> Read<Target> {
     (target, own)
 }
 
-fn read_target(reader: &Reader<'_>, suppliers: Suppliers) -> Read<Target> {
+fn read_target(reader: &Reader<'_>, suppliers: Suppliers) -> ReadElement<Target> {
     let mut own = Faults::default();
     if suppliers == Suppliers::Required {
         reader.require("bk_supplier_id", &mut own);
@@ -216,7 +216,7 @@ pub(super) fn finish(
 /// Turns parsed elements into requests; invalid ones become rejected requests. If no element is valid, all
 /// faults are added to the call.
 pub(super) fn sort_out(
-    elements: Vec<Read<Request>>,
+    elements: Vec<ReadElement<Request>>,
     faults: &mut Faults,
     path: impl Fn(usize) -> String,
 ) -> Vec<Request> {

@@ -3,7 +3,7 @@
 //! Callers parse it even on failure and count its elements, so there is always exactly one `value`, or one
 //! `process` with one `instance`, unless the spec itself asks for several.
 
-use super::result::About;
+use super::result::OpContext;
 use jiff::Timestamp;
 use jiff::tz::{Offset, TimeZone};
 use procfleet_core::op::{Content, Instance, Outcome, ProcStatus};
@@ -92,7 +92,7 @@ pub(super) fn text_schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "contentMediaType": "application/json", "contentSchema": inner})
 }
 
-pub fn render(about: About<'_>, outcome: &Outcome) -> Rendered {
+pub fn render(about: OpContext<'_>, outcome: &Outcome) -> Rendered {
     match &outcome.content {
         Content::Control { hosted, proc_name, setup_path } => {
             // What the caller sent is what it expects to see; without it, what the agent used.
@@ -115,11 +115,11 @@ pub fn render(about: About<'_>, outcome: &Outcome) -> Rendered {
 }
 
 /// As GSE writes it.
-pub(super) fn text(about: About<'_>, outcome: &Outcome) -> String {
+pub(super) fn text(about: OpContext<'_>, outcome: &Outcome) -> String {
     serde_json::to_string(&render(about, outcome)).expect("texts and numbers are JSON")
 }
 
-fn status(about: About<'_>, status: &ProcStatus) -> StatusContent {
+fn status(about: OpContext<'_>, status: &ProcStatus) -> StatusContent {
     let zone = Offset::from_seconds(status.utc_offset_secs).unwrap_or(Offset::UTC);
     let seen = std::iter::once(&status.instance).chain(&status.more);
     let process = StatusProcess {
@@ -136,7 +136,12 @@ fn status(about: About<'_>, status: &ProcStatus) -> StatusContent {
     }
 }
 
-fn instance(about: About<'_>, status: &ProcStatus, seen: Option<&Instance>, zone: Offset) -> StatusInstance {
+fn instance(
+    about: OpContext<'_>,
+    status: &ProcStatus,
+    seen: Option<&Instance>,
+    zone: Offset,
+) -> StatusInstance {
     let stopped = Instance::default();
     let i = seen.unwrap_or(&stopped);
     StatusInstance {

@@ -2,7 +2,7 @@
 //! nothing is.
 
 use procfleet_core::code::Code;
-use procfleet_core::task::Refusal;
+use procfleet_core::request::Refusal;
 use std::fmt;
 
 /// More than this and the list no longer helps anybody.

@@ -4,12 +4,12 @@
 use super::batch::{finish, read_targets};
 use super::fault::Faults;
 use super::operate::{LARGEST_SPEC, LONGEST_NAME, Suppliers};
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use super::status::ProcMeta;
 use procfleet_core::id::{Host, ProcKey};
 use procfleet_core::op::OpKind;
+use procfleet_core::request::{Request, Target};
 use procfleet_core::spec::{ProcessGroup, Spec, Weight};
-use procfleet_core::task::{Request, Target};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
@@ -21,7 +21,7 @@ pub struct GroupQuery {
     pub targets: Vec<Target>,
 }
 
-pub fn set_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Request>, Faults> {
+pub fn set_process_group_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<Request>, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let proc = ProcKey { namespace: read_namespace(&reader, &mut faults), name: String::new() };
@@ -42,7 +42,7 @@ pub fn set_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Reque
     if faults.is_empty() { Ok(requests) } else { Err(faults) }
 }
 
-pub fn get_process_group_info<'v>(body: impl Into<Body<'v>>) -> Result<GroupQuery, Faults> {
+pub fn get_process_group_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<GroupQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let namespace = read_namespace(&reader, &mut faults);

@@ -10,24 +10,24 @@ const LONGEST_NAME: usize = 64;
 
 /// Whose token it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TokenVerdict {
     User(String),
     /// Nobody's, or no longer.
     NotLoggedIn,
 }
 
 /// `None`: this is no answer of a login service.
-pub fn verdict(body: &[u8]) -> Option<Verdict> {
+pub fn verdict(body: &[u8]) -> Option<TokenVerdict> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     if !successful(&answer)? {
-        return Some(Verdict::NotLoggedIn);
+        return Some(TokenVerdict::NotLoggedIn);
     }
     let data = answer.get("data")?;
     let name = ["bk_username", "username"].into_iter().find_map(|field| data.get(field)?.as_str())?;
     let usable = !name.trim().is_empty()
         && name.chars().count() <= LONGEST_NAME
         && !name.chars().any(char::is_control);
-    usable.then(|| Verdict::User(name.to_owned()))
+    usable.then(|| TokenVerdict::User(name.to_owned()))
 }
 
 /// Every sign of success or failure that is there must be one of success.
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn every_generation_is_understood() {
-        let user = |name: &str| Some(Verdict::User(name.to_owned()));
-        let no = Some(Verdict::NotLoggedIn);
+        let user = |name: &str| Some(TokenVerdict::User(name.to_owned()));
+        let no = Some(TokenVerdict::NotLoggedIn);
         for (body, expected) in [
             (r#"{"result": true, "code": 0, "data": {"bk_username": "admin"}}"#, user("admin")),
             (r#"{"result": true, "code": "00", "data": {"username": "admin"}}"#, user("admin")),

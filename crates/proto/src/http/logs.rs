@@ -3,7 +3,7 @@
 use super::fault::Faults;
 use super::manage::read;
 use super::query::{host, text, wait};
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use procfleet_core::id::{AgentId, Host, ProcKey};
 use procfleet_core::spec::Instances;
 use schemars::JsonSchema;
@@ -58,7 +58,7 @@ pub struct LogsView {
     pub note: String,
 }
 
-pub fn logs<'v>(body: impl Into<Body<'v>>) -> Result<LogsQuery, Faults> {
+pub fn logs<'v>(body: impl Into<RequestBody<'v>>) -> Result<LogsQuery, Faults> {
     let known = ["namespace", "name", "instance", "host", "agent", "lines", "since", "wait_ms"];
     read(body.into(), &known, |reader, faults| {
         let lines = reader.integer("lines", 1..=MOST_LINES, faults);
@@ -73,7 +73,7 @@ pub fn logs<'v>(body: impl Into<Body<'v>>) -> Result<LogsQuery, Faults> {
 }
 
 /// Whose stored spec is asked for.
-pub fn spec<'v>(body: impl Into<Body<'v>>) -> Result<LogOf, Faults> {
+pub fn spec<'v>(body: impl Into<RequestBody<'v>>) -> Result<LogOf, Faults> {
     read(body.into(), &["namespace", "name", "instance", "host", "agent"], log_of)
 }
 

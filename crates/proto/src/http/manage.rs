@@ -6,8 +6,8 @@
 use super::fault::Faults;
 use super::login;
 use super::native::{BusinessRow, BusinessSetRow, CreateApp, CreateToken, GrantLists};
-use super::read::{Body, Reader};
-use procfleet_core::access::{Dimension, Grants};
+use super::read::{Reader, RequestBody};
+use procfleet_core::grants::{Dimension, Grants};
 use procfleet_core::id::{AgentId, BusinessId};
 use procfleet_core::select::good_label;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const ID: RangeInclusive<i64> = 1..=u32::MAX as i64;
 const LONGEST_TTL_SECS: i64 = 30 * 86_400;
 const MOST_USES: i64 = 100_000;
 
-pub fn create_app<'v>(body: impl Into<Body<'v>>) -> Result<CreateApp, Faults> {
+pub fn create_app<'v>(body: impl Into<RequestBody<'v>>) -> Result<CreateApp, Faults> {
     read(body.into(), &["code", "trusted"], |reader, faults| {
         let code = reader.required_text("code", LONGEST_CODE, faults);
         if let Some(odd) = code.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.".contains(*c)) {
@@ -36,7 +36,7 @@ pub fn create_app<'v>(body: impl Into<Body<'v>>) -> Result<CreateApp, Faults> {
 }
 
 /// `{"all": true}`, or some of the four lists.
-pub fn change_grants<'v>(body: impl Into<Body<'v>>) -> Result<Grants, Faults> {
+pub fn change_grants<'v>(body: impl Into<RequestBody<'v>>) -> Result<Grants, Faults> {
     let lists = [
         ("businesses", Dimension::Business),
         ("namespaces", Dimension::Namespace),
@@ -75,14 +75,14 @@ pub fn grant_lists(grants: &Grants) -> GrantLists {
     lists
 }
 
-pub fn create_business<'v>(body: impl Into<Body<'v>>) -> Result<BusinessRow, Faults> {
+pub fn create_business<'v>(body: impl Into<RequestBody<'v>>) -> Result<BusinessRow, Faults> {
     read(body.into(), &["bk_biz_id", "bk_biz_name"], |reader, faults| BusinessRow {
         bk_biz_id: required_id(reader, "bk_biz_id", faults),
         bk_biz_name: name(reader, "bk_biz_name", faults),
     })
 }
 
-pub fn create_business_set<'v>(body: impl Into<Body<'v>>) -> Result<BusinessSetRow, Faults> {
+pub fn create_business_set<'v>(body: impl Into<RequestBody<'v>>) -> Result<BusinessSetRow, Faults> {
     read(body.into(), &["bk_biz_set_id", "bk_biz_set_name", "bk_biz_ids"], |reader, faults| BusinessSetRow {
         bk_biz_set_id: required_id(reader, "bk_biz_set_id", faults),
         bk_biz_set_name: name(reader, "bk_biz_set_name", faults),
@@ -95,19 +95,19 @@ pub fn create_business_set<'v>(body: impl Into<Body<'v>>) -> Result<BusinessSetR
 }
 
 /// The url that events are to be sent to.
-pub fn create_webhook<'v>(body: impl Into<Body<'v>>) -> Result<String, Faults> {
+pub fn create_webhook<'v>(body: impl Into<RequestBody<'v>>) -> Result<String, Faults> {
     read(body.into(), &["url"], |reader, faults| reader.required_text("url", 2_048, faults))
 }
 
 /// The agents as they were named, and the business that they go to.
-pub fn assign_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, BusinessId), Faults> {
+pub fn assign_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<(Vec<AgentId>, BusinessId), Faults> {
     read(body.into(), &["agents", "bk_biz_id"], |reader, faults| {
         (read_agents(reader, faults), BusinessId(required_id(reader, "bk_biz_id", faults)))
     })
 }
 
 /// The agents as they were named, and why they are to be kept out.
-pub fn revoke_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, String), Faults> {
+pub fn revoke_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<(Vec<AgentId>, String), Faults> {
     read(body.into(), &["agents", "reason"], |reader, faults| {
         let agents = read_agents(reader, faults);
         let reason = reader.text("reason", LONGEST_NAME, faults);
@@ -119,7 +119,7 @@ pub fn revoke_agents<'v>(body: impl Into<Body<'v>>) -> Result<(Vec<AgentId>, Str
 }
 
 /// The agents as they were named.
-pub fn forget_agents<'v>(body: impl Into<Body<'v>>) -> Result<Vec<AgentId>, Faults> {
+pub fn forget_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<AgentId>, Faults> {
     read(body.into(), &["agents"], read_agents)
 }
 
@@ -132,7 +132,7 @@ pub struct LabelChange {
     pub remove: Vec<String>,
 }
 
-pub fn label_agents<'v>(body: impl Into<Body<'v>>) -> Result<LabelChange, Faults> {
+pub fn label_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<LabelChange, Faults> {
     read(body.into(), &["agents", "set", "remove"], |reader, faults| {
         let agents = read_agents(reader, faults);
         let set: BTreeMap<String, String> = reader.labels("set", faults).into_iter().collect();
@@ -151,7 +151,7 @@ pub fn label_agents<'v>(body: impl Into<Body<'v>>) -> Result<LabelChange, Faults
 }
 
 /// Whether the old CA goes although somebody needs it.
-pub fn retire_ca<'v>(body: impl Into<Body<'v>>) -> Result<bool, Faults> {
+pub fn retire_ca<'v>(body: impl Into<RequestBody<'v>>) -> Result<bool, Faults> {
     read(body.into(), &["force"], |reader, faults| reader.flag("force", faults))
 }
 
@@ -168,7 +168,7 @@ fn read_agents(reader: &Reader<'_>, faults: &mut Faults) -> Vec<AgentId> {
 }
 
 /// A join token for new agents. Whether there is such a business is not known here.
-pub fn create_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateToken, Faults> {
+pub fn create_token<'v>(body: impl Into<RequestBody<'v>>) -> Result<CreateToken, Faults> {
     read(body.into(), &["bk_cloud_id", "bk_biz_id", "ttl_secs", "uses", "replace"], |reader, faults| {
         let small = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
         reader.require("ttl_secs", faults);
@@ -187,7 +187,7 @@ pub fn create_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateToken, Faults
 
 /// Reads with `fields`, and adds the fields that nobody knows to the faults.
 pub(super) fn read<T>(
-    body: Body<'_>,
+    body: RequestBody<'_>,
     known: &[&str],
     fields: impl FnOnce(&Reader<'_>, &mut Faults) -> T,
 ) -> Result<T, Faults> {

@@ -111,7 +111,7 @@ pub struct AgentRow {
 
 /// The answer to `POST /api/v1/operate`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Operated {
+pub struct OperateAnswer {
     /// Empty after a dry run.
     pub task_id: String,
     /// How many hosts are meant.

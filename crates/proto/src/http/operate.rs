@@ -1,21 +1,21 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
-use super::batch::{Read, finish, read_host, read_targets, sort_out};
+use super::batch::{ReadElement, finish, read_host, read_targets, sort_out};
 use super::fault::{Faults, Warnings};
 use super::login;
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use super::typos::Unread;
 use crate::cron::CronRule;
 use procfleet_core::change;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
+use procfleet_core::request::{Request, Target};
 use procfleet_core::select::Term;
 use procfleet_core::signal::SignalNumber;
 use procfleet_core::spec::{
     ConfigFile, Control, Detached, Identity, Instances, Kind, LimitSamples, OnUnhealthy, Policy, Resource,
     RestartPause, Schedule, Shell, Spec, StopSignal,
 };
-use procfleet_core::task::{Request, Target};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
@@ -48,28 +48,28 @@ pub enum Suppliers {
 
 /// What a call asks for, and what its caller should know about it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct OperateCall {
     pub requests: Vec<Request>,
     pub warnings: Warnings,
 }
 
 /// The answer to a call that made a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Accepted {
+pub struct TaskAccepted {
     pub task_id: String,
 }
 
 /// `operate_proc_v2`: one process on many hosts.
-pub fn operate_proc_v2<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+pub fn operate_proc_v2<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     operate(body.into(), Suppliers::None)
 }
 
 /// `operate_proc`, the first generation: the same, by supplier, and usually without a spec.
-pub fn operate_proc<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+pub fn operate_proc<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     operate(body.into(), Suppliers::Required)
 }
 
-fn operate(body: Body<'_>, suppliers: Suppliers) -> Result<Asked, Faults> {
+fn operate(body: RequestBody<'_>, suppliers: Suppliers) -> Result<OperateCall, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let kind = read_op_type(&reader, &mut faults);
@@ -79,16 +79,16 @@ fn operate(body: Body<'_>, suppliers: Suppliers) -> Result<Asked, Faults> {
 }
 
 /// `register_proc_info`: makes a spec known. The first generation's document requires limits.
-pub fn register_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+pub fn register_proc_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     keep_info(body.into(), OpKind::Register, Suppliers::Required)
 }
 
 /// `update_proc_info`: the same, or replaces it. Its callers name hosts with and without a supplier.
-pub fn update_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+pub fn update_proc_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     keep_info(body.into(), OpKind::Update, Suppliers::Optional)
 }
 
-fn keep_info(body: Body<'_>, kind: OpKind, suppliers: Suppliers) -> Result<Asked, Faults> {
+fn keep_info(body: RequestBody<'_>, kind: OpKind, suppliers: Suppliers) -> Result<OperateCall, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         reader.require("spec", &mut faults);
@@ -98,7 +98,7 @@ fn keep_info(body: Body<'_>, kind: OpKind, suppliers: Suppliers) -> Result<Asked
 }
 
 /// `unregister_proc_info`: only a name and hosts.
-pub fn unregister_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+pub fn unregister_proc_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     let mut faults = Faults::default();
     let request = Reader::root(body, &mut faults).map(|reader| {
         let (proc, _) = read_meta(&reader, &mut faults);
@@ -109,7 +109,7 @@ pub fn unregister_proc_info<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faul
 }
 
 /// `operate_proc_multi`: many such requests in one task.
-pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults> {
+pub fn operate_proc_multi<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     const LIST: &str = "proc_operate_req";
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
@@ -117,10 +117,10 @@ pub fn operate_proc_multi<'v>(body: impl Into<Body<'v>>) -> Result<Asked, Faults
     let elements = reader.elements(LIST, &mut faults).into_iter().map(read_element).collect();
     let requests = sort_out(elements, &mut faults, |place| format!("{LIST}[{place}]"));
     let warnings = faults.take_warnings();
-    if faults.is_empty() { Ok(Asked { requests, warnings }) } else { Err(faults) }
+    if faults.is_empty() { Ok(OperateCall { requests, warnings }) } else { Err(faults) }
 }
 
-fn read_element(element: Result<Reader<'_>, Faults>) -> Read<Request> {
+fn read_element(element: Result<Reader<'_>, Faults>) -> ReadElement<Request> {
     let reader = match element {
         Ok(reader) => reader,
         Err(own) => return (None, own),
@@ -139,14 +139,14 @@ pub struct Selected {
     pub request: Request,
     /// More names or globs.
     pub names: Vec<String>,
-    pub places: Places,
+    pub places: OperateTargets,
     pub sending: Sending,
     pub warnings: Warnings,
 }
 
 /// Where it is to be done.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Places {
+pub enum OperateTargets {
     /// On the hosts that these terms mean.
     Select(Vec<Term>),
     Targets(Vec<Target>),
@@ -163,7 +163,7 @@ pub enum Sending {
 
 /// `POST /api/v1/operate`: processes by names and globs, on the hosts that are named, selected or known to
 /// have them.
-pub fn operate_selected<'v>(body: impl Into<Body<'v>>) -> Result<Selected, Faults> {
+pub fn operate_selected<'v>(body: impl Into<RequestBody<'v>>) -> Result<Selected, Faults> {
     let known = ["meta", "names", "op_type", "spec", "change", "select", "hosts", "agent_id_list", "dry_run"];
     let mut faults = Faults::default();
     let made = Reader::root(body, &mut faults).map(|reader| {
@@ -212,7 +212,7 @@ fn read_change(reader: &Reader<'_>, has_spec: bool, faults: &mut Faults) -> Vec<
     change
 }
 
-fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> Places {
+fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> OperateTargets {
     const WAYS: [&str; 3] = ["select", "hosts", "agent_id_list"];
     let mut select = Vec::new();
     for (path, text) in reader.texts("select", faults) {
@@ -236,16 +236,16 @@ fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> Places {
         faults.add(*first, format!("cannot be combined with {}", others.join(" and ")));
     }
     match (select.is_empty(), agents.is_empty() && hosts.is_empty()) {
-        (false, _) => Places::Select(select),
-        (true, false) => Places::Targets(agents.into_iter().chain(hosts).collect()),
-        (true, true) => Places::WhereItIs,
+        (false, _) => OperateTargets::Select(select),
+        (true, false) => OperateTargets::Targets(agents.into_iter().chain(hosts).collect()),
+        (true, true) => OperateTargets::WhereItIs,
     }
 }
 
-fn asked(requests: Vec<Request>, mut faults: Faults) -> Result<Asked, Faults> {
+fn asked(requests: Vec<Request>, mut faults: Faults) -> Result<OperateCall, Faults> {
     let requests = finish(requests, &mut faults, |_| String::new());
     let warnings = faults.take_warnings();
-    if faults.is_empty() { Ok(Asked { requests, warnings }) } else { Err(faults) }
+    if faults.is_empty() { Ok(OperateCall { requests, warnings }) } else { Err(faults) }
 }
 
 fn read_request(reader: &Reader<'_>, kind: OpKind, suppliers: Suppliers, faults: &mut Faults) -> Request {

@@ -4,7 +4,7 @@
 
 use super::fault::Faults;
 use super::manage::read;
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use procfleet_core::id::{AgentId, BusinessId, CloudId, Host};
 use procfleet_core::select::Term;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub struct AgentsQuery {
     pub limit: Option<usize>,
 }
 
-pub fn agents<'v>(body: impl Into<Body<'v>>) -> Result<AgentsQuery, Faults> {
+pub fn agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<AgentsQuery, Faults> {
     let known = ["bk_cloud_id", "bk_biz_id", "version", "state", "offline_secs", "select", "after", "limit"];
     let small = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
     read(body.into(), &known, |reader, faults| {
@@ -113,7 +113,7 @@ pub fn agents<'v>(body: impl Into<Body<'v>>) -> Result<AgentsQuery, Faults> {
     })
 }
 
-pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
+pub fn procs<'v>(body: impl Into<RequestBody<'v>>) -> Result<ProcsQuery, Faults> {
     read(body.into(), &["namespace", "name", "host"], |reader, faults| ProcsQuery {
         namespace: text(reader, "namespace", faults),
         name: text(reader, "name", faults),
@@ -121,7 +121,7 @@ pub fn procs<'v>(body: impl Into<Body<'v>>) -> Result<ProcsQuery, Faults> {
     })
 }
 
-pub fn events<'v>(body: impl Into<Body<'v>>) -> Result<EventsQuery, Faults> {
+pub fn events<'v>(body: impl Into<RequestBody<'v>>) -> Result<EventsQuery, Faults> {
     let known = ["namespace", "name", "kind", "host", "after", "limit", "wait_ms"];
     read(body.into(), &known, |reader, faults| {
         let after = reader.integer("after", 0..=i64::MAX, faults);
@@ -138,21 +138,21 @@ pub fn events<'v>(body: impl Into<Body<'v>>) -> Result<EventsQuery, Faults> {
 }
 
 /// How many tasks, the newest first.
-pub fn tasks<'v>(body: impl Into<Body<'v>>) -> Result<u32, Faults> {
+pub fn tasks<'v>(body: impl Into<RequestBody<'v>>) -> Result<u32, Faults> {
     read(body.into(), &["limit"], |reader, faults| limit(reader, 20, faults))
 }
 
 /// How long to wait for the task to change. Longer than the longest is the longest.
-pub fn task<'v>(body: impl Into<Body<'v>>) -> Result<Duration, Faults> {
+pub fn task<'v>(body: impl Into<RequestBody<'v>>) -> Result<Duration, Faults> {
     read(body.into(), &["wait_ms"], wait)
 }
 
 /// What takes no fields but the login.
-pub fn nothing<'v>(body: impl Into<Body<'v>>) -> Result<(), Faults> {
+pub fn nothing<'v>(body: impl Into<RequestBody<'v>>) -> Result<(), Faults> {
     read(body.into(), &[], |_, _| ())
 }
 
-pub fn audit<'v>(body: impl Into<Body<'v>>) -> Result<AuditQuery, Faults> {
+pub fn audit<'v>(body: impl Into<RequestBody<'v>>) -> Result<AuditQuery, Faults> {
     read(body.into(), &["limit", "app", "action"], |reader, faults| AuditQuery {
         limit: limit(reader, 50, faults),
         app: text(reader, "app", faults),

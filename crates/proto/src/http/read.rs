@@ -11,7 +11,7 @@
 //! methods.
 
 use super::fault::Faults;
-use super::record::{Need, Recorder, Shape};
+use super::record::{FieldNeed, Recorder, Shape};
 use super::typos::{self, Unread};
 use serde_json::{Map, Value};
 use std::fmt::Display;
@@ -19,51 +19,51 @@ use std::ops::RangeInclusive;
 
 /// What a request is read from.
 #[derive(Clone, Copy, Debug)]
-pub enum Body<'v> {
+pub enum RequestBody<'v> {
     Sent(&'v Value),
     /// Nothing is read; what is asked for is noted.
     Recorded(&'v Recorder),
 }
 
-impl<'v> From<&'v Value> for Body<'v> {
+impl<'v> From<&'v Value> for RequestBody<'v> {
     fn from(sent: &'v Value) -> Self {
-        Body::Sent(sent)
+        RequestBody::Sent(sent)
     }
 }
 
-impl<'v> From<&'v Recorder> for Body<'v> {
+impl<'v> From<&'v Recorder> for RequestBody<'v> {
     fn from(recorder: &'v Recorder) -> Self {
-        Body::Recorded(recorder)
+        RequestBody::Recorded(recorder)
     }
 }
 
 /// One object of a request and its place in it.
 #[derive(Debug)]
 pub struct Reader<'v> {
-    source: Source<'v>,
+    source: RequestSource<'v>,
     path: String,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Source<'v> {
+enum RequestSource<'v> {
     Sent(&'v Map<String, Value>),
     Recorded(&'v Recorder),
 }
 
 impl<'v> Reader<'v> {
     /// The request itself.
-    pub fn root(body: impl Into<Body<'v>>, faults: &mut Faults) -> Option<Reader<'v>> {
+    pub fn root(body: impl Into<RequestBody<'v>>, faults: &mut Faults) -> Option<Reader<'v>> {
         match body.into() {
-            Body::Sent(value) => Reader::at(value, String::new(), faults),
-            Body::Recorded(recorder) => {
-                Some(Reader { source: Source::Recorded(recorder), path: String::new() })
+            RequestBody::Sent(value) => Reader::at(value, String::new(), faults),
+            RequestBody::Recorded(recorder) => {
+                Some(Reader { source: RequestSource::Recorded(recorder), path: String::new() })
             }
         }
     }
 
     fn at(value: &'v Value, path: String, faults: &mut Faults) -> Option<Reader<'v>> {
         match value {
-            Value::Object(fields) => Some(Reader { source: Source::Sent(fields), path }),
+            Value::Object(fields) => Some(Reader { source: RequestSource::Sent(fields), path }),
             other => {
                 faults.add(path, format!("must be an object, not {}", kind_of(other)));
                 None
@@ -74,23 +74,23 @@ impl<'v> Reader<'v> {
     /// Notes the field, if this is about notes.
     fn recorder(&self, field: &str, shape: Shape) -> Option<&'v Recorder> {
         match self.source {
-            Source::Sent(_) => None,
-            Source::Recorded(recorder) => {
+            RequestSource::Sent(_) => None,
+            RequestSource::Recorded(recorder) => {
                 recorder.note(self.path(field), shape);
                 Some(recorder)
             }
         }
     }
 
-    fn record_need(&self, field: &str, need: Need) {
-        if let Source::Recorded(recorder) = self.source {
+    fn record_need(&self, field: &str, need: FieldNeed) {
+        if let RequestSource::Recorded(recorder) = self.source {
             recorder.need(self.path(field), need);
         }
     }
 
     /// What stands for the field's value where nothing was sent.
     fn inner(&self, recorder: &'v Recorder, path: String) -> Reader<'v> {
-        Reader { source: Source::Recorded(recorder), path }
+        Reader { source: RequestSource::Recorded(recorder), path }
     }
 
     /// The place of this object; empty for the request itself.
@@ -105,8 +105,8 @@ impl<'v> Reader<'v> {
 
     fn get(&self, field: &str) -> Option<&'v Value> {
         match self.source {
-            Source::Sent(fields) => fields.get(field).filter(|value| !value.is_null()),
-            Source::Recorded(_) => None,
+            RequestSource::Sent(fields) => fields.get(field).filter(|value| !value.is_null()),
+            RequestSource::Recorded(_) => None,
         }
     }
 
@@ -126,7 +126,7 @@ impl<'v> Reader<'v> {
 
     /// The field must be there, whatever it is.
     pub fn require(&self, field: &str, faults: &mut Faults) {
-        self.record_need(field, Need::Present);
+        self.record_need(field, FieldNeed::Present);
         if !self.has(field) {
             self.missing(field, faults);
         }
@@ -134,8 +134,8 @@ impl<'v> Reader<'v> {
 
     /// The field may be absent, but `null` is a fault: its sender failed to fill it in.
     pub fn refuse_null(&self, field: &str, faults: &mut Faults) {
-        self.record_need(field, Need::NotNull);
-        if let Source::Sent(fields) = self.source
+        self.record_need(field, FieldNeed::NotNull);
+        if let RequestSource::Sent(fields) = self.source
             && fields.get(field).is_some_and(Value::is_null)
         {
             faults.add(self.path(field), "must not be null; leave it out for the default");
@@ -157,7 +157,7 @@ impl<'v> Reader<'v> {
 
     /// The fields of one of these sets are there, and whoever reads them says so if not.
     pub fn either(&self, sets: &[&[&str]]) {
-        if let Source::Recorded(recorder) = self.source {
+        if let RequestSource::Recorded(recorder) = self.source {
             let places = |set: &&[&str]| set.iter().map(|field| self.path(field)).collect();
             recorder.group(sets.iter().map(places).collect());
         }
@@ -165,7 +165,7 @@ impl<'v> Reader<'v> {
 
     /// The name under which a field with two names was sent; the first of them if under both or neither.
     pub fn name_of<'n>(&self, name: &'n str, other: &'n str) -> &'n str {
-        if let Source::Recorded(recorder) = self.source {
+        if let RequestSource::Recorded(recorder) = self.source {
             recorder.alias(self.path(name), self.path(other));
         }
         if !self.has(name) && self.has(other) { other } else { name }
@@ -174,8 +174,8 @@ impl<'v> Reader<'v> {
     /// Fields other than these are faults; those that begin a request of anybody's are not meant.
     pub fn only(&self, known: &[&str], beside: &[&str], faults: &mut Faults) {
         match self.source {
-            Source::Recorded(recorder) => recorder.only(known),
-            Source::Sent(fields) => {
+            RequestSource::Recorded(recorder) => recorder.only(known),
+            RequestSource::Sent(fields) => {
                 let odd =
                     |name: &&String| !known.contains(&name.as_str()) && !beside.contains(&name.as_str());
                 for name in fields.keys().filter(odd) {
@@ -188,8 +188,8 @@ impl<'v> Reader<'v> {
     /// The unknown fields in and below this object, which is at `path` in an `operate_proc_v2` request.
     pub fn unread(&self, path: &str) -> Vec<Unread> {
         match self.source {
-            Source::Sent(fields) => typos::inside(fields, path, &self.path),
-            Source::Recorded(_) => Vec::new(),
+            RequestSource::Sent(fields) => typos::inside(fields, path, &self.path),
+            RequestSource::Recorded(_) => Vec::new(),
         }
     }
 
@@ -200,7 +200,7 @@ impl<'v> Reader<'v> {
 
     /// An object that must be there.
     pub fn object(&self, field: &str, faults: &mut Faults) -> Option<Reader<'v>> {
-        self.record_need(field, Need::Present);
+        self.record_need(field, FieldNeed::Present);
         let found = self.optional_object(field, faults);
         if found.is_none() && !self.has(field) {
             self.missing(field, faults);
@@ -312,7 +312,7 @@ impl<'v> Reader<'v> {
     }
 
     pub fn require_filled_list(&self, field: &str, faults: &mut Faults) {
-        self.record_need(field, Need::Filled);
+        self.record_need(field, FieldNeed::Filled);
         if self.is_bare(field) {
             faults.add(self.path(field), "is required and must not be empty");
         }
@@ -377,7 +377,7 @@ impl<'v> Reader<'v> {
     /// A text that must be there and not be empty.
     pub fn required_text(&self, field: &str, longest: usize, faults: &mut Faults) -> String {
         self.recorder(field, Shape::Text { longest });
-        self.record_need(field, Need::Filled);
+        self.record_need(field, FieldNeed::Filled);
         match self.get(field) {
             None => {
                 self.missing(field, faults);
@@ -463,7 +463,7 @@ impl<'v> Reader<'v> {
             return Vec::new();
         }
         let Some(labels) = self.optional_object(field, faults) else { return Vec::new() };
-        let Source::Sent(fields) = labels.source else { return Vec::new() };
+        let RequestSource::Sent(fields) = labels.source else { return Vec::new() };
         let mut read = Vec::new();
         for (name, value) in fields {
             match value {

@@ -36,7 +36,7 @@ pub enum Shape {
 
 /// How much a field must be there. The order is that of strictness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
+pub enum FieldNeed {
     /// It may be absent or `null`.
     None,
     /// It may be absent, but not `null`.
@@ -49,9 +49,9 @@ pub enum Need {
 /// Fields by their places (`spec.identity.user`, `hosts[].ip`), in the order in which they were first asked
 /// for.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Record {
+pub struct FieldRecord {
     pub fields: Vec<(String, Shape)>,
-    needs: BTreeMap<String, Need>,
+    needs: BTreeMap<String, FieldNeed>,
     /// One name and another for the same thing.
     pub aliases: Vec<(String, String)>,
     /// Of each group, the fields of at least one set are there.
@@ -60,14 +60,14 @@ pub struct Record {
     pub only: Option<Vec<String>>,
 }
 
-impl Record {
-    pub fn need(&self, path: &str) -> Need {
-        self.needs.get(path).copied().unwrap_or(Need::None)
+impl FieldRecord {
+    pub fn need(&self, path: &str) -> FieldNeed {
+        self.needs.get(path).copied().unwrap_or(FieldNeed::None)
     }
 
     /// What holds in both: every field of either, and only the needs that are common.
     #[must_use]
-    pub fn merged(mut self, other: Record) -> Record {
+    pub fn merged(mut self, other: FieldRecord) -> FieldRecord {
         for (path, shape) in other.fields {
             if self.fields.iter().all(|(known, _)| *known != path) {
                 self.fields.push((path, shape));
@@ -92,7 +92,7 @@ impl Record {
 
 #[derive(Debug, Default)]
 pub struct Recorder {
-    record: RefCell<Record>,
+    record: RefCell<FieldRecord>,
     /// What the reader finds all the same: numbers by the field's own name.
     given: Vec<(&'static str, i64)>,
 }
@@ -102,7 +102,7 @@ impl Recorder {
         Recorder { given: given.to_vec(), ..Recorder::default() }
     }
 
-    pub fn into_record(self) -> Record {
+    pub fn into_record(self) -> FieldRecord {
         self.record.into_inner()
     }
 
@@ -117,7 +117,7 @@ impl Recorder {
         }
     }
 
-    pub(super) fn need(&self, path: String, need: Need) {
+    pub(super) fn need(&self, path: String, need: FieldNeed) {
         let mut record = self.record.borrow_mut();
         let known = record.needs.entry(path).or_insert(need);
         *known = need.max(*known);

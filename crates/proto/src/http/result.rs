@@ -3,17 +3,17 @@
 use super::content;
 use super::fault::Faults;
 use super::keyed::Keyed;
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::request::Target;
 use procfleet_core::spec::Spec;
-use procfleet_core::task::Target;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The task id as text: whether anybody issued it is not known here.
-pub fn get_proc_operate_result<'v>(body: impl Into<Body<'v>>) -> Result<String, Faults> {
+pub fn get_proc_operate_result<'v>(body: impl Into<RequestBody<'v>>) -> Result<String, Faults> {
     let mut faults = Faults::default();
     let task = Reader::root(body, &mut faults).map(|r| r.required_text("task_id", 128, &mut faults));
     match task {
@@ -36,7 +36,7 @@ pub struct OpResult {
 
 /// What is known of an op beside its outcome.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub struct OpContext<'a> {
     pub proc: &'a ProcKey,
     pub kind: OpKind,
     pub spec: Option<&'a Spec>,
@@ -54,7 +54,7 @@ impl OpResult {
         }
     }
 
-    pub fn new(about: About<'_>, outcome: Option<&Outcome>) -> OpResult {
+    pub fn new(about: OpContext<'_>, outcome: Option<&Outcome>) -> OpResult {
         match outcome {
             None => OpResult::handling(),
             Some(outcome) => OpResult {

@@ -3,10 +3,10 @@
 use super::batch::read_targets;
 use super::fault::Faults;
 use super::operate::{Suppliers, read_meta};
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use crate::state::ProcReport;
 use procfleet_core::id::{AgentId, Host, ProcKey};
-use procfleet_core::task::Target;
+use procfleet_core::request::Target;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,7 +29,10 @@ pub struct SyncQuery {
     pub limit: usize,
 }
 
-pub fn get_proc_status<'v>(body: impl Into<Body<'v>>, suppliers: Suppliers) -> Result<StatusQuery, Faults> {
+pub fn get_proc_status<'v>(
+    body: impl Into<RequestBody<'v>>,
+    suppliers: Suppliers,
+) -> Result<StatusQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     // Labels do not filter: nodeman starts a process without labels and queries it with labels.
@@ -38,7 +41,7 @@ pub fn get_proc_status<'v>(body: impl Into<Body<'v>>, suppliers: Suppliers) -> R
     if faults.is_empty() { Ok(StatusQuery { proc, targets }) } else { Err(faults) }
 }
 
-pub fn sync_proc_status<'v>(body: impl Into<Body<'v>>) -> Result<SyncQuery, Faults> {
+pub fn sync_proc_status<'v>(body: impl Into<RequestBody<'v>>) -> Result<SyncQuery, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let namespace =
@@ -60,7 +63,7 @@ pub fn sync_proc_status<'v>(body: impl Into<Body<'v>>) -> Result<SyncQuery, Faul
 
 /// A proc and where it is.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct ProcTarget<'a> {
     pub proc: &'a ProcKey,
     pub host: Host,
     /// As the caller named it; 0 where it did not.
@@ -133,7 +136,7 @@ fn version_word(line: &str) -> String {
 }
 
 /// One element of `proc_infos`.
-pub fn proc_info(place: Place<'_>, report: &ProcReport) -> ProcInfo {
+pub fn proc_info(place: ProcTarget<'_>, report: &ProcReport) -> ProcInfo {
     let (running, stopped) = (1, 2);
     let wanted = if report.hosted || report.pid.is_some() { running } else { stopped };
     ProcInfo {

@@ -14,7 +14,7 @@
 use super::batch::settle;
 use super::fault::Faults;
 use super::native::Counts;
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use procfleet_core::code::Code;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub struct StateQuery {
     pub agents: Vec<String>,
 }
 
-pub fn get_task_state<'v>(body: impl Into<Body<'v>>) -> Result<StateQuery, Faults> {
+pub fn get_task_state<'v>(body: impl Into<RequestBody<'v>>) -> Result<StateQuery, Faults> {
     let mut faults = Faults::default();
     let query = Reader::root(body, &mut faults).map(|reader| StateQuery {
         task: reader.required_text("task_id", 128, &mut faults),
@@ -48,7 +48,7 @@ pub fn get_task_state<'v>(body: impl Into<Body<'v>>) -> Result<StateQuery, Fault
 
 /// How an agent stands. The later one is the graver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum AgentTaskState {
     Succeeded,
     TimedOut,
     Offline,
@@ -58,16 +58,16 @@ enum Standing {
     Pending,
 }
 
-impl Standing {
-    fn of(outcome: Option<Code>) -> Standing {
+impl AgentTaskState {
+    fn of(outcome: Option<Code>) -> AgentTaskState {
         match outcome {
-            None => Standing::Pending,
-            Some(Code::Success) => Standing::Succeeded,
-            Some(Code::NoAgent) => Standing::Offline,
-            Some(Code::Interrupted) => Standing::Restarted,
-            Some(Code::Timeout | Code::CommandTimeout) => Standing::TimedOut,
+            None => AgentTaskState::Pending,
+            Some(Code::Success) => AgentTaskState::Succeeded,
+            Some(Code::NoAgent) => AgentTaskState::Offline,
+            Some(Code::Interrupted) => AgentTaskState::Restarted,
+            Some(Code::Timeout | Code::CommandTimeout) => AgentTaskState::TimedOut,
             // Every other code is a failure, and `Code` is a long list.
-            Some(_) => Standing::Failed,
+            Some(_) => AgentTaskState::Failed,
         }
     }
 }
@@ -93,15 +93,18 @@ pub struct TaskStanding {
 
 /// The answer's data, from each op's agent and the code of its outcome, if it has one.
 pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>) -> TaskState {
-    let mut agents: BTreeMap<String, Standing> = BTreeMap::new();
+    let mut agents: BTreeMap<String, AgentTaskState> = BTreeMap::new();
     let mut counts = Counts::default();
     for (agent, outcome) in ops {
-        let standing = Standing::of(outcome);
+        let standing = AgentTaskState::of(outcome);
         counts.total += 1;
         match standing {
-            Standing::Pending => counts.open += 1,
-            Standing::Succeeded => counts.succeeded += 1,
-            Standing::Offline | Standing::Restarted | Standing::TimedOut | Standing::Failed => {
+            AgentTaskState::Pending => counts.open += 1,
+            AgentTaskState::Succeeded => counts.succeeded += 1,
+            AgentTaskState::Offline
+            | AgentTaskState::Restarted
+            | AgentTaskState::TimedOut
+            | AgentTaskState::Failed => {
                 counts.failed += 1;
             }
         }
@@ -109,29 +112,29 @@ pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>)
         *gravest = standing.max(*gravest);
     }
     let gravest = agents.values().max().copied();
-    let those = |standing: Standing| -> Vec<String> {
+    let those = |standing: AgentTaskState| -> Vec<String> {
         agents.iter().filter(|(_, its)| **its == standing).map(|(agent, _)| agent.clone()).collect()
     };
     let result = TaskStanding {
         state: state(gravest).to_owned(),
-        successed_agents: those(Standing::Succeeded),
-        timeout_agents: those(Standing::TimedOut),
-        failed_agents: those(Standing::Failed),
-        pending_agents: those(Standing::Pending),
-        offline_agents: those(Standing::Offline),
-        restarted_agents: those(Standing::Restarted),
+        successed_agents: those(AgentTaskState::Succeeded),
+        timeout_agents: those(AgentTaskState::TimedOut),
+        failed_agents: those(AgentTaskState::Failed),
+        pending_agents: those(AgentTaskState::Pending),
+        offline_agents: those(AgentTaskState::Offline),
+        restarted_agents: those(AgentTaskState::Restarted),
         counts,
     };
     TaskState { task_id: task.to_owned(), result }
 }
 
 /// A task is handed out as soon as it is accepted, so one that is not at its end is being executed.
-fn state(gravest: Option<Standing>) -> &'static str {
+fn state(gravest: Option<AgentTaskState>) -> &'static str {
     match gravest {
-        None | Some(Standing::Succeeded) => "successed",
-        Some(Standing::Pending) => "executing",
-        Some(Standing::TimedOut) => "timeout",
-        Some(Standing::Failed | Standing::Offline | Standing::Restarted) => "failed",
+        None | Some(AgentTaskState::Succeeded) => "successed",
+        Some(AgentTaskState::Pending) => "executing",
+        Some(AgentTaskState::TimedOut) => "timeout",
+        Some(AgentTaskState::Failed | AgentTaskState::Offline | AgentTaskState::Restarted) => "failed",
     }
 }
 

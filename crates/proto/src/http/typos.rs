@@ -5,8 +5,8 @@
 //! itself: it runs against a recorder, as it does for the API's document, so there is no second list to keep.
 
 use super::operate;
-use super::read::Body;
-use super::record::{Record, Recorder, Shape};
+use super::read::RequestBody;
+use super::record::{FieldRecord, Recorder, Shape};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -33,23 +33,23 @@ pub(super) fn inside(object: &Map<String, Value>, path: &str, shown: &str) -> Ve
 
 /// Known field names by the path of their object. Paths of lists end with `[]`.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownFields {
     names: BTreeMap<String, BTreeSet<String>>,
     /// Paths of fields that hold an object or a list of objects, with the path of that object.
     inner: BTreeMap<String, String>,
 }
 
-fn known() -> &'static Known {
-    static KNOWN: OnceLock<Known> = OnceLock::new();
+fn known() -> &'static KnownFields {
+    static KNOWN: OnceLock<KnownFields> = OnceLock::new();
     KNOWN.get_or_init(|| {
-        let mut known = Known::default();
+        let mut known = KnownFields::default();
         // The parsing code branches on these two. register_proc_info reads the same fields and requires more
         // of them.
         for auto_type in 0..=2 {
             for op_type in operate::OP_TYPES {
                 let recorder = Recorder::with(&[("op_type", op_type), ("auto_type", auto_type)]);
                 // Only the recording is of interest; an empty request always fails to parse.
-                let _ = operate::operate_proc_v2(Body::from(&recorder));
+                let _ = operate::operate_proc_v2(RequestBody::from(&recorder));
                 known.add(&recorder.into_record());
             }
         }
@@ -57,8 +57,8 @@ fn known() -> &'static Known {
     })
 }
 
-impl Known {
-    fn add(&mut self, record: &Record) {
+impl KnownFields {
+    fn add(&mut self, record: &FieldRecord) {
         for (path, shape) in &record.fields {
             self.name(path);
             match shape {

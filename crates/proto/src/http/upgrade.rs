@@ -4,9 +4,9 @@
 //! to the second, where it is its agent's id; the proc infos that were kept under the address must then be
 //! found under the id. The answer's `data` is `{"success": ["0:127.0.0.1"], "failed": []}`.
 
-use super::batch::{NamedHost, Read, settle};
+use super::batch::{NamedHost, ReadElement, settle};
 use super::fault::Faults;
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use procfleet_core::id::AgentId;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use serde::Serialize;
 /// A host and the id that the caller has for it; `None`: that can be no id.
 pub type Wanted = (NamedHost, Option<AgentId>);
 
-pub fn upgrade_to_agent_id<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Wanted>, Faults> {
+pub fn upgrade_to_agent_id<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<Wanted>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     reader.require_filled_list("hosts", &mut faults);
@@ -23,7 +23,7 @@ pub fn upgrade_to_agent_id<'v>(body: impl Into<Body<'v>>) -> Result<Vec<Wanted>,
     if faults.is_empty() { Ok(hosts) } else { Err(faults) }
 }
 
-fn read_wanted(element: Result<Reader<'_>, Faults>) -> Read<Wanted> {
+fn read_wanted(element: Result<Reader<'_>, Faults>) -> ReadElement<Wanted> {
     let element = match element {
         Ok(element) => element,
         Err(own) => return (None, own),

@@ -2,7 +2,7 @@
 
 use super::fault::Faults;
 use super::manage::read;
-use super::read::Body;
+use super::read::RequestBody;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -45,7 +45,7 @@ pub struct UserView {
     pub tokens: u64,
 }
 
-pub fn create_user<'v>(body: impl Into<Body<'v>>) -> Result<CreateUser, Faults> {
+pub fn create_user<'v>(body: impl Into<RequestBody<'v>>) -> Result<CreateUser, Faults> {
     read(body.into(), &["name"], |reader, faults| {
         let name = reader.required_text("name", LONGEST_NAME, faults);
         if let Some(odd) = name.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.@".contains(*c)) {
@@ -55,7 +55,7 @@ pub fn create_user<'v>(body: impl Into<Body<'v>>) -> Result<CreateUser, Faults> 
     })
 }
 
-pub fn create_user_token<'v>(body: impl Into<Body<'v>>) -> Result<CreateUserToken, Faults> {
+pub fn create_user_token<'v>(body: impl Into<RequestBody<'v>>) -> Result<CreateUserToken, Faults> {
     read(body.into(), &["ttl_secs"], |reader, faults| {
         reader.require("ttl_secs", faults);
         let secs = reader.integer("ttl_secs", 1..=LONGEST_TTL_SECS, faults);

@@ -5,8 +5,8 @@ use super::{
     agent_message, server_message,
 };
 use crate::state::ProcReport;
-use procfleet_core::access::Scope;
 use procfleet_core::code::Code;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{BadId, Epoch, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::spec::{ProcessGroup, Spec};
@@ -70,42 +70,42 @@ pub struct OpOrder {
     pub start_within: Duration,
     pub spec: Option<Spec>,
     /// The OS accounts that its app may use.
-    pub accounts: Scope<String>,
+    pub accounts: GrantScope<String>,
 }
 
 impl AccountList {
     /// `None`: everybody.
-    pub fn of(accounts: &Scope<String>) -> Option<AccountList> {
+    pub fn of(accounts: &GrantScope<String>) -> Option<AccountList> {
         match accounts {
-            Scope::All => None,
-            Scope::Only(some) => Some(AccountList { names: some.iter().cloned().collect() }),
+            GrantScope::All => None,
+            GrantScope::Only(some) => Some(AccountList { names: some.iter().cloned().collect() }),
         }
     }
 
-    pub fn scope(list: Option<AccountList>) -> Scope<String> {
-        list.map_or(Scope::All, |list| Scope::Only(list.names.into_iter().collect()))
+    pub fn scope(list: Option<AccountList>) -> GrantScope<String> {
+        list.map_or(GrantScope::All, |list| GrantScope::Only(list.names.into_iter().collect()))
     }
 
     /// `earlier` is the list that servers of earlier versions sent; there an empty one was everybody.
-    fn scope_or(list: Option<&AccountList>, earlier: &[String]) -> Scope<String> {
+    fn scope_or(list: Option<&AccountList>, earlier: &[String]) -> GrantScope<String> {
         match list {
             Some(list) => AccountList::scope(Some(list.clone())),
-            None if earlier.is_empty() => Scope::All,
-            None => Scope::Only(earlier.iter().cloned().collect()),
+            None if earlier.is_empty() => GrantScope::All,
+            None => GrantScope::Only(earlier.iter().cloned().collect()),
         }
     }
 }
 
 impl super::ReadLog {
     /// Whose lines may be read.
-    pub fn readers_accounts(&self) -> Scope<String> {
+    pub fn readers_accounts(&self) -> GrantScope<String> {
         AccountList::scope_or(self.only_accounts.as_ref(), &self.accounts)
     }
 }
 
 impl super::ReadSpec {
     /// Whose spec may be read.
-    pub fn readers_accounts(&self) -> Scope<String> {
+    pub fn readers_accounts(&self) -> GrantScope<String> {
         AccountList::scope_or(self.only_accounts.as_ref(), &self.accounts)
     }
 }
@@ -119,7 +119,7 @@ impl Op {
         kind: OpKind,
         start_within: Duration,
         spec: Option<&[u8]>,
-        accounts: &Scope<String>,
+        accounts: &GrantScope<String>,
     ) -> Op {
         Op {
             id: op.to_string(),

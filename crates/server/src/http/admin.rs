@@ -4,9 +4,9 @@
 use super::call::Call;
 use super::error::CallError;
 use super::routes::{Acting, Routes};
-use crate::app::ca::{self, Force};
-use crate::app::{access, agents, apps, audit, businesses, tokens, users, webhooks};
 use crate::store::AuditFilter;
+use crate::usecase::ca::{self, Force};
+use crate::usecase::{access, agents, apps, audit, businesses, tokens, users, webhooks};
 use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage;
@@ -70,37 +70,37 @@ where
 }
 
 async fn list_apps(call: Call) -> Result<Vec<AppView>, CallError> {
-    Ok(apps::list(&call.app).await?)
+    Ok(apps::list(&call.services).await?)
 }
 
 async fn create_app(call: Call) -> Result<AppSecret, CallError> {
-    Ok(apps::create(&call.app, &call.caller, manage::create_app(&call.body)?).await?)
+    Ok(apps::create(&call.services, &call.caller, manage::create_app(&call.body)?).await?)
 }
 
 async fn show_app(call: Call) -> Result<AppView, CallError> {
-    Ok(apps::show(&call.app, code(&call)).await?)
+    Ok(apps::show(&call.services, code(&call)).await?)
 }
 
 async fn rotate_app(call: Call) -> Result<AppSecret, CallError> {
-    Ok(apps::rotate(&call.app, &call.caller, code(&call)).await?)
+    Ok(apps::rotate(&call.services, &call.caller, code(&call)).await?)
 }
 
 async fn disable_app(call: Call) -> Result<AppView, CallError> {
-    Ok(apps::disable(&call.app, &call.caller, code(&call)).await?)
+    Ok(apps::disable(&call.services, &call.caller, code(&call)).await?)
 }
 
 async fn enable_app(call: Call) -> Result<AppView, CallError> {
-    Ok(apps::enable(&call.app, &call.caller, code(&call)).await?)
+    Ok(apps::enable(&call.services, &call.caller, code(&call)).await?)
 }
 
 async fn grant(call: Call) -> Result<AppView, CallError> {
     let more = manage::change_grants(&call.body)?;
-    Ok(apps::grant(&call.app, &call.caller, code(&call), more).await?)
+    Ok(apps::grant(&call.services, &call.caller, code(&call), more).await?)
 }
 
 async fn revoke(call: Call) -> Result<AppView, CallError> {
     let less = manage::change_grants(&call.body)?;
-    Ok(apps::revoke(&call.app, &call.caller, code(&call), less).await?)
+    Ok(apps::revoke(&call.services, &call.caller, code(&call), less).await?)
 }
 
 /// What the path names. An app's code has no characters that a url would change.
@@ -109,28 +109,28 @@ fn code(call: &Call) -> &str {
 }
 
 async fn list_users(call: Call) -> Result<Vec<UserView>, CallError> {
-    Ok(users::list(&call.app).await?)
+    Ok(users::list(&call.services).await?)
 }
 
 async fn create_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::create(&call.app, &call.caller, users_shape::create_user(&call.body)?).await?)
+    Ok(users::create(&call.services, &call.caller, users_shape::create_user(&call.body)?).await?)
 }
 
 async fn create_user_token(call: Call) -> Result<UserToken, CallError> {
     let wanted = users_shape::create_user_token(&call.body)?;
-    Ok(users::create_token(&call.app, &call.caller, &user(&call), wanted).await?)
+    Ok(users::create_token(&call.services, &call.caller, &user(&call), wanted).await?)
 }
 
 async fn disable_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::disable(&call.app, &call.caller, &user(&call)).await?)
+    Ok(users::disable(&call.services, &call.caller, &user(&call)).await?)
 }
 
 async fn enable_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::enable(&call.app, &call.caller, &user(&call)).await?)
+    Ok(users::enable(&call.services, &call.caller, &user(&call)).await?)
 }
 
 async fn revoke_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::revoke(&call.app, &call.caller, &user(&call)).await?)
+    Ok(users::revoke(&call.services, &call.caller, &user(&call)).await?)
 }
 
 /// The user that the path names. Of the characters of a name only the @ may be changed in a url.
@@ -139,70 +139,70 @@ fn user(call: &Call) -> String {
 }
 
 async fn create_token(call: Call) -> Result<CreatedToken, CallError> {
-    Ok(tokens::create(&call.app, &call.caller, manage::create_token(&call.body)?).await?)
+    Ok(tokens::create(&call.services, &call.caller, manage::create_token(&call.body)?).await?)
 }
 
 async fn list_tokens(call: Call) -> Result<Vec<TokenRow>, CallError> {
-    Ok(tokens::list(&call.app).await?)
+    Ok(tokens::list(&call.services).await?)
 }
 
 async fn revoke_token(call: Call) -> Result<TokenRow, CallError> {
-    Ok(tokens::revoke(&call.app, &call.caller, code(&call)).await?)
+    Ok(tokens::revoke(&call.services, &call.caller, code(&call)).await?)
 }
 
 async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
     let (agents, to) = manage::assign_agents(&call.body)?;
-    Ok(businesses::assign(&call.app, &call.caller, agents, to).await?)
+    Ok(businesses::assign(&call.services, &call.caller, agents, to).await?)
 }
 
 async fn revoke_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
     let (named, why) = manage::revoke_agents(&call.body)?;
-    Ok(agents::revoke(&call.app, &call.caller, named, why).await?)
+    Ok(agents::revoke(&call.services, &call.caller, named, why).await?)
 }
 
 async fn forget_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
-    Ok(agents::forget(&call.app, &call.caller, manage::forget_agents(&call.body)?).await?)
+    Ok(agents::forget(&call.services, &call.caller, manage::forget_agents(&call.body)?).await?)
 }
 
 async fn label_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
-    Ok(agents::label(&call.app, &call.caller, manage::label_agents(&call.body)?).await?)
+    Ok(agents::label(&call.services, &call.caller, manage::label_agents(&call.body)?).await?)
 }
 
 async fn show_ca(call: Call) -> Result<CaView, CallError> {
-    Ok(ca::show(&call.app).await?)
+    Ok(ca::show(&call.services).await?)
 }
 
 async fn rotate_ca(call: Call) -> Result<CaView, CallError> {
-    Ok(ca::rotate(&call.app, &call.caller).await?)
+    Ok(ca::rotate(&call.services, &call.caller).await?)
 }
 
 async fn retire_ca(call: Call) -> Result<CaView, CallError> {
     let force = if manage::retire_ca(&call.body)? { Force::Yes } else { Force::No };
-    Ok(ca::retire(&call.app, &call.caller, force).await?)
+    Ok(ca::retire(&call.services, &call.caller, force).await?)
 }
 
 async fn list_businesses(call: Call) -> Result<Vec<BusinessRow>, CallError> {
-    Ok(businesses::list(&call.app).await?)
+    Ok(businesses::list(&call.services).await?)
 }
 
 async fn create_business(call: Call) -> Result<BusinessRow, CallError> {
-    Ok(businesses::create(&call.app, &call.caller, manage::create_business(&call.body)?).await?)
+    Ok(businesses::create(&call.services, &call.caller, manage::create_business(&call.body)?).await?)
 }
 
 async fn list_sets(call: Call) -> Result<Vec<BusinessSetRow>, CallError> {
-    Ok(businesses::list_sets(&call.app).await?)
+    Ok(businesses::list_sets(&call.services).await?)
 }
 
 async fn create_set(call: Call) -> Result<BusinessSetRow, CallError> {
-    Ok(businesses::create_set(&call.app, &call.caller, manage::create_business_set(&call.body)?).await?)
+    Ok(businesses::create_set(&call.services, &call.caller, manage::create_business_set(&call.body)?).await?)
 }
 
 async fn list_webhooks(call: Call) -> Result<Vec<WebhookRow>, CallError> {
-    Ok(webhooks::list(&call.app).await?)
+    Ok(webhooks::list(&call.services).await?)
 }
 
 async fn create_webhook(call: Call) -> Result<WebhookRow, CallError> {
-    Ok(webhooks::add(&call.app, &call.caller, manage::create_webhook(&call.body)?).await?)
+    Ok(webhooks::add(&call.services, &call.caller, manage::create_webhook(&call.body)?).await?)
 }
 
 async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
@@ -211,11 +211,11 @@ async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
         faults.add("id", "must be a webhook's number");
         faults
     })?;
-    webhooks::remove(&call.app, &call.caller, id).await?;
-    Ok(webhooks::list(&call.app).await?)
+    webhooks::remove(&call.services, &call.caller, id).await?;
+    Ok(webhooks::list(&call.services).await?)
 }
 
 async fn list_audit(call: Call) -> Result<Vec<AuditRow>, CallError> {
     let AuditQuery { limit, app, action } = query::audit(&call.body)?;
-    Ok(audit::list(&call.app, limit, AuditFilter { app, action }).await?)
+    Ok(audit::list(&call.services, limit, AuditFilter { app, action }).await?)
 }

@@ -1,6 +1,6 @@
 //! A request's body: JSON whatever the Content-Type says, within bounds.
 
-use super::body_budget::{BodyBudget, Holder, Share};
+use super::body_budget::{BodyBudget, BodyHolder, BodyShare};
 use super::error::CallError;
 use axum::body::Body;
 use axum::http::request::Parts;
@@ -47,7 +47,7 @@ pub(super) struct Rooms {
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) value: Value,
-    pub(super) share: Option<Share>,
+    pub(super) share: Option<BodyShare>,
     bytes: usize,
 }
 
@@ -56,10 +56,10 @@ impl Rooms {
         Rooms { callers: BodyBudget::new(ROOM), strangers: BodyBudget::new(ROOM) }
     }
 
-    fn of(&self, holder: &Holder) -> &BodyBudget {
+    fn of(&self, holder: &BodyHolder) -> &BodyBudget {
         match holder {
-            Holder::App(_) => &self.callers,
-            Holder::Peer(_) => &self.strangers,
+            BodyHolder::App(_) => &self.callers,
+            BodyHolder::Peer(_) => &self.strangers,
         }
     }
 
@@ -68,7 +68,7 @@ impl Rooms {
         if received.bytes <= SMALL {
             received.share = None;
         } else if received.share.is_some() {
-            let share = self.callers.take(Holder::App(app.to_owned()), received.bytes).await?;
+            let share = self.callers.take(BodyHolder::App(app.to_owned()), received.bytes).await?;
             share.complete();
             received.share = Some(share);
         }
@@ -79,7 +79,7 @@ impl Rooms {
 /// The request as one JSON object: its body, or its query where there is no body.
 pub(super) async fn read(
     rooms: &Rooms,
-    holder: Holder,
+    holder: BodyHolder,
     parts: &Parts,
     body: Body,
 ) -> Result<Received, CallError> {
@@ -118,18 +118,18 @@ pub(super) async fn discard(body: Body) {
 
 async fn collect(
     rooms: &Rooms,
-    holder: &Holder,
+    holder: &BodyHolder,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Vec<u8>, Option<Share>), CallError> {
+) -> Result<(Vec<u8>, Option<BodyShare>), CallError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<usize>().ok());
     let mut stream = body.into_data_stream();
     let small = match holder {
-        Holder::App(_) => SMALL,
-        Holder::Peer(_) => STRANGERS_SMALL,
+        BodyHolder::App(_) => SMALL,
+        BodyHolder::Peer(_) => STRANGERS_SMALL,
     };
     let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(small));
-    let mut share: Option<Share> = None;
+    let mut share: Option<BodyShare> = None;
     // How large the body may become before it needs more room.
     let mut room = small;
     let mut size = 0usize;
@@ -177,11 +177,11 @@ async fn collect(
 }
 
 /// When the next part must have come.
-fn deadline(holder: &Holder, began: Instant, size: usize) -> Instant {
+fn deadline(holder: &BodyHolder, began: Instant, size: usize) -> Instant {
     let stalled = Instant::now() + STALLED;
     match holder {
-        Holder::App(_) => stalled,
-        Holder::Peer(_) => {
+        BodyHolder::App(_) => stalled,
+        BodyHolder::Peer(_) => {
             let pace = Duration::from_secs_f64(size as f64 / STRANGERS_PACE);
             stalled.min(began + pace.max(STRANGERS_GRACE))
         }
@@ -221,7 +221,7 @@ mod tests {
     }
 
     /// How long a body without an end that comes in such parts is read.
-    async fn read_for(holder: Holder, part: usize, every: Duration) -> Duration {
+    async fn read_for(holder: BodyHolder, part: usize, every: Duration) -> Duration {
         let began = Instant::now();
         let parts = axum::http::Request::new(()).into_parts().0;
         let read = read(&Rooms::new(), holder, &parts, trickle(part, every)).await;
@@ -233,10 +233,10 @@ mod tests {
     async fn a_body_that_trickles_in_is_cut_off_and_sooner_before_a_login() {
         let net = std::net::IpAddr::from([10, 0, 0, 1]).into();
         let second = Duration::from_secs(1);
-        assert_eq!(read_for(Holder::Peer(net), 1, second).await, STRANGERS_GRACE);
-        assert_eq!(read_for(Holder::App("a".to_owned()), 1, second).await, WHOLE);
-        assert_eq!(read_for(Holder::App("a".to_owned()), 1, 60 * second).await, STALLED);
-        assert_eq!(read_for(Holder::Peer(net), 5 * 1024, second).await, WHOLE, "it keeps its pace");
+        assert_eq!(read_for(BodyHolder::Peer(net), 1, second).await, STRANGERS_GRACE);
+        assert_eq!(read_for(BodyHolder::App("a".to_owned()), 1, second).await, WHOLE);
+        assert_eq!(read_for(BodyHolder::App("a".to_owned()), 1, 60 * second).await, STALLED);
+        assert_eq!(read_for(BodyHolder::Peer(net), 5 * 1024, second).await, WHOLE, "it keeps its pace");
     }
 
     #[test]

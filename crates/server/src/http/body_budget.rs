@@ -24,7 +24,7 @@ const SLOWEST: f64 = 64.0 * 1024.0;
 
 /// On whose account a body is held: the app's, or, before a login is known, its address's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Holder {
+pub(super) enum BodyHolder {
     App(String),
     Peer(PeerNet),
 }
@@ -35,30 +35,30 @@ pub(super) struct BodyBudget(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     most: usize,
-    held: Mutex<Held>,
+    held: Mutex<HeldBodies>,
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldBodies {
     next: u64,
     bytes: usize,
-    by_holder: HashMap<Holder, usize>,
-    by_number: HashMap<u64, Body>,
+    by_holder: HashMap<BodyHolder, usize>,
+    by_number: HashMap<u64, HeldBody>,
 }
 
 #[derive(Debug)]
-struct Body {
-    holder: Holder,
+struct HeldBody {
+    holder: BodyHolder,
     bytes: usize,
     since: Instant,
     received: usize,
-    progress: Progress,
+    progress: BodyProgress,
     cut: watch::Sender<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum BodyProgress {
     Reading,
     /// Read whole, or cut.
     Ended,
@@ -66,7 +66,7 @@ enum Progress {
 
 /// Room for one body, given back when this is dropped.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct BodyShare {
     number: u64,
     budget: Arc<Inner>,
     cut: watch::Receiver<bool>,
@@ -78,7 +78,7 @@ impl BodyBudget {
     }
 
     /// Waits for room.
-    pub(super) async fn take(&self, holder: Holder, bytes: usize) -> Result<Share, CallError> {
+    pub(super) async fn take(&self, holder: BodyHolder, bytes: usize) -> Result<BodyShare, CallError> {
         let give_up = Instant::now() + PATIENCE;
         loop {
             let freed = self.0.freed.notified();
@@ -97,7 +97,7 @@ impl BodyBudget {
     }
 
     /// Takes room, or cuts a body that is too slow, whose room will be free in a moment.
-    fn take_now(&self, holder: &Holder, bytes: usize) -> Option<Share> {
+    fn take_now(&self, holder: &BodyHolder, bytes: usize) -> Option<BodyShare> {
         let mut held = self.0.lock();
         let own = held.by_holder.get(holder).copied().unwrap_or_default();
         let fits_own = own + bytes <= self.0.most / 3 * 2;
@@ -105,49 +105,55 @@ impl BodyBudget {
             return Some(self.insert(&mut held, holder.clone(), bytes));
         }
         let now = Instant::now();
-        let slow = held.by_number.values_mut().filter(|body| body.progress == Progress::Reading);
+        let slow = held.by_number.values_mut().filter(|body| body.progress == BodyProgress::Reading);
         let slow = slow.filter(|body| fits_own || body.holder == *holder);
         let slow = slow.filter(|body| now.duration_since(body.since) >= GRACE && body.pace(now) < SLOWEST);
         if let Some(body) = slow.min_by(|one, other| one.pace(now).total_cmp(&other.pace(now))) {
-            body.progress = Progress::Ended;
+            body.progress = BodyProgress::Ended;
             body.cut.send_replace(true);
         }
         None
     }
 
-    fn insert(&self, held: &mut Held, holder: Holder, bytes: usize) -> Share {
+    fn insert(&self, held: &mut HeldBodies, holder: BodyHolder, bytes: usize) -> BodyShare {
         let (cut, cut_seen) = watch::channel(false);
         let number = held.next;
         held.next += 1;
         held.bytes += bytes;
         *held.by_holder.entry(holder.clone()).or_default() += bytes;
-        let body =
-            Body { holder, bytes, since: Instant::now(), received: 0, progress: Progress::Reading, cut };
+        let body = HeldBody {
+            holder,
+            bytes,
+            since: Instant::now(),
+            received: 0,
+            progress: BodyProgress::Reading,
+            cut,
+        };
         held.by_number.insert(number, body);
-        Share { number, budget: self.0.clone(), cut: cut_seen }
+        BodyShare { number, budget: self.0.clone(), cut: cut_seen }
     }
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, HeldBodies> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Body {
+impl HeldBody {
     fn pace(&self, now: Instant) -> f64 {
         self.received as f64 / now.duration_since(self.since).as_secs_f64()
     }
 }
 
-impl Share {
+impl BodyShare {
     pub(super) fn received(&self, bytes: usize) {
         self.change(|body| body.received += bytes);
     }
 
     /// Nobody else can have its room any more until it is given back.
     pub(super) fn complete(&self) {
-        self.change(|body| body.progress = Progress::Ended);
+        self.change(|body| body.progress = BodyProgress::Ended);
     }
 
     /// Returns when the room is wanted back, because the body comes too slowly.
@@ -158,14 +164,14 @@ impl Share {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Body)) {
+    fn change(&self, change: impl FnOnce(&mut HeldBody)) {
         if let Some(body) = self.budget.lock().by_number.get_mut(&self.number) {
             change(body);
         }
     }
 }
 
-impl Drop for Share {
+impl Drop for BodyShare {
     fn drop(&mut self) {
         let mut held = self.budget.lock();
         if let Some(body) = held.by_number.remove(&self.number) {
@@ -186,8 +192,8 @@ impl Drop for Share {
 mod tests {
     use super::*;
 
-    fn app(code: &str) -> Holder {
-        Holder::App(code.to_owned())
+    fn app(code: &str) -> BodyHolder {
+        BodyHolder::App(code.to_owned())
     }
 
     #[tokio::test(start_paused = true)]

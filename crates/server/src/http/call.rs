@@ -1,12 +1,12 @@
 //! The frame around every call: request id, body, login, envelope, metrics.
 
 use super::body::{self, Received, Rooms};
-use super::body_budget::{Holder, Share};
-use super::connections::Connection;
+use super::body_budget::{BodyHolder, BodyShare};
+use super::connections::ConnectionInfo;
 use super::error::CallError;
 use super::login;
 use super::throttle::LoginThrottle;
-use crate::app::{App, AppError, Caller, access};
+use crate::usecase::{AppError, Caller, Services, access};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::request::Parts;
@@ -26,7 +26,7 @@ use tracing::debug;
 
 /// Whose API is called: each has an envelope of its own, and its own numbers for some errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum CallFamily {
     /// Procfleet's own API is of this one.
     Gse,
     Job,
@@ -35,7 +35,7 @@ pub(super) enum Family {
 /// What a use case is given.
 pub(super) struct Call {
     pub(super) api: &'static str,
-    pub(super) app: App,
+    pub(super) services: Services,
     pub(super) caller: Caller,
     /// The request's JSON object.
     pub(super) body: Value,
@@ -43,7 +43,7 @@ pub(super) struct Call {
     pub(super) headers: HeaderMap,
     /// Let go of when the call is answered.
     #[expect(dead_code, reason = "it is held, not read")]
-    share: Option<Share>,
+    share: Option<BodyShare>,
 }
 
 /// What keeps callers from costing each other more than their share.
@@ -73,8 +73,8 @@ impl<T> From<T> for Reply<T> {
 
 /// Reads, checks, hands over to `act`, and answers.
 pub(super) async fn serve<T, F>(
-    app: App,
-    family: Family,
+    services: Services,
+    family: CallFamily,
     api: &'static str,
     request: Request,
     act: impl FnOnce(Call) -> F,
@@ -90,14 +90,14 @@ where
         .get::<ConnectInfo<SocketAddr>>()
         .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical());
     let limits = parts.extensions.get::<Limits>().cloned().unwrap_or_else(Limits::new);
-    let connection = parts.extensions.get::<Connection>().cloned();
-    let metrics = app.metrics.clone();
+    let connection = parts.extensions.get::<ConnectionInfo>().cloned();
+    let metrics = services.metrics.clone();
     let answer = async {
         let (caller, Received { value: body, share, .. }) =
-            log_in(&app, api, &limits.rooms, &parts, body, from, connection.as_ref()).await?;
+            log_in(&services, api, &limits.rooms, &parts, body, from, connection.as_ref()).await?;
         let path = parts.uri.path().to_owned();
-        let (asked, asking) = (app.clone(), caller.clone());
-        let answer = act(Call { api, app, caller, body, path, headers: parts.headers, share }).await;
+        let (asked, asking) = (services.clone(), caller.clone());
+        let answer = act(Call { api, services, caller, body, path, headers: parts.headers, share }).await;
         if let Err(CallError::App(AppError::Denied { reason, .. })) = &answer {
             access::record_denied(&asked, &asking, api, reason).await;
         }
@@ -119,8 +119,8 @@ where
             let unwritten = request_id.clone();
             let write = move || {
                 let message = match family {
-                    Family::Gse => format!("success{warnings}"),
-                    Family::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
+                    CallFamily::Gse => format!("success{warnings}"),
+                    CallFamily::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
                 };
                 envelope(family, Code::Success.external(), message, Some(data), None, request_id)
             };
@@ -142,13 +142,13 @@ where
 /// Reads who is calling, and the request. A login in the header, or in the query of a GET, is checked before
 /// anything of the body is read.
 async fn log_in(
-    app: &App,
+    services: &Services,
     api: &'static str,
     rooms: &Rooms,
     parts: &Parts,
     body: Body,
     from: IpAddr,
-    connection: Option<&Connection>,
+    connection: Option<&ConnectionInfo>,
 ) -> Result<(Caller, Received), CallError> {
     // Before a large body is read: while it comes, its connection must not give way to strangers.
     let logged_in = || connection.iter().for_each(|connection| connection.logged_in());
@@ -158,19 +158,19 @@ async fn log_in(
     };
     let checked = match early {
         Ok(None) => {
-            let mut received = body::read(rooms, Holder::Peer(from.into()), parts, body).await?;
-            let caller = login::check(app, api, login::in_fields(&received.value)?, from).await?;
+            let mut received = body::read(rooms, BodyHolder::Peer(from.into()), parts, body).await?;
+            let caller = login::check(services, api, login::in_fields(&received.value)?, from).await?;
             logged_in();
             rooms.move_to(&caller.app, &mut received).await?;
             return Ok((caller, received));
         }
-        Ok(Some(login)) => login::check(app, api, login, from).await,
+        Ok(Some(login)) => login::check(services, api, login, from).await,
         Err(unreadable) => Err(unreadable),
     };
     match checked {
         Ok(caller) => {
             logged_in();
-            let received = body::read(rooms, Holder::App(caller.app.clone()), parts, body).await?;
+            let received = body::read(rooms, BodyHolder::App(caller.app.clone()), parts, body).await?;
             Ok((caller, received))
         }
         Err(refused) => {
@@ -188,19 +188,24 @@ fn request_id(headers: &HeaderMap) -> String {
     }
 }
 
-pub(super) async fn no_such_api(State(app): State<App>, request: Request) -> Response {
-    app.metrics.call("unknown", Code::NoSuchApi.external());
+pub(super) async fn no_such_api(State(services): State<Services>, request: Request) -> Response {
+    services.metrics.call("unknown", Code::NoSuchApi.external());
     let error = CallError::NoSuchApi(request.uri().path().to_owned());
-    refused(Family::Gse, &error, request_id(request.headers()))
+    refused(CallFamily::Gse, &error, request_id(request.headers()))
 }
 
-pub(super) async fn wrong_native_method(State(app): State<App>, request: Request) -> Response {
-    wrong_method(app, Family::Gse, "unknown", request).await
+pub(super) async fn wrong_native_method(State(services): State<Services>, request: Request) -> Response {
+    wrong_method(services, CallFamily::Gse, "unknown", request).await
 }
 
 /// There is such an API, and it is called otherwise. Nothing of the request is read.
-pub(super) async fn wrong_method(app: App, family: Family, api: &'static str, request: Request) -> Response {
-    app.metrics.call(api, Code::NoSuchApi.external());
+pub(super) async fn wrong_method(
+    services: Services,
+    family: CallFamily,
+    api: &'static str,
+    request: Request,
+) -> Response {
+    services.metrics.call(api, Code::NoSuchApi.external());
     let error = CallError::WrongMethod {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
@@ -208,12 +213,12 @@ pub(super) async fn wrong_method(app: App, family: Family, api: &'static str, re
     refused(family, &error, request_id(request.headers()))
 }
 
-fn refused(family: Family, error: &CallError, request_id: String) -> Response {
+fn refused(family: CallFamily, error: &CallError, request_id: String) -> Response {
     refusal(family, error, error.answer(family), request_id)
 }
 
 fn refusal(
-    family: Family,
+    family: CallFamily,
     error: &CallError,
     (status, code, message): (StatusCode, u32, String),
     request_id: String,
@@ -228,7 +233,7 @@ fn refusal(
 
 /// The text of a reply; the code says whether it is one of success.
 fn envelope<T: Serialize>(
-    family: Family,
+    family: CallFamily,
     code: u32,
     message: String,
     data: Option<T>,
@@ -237,9 +242,9 @@ fn envelope<T: Serialize>(
 ) -> serde_json::Result<Vec<u8>> {
     let result = code == Code::Success.external();
     match family {
-        Family::Gse => serde_json::to_vec(&Envelope { result, code, message, data, request_id }),
-        Family::Job => {
-            serde_json::to_vec(&job::Envelope { result, code, message, data, permission, request_id })
+        CallFamily::Gse => serde_json::to_vec(&Envelope { result, code, message, data, request_id }),
+        CallFamily::Job => {
+            serde_json::to_vec(&job::JobEnvelope { result, code, message, data, permission, request_id })
         }
     }
 }

@@ -48,11 +48,11 @@ struct Slot {
 
 /// A slot, free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Admitted(Connection);
+pub(super) struct Admitted(ConnectionInfo);
 
 /// What a call knows of the connection that it came by.
 #[derive(Clone, Debug)]
-pub(super) struct Connection {
+pub(super) struct ConnectionInfo {
     slot: Arc<Slot>,
     limiter: Arc<ConnectionLimiter>,
 }
@@ -94,7 +94,7 @@ impl ConnectionLimiter {
         });
         slots.by_number.insert(number, slot.clone());
         slots.strangers.entry(net).or_default().insert(number);
-        Some(Admitted(Connection { slot, limiter: self.clone() }))
+        Some(Admitted(ConnectionInfo { slot, limiter: self.clone() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
@@ -133,7 +133,7 @@ fn remove_from(sets: &mut HashMap<PeerNet, BTreeSet<u64>>, net: PeerNet, number:
 }
 
 impl Admitted {
-    pub(super) fn connection(&self) -> Connection {
+    pub(super) fn connection(&self) -> ConnectionInfo {
         self.0.clone()
     }
 
@@ -147,14 +147,14 @@ impl Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let Connection { slot, limiter } = &self.0;
+        let ConnectionInfo { slot, limiter } = &self.0;
         if limiter.lock().remove(slot.number).is_some() {
             limiter.freed.notify_one();
         }
     }
 }
 
-impl Connection {
+impl ConnectionInfo {
     pub(super) fn logged_in(&self) {
         if !self.slot.has_logged_in.swap(true, Ordering::Relaxed) {
             remove_from(&mut self.limiter.lock().strangers, self.slot.net, self.slot.number);

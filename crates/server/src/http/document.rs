@@ -8,7 +8,7 @@ use super::routes::Routes;
 use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use procfleet_proto::http::document::{self, Answer, Document};
+use procfleet_proto::http::document::{self, AnswerEntry, Document};
 use std::sync::LazyLock;
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -22,9 +22,9 @@ static CHINESE: LazyLock<String> = LazyLock::new(|| page::render(&document().jso
 
 pub(super) fn routes() -> Routes {
     Routes::default()
-        .page("openapi", "/api/openapi.json", Answer::Document, get(openapi))
-        .page("docs", "/docs", Answer::Text(HTML), get(docs))
-        .page("docs", "/docs/", Answer::Text(HTML), get(docs))
+        .page("openapi", "/api/openapi.json", AnswerEntry::Document, get(openapi))
+        .page("docs", "/docs", AnswerEntry::Text(HTML), get(docs))
+        .page("docs", "/docs/", AnswerEntry::Text(HTML), get(docs))
 }
 
 /// The document of everything that this server serves.

@@ -4,10 +4,10 @@
 //! statuses make some of their clients raise before they read the message. JOB's callers know other numbers
 //! for a few of the errors.
 
-use super::call::Family;
+use super::call::CallFamily;
 use super::idempotency;
-use crate::app::AppError;
 use crate::backlog::{self, Full};
+use crate::usecase::AppError;
 use axum::http::StatusCode;
 use procfleet_core::code::Code;
 use procfleet_proto::http::fault::Faults;
@@ -74,7 +74,7 @@ impl CallError {
 
     /// The status, the code and the message for the caller. What only the operator should see goes to the log
     /// here.
-    pub(super) fn answer(&self, family: Family) -> (StatusCode, u32, String) {
+    pub(super) fn answer(&self, family: CallFamily) -> (StatusCode, u32, String) {
         let (status, code, message) = match self {
             CallError::Json(place) => {
                 (StatusCode::OK, Code::JsonInvalid, format!("the body is not usable JSON: {place}"))
@@ -179,12 +179,12 @@ impl CallError {
     }
 }
 
-fn of_family(family: Family, code: Code) -> Code {
+fn of_family(family: CallFamily, code: Code) -> Code {
     match (family, code) {
-        (Family::Gse, code) => code,
-        (Family::Job, Code::BadRequest | Code::UnknownOp | Code::JsonInvalid) => Code::JobIllegalParam,
-        (Family::Job, Code::SystemError) => Code::JobFailure,
+        (CallFamily::Gse, code) => code,
+        (CallFamily::Job, Code::BadRequest | Code::UnknownOp | Code::JsonInvalid) => Code::JobIllegalParam,
+        (CallFamily::Job, Code::SystemError) => Code::JobFailure,
         // Logins, grants, tasks and limits are the same to both.
-        (Family::Job, other) => other,
+        (CallFamily::Job, other) => other,
     }
 }

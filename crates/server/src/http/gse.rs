@@ -1,18 +1,18 @@
 //! GSE's process and agent APIs, of both generations, under every path that their callers use.
 
-use super::call::{Call, Family, Reply};
+use super::call::{Call, CallFamily, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::{Routes, enveloped};
-use crate::app::results::KeyStyle;
-use crate::app::{agents, process_groups, registration, results, status, task_state, upgrade};
-use procfleet_core::access::Scope;
+use crate::usecase::results::KeyStyle;
+use crate::usecase::{agents, process_groups, registration, results, status, task_state, upgrade};
+use procfleet_core::grants::GrantScope;
 use procfleet_proto::http::agents::{AgentAlive, AgentDetails, AgentInfo, AgentState};
 use procfleet_proto::http::document::{self, Method};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::groups::GroupInfos;
 use procfleet_proto::http::keyed::Keyed;
-use procfleet_proto::http::operate::{self as operate_shape, Accepted, Asked, Suppliers};
+use procfleet_proto::http::operate::{self as operate_shape, OperateCall, Suppliers, TaskAccepted};
 use procfleet_proto::http::result::Results;
 use procfleet_proto::http::status::{ProcInfoPage, ProcInfos};
 use procfleet_proto::http::task_state::TaskState;
@@ -38,7 +38,7 @@ const TASK_PREFIXES: [&str; 3] =
     ["/api/bk-gse/prod/api/v2/task", "/api/v2/task", "/api/c/compapi/v2/gse/api/v2/task"];
 
 #[derive(Clone, Copy)]
-enum Api {
+enum GseApi {
     OperateProc,
     OperateProcV2,
     OperateProcMulti,
@@ -60,175 +60,179 @@ enum Api {
     ListAgentInfo,
 }
 
-impl Api {
-    const PROC: [Api; 16] = [
-        Api::OperateProc,
-        Api::OperateProcV2,
-        Api::OperateProcMulti,
-        Api::GetProcOperateResult,
-        Api::GetProcOperateResultV2,
-        Api::RegisterProcInfo,
-        Api::UpdateProcInfo,
-        Api::UnregisterProcInfo,
-        Api::SetProcessGroupInfo,
-        Api::GetProcessGroupInfo,
-        Api::GetProcStatus,
-        Api::GetProcStatusV2,
-        Api::SyncProcStatus,
-        Api::GetAgentStatus,
-        Api::GetAgentInfo,
-        Api::UpgradeToAgentId,
+impl GseApi {
+    const PROC: [GseApi; 16] = [
+        GseApi::OperateProc,
+        GseApi::OperateProcV2,
+        GseApi::OperateProcMulti,
+        GseApi::GetProcOperateResult,
+        GseApi::GetProcOperateResultV2,
+        GseApi::RegisterProcInfo,
+        GseApi::UpdateProcInfo,
+        GseApi::UnregisterProcInfo,
+        GseApi::SetProcessGroupInfo,
+        GseApi::GetProcessGroupInfo,
+        GseApi::GetProcStatus,
+        GseApi::GetProcStatusV2,
+        GseApi::SyncProcStatus,
+        GseApi::GetAgentStatus,
+        GseApi::GetAgentInfo,
+        GseApi::UpgradeToAgentId,
     ];
-    const TASK: [Api; 1] = [Api::GetTaskState];
-    const CLUSTER: [Api; 2] = [Api::ListAgentState, Api::ListAgentInfo];
+    const TASK: [GseApi; 1] = [GseApi::GetTaskState];
+    const CLUSTER: [GseApi; 2] = [GseApi::ListAgentState, GseApi::ListAgentInfo];
 
     fn name(self) -> &'static str {
         match self {
-            Api::OperateProc => "operate_proc",
-            Api::OperateProcV2 => "operate_proc_v2",
-            Api::OperateProcMulti => "operate_proc_multi",
-            Api::GetProcOperateResult => "get_proc_operate_result",
-            Api::GetProcOperateResultV2 => "get_proc_operate_result_v2",
-            Api::RegisterProcInfo => "register_proc_info",
-            Api::UpdateProcInfo => "update_proc_info",
-            Api::UnregisterProcInfo => "unregister_proc_info",
-            Api::SetProcessGroupInfo => "set_process_group_info",
-            Api::GetProcessGroupInfo => "get_process_group_info",
-            Api::GetProcStatus => "get_proc_status",
-            Api::GetProcStatusV2 => "get_proc_status_v2",
-            Api::SyncProcStatus => "sync_proc_status",
-            Api::GetAgentStatus => "get_agent_status",
-            Api::GetAgentInfo => "get_agent_info",
-            Api::UpgradeToAgentId => "upgrade_to_agent_id",
-            Api::GetTaskState => "get_task_state",
-            Api::ListAgentState => "list_agent_state",
-            Api::ListAgentInfo => "list_agent_info",
+            GseApi::OperateProc => "operate_proc",
+            GseApi::OperateProcV2 => "operate_proc_v2",
+            GseApi::OperateProcMulti => "operate_proc_multi",
+            GseApi::GetProcOperateResult => "get_proc_operate_result",
+            GseApi::GetProcOperateResultV2 => "get_proc_operate_result_v2",
+            GseApi::RegisterProcInfo => "register_proc_info",
+            GseApi::UpdateProcInfo => "update_proc_info",
+            GseApi::UnregisterProcInfo => "unregister_proc_info",
+            GseApi::SetProcessGroupInfo => "set_process_group_info",
+            GseApi::GetProcessGroupInfo => "get_process_group_info",
+            GseApi::GetProcStatus => "get_proc_status",
+            GseApi::GetProcStatusV2 => "get_proc_status_v2",
+            GseApi::SyncProcStatus => "sync_proc_status",
+            GseApi::GetAgentStatus => "get_agent_status",
+            GseApi::GetAgentInfo => "get_agent_info",
+            GseApi::UpgradeToAgentId => "upgrade_to_agent_id",
+            GseApi::GetTaskState => "get_task_state",
+            GseApi::ListAgentState => "list_agent_state",
+            GseApi::ListAgentInfo => "list_agent_info",
         }
     }
 
     /// What the document says of its answer; `act` gives nothing else.
-    fn answer(self) -> document::Answer {
+    fn answer(self) -> document::AnswerEntry {
         match self {
-            Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => enveloped::<Accepted>(),
-            Api::GetProcOperateResult
-            | Api::GetProcOperateResultV2
-            | Api::RegisterProcInfo
-            | Api::UpdateProcInfo
-            | Api::UnregisterProcInfo
-            | Api::SetProcessGroupInfo => enveloped::<Results>(),
-            Api::GetProcessGroupInfo => enveloped::<GroupInfos>(),
-            Api::GetProcStatus | Api::GetProcStatusV2 => enveloped::<ProcInfos>(),
-            Api::SyncProcStatus => enveloped::<ProcInfoPage>(),
-            Api::GetAgentStatus => enveloped::<Keyed<AgentAlive>>(),
-            Api::GetAgentInfo => enveloped::<Keyed<AgentInfo>>(),
-            Api::UpgradeToAgentId => enveloped::<Upgraded>(),
-            Api::GetTaskState => enveloped::<TaskState>(),
-            Api::ListAgentState => enveloped::<Vec<AgentState>>(),
-            Api::ListAgentInfo => enveloped::<Vec<AgentDetails>>(),
+            GseApi::OperateProc | GseApi::OperateProcV2 | GseApi::OperateProcMulti => {
+                enveloped::<TaskAccepted>()
+            }
+            GseApi::GetProcOperateResult
+            | GseApi::GetProcOperateResultV2
+            | GseApi::RegisterProcInfo
+            | GseApi::UpdateProcInfo
+            | GseApi::UnregisterProcInfo
+            | GseApi::SetProcessGroupInfo => enveloped::<Results>(),
+            GseApi::GetProcessGroupInfo => enveloped::<GroupInfos>(),
+            GseApi::GetProcStatus | GseApi::GetProcStatusV2 => enveloped::<ProcInfos>(),
+            GseApi::SyncProcStatus => enveloped::<ProcInfoPage>(),
+            GseApi::GetAgentStatus => enveloped::<Keyed<AgentAlive>>(),
+            GseApi::GetAgentInfo => enveloped::<Keyed<AgentInfo>>(),
+            GseApi::UpgradeToAgentId => enveloped::<Upgraded>(),
+            GseApi::GetTaskState => enveloped::<TaskState>(),
+            GseApi::ListAgentState => enveloped::<Vec<AgentState>>(),
+            GseApi::ListAgentInfo => enveloped::<Vec<AgentDetails>>(),
         }
     }
 
     /// What makes a task or changes something comes by POST alone.
     fn method(self) -> Method {
         match self {
-            Api::OperateProc
-            | Api::OperateProcV2
-            | Api::OperateProcMulti
-            | Api::RegisterProcInfo
-            | Api::UpdateProcInfo
-            | Api::UnregisterProcInfo
-            | Api::SetProcessGroupInfo
-            | Api::UpgradeToAgentId => Method::Post,
-            Api::GetProcOperateResult
-            | Api::GetProcOperateResultV2
-            | Api::GetProcessGroupInfo
-            | Api::GetProcStatus
-            | Api::GetProcStatusV2
-            | Api::SyncProcStatus
-            | Api::GetAgentStatus
-            | Api::GetAgentInfo
-            | Api::GetTaskState
-            | Api::ListAgentState
-            | Api::ListAgentInfo => Method::PostOrGet,
+            GseApi::OperateProc
+            | GseApi::OperateProcV2
+            | GseApi::OperateProcMulti
+            | GseApi::RegisterProcInfo
+            | GseApi::UpdateProcInfo
+            | GseApi::UnregisterProcInfo
+            | GseApi::SetProcessGroupInfo
+            | GseApi::UpgradeToAgentId => Method::Post,
+            GseApi::GetProcOperateResult
+            | GseApi::GetProcOperateResultV2
+            | GseApi::GetProcessGroupInfo
+            | GseApi::GetProcStatus
+            | GseApi::GetProcStatusV2
+            | GseApi::SyncProcStatus
+            | GseApi::GetAgentStatus
+            | GseApi::GetAgentInfo
+            | GseApi::GetTaskState
+            | GseApi::ListAgentState
+            | GseApi::ListAgentInfo => Method::PostOrGet,
         }
     }
 
-    async fn act(self, call: Call) -> Result<Reply<Answer>, CallError> {
-        let Call { app, caller, body, headers, .. } = call;
+    async fn act(self, call: Call) -> Result<Reply<GseData>, CallError> {
+        let Call { services, caller, body, headers, .. } = call;
         let data = match self {
-            Api::OperateProc | Api::OperateProcV2 | Api::OperateProcMulti => {
+            GseApi::OperateProc | GseApi::OperateProcV2 | GseApi::OperateProcMulti => {
                 let asked = match self {
-                    Api::OperateProc => operate_shape::operate_proc(&body),
-                    Api::OperateProcMulti => operate_shape::operate_proc_multi(&body),
+                    GseApi::OperateProc => operate_shape::operate_proc(&body),
+                    GseApi::OperateProcMulti => operate_shape::operate_proc_multi(&body),
                     _ => operate_shape::operate_proc_v2(&body),
                 };
-                let (Asked { requests, warnings }, key) = Faults::of_both(asked, idempotency::key(&headers))?;
+                let (OperateCall { requests, warnings }, key) =
+                    Faults::of_both(asked, idempotency::key(&headers))?;
                 let task =
-                    idempotency::submit(&app, &caller, self.name(), requests, &Scope::All, key).await?;
-                let data = Answer::Accepted(Accepted { task_id: task.to_string() });
+                    idempotency::submit(&services, &caller, self.name(), requests, &GrantScope::All, key)
+                        .await?;
+                let data = GseData::Accepted(TaskAccepted { task_id: task.to_string() });
                 return Ok(Reply { data, warnings });
             }
-            Api::RegisterProcInfo | Api::UpdateProcInfo | Api::UnregisterProcInfo => {
-                let Asked { requests, warnings } = match self {
-                    Api::RegisterProcInfo => operate_shape::register_proc_info(&body)?,
-                    Api::UnregisterProcInfo => operate_shape::unregister_proc_info(&body)?,
+            GseApi::RegisterProcInfo | GseApi::UpdateProcInfo | GseApi::UnregisterProcInfo => {
+                let OperateCall { requests, warnings } = match self {
+                    GseApi::RegisterProcInfo => operate_shape::register_proc_info(&body)?,
+                    GseApi::UnregisterProcInfo => operate_shape::unregister_proc_info(&body)?,
                     _ => operate_shape::update_proc_info(&body)?,
                 };
-                let results = registration::carry_out(&app, &caller, self.name(), requests).await?;
-                return Ok(Reply { data: Answer::Results(results), warnings });
+                let results = registration::carry_out(&services, &caller, self.name(), requests).await?;
+                return Ok(Reply { data: GseData::Results(results), warnings });
             }
-            Api::SetProcessGroupInfo => {
+            GseApi::SetProcessGroupInfo => {
                 let requests = groups_shape::set_process_group_info(&body)?;
-                Answer::Results(registration::carry_out(&app, &caller, self.name(), requests).await?)
+                GseData::Results(registration::carry_out(&services, &caller, self.name(), requests).await?)
             }
-            Api::GetProcessGroupInfo => {
+            GseApi::GetProcessGroupInfo => {
                 let query = groups_shape::get_process_group_info(&body)?;
-                Answer::Groups(process_groups::of_targets(&app, &caller, query).await?)
+                GseData::Groups(process_groups::of_targets(&services, &caller, query).await?)
             }
-            Api::GetProcOperateResult => {
+            GseApi::GetProcOperateResult => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::First).await?)
+                GseData::Results(results::by_key(&services, &caller, &task, KeyStyle::First).await?)
             }
-            Api::GetProcOperateResultV2 => {
+            GseApi::GetProcOperateResultV2 => {
                 let task = result_shape::get_proc_operate_result(&body)?;
-                Answer::Results(results::by_key(&app, &caller, &task, KeyStyle::Second).await?)
+                GseData::Results(results::by_key(&services, &caller, &task, KeyStyle::Second).await?)
             }
-            Api::GetProcStatus => {
+            GseApi::GetProcStatus => {
                 let query = status_shape::get_proc_status(&body, Suppliers::Required)?;
-                Answer::Procs(status::of_targets(&app, &caller, query).await?)
+                GseData::Procs(status::of_targets(&services, &caller, query).await?)
             }
-            Api::GetProcStatusV2 => {
+            GseApi::GetProcStatusV2 => {
                 let query = status_shape::get_proc_status(&body, Suppliers::None)?;
-                Answer::Procs(status::of_targets(&app, &caller, query).await?)
+                GseData::Procs(status::of_targets(&services, &caller, query).await?)
             }
-            Api::SyncProcStatus => {
+            GseApi::SyncProcStatus => {
                 let query = status_shape::sync_proc_status(&body)?;
-                Answer::ProcPage(status::of_namespace(&app, &caller, query).await?)
+                GseData::ProcPage(status::of_namespace(&services, &caller, query).await?)
             }
-            Api::GetAgentStatus | Api::GetAgentInfo => {
+            GseApi::GetAgentStatus | GseApi::GetAgentInfo => {
                 let hosts = agents_shape::by_hosts(&body)?;
-                let known = agents::at_hosts(&app, &caller, &hosts, &Scope::All).await?;
+                let known = agents::at_hosts(&services, &caller, &hosts, &GrantScope::All).await?;
                 let find = |host: &_| known.get(host).cloned();
                 match self {
-                    Api::GetAgentInfo => Answer::AgentInfo(agents_shape::info(&hosts, find)),
-                    _ => Answer::AgentsAlive(agents_shape::alive(&hosts, find)),
+                    GseApi::GetAgentInfo => GseData::AgentInfo(agents_shape::info(&hosts, find)),
+                    _ => GseData::AgentsAlive(agents_shape::alive(&hosts, find)),
                 }
             }
-            Api::UpgradeToAgentId => {
+            GseApi::UpgradeToAgentId => {
                 let hosts = upgrade_shape::upgrade_to_agent_id(&body)?;
-                Answer::Upgraded(upgrade::to_agent_id(&app, &caller, hosts).await?)
+                GseData::Upgraded(upgrade::to_agent_id(&services, &caller, hosts).await?)
             }
-            Api::GetTaskState => {
+            GseApi::GetTaskState => {
                 let query = task_state_shape::get_task_state(&body)?;
-                Answer::TaskState(task_state::of_task(&app, &caller, query).await?)
+                GseData::TaskState(task_state::of_task(&services, &caller, query).await?)
             }
-            Api::ListAgentState => {
-                let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Answer::AgentStates(known.iter().map(|(id, agent)| agents_shape::state(id, agent)).collect())
+            GseApi::ListAgentState => {
+                let known = agents::with_ids(&services, &caller, agents_shape::by_ids(&body)?).await?;
+                GseData::AgentStates(known.iter().map(|(id, agent)| agents_shape::state(id, agent)).collect())
             }
-            Api::ListAgentInfo => {
-                let known = agents::with_ids(&app, &caller, agents_shape::by_ids(&body)?).await?;
-                Answer::AgentDetails(
+            GseApi::ListAgentInfo => {
+                let known = agents::with_ids(&services, &caller, agents_shape::by_ids(&body)?).await?;
+                GseData::AgentDetails(
                     known.iter().map(|(id, agent)| agents_shape::details(id, agent)).collect(),
                 )
             }
@@ -240,8 +244,8 @@ impl Api {
 /// The `data` of an answer.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Answer {
-    Accepted(Accepted),
+enum GseData {
+    Accepted(TaskAccepted),
     Results(Results),
     Procs(ProcInfos),
     ProcPage(ProcInfoPage),
@@ -255,15 +259,15 @@ enum Answer {
 }
 
 pub(super) fn routes() -> Routes {
-    let proc = PROC_PREFIXES.iter().flat_map(|prefix| Api::PROC.map(|api| (prefix, api)));
-    let cluster = CLUSTER_PREFIXES.iter().flat_map(|prefix| Api::CLUSTER.map(|api| (prefix, api)));
-    let task = TASK_PREFIXES.iter().flat_map(|prefix| Api::TASK.map(|api| (prefix, api)));
+    let proc = PROC_PREFIXES.iter().flat_map(|prefix| GseApi::PROC.map(|api| (prefix, api)));
+    let cluster = CLUSTER_PREFIXES.iter().flat_map(|prefix| GseApi::CLUSTER.map(|api| (prefix, api)));
+    let task = TASK_PREFIXES.iter().flat_map(|prefix| GseApi::TASK.map(|api| (prefix, api)));
     let mut routes = Routes::default();
     for (prefix, api) in proc.chain(cluster).chain(task) {
         for end in ["/", ""] {
             let path = format!("{prefix}/{}{end}", api.name());
             let act = move |call| api.act(call);
-            routes = routes.blueking(Family::Gse, api.name(), api.method(), &path, api.answer(), act);
+            routes = routes.blueking(CallFamily::Gse, api.name(), api.method(), &path, api.answer(), act);
         }
     }
     routes

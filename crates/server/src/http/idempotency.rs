@@ -1,12 +1,12 @@
 //! The key under which a caller may send the same request again: `Idempotency-Key`, or else
 //! `X-Bkapi-Request-Id`.
 
-use crate::app::{App, AppError, Caller, operate};
 use crate::store::{KeyKind, SubmissionKey};
+use crate::usecase::{AppError, Caller, Services, operate};
 use axum::http::{HeaderMap, HeaderValue};
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{BusinessId, TaskId};
-use procfleet_core::task::Request;
+use procfleet_core::request::Request;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::fault::Faults;
 
@@ -34,17 +34,17 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<SubmissionKey>, Faults> 
 
 /// Makes a task of a call that was read: one, however often it comes with this key.
 pub(super) async fn submit(
-    app: &App,
+    services: &Services,
     caller: &Caller,
     api: &'static str,
     requests: Vec<Request>,
-    within: &Scope<BusinessId>,
+    within: &GrantScope<BusinessId>,
     key: Option<SubmissionKey>,
 ) -> Result<TaskId, AppError> {
     hit(Point::ServerRequestRead);
     match key {
-        Some(key) => operate::submit_once(app, caller, api, requests, within, key).await,
-        None => operate::submit(app, caller, api, requests, within).await,
+        Some(key) => operate::submit_once(services, caller, api, requests, within, key).await,
+        None => operate::submit(services, caller, api, requests, within).await,
     }
 }
 

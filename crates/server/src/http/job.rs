@@ -1,14 +1,14 @@
 //! JOB's process and agent APIs, under every path that their callers use.
 
-use super::call::{Call, Family, Reply};
+use super::call::{Call, CallFamily, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::{Routes, job_enveloped};
-use crate::app::{agents, results, scope};
+use crate::usecase::{agents, results, scope};
 use procfleet_proto::http::agents::AgentAlive;
 use procfleet_proto::http::document::{self, Method};
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::job::{self as shape, Accepted, JobResults};
+use procfleet_proto::http::job::{self as shape, JobAccepted, JobResults};
 use serde::Serialize;
 
 /// The gateway in both of its versions; where it finds JOB; and JOB's own paths.
@@ -22,7 +22,7 @@ const PREFIXES: [&str; 6] = [
 ];
 
 #[derive(Clone, Copy)]
-enum Api {
+enum JobApi {
     OperateProc,
     OperateProcess,
     ManageProc,
@@ -30,18 +30,23 @@ enum Api {
     GetAgentStatus,
 }
 
-impl Api {
-    const ALL: [Api; 5] =
-        [Api::OperateProc, Api::OperateProcess, Api::ManageProc, Api::GetProcResult, Api::GetAgentStatus];
+impl JobApi {
+    const ALL: [JobApi; 5] = [
+        JobApi::OperateProc,
+        JobApi::OperateProcess,
+        JobApi::ManageProc,
+        JobApi::GetProcResult,
+        JobApi::GetAgentStatus,
+    ];
 
     /// With the component before it, for GSE has APIs of the same names.
     fn name(self) -> &'static str {
         match self {
-            Api::OperateProc => "job.operate_proc",
-            Api::OperateProcess => "job.operate_process",
-            Api::ManageProc => "job.manage_proc",
-            Api::GetProcResult => "job.get_proc_result",
-            Api::GetAgentStatus => "job.get_agent_status",
+            JobApi::OperateProc => "job.operate_proc",
+            JobApi::OperateProcess => "job.operate_process",
+            JobApi::ManageProc => "job.manage_proc",
+            JobApi::GetProcResult => "job.get_proc_result",
+            JobApi::GetAgentStatus => "job.get_agent_status",
         }
     }
 
@@ -50,48 +55,50 @@ impl Api {
     }
 
     /// What the document says of its answer; `act` gives nothing else.
-    fn answer(self) -> document::Answer {
+    fn answer(self) -> document::AnswerEntry {
         match self {
-            Api::OperateProc | Api::OperateProcess | Api::ManageProc => job_enveloped::<Accepted>(),
-            Api::GetProcResult => job_enveloped::<JobResults>(),
-            Api::GetAgentStatus => job_enveloped::<Vec<AgentAlive>>(),
+            JobApi::OperateProc | JobApi::OperateProcess | JobApi::ManageProc => {
+                job_enveloped::<JobAccepted>()
+            }
+            JobApi::GetProcResult => job_enveloped::<JobResults>(),
+            JobApi::GetAgentStatus => job_enveloped::<Vec<AgentAlive>>(),
         }
     }
 
     /// What makes a task comes by POST alone.
     fn method(self) -> Method {
         match self {
-            Api::OperateProc | Api::OperateProcess | Api::ManageProc => Method::Post,
-            Api::GetProcResult | Api::GetAgentStatus => Method::PostOrGet,
+            JobApi::OperateProc | JobApi::OperateProcess | JobApi::ManageProc => Method::Post,
+            JobApi::GetProcResult | JobApi::GetAgentStatus => Method::PostOrGet,
         }
     }
 
-    async fn act(self, call: Call) -> Result<Reply<Answer>, CallError> {
-        let Call { app, caller, body, headers, .. } = call;
+    async fn act(self, call: Call) -> Result<Reply<JobData>, CallError> {
+        let Call { services, caller, body, headers, .. } = call;
         match self {
-            Api::OperateProc | Api::OperateProcess | Api::ManageProc => {
+            JobApi::OperateProc | JobApi::OperateProcess | JobApi::ManageProc => {
                 let read = match self {
-                    Api::OperateProc => shape::operate_proc(&body),
-                    Api::ManageProc => shape::manage_proc(&body),
+                    JobApi::OperateProc => shape::operate_proc(&body),
+                    JobApi::ManageProc => shape::manage_proc(&body),
                     _ => shape::operate_process(&body),
                 };
                 let (asked, key) = Faults::of_both(read, idempotency::key(&headers))?;
-                let within = scope::businesses(&app, &caller, asked.scope).await?;
-                let task =
-                    idempotency::submit(&app, &caller, self.name(), asked.requests, &within, key).await?;
-                let data = Answer::Accepted(Accepted { bk_gse_taskid: task.to_string() });
+                let within = scope::businesses(&services, &caller, asked.scope).await?;
+                let task = idempotency::submit(&services, &caller, self.name(), asked.requests, &within, key)
+                    .await?;
+                let data = JobData::Accepted(JobAccepted { bk_gse_taskid: task.to_string() });
                 Ok(Reply { data, warnings: asked.warnings })
             }
-            Api::GetProcResult => {
+            JobApi::GetProcResult => {
                 let (named, task) = shape::get_proc_result(&body)?;
-                let within = scope::businesses(&app, &caller, named).await?;
-                Ok(Answer::Results(results::by_job_key(&app, &caller, &task, &within).await?).into())
+                let within = scope::businesses(&services, &caller, named).await?;
+                Ok(JobData::Results(results::by_job_key(&services, &caller, &task, &within).await?).into())
             }
-            Api::GetAgentStatus => {
+            JobApi::GetAgentStatus => {
                 let (named, hosts) = shape::get_agent_status(&body)?;
-                let within = scope::businesses(&app, &caller, named).await?;
-                let known = agents::at_hosts(&app, &caller, &hosts, &within).await?;
-                Ok(Answer::AgentsAlive(shape::alive(&hosts, |host| known.get(host).cloned())).into())
+                let within = scope::businesses(&services, &caller, named).await?;
+                let known = agents::at_hosts(&services, &caller, &hosts, &within).await?;
+                Ok(JobData::AgentsAlive(shape::alive(&hosts, |host| known.get(host).cloned())).into())
             }
         }
     }
@@ -100,19 +107,19 @@ impl Api {
 /// The `data` of an answer.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Answer {
-    Accepted(Accepted),
+enum JobData {
+    Accepted(JobAccepted),
     Results(JobResults),
     AgentsAlive(Vec<AgentAlive>),
 }
 
 pub(super) fn routes() -> Routes {
     let mut routes = Routes::default();
-    for (prefix, api) in PREFIXES.iter().flat_map(|prefix| Api::ALL.map(|api| (prefix, api))) {
+    for (prefix, api) in PREFIXES.iter().flat_map(|prefix| JobApi::ALL.map(|api| (prefix, api))) {
         for end in ["/", ""] {
             let path = format!("{prefix}/{}{end}", api.path());
             let act = move |call| api.act(call);
-            routes = routes.blueking(Family::Job, api.name(), api.method(), &path, api.answer(), act);
+            routes = routes.blueking(CallFamily::Job, api.name(), api.method(), &path, api.answer(), act);
         }
     }
     routes

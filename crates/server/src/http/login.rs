@@ -8,14 +8,14 @@
 
 use super::body;
 use super::error::CallError;
-use crate::app::refusals::Source;
-use crate::app::setup::ADMIN;
-use crate::app::{App, Caller, users};
 use crate::secret;
-use crate::store::{NewAudit, Trust};
+use crate::store::{AppTrust, NewAudit};
+use crate::usecase::refusals::RefusalSource;
+use crate::usecase::setup::ADMIN;
+use crate::usecase::{Caller, Services, users};
 use axum::http::HeaderMap;
-use procfleet_core::access::Rights;
 use procfleet_core::code::Code;
+use procfleet_core::grants::Rights;
 use procfleet_proto::http::login::{HEADER, Login};
 use serde_json::Value;
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ pub(super) fn in_fields(fields: &Value) -> Result<Login, CallError> {
 }
 
 pub(super) async fn check(
-    app: &App,
+    services: &Services,
     api: &'static str,
     login: Login,
     from: IpAddr,
@@ -51,23 +51,23 @@ pub(super) async fn check(
                       a GET";
         return Err(CallError::NoLogin(reason.to_owned()));
     }
-    if login.app_code == ADMIN && !app.admin_from.is_empty() {
+    if login.app_code == ADMIN && !services.admin_from.is_empty() {
         // Before the secret is looked at, so that the answer does not say whether it is right.
-        if !app.admin_from.iter().any(|block| block.contains(from)) {
+        if !services.admin_from.iter().any(|block| block.contains(from)) {
             let reason = "the administrator's app may not be used from this address (--admin-from)";
-            refuse(app, api, &login, from, Code::AppDenied, reason).await;
+            refuse(services, api, &login, from, Code::AppDenied, reason).await;
             return Err(CallError::AppDenied(reason.to_owned()));
         }
     }
-    let record = app.store.app(&login.app_code).await.map_err(|error| CallError::App(error.into()))?;
+    let record = services.store.app(&login.app_code).await.map_err(|error| CallError::App(error.into()))?;
     let given = secret::hash(login.app_secret.as_bytes());
     let known =
         record.filter(|record| record.disabled_at.is_none() && bool::from(record.secret_hash.ct_eq(&given)));
     let Some(record) = known else {
-        refuse(app, api, &login, from, Code::AppDenied, "wrong bk_app_code or bk_app_secret").await;
+        refuse(services, api, &login, from, Code::AppDenied, "wrong bk_app_code or bk_app_secret").await;
         return Err(CallError::AppDenied("bk_app_code or bk_app_secret is wrong".to_owned()));
     };
-    let username = user(app, api, &login, record.trust, from).await?;
+    let username = user(services, api, &login, record.trust, from).await?;
     let rights = match login.app_code.as_str() {
         ADMIN => Rights::Administrator,
         _ => Rights::Granted(record.grants),
@@ -77,47 +77,55 @@ pub(super) async fn check(
 
 /// The user that a call is made for; empty: the app itself.
 async fn user(
-    app: &App,
+    services: &Services,
     api: &'static str,
     login: &Login,
-    trust: Trust,
+    trust: AppTrust,
     from: IpAddr,
 ) -> Result<String, CallError> {
     if !login.token.is_empty() {
-        let user = match users::of_token(app, &login.token).await? {
+        let user = match users::of_token(services, &login.token).await? {
             Ok(user) => user,
-            Err(refusal) if trust == Trust::Users && !login.username.is_empty() && refusal.is_stale() => {
+            Err(refusal) if trust == AppTrust::Users && !login.username.is_empty() && refusal.is_stale() => {
                 return Ok(login.username.clone());
             }
             Err(refusal) => {
                 let named = refusal.user().unwrap_or(&login.username).to_owned();
                 let login = Login { username: named, ..login.clone() };
-                refuse(app, api, &login, from, Code::UserDenied, &refusal.to_string()).await;
+                refuse(services, api, &login, from, Code::UserDenied, &refusal.to_string()).await;
                 return Err(CallError::UserDenied(refusal.to_string()));
             }
         };
         if !login.username.is_empty() && login.username != user {
             let reason = "bk_username is not the user of bk_token; leave it out, the token says who it is";
-            refuse(app, api, login, from, Code::UserDenied, "bk_username is not the user of bk_token").await;
+            refuse(services, api, login, from, Code::UserDenied, "bk_username is not the user of bk_token")
+                .await;
             return Err(CallError::UserDenied(reason.to_owned()));
         }
         return Ok(user);
     }
-    if !login.username.is_empty() && trust == Trust::Itself {
+    if !login.username.is_empty() && trust == AppTrust::Itself {
         let reason = format!(
             "app {:?} is not trusted to name a user; leave bk_username out, and it acts as itself, or send the user's \
              bk_token",
             login.app_code
         );
-        refuse(app, api, login, from, Code::UserDenied, "not trusted to name a user").await;
+        refuse(services, api, login, from, Code::UserDenied, "not trusted to name a user").await;
         return Err(CallError::UserDenied(reason));
     }
     Ok(login.username.clone())
 }
 
-async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr, code: Code, detail: &str) {
+async fn refuse(
+    services: &Services,
+    api: &'static str,
+    login: &Login,
+    from: IpAddr,
+    code: Code,
+    detail: &str,
+) {
     let record = NewAudit {
-        at: app.clock.wall(),
+        at: services.clock.wall(),
         app: login.app_code.clone(),
         username: login.username.clone(),
         origin: from.to_string(),
@@ -126,5 +134,5 @@ async fn refuse(app: &App, api: &'static str, login: &Login, from: IpAddr, code:
         code: code.external(),
         detail: detail.to_owned(),
     };
-    app.refusals.record(Source::Peer(from.into()), record).await;
+    services.refusals.record(RefusalSource::Peer(from.into()), record).await;
 }

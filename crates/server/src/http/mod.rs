@@ -21,21 +21,21 @@ pub(crate) mod tls;
 pub use self::tls::TlsError;
 
 use self::routes::Routes;
-use crate::app::App;
+use crate::usecase::Services;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use procfleet_proto::http::document::Answer;
+use procfleet_proto::http::document::AnswerEntry;
 
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Everything that the API's port serves.
-pub fn router(app: App) -> Router {
+pub fn router(services: Services) -> Router {
     let limits = axum::Extension(call::Limits::new());
     let router = routes().router.method_not_allowed_fallback(call::wrong_native_method);
-    router.fallback(call::no_such_api).layer(limits).with_state(app)
+    router.fallback(call::no_such_api).layer(limits).with_state(services)
 }
 
 fn routes() -> Routes {
@@ -45,9 +45,9 @@ fn routes() -> Routes {
         .merge(native::routes())
         .merge(admin::routes())
         .merge(document::routes())
-        .page("healthz", "/healthz", Answer::Text("text/plain; charset=utf-8"), get(healthz))
-        .page("readyz", "/readyz", Answer::Text("text/plain; charset=utf-8"), get(readyz))
-        .page("metrics", "/metrics", Answer::Text(METRICS), get(metrics))
+        .page("healthz", "/healthz", AnswerEntry::Text("text/plain; charset=utf-8"), get(healthz))
+        .page("readyz", "/readyz", AnswerEntry::Text("text/plain; charset=utf-8"), get(readyz))
+        .page("metrics", "/metrics", AnswerEntry::Text(METRICS), get(metrics))
 }
 
 /// The process is there.
@@ -56,13 +56,13 @@ async fn healthz() -> impl IntoResponse {
 }
 
 /// It can do its work: the store takes changes.
-async fn readyz(State(app): State<App>) -> impl IntoResponse {
-    match app.store.refuses_changes().await {
+async fn readyz(State(services): State<Services>) -> impl IntoResponse {
+    match services.store.refuses_changes().await {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store takes no changes: {reason}\n")),
     }
 }
 
-async fn metrics(State(app): State<App>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS)], app.metrics.text())
+async fn metrics(State(services): State<Services>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, METRICS)], services.metrics.text())
 }

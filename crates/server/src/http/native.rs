@@ -4,14 +4,16 @@ use super::call::{Call, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::Routes;
-use crate::app::{access, agents, cancel, events, logs, procs, retry, select, specs, tasks};
-use procfleet_core::access::Scope;
-use procfleet_core::task::Target;
+use crate::usecase::{access, agents, cancel, events, logs, procs, retry, select, specs, tasks};
+use procfleet_core::grants::GrantScope;
+use procfleet_core::request::Target;
 use procfleet_proto::http::events::EventsView;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::logs::{self as logs_shape, LogsView};
-use procfleet_proto::http::native::{AgentRow, MeantProc, Operated, ProcRow, SpecView, TaskRow, TaskView};
-use procfleet_proto::http::operate::{self, Accepted, Sending};
+use procfleet_proto::http::native::{
+    AgentRow, MeantProc, OperateAnswer, ProcRow, SpecView, TaskRow, TaskView,
+};
+use procfleet_proto::http::operate::{self, Sending, TaskAccepted};
 use procfleet_proto::http::query::{self, ProcsQuery};
 use std::collections::BTreeSet;
 
@@ -30,16 +32,16 @@ pub(super) fn routes() -> Routes {
 }
 
 async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
-    Ok(agents::list(&call.app, &call.caller, query::agents(&call.body)?).await?)
+    Ok(agents::list(&call.services, &call.caller, query::agents(&call.body)?).await?)
 }
 
 /// Processes on the hosts that are named, selected, or known to have them; or only which those are.
-async fn operate_selected(call: Call) -> Result<Reply<Operated>, CallError> {
-    let Call { api, app, caller, body, headers, .. } = call;
+async fn operate_selected(call: Call) -> Result<Reply<OperateAnswer>, CallError> {
+    let Call { api, services, caller, body, headers, .. } = call;
     let (asked, key) = Faults::of_both(operate::operate_selected(&body), idempotency::key(&headers))?;
-    access::permit(&caller, std::slice::from_ref(&asked.request), &Scope::All)?;
+    access::permit(&caller, std::slice::from_ref(&asked.request), &GrantScope::All)?;
     let (sending, warnings) = (asked.sending, asked.warnings.clone());
-    let requests = select::requests(&app, &caller, asked).await?;
+    let requests = select::requests(&services, &caller, asked).await?;
     let procs = requests.iter().map(|request| MeantProc {
         namespace: request.proc.namespace.clone(),
         name: request.proc.name.clone(),
@@ -51,35 +53,35 @@ async fn operate_selected(call: Call) -> Result<Reply<Operated>, CallError> {
     let task_id = match sending {
         Sending::DryRun => String::new(),
         Sending::ForReal => {
-            idempotency::submit(&app, &caller, api, requests, &Scope::All, key).await?.to_string()
+            idempotency::submit(&services, &caller, api, requests, &GrantScope::All, key).await?.to_string()
         }
     };
-    let data = Operated { task_id, count: hosts.len() as u64, hosts, procs };
+    let data = OperateAnswer { task_id, count: hosts.len() as u64, hosts, procs };
     Ok(Reply { data, warnings })
 }
 
 async fn list_procs(call: Call) -> Result<Vec<ProcRow>, CallError> {
     let ProcsQuery { namespace, name, host } = query::procs(&call.body)?;
-    Ok(procs::list(&call.app, &call.caller, namespace, name, host).await?)
+    Ok(procs::list(&call.services, &call.caller, namespace, name, host).await?)
 }
 
 async fn list_tasks(call: Call) -> Result<Vec<TaskRow>, CallError> {
-    Ok(tasks::list(&call.app, &call.caller, query::tasks(&call.body)?).await?)
+    Ok(tasks::list(&call.services, &call.caller, query::tasks(&call.body)?).await?)
 }
 
 async fn show_task(call: Call) -> Result<TaskView, CallError> {
-    Ok(tasks::show(&call.app, &call.caller, &task(&call), query::task(&call.body)?).await?)
+    Ok(tasks::show(&call.services, &call.caller, &task(&call), query::task(&call.body)?).await?)
 }
 
 async fn cancel_task(call: Call) -> Result<TaskRow, CallError> {
     query::nothing(&call.body)?;
-    Ok(cancel::cancel(&call.app, &call.caller, &task(&call)).await?)
+    Ok(cancel::cancel(&call.services, &call.caller, &task(&call)).await?)
 }
 
-async fn retry_task(call: Call) -> Result<Accepted, CallError> {
+async fn retry_task(call: Call) -> Result<TaskAccepted, CallError> {
     let ((), key) = Faults::of_both(query::nothing(&call.body), idempotency::key(&call.headers))?;
-    let task = retry::retry(&call.app, &call.caller, &task(&call), key).await?;
-    Ok(Accepted { task_id: task.to_string() })
+    let task = retry::retry(&call.services, &call.caller, &task(&call), key).await?;
+    Ok(TaskAccepted { task_id: task.to_string() })
 }
 
 /// The task that the path names. Of the characters of an id only the colon may be changed in a url.
@@ -88,13 +90,13 @@ fn task(call: &Call) -> String {
 }
 
 async fn list_events(call: Call) -> Result<EventsView, CallError> {
-    Ok(events::list(&call.app, &call.caller, query::events(&call.body)?).await?)
+    Ok(events::list(&call.services, &call.caller, query::events(&call.body)?).await?)
 }
 
 async fn show_spec(call: Call) -> Result<SpecView, CallError> {
-    Ok(specs::show(&call.app, &call.caller, logs_shape::spec(&call.body)?).await?)
+    Ok(specs::show(&call.services, &call.caller, logs_shape::spec(&call.body)?).await?)
 }
 
 async fn read_log(call: Call) -> Result<LogsView, CallError> {
-    Ok(logs::read(&call.app, &call.caller, logs_shape::logs(&call.body)?).await?)
+    Ok(logs::read(&call.services, &call.caller, logs_shape::logs(&call.body)?).await?)
 }

@@ -8,7 +8,7 @@
 //! write buffers, of 8 KiB each at least and up to 64 KiB after a large body, are made with the first byte of
 //! a request and let go of when nothing has come for a moment.
 
-use super::connections::Connection;
+use super::connections::ConnectionInfo;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -45,7 +45,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 pub(super) struct Answerer {
     pub(super) router: Router,
     pub(super) from: SocketAddr,
-    pub(super) connection: Connection,
+    pub(super) connection: ConnectionInfo,
 }
 
 /// Serves a connection until its end, or until told to stop.
@@ -76,13 +76,13 @@ where
         }
         // On the heap, and gone while the connection waits.
         match Box::pin(serve_requests(stream, ahead, &answerer, stop.clone())).await {
-            Served::Idle { stream: idle, unread } => (stream, ahead) = (idle, unread),
-            Served::Ended => return,
+            ServedStream::Idle { stream: idle, unread } => (stream, ahead) = (idle, unread),
+            ServedStream::Ended => return,
         }
     }
 }
 
-enum Served<S> {
+enum ServedStream<S> {
     Idle {
         stream: S,
         /// The beginning of a request that came right behind another.
@@ -96,20 +96,20 @@ async fn serve_requests<S>(
     ahead: Bytes,
     answerer: &Answerer,
     mut stop: watch::Receiver<bool>,
-) -> Served<S>
+) -> ServedStream<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Answerer { router, from, connection: peer } = answerer.clone();
-    let activity = Arc::new(Activity::default());
-    let watched = Watched { stream, ahead, activity: activity.clone(), peer: peer.clone() };
+    let activity = Arc::new(ConnectionActivity::default());
+    let watched = WatchedStream { stream, ahead, activity: activity.clone(), peer: peer.clone() };
     let (inner, answering) = (TowerToHyperService::new(router), activity.clone());
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(from));
         request.extensions_mut().insert(peer.clone());
-        let open = Open::new(answering.clone(), peer.clone());
+        let open = OpenRequest::new(answering.clone(), peer.clone());
         let answer = inner.call(request);
-        async move { answer.await.map(|answer| answer.map(|body| Answer { body, _open: open })) }
+        async move { answer.await.map(|answer| answer.map(|body| AnswerBody { body, _open: open })) }
     });
     let mut connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -128,8 +128,8 @@ where
             () = tokio::time::sleep(PARK_AFTER) => match activity.idle_after() {
                 Some(now) if now == answered => {
                     let parts = connection.into_parts();
-                    let Watched { stream, .. } = parts.io.into_inner();
-                    return Served::Idle { stream, unread: parts.read_buf };
+                    let WatchedStream { stream, .. } = parts.io.into_inner();
+                    return ServedStream::Idle { stream, unread: parts.read_buf };
                 }
                 Some(now) => answered = now,
                 None => {}
@@ -139,7 +139,7 @@ where
     if let Err(error) = served {
         debug!(%from, %error, "a caller's connection ended early");
     }
-    Served::Ended
+    ServedStream::Ended
 }
 
 async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
@@ -148,7 +148,7 @@ async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
 
 /// What is known of hyper's work on one connection.
 #[derive(Debug, Default)]
-struct Activity {
+struct ConnectionActivity {
     /// Requests whose answer has not been handed over whole.
     open: AtomicUsize,
     answered: AtomicU64,
@@ -157,7 +157,7 @@ struct Activity {
     unflushed: AtomicBool,
 }
 
-impl Activity {
+impl ConnectionActivity {
     /// After how many answers the connection waits for its next request; `None`: it does not.
     fn idle_after(&self) -> Option<u64> {
         let busy = self.open.load(Ordering::Relaxed) > 0
@@ -169,20 +169,20 @@ impl Activity {
 
 /// A request that is being answered.
 #[derive(Debug)]
-struct Open {
-    activity: Arc<Activity>,
-    peer: Connection,
+struct OpenRequest {
+    activity: Arc<ConnectionActivity>,
+    peer: ConnectionInfo,
 }
 
-impl Open {
-    fn new(activity: Arc<Activity>, peer: Connection) -> Open {
+impl OpenRequest {
+    fn new(activity: Arc<ConnectionActivity>, peer: ConnectionInfo) -> OpenRequest {
         activity.open.fetch_add(1, Ordering::Relaxed);
         activity.head.store(0, Ordering::Relaxed);
-        Open { activity, peer }
+        OpenRequest { activity, peer }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.peer.head_ended();
         self.activity.answered.fetch_add(1, Ordering::Relaxed);
@@ -191,12 +191,12 @@ impl Drop for Open {
 }
 
 /// An answer's body: its request is open until the last of it was handed over.
-struct Answer {
+struct AnswerBody {
     body: Body,
-    _open: Open,
+    _open: OpenRequest,
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for AnswerBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -218,14 +218,14 @@ impl hyper::body::Body for Answer {
 
 /// A stream that gives out first what was read ahead, and says what hyper does with it.
 #[derive(Debug)]
-struct Watched<S> {
+struct WatchedStream<S> {
     stream: S,
     ahead: Bytes,
-    activity: Arc<Activity>,
-    peer: Connection,
+    activity: Arc<ConnectionActivity>,
+    peer: ConnectionInfo,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -250,7 +250,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.activity.unflushed.store(true, Ordering::Relaxed);
         Pin::new(&mut self.stream).poll_write(cx, bytes)

@@ -1,13 +1,13 @@
 //! The one list of what is served: the router and the API's document are both made from it.
 
-use super::call::{Call, Family, Reply, serve, wrong_method};
+use super::call::{Call, CallFamily, Reply, serve, wrong_method};
 use super::error::CallError;
-use crate::app::App;
+use crate::usecase::Services;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, get, on, post};
-use procfleet_proto::http::document::{Answer, Method, Served};
+use procfleet_proto::http::document::{AnswerEntry, Method, ServedPath};
 use procfleet_proto::http::job;
 use procfleet_proto::http::native::Envelope;
 use schemars::JsonSchema;
@@ -17,8 +17,8 @@ use std::pin::Pin;
 /// A router in the making, and what it serves.
 #[derive(Default)]
 pub(super) struct Routes {
-    pub(super) router: Router<App>,
-    pub(super) served: Vec<Served>,
+    pub(super) router: Router<Services>,
+    pub(super) served: Vec<ServedPath>,
 }
 
 /// An act under way.
@@ -36,7 +36,7 @@ impl Routes {
         T: Serialize + JsonSchema + Send + 'static,
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
-        self.add(api, Method::Get, path, enveloped::<T>(), get(handler(Family::Gse, api, plain(act))))
+        self.add(api, Method::Get, path, enveloped::<T>(), get(handler(CallFamily::Gse, api, plain(act))))
     }
 
     pub(super) fn post<T, F>(
@@ -49,7 +49,7 @@ impl Routes {
         T: Serialize + JsonSchema + Send + 'static,
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
-        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, plain(act))))
+        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(CallFamily::Gse, api, plain(act))))
     }
 
     /// As [`Routes::post`], with what the caller should know beside the answer.
@@ -63,18 +63,18 @@ impl Routes {
         T: Serialize + JsonSchema + Send + 'static,
         F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
     {
-        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(Family::Gse, api, act)))
+        self.add(api, Method::Post, path, enveloped::<T>(), post(handler(CallFamily::Gse, api, act)))
     }
 
     /// One of BlueKing's APIs, in its own envelope also where the method is wrong. The first path of an API
     /// is its main one.
     pub(super) fn blueking<T, F>(
         self,
-        family: Family,
+        family: CallFamily,
         api: &'static str,
         method: Method,
         path: &str,
-        answer: Answer,
+        answer: AnswerEntry,
         act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
     ) -> Routes
     where
@@ -86,7 +86,9 @@ impl Routes {
             Method::Post => MethodFilter::POST,
             Method::PostOrGet => MethodFilter::GET.or(MethodFilter::POST),
         };
-        let other = move |State(app): State<App>, request: Request| wrong_method(app, family, api, request);
+        let other = move |State(services): State<Services>, request: Request| {
+            wrong_method(services, family, api, request)
+        };
         self.add(api, method, path, answer, on(filter, handler(family, api, act)).fallback(other))
     }
 
@@ -95,8 +97,8 @@ impl Routes {
         self,
         api: &'static str,
         path: &str,
-        answer: Answer,
-        handler: MethodRouter<App>,
+        answer: AnswerEntry,
+        handler: MethodRouter<Services>,
     ) -> Routes {
         self.add(api, Method::Get, path, answer, handler)
     }
@@ -111,22 +113,22 @@ impl Routes {
         api: &'static str,
         method: Method,
         path: &str,
-        answer: Answer,
-        handler: MethodRouter<App>,
+        answer: AnswerEntry,
+        handler: MethodRouter<Services>,
     ) -> Routes {
-        self.served.push(Served { api, method, path: path.to_owned(), answer });
+        self.served.push(ServedPath { api, method, path: path.to_owned(), answer });
         Routes { router: self.router.route(path, handler), served: self.served }
     }
 }
 
 /// The answer to a call whose `data` is a `T`.
-pub(super) fn enveloped<T: JsonSchema>() -> Answer {
-    Answer::Json(|generator| generator.subschema_for::<Envelope<T>>())
+pub(super) fn enveloped<T: JsonSchema>() -> AnswerEntry {
+    AnswerEntry::Json(|generator| generator.subschema_for::<Envelope<T>>())
 }
 
 /// The same in JOB's envelope.
-pub(super) fn job_enveloped<T: JsonSchema>() -> Answer {
-    Answer::Json(|generator| generator.subschema_for::<job::Envelope<T>>())
+pub(super) fn job_enveloped<T: JsonSchema>() -> AnswerEntry {
+    AnswerEntry::Json(|generator| generator.subschema_for::<job::JobEnvelope<T>>())
 }
 
 /// An act that has nothing to say beside its answer.
@@ -141,15 +143,15 @@ where
 }
 
 fn handler<T, F>(
-    family: Family,
+    family: CallFamily,
     api: &'static str,
     act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
-) -> impl FnOnce(State<App>, Request) -> Answering + Clone + Send + Sync + 'static
+) -> impl FnOnce(State<Services>, Request) -> Answering + Clone + Send + Sync + 'static
 where
     T: Serialize + Send + 'static,
     F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
 {
-    move |State(app): State<App>, request: Request| -> Answering {
-        Box::pin(serve(app, family, api, request, act))
+    move |State(services): State<Services>, request: Request| -> Answering {
+        Box::pin(serve(services, family, api, request, act))
     }
 }

@@ -49,14 +49,14 @@ pub enum TlsError {
 #[derive(Clone, Debug)]
 pub(crate) struct ApiTls {
     acceptor: Acceptor,
-    shown: Arc<Shown>,
-    source: Source,
+    shown: Arc<CurrentCertificate>,
+    source: CertificateSource,
     /// How the files looked before they were loaded, so that no change is missed.
     seen: Option<Vec<Seen>>,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum CertificateSource {
     Files { certificate: PathBuf, key: PathBuf },
     BuiltIn { ca: Arc<Ca>, names: Vec<String> },
 }
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Acceptor {
 
 /// The certificate of the next handshake.
 #[derive(Debug)]
-struct Shown(RwLock<Pair>);
+struct CurrentCertificate(RwLock<Pair>);
 
 #[derive(Clone, Debug)]
 struct Pair {
@@ -81,13 +81,13 @@ struct Pair {
     pin: [u8; 32],
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.get().certified)
     }
 }
 
-impl Shown {
+impl CurrentCertificate {
     fn get(&self) -> Pair {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -97,7 +97,7 @@ impl ApiTls {
     /// `listens`: the address of the port.
     pub(crate) fn open(source: TlsSource, ca: &Arc<Ca>, listens: IpAddr) -> Result<ApiTls, TlsError> {
         let source = match source {
-            TlsSource::Files { certificate, key } => Source::Files { certificate, key },
+            TlsSource::Files { certificate, key } => CertificateSource::Files { certificate, key },
             TlsSource::BuiltIn { mut names } => {
                 names.extend(["localhost", "127.0.0.1", "::1", SERVER_NAME].map(str::to_owned));
                 if !listens.is_unspecified() {
@@ -105,11 +105,11 @@ impl ApiTls {
                 }
                 names.sort();
                 names.dedup();
-                Source::BuiltIn { ca: ca.clone(), names }
+                CertificateSource::BuiltIn { ca: ca.clone(), names }
             }
         };
         let seen = source.look();
-        let shown = Arc::new(Shown(RwLock::new(source.load()?)));
+        let shown = Arc::new(CurrentCertificate(RwLock::new(source.load()?)));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -172,14 +172,16 @@ enum Wake {
 type Seen = (u64, u64, i64, i64, u64);
 
 impl Wake {
-    fn of(source: &Source, seen: Option<Vec<Seen>>) -> Wake {
+    fn of(source: &CertificateSource, seen: Option<Vec<Seen>>) -> Wake {
         match source {
-            Source::Files { .. } => Wake::Files { seen, hangup: signal(SignalKind::hangup()).ok() },
-            Source::BuiltIn { ca, .. } => Wake::Ca(ca.changes()),
+            CertificateSource::Files { .. } => {
+                Wake::Files { seen, hangup: signal(SignalKind::hangup()).ok() }
+            }
+            CertificateSource::BuiltIn { ca, .. } => Wake::Ca(ca.changes()),
         }
     }
 
-    async fn next(&mut self, source: &Source) {
+    async fn next(&mut self, source: &CertificateSource) {
         match self {
             Wake::Ca(changes) => {
                 if changes.changed().await.is_err() {
@@ -205,9 +207,9 @@ impl Wake {
     }
 }
 
-impl Source {
+impl CertificateSource {
     fn look(&self) -> Option<Vec<Seen>> {
-        let Source::Files { certificate, key } = self else { return None };
+        let CertificateSource::Files { certificate, key } = self else { return None };
         let seen = |path: &PathBuf| {
             let about = std::fs::metadata(path).ok()?;
             Some((about.dev(), about.ino(), about.mtime(), about.mtime_nsec(), about.len()))
@@ -217,8 +219,8 @@ impl Source {
 
     fn load(&self) -> Result<Pair, TlsError> {
         match self {
-            Source::Files { certificate, key } => load_files(certificate, key),
-            Source::BuiltIn { ca, names } => {
+            CertificateSource::Files { certificate, key } => load_files(certificate, key),
+            CertificateSource::BuiltIn { ca, names } => {
                 let (chain, key) = ca.sign_api(names)?;
                 let pin = chain.last().map(|ca| secret::hash(ca)).expect("the chain ends with its CA");
                 let certified = certify(chain, key).map_err(TlsError::Prepare)?;

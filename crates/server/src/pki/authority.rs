@@ -19,16 +19,16 @@ pub(super) struct Authority {
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum AuthoritySlot {
     Present,
     Next,
 }
 
-impl Place {
+impl AuthoritySlot {
     fn files(self, folder: &Path) -> (PathBuf, PathBuf) {
         let name = match self {
-            Place::Present => "ca",
-            Place::Next => "ca.next",
+            AuthoritySlot::Present => "ca",
+            AuthoritySlot::Next => "ca.next",
         };
         (folder.join(format!("{name}.key.pem")), folder.join(format!("{name}.cert.der")))
     }
@@ -36,12 +36,12 @@ impl Place {
 
 /// Where the certificate of the present one is.
 pub(super) fn certificate(folder: &Path) -> PathBuf {
-    Place::Present.files(folder).1
+    AuthoritySlot::Present.files(folder).1
 }
 
 impl Authority {
     /// `None`: there is none.
-    pub(super) fn read(folder: &Path, place: Place) -> Result<Option<Authority>, PkiError> {
+    pub(super) fn read(folder: &Path, place: AuthoritySlot) -> Result<Option<Authority>, PkiError> {
         let (key, certificate) = place.files(folder);
         if !certificate.exists() {
             return Ok(None);
@@ -51,7 +51,7 @@ impl Authority {
         Ok(Some(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate }))
     }
 
-    pub(super) fn make(folder: &Path, place: Place) -> Result<Authority, PkiError> {
+    pub(super) fn make(folder: &Path, place: AuthoritySlot) -> Result<Authority, PkiError> {
         let (key_path, certificate_path) = place.files(folder);
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
@@ -76,7 +76,7 @@ impl Authority {
 
 /// The successor takes the present one's place, whose key is gone then.
 pub(super) fn succeed(folder: &Path) -> Result<(), PkiError> {
-    let (old, new) = (Place::Present.files(folder), Place::Next.files(folder));
+    let (old, new) = (AuthoritySlot::Present.files(folder), AuthoritySlot::Next.files(folder));
     for (from, to) in [(new.0, old.0), (new.1, old.1)] {
         if from.exists() {
             std::fs::rename(&from, &to).map_err(|source| PkiError::File {
@@ -91,6 +91,6 @@ pub(super) fn succeed(folder: &Path) -> Result<(), PkiError> {
 
 /// Finishes a move that was cut off.
 pub(super) fn mend(folder: &Path) -> Result<(), PkiError> {
-    let (key, certificate) = Place::Next.files(folder);
+    let (key, certificate) = AuthoritySlot::Next.files(folder);
     if certificate.exists() && !key.exists() { succeed(folder) } else { Ok(()) }
 }

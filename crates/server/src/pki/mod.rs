@@ -11,7 +11,7 @@
 mod authority;
 mod clients;
 
-use authority::{Authority, Place};
+use authority::{Authority, AuthoritySlot};
 use procfleet_core::id::AgentId;
 use rcgen::{
     CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, KeyPair,
@@ -75,14 +75,14 @@ pub struct Ca {
     folder: PathBuf,
     /// How long an agent's certificate is good.
     life: Duration,
-    present: RwLock<Arc<Present>>,
+    present: RwLock<Arc<CurrentCa>>,
     /// One change at a time.
     changing: Mutex<()>,
     changes: watch::Sender<u64>,
 }
 
 /// What holds until the next change.
-struct Present {
+struct CurrentCa {
     shown: Arc<Authority>,
     next: Option<Arc<Authority>>,
     tls: Arc<rustls::ServerConfig>,
@@ -110,14 +110,16 @@ impl Ca {
     pub fn open(folder: &Path, life: Duration, beginning: Beginning) -> Result<Ca, PkiError> {
         authority::mend(folder)?;
         let path = authority::certificate(folder);
-        let shown = match (Authority::read(folder, Place::Present)?, beginning) {
+        let shown = match (Authority::read(folder, AuthoritySlot::Present)?, beginning) {
             (Some(_), Beginning::Again) => return Err(PkiError::NotLost { path }),
             (Some(authority), Beginning::AfterHosts(_)) => authority,
             (None, Beginning::AfterHosts(hosts)) if hosts > 0 => return Err(PkiError::Lost { path, hosts }),
-            (None, Beginning::AfterHosts(_) | Beginning::Again) => Authority::make(folder, Place::Present)?,
+            (None, Beginning::AfterHosts(_) | Beginning::Again) => {
+                Authority::make(folder, AuthoritySlot::Present)?
+            }
         };
-        let next = Authority::read(folder, Place::Next)?;
-        let present = Present::new(Arc::new(shown), next.map(Arc::new))?;
+        let next = Authority::read(folder, AuthoritySlot::Next)?;
+        let present = CurrentCa::new(Arc::new(shown), next.map(Arc::new))?;
         Ok(Ca {
             folder: folder.to_owned(),
             life,
@@ -127,7 +129,7 @@ impl Ca {
         })
     }
 
-    fn present(&self) -> Arc<Present> {
+    fn present(&self) -> Arc<CurrentCa> {
         self.present.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -170,8 +172,8 @@ impl Ca {
         if present.next.is_some() {
             return Ok(false);
         }
-        let next = Authority::make(&self.folder, Place::Next)?;
-        self.change(Present::new(present.shown.clone(), Some(Arc::new(next)))?);
+        let next = Authority::make(&self.folder, AuthoritySlot::Next)?;
+        self.change(CurrentCa::new(present.shown.clone(), Some(Arc::new(next)))?);
         Ok(true)
     }
 
@@ -179,13 +181,13 @@ impl Ca {
     pub fn retire(&self) -> Result<bool, PkiError> {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(next) = self.present().next.clone() else { return Ok(false) };
-        let then = Present::new(next, None)?;
+        let then = CurrentCa::new(next, None)?;
         authority::succeed(&self.folder)?;
         self.change(then);
         Ok(true)
     }
 
-    fn change(&self, then: Present) {
+    fn change(&self, then: CurrentCa) {
         *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(then);
         self.changes.send_modify(|generation| *generation += 1);
     }
@@ -235,10 +237,10 @@ impl Ca {
     }
 }
 
-impl Present {
-    fn new(shown: Arc<Authority>, next: Option<Arc<Authority>>) -> Result<Present, PkiError> {
+impl CurrentCa {
+    fn new(shown: Arc<Authority>, next: Option<Arc<Authority>>) -> Result<CurrentCa, PkiError> {
         let tls = link_tls(&shown, next.as_deref())?;
-        Ok(Present { shown, next, tls })
+        Ok(CurrentCa { shown, next, tls })
     }
 }
 

@@ -4,8 +4,8 @@
 //! them is stored: after a restart of the server every bucket is full. A full bucket is the same as none, so
 //! full ones are forgotten, and the memory is bounded by the agents that sent something in the last minutes.
 
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::AgentId;
-use procfleet_core::moment::Moment;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,11 +31,11 @@ struct Rate {
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     level: f64,
-    at: Moment,
+    at: BootTime,
 }
 
 impl Bucket {
-    fn refill(&mut self, rate: Rate, now: Moment) {
+    fn refill(&mut self, rate: Rate, now: BootTime) {
         let more = now.since(self.at).as_secs_f64() * rate.each_second;
         *self = Bucket { level: (self.level + more).min(rate.burst), at: now };
     }
@@ -45,21 +45,21 @@ impl Bucket {
 struct Budget {
     events: Bucket,
     messages: Bucket,
-    complained: Option<Moment>,
+    complained: Option<BootTime>,
 }
 
 impl Budget {
-    fn full(now: Moment) -> Budget {
+    fn full(now: BootTime) -> Budget {
         let bucket = |rate: Rate| Bucket { level: rate.burst, at: now };
         Budget { events: bucket(EVENTS), messages: bucket(MESSAGES), complained: None }
     }
 
-    fn refill(&mut self, now: Moment) {
+    fn refill(&mut self, now: BootTime) {
         self.events.refill(EVENTS, now);
         self.messages.refill(MESSAGES, now);
     }
 
-    fn is_forgettable(&mut self, now: Moment) -> bool {
+    fn is_forgettable(&mut self, now: BootTime) -> bool {
         self.refill(now);
         let is_full = self.events.level >= EVENTS.burst && self.messages.level >= MESSAGES.burst;
         is_full && self.complained.is_none_or(|at| now.since(at) >= COMPLAIN_EVERY)
@@ -80,7 +80,7 @@ struct Inner {
 }
 
 impl Inner {
-    fn of(&mut self, agent: &AgentId, now: Moment) -> &mut Budget {
+    fn of(&mut self, agent: &AgentId, now: BootTime) -> &mut Budget {
         if self.agents.len() >= self.forget_at.max(REMEMBERED) && !self.agents.contains_key(agent) {
             self.agents.retain(|_, budget| !budget.is_forgettable(now));
             self.forget_at = self.agents.len() * 2;
@@ -97,7 +97,7 @@ impl Budgets {
     }
 
     /// Pays for events. `Err`: there is not enough; ask again after so long. Nothing was taken then.
-    pub(super) fn pay_for_events(&self, agent: &AgentId, cost: usize, now: Moment) -> Result<(), Duration> {
+    pub(super) fn pay_for_events(&self, agent: &AgentId, cost: usize, now: BootTime) -> Result<(), Duration> {
         let mut inner = self.lock();
         let bucket = &mut inner.of(agent, now).events;
         let left = bucket.level - tokens(cost).min(EVENTS.burst);
@@ -109,7 +109,7 @@ impl Budgets {
     }
 
     /// Pays for a message that has been read. Returns how long the next one is to be left unread.
-    pub(super) fn pay_for_message(&self, agent: &AgentId, cost: usize, now: Moment) -> Duration {
+    pub(super) fn pay_for_message(&self, agent: &AgentId, cost: usize, now: BootTime) -> Duration {
         let mut inner = self.lock();
         let bucket = &mut inner.of(agent, now).messages;
         // A debt is bounded, so that an agent that behaves again is soon heard as before.
@@ -118,7 +118,7 @@ impl Budgets {
     }
 
     /// Whether the log is to say that this agent sends too much.
-    pub(super) fn complain(&self, agent: &AgentId, now: Moment) -> bool {
+    pub(super) fn complain(&self, agent: &AgentId, now: BootTime) -> bool {
         let mut inner = self.lock();
         let complained = &mut inner.of(agent, now).complained;
         let is_due = complained.is_none_or(|at| now.since(at) >= COMPLAIN_EVERY);
@@ -146,8 +146,8 @@ mod tests {
         format!("a{number}").parse().expect("an agent id")
     }
 
-    fn second(number: u64) -> Moment {
-        Moment(number * 1_000)
+    fn second(number: u64) -> BootTime {
+        BootTime(number * 1_000)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! An agent asks for its next certificate over the session that it has, and the session goes on. One whose
 //! certificate has expired gets a session in which it can do nothing else.
 
-use super::connection::End;
+use super::connection::SessionEnd;
 use super::listener::Link;
 use crate::pki;
 use crate::secret;
@@ -19,22 +19,26 @@ const SPREAD: Duration = Duration::from_secs(300);
 
 /// How the certificate that an agent shows stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum CertificateAge {
     Good { renew_in: Duration },
     Expired,
 }
 
-pub(super) fn standing(link: &Link, shown: &CertificateDer<'_>, record: &CertificateRecord) -> Standing {
+pub(super) fn standing(
+    link: &Link,
+    shown: &CertificateDer<'_>,
+    record: &CertificateRecord,
+) -> CertificateAge {
     let now = link.clock.wall();
     // One of ours always says it; without it there is nothing that could be good.
-    let Some((from, until)) = pki::validity(shown) else { return Standing::Expired };
+    let Some((from, until)) = pki::validity(shown) else { return CertificateAge::Expired };
     if now >= until {
-        return Standing::Expired;
+        return CertificateAge::Expired;
     }
     let signing = link.ca.next_pin().unwrap_or_else(|| link.ca.pin());
     match record.ca == Some(signing) {
-        true => Standing::Good { renew_in: renew_in(record.issued_at.unwrap_or(from), until, now) },
-        false => Standing::Good { renew_in: soon(link) },
+        true => CertificateAge::Good { renew_in: renew_in(record.issued_at.unwrap_or(from), until, now) },
+        false => CertificateAge::Good { renew_in: soon(link) },
     }
 }
 
@@ -56,14 +60,14 @@ pub(super) fn ask_for_renewal(within: Duration) -> Body {
 }
 
 /// Gives the agent a certificate, or notes which one it has kept.
-pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Result<Option<Body>, End> {
+pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Result<Option<Body>, SessionEnd> {
     let failed = |error: crate::store::StoreError| {
         warn!(error = &error as &dyn std::error::Error, "a certificate could not be written down");
-        End::Refused("the server cannot renew certificates now".to_owned())
+        SessionEnd::Refused("the server cannot renew certificates now".to_owned())
     };
     if request.csr.is_empty() {
         let Ok(kept) = request.kept.try_into() else {
-            return Err(End::Refused("what was kept is not the hash of a certificate".to_owned()));
+            return Err(SessionEnd::Refused("what was kept is not the hash of a certificate".to_owned()));
         };
         link.store.use_certificate(agent, kept).await.map_err(failed)?;
         return Ok(None);
@@ -72,7 +76,7 @@ pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Resul
     let signed = link
         .ca
         .sign_agent(&request.csr, agent, now)
-        .map_err(|_| End::Refused("the certificate request cannot be used".to_owned()))?;
+        .map_err(|_| SessionEnd::Refused("the certificate request cannot be used".to_owned()))?;
     let record = CertificateRecord {
         sha256: secret::hash(&signed.certificate),
         ca: Some(signed.ca),

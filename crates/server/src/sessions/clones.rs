@@ -6,12 +6,12 @@
 //! come back again and again.
 
 use super::listener::Link;
-use crate::keeper::{Note, revoked};
+use crate::dispatcher::{DispatcherMessage, revoked};
 use crate::secret;
 use crate::store::{NewAudit, StoreError};
-use procfleet_core::clones::{Life, Lives, Verdict};
+use procfleet_core::boot_time::BootTime;
+use procfleet_core::clones::{CloneVerdict, LifeId, Lives};
 use procfleet_core::id::AgentId;
-use procfleet_core::moment::Moment;
 use procfleet_proto::link::Hello;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub struct Clones {
 }
 
 impl Clones {
-    fn connected(&self, agent: &AgentId, life: Life, from: IpAddr, now: Moment) -> Verdict {
+    fn connected(&self, agent: &AgentId, life: LifeId, from: IpAddr, now: BootTime) -> CloneVerdict {
         let mut all = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(agent.clone()).or_default().connected(life, from, now)
     }
@@ -41,7 +41,7 @@ pub(super) async fn put_aside(
     hello: &Hello,
     from: IpAddr,
 ) -> Result<Option<String>, StoreError> {
-    let Verdict::Two(places) = link.clones.connected(agent, life(hello), from, link.clock.now()) else {
+    let CloneVerdict::Two(places) = link.clones.connected(agent, life(hello), from, link.clock.now()) else {
         return Ok(None);
     };
     let places = match places {
@@ -60,13 +60,13 @@ pub(super) async fn put_aside(
         detail: why.clone(),
         ..NewAudit::default()
     };
-    let (store, keeper, agent, said) =
-        (link.store.clone(), link.keeper.clone(), agent.clone(), revoked(&why));
+    let (store, dispatcher, agent, said) =
+        (link.store.clone(), link.dispatcher.clone(), agent.clone(), revoked(&why));
     let reason = said.clone();
-    // In a task of its own: a peer that hangs up must not keep the keeper from hearing of it.
+    // In a task of its own: a peer that hangs up must not keep the dispatcher from hearing of it.
     let done = tokio::spawn(async move {
         store.revoke_agents(vec![agent.clone()], why, now, audit).await?;
-        keeper.tell(Note::Dismissed { agent, reason }).await;
+        dispatcher.send(DispatcherMessage::Dismissed { agent, reason }).await;
         Ok::<_, StoreError>(())
     });
     done.await.map_err(|_| StoreError::Closed)??;
@@ -76,9 +76,9 @@ pub(super) async fn put_aside(
 
 /// The boot tells hosts apart, and the time the runs on one host. What an agent says is of any length, and is
 /// kept in sixteen bytes.
-fn life(hello: &Hello) -> Life {
+fn life(hello: &Hello) -> LifeId {
     let started_at = hello.host.as_ref().map_or(0, |facts| facts.started_at);
     let hash = secret::hash(format!("{started_at} {}", hello.boot_id).as_bytes());
     let (half, _) = hash.split_at(16);
-    Life(u128::from_le_bytes(half.try_into().expect("half of 32 bytes are 16")))
+    LifeId(u128::from_le_bytes(half.try_into().expect("half of 32 bytes are 16")))
 }

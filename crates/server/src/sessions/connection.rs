@@ -1,16 +1,16 @@
 //! One agent's session: hello, welcome, then reports in and ops out until either side ends it.
 
-use super::certificates::{self, Standing};
+use super::certificates::{self, CertificateAge};
 use super::clones;
+use super::handshake_limiter::HandshakeSlot;
 use super::intake::Intake;
 use super::listener::Link;
-use super::places::Place;
 use super::questions::Understands;
 use super::readmission;
-use super::{CutReason, LastHeard, Orders, Outbox};
-use crate::agent_limits::{self, Excess};
+use super::{CutReason, LastHeard, SessionReceiver, SessionSender};
+use crate::agent_limits::{self, OversizedMessage};
 use crate::clock::WallMs;
-use crate::keeper::{Knows, Note, RETIRED, revoked};
+use crate::dispatcher::{DispatcherMessage, Knows, RETIRED, revoked};
 use crate::pki;
 use crate::secret;
 use axum::extract::ws::{Message, WebSocket};
@@ -39,7 +39,7 @@ const WRITE: Duration = Duration::from_secs(20);
 
 /// Why a session ended or never was. The text goes to both logs.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum End {
+pub(super) enum SessionEnd {
     #[error("{0}")]
     Refused(String),
     #[error("it sent something that is not of this protocol")]
@@ -49,7 +49,7 @@ pub(super) enum End {
     #[error("it sent a frame or a message that is larger than any may be")]
     Oversized(#[source] axum::Error),
     #[error("{0}")]
-    Excess(#[from] Excess),
+    Excess(#[from] OversizedMessage),
     #[error("the connection broke")]
     Broken(#[source] axum::Error),
     #[error("it has been silent for {0:?}")]
@@ -64,39 +64,39 @@ pub(super) enum End {
     Panicked(#[from] Caught),
 }
 
-impl End {
+impl SessionEnd {
     /// What the agent is to blame for, in a word for the metrics.
     fn fault(&self) -> Option<&'static str> {
         match self {
-            End::Refused(_) => Some("refused"),
-            End::Protocol(_) | End::Garbled(_) => Some("protocol"),
-            End::Oversized(_) | End::Excess(_) => Some("oversized"),
-            End::Silent(_) => Some("silent"),
-            End::Cut(cause) => Some(cause.word()),
-            End::Broken(_) => Some("broken"),
+            SessionEnd::Refused(_) => Some("refused"),
+            SessionEnd::Protocol(_) | SessionEnd::Garbled(_) => Some("protocol"),
+            SessionEnd::Oversized(_) | SessionEnd::Excess(_) => Some("oversized"),
+            SessionEnd::Silent(_) => Some("silent"),
+            SessionEnd::Cut(cause) => Some(cause.word()),
+            SessionEnd::Broken(_) => Some("broken"),
             // The server is to blame, but something that the agent said was the occasion.
-            End::Panicked(_) => Some("panicked"),
-            End::Closed | End::Dropped => None,
+            SessionEnd::Panicked(_) => Some("panicked"),
+            SessionEnd::Closed | SessionEnd::Dropped => None,
         }
     }
 
     /// What is wrong with the WebSocket beneath the session.
-    fn of_socket(error: axum::Error) -> End {
+    fn of_socket(error: axum::Error) -> SessionEnd {
         let mut cause: Option<&dyn std::error::Error> = Some(&error);
         while let Some(found) = cause {
             match found.downcast_ref::<WsError>() {
-                Some(WsError::Capacity(_)) => return End::Oversized(error),
+                Some(WsError::Capacity(_)) => return SessionEnd::Oversized(error),
                 // A peer that is simply gone is no liar.
                 Some(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => break,
                 Some(WsError::Protocol(_) | WsError::Utf8(_) | WsError::AttackAttempt) => {
-                    return End::Garbled(error);
+                    return SessionEnd::Garbled(error);
                 }
                 // Whatever else there is, or will be: the connection cannot be used any more.
                 Some(_) => break,
                 None => cause = found.source(),
             }
         }
-        End::Broken(error)
+        SessionEnd::Broken(error)
     }
 }
 
@@ -105,16 +105,16 @@ pub(super) async fn run(
     link: Link,
     certificate: CertificateDer<'static>,
     ip: IpAddr,
-    place: Arc<Place>,
+    slot: Arc<HandshakeSlot>,
     mut socket: WebSocket,
 ) {
     // What happens once in a session is boxed: ten thousand of them should not hold its room for ever.
     let greeting = tokio::select! {
         biased;
-        () = place.lost() => return,
+        () = slot.lost() => return,
         greeting = Box::pin(greet(&link, &certificate, ip, &mut socket)) => greeting,
     };
-    drop((place, certificate));
+    drop((slot, certificate));
     let (agent, hello, standing) = match greeting {
         Ok(greeting) => greeting,
         Err(end) => {
@@ -130,8 +130,8 @@ pub(super) async fn run(
     let span = info_span!("session", %agent);
     async {
         let renew_in = match standing {
-            Standing::Good { renew_in } => renew_in,
-            Standing::Expired => {
+            CertificateAge::Good { renew_in } => renew_in,
+            CertificateAge::Expired => {
                 let end = Box::pin(renew_only(&link, &agent, &mut socket)).await;
                 info!(from = %ip, reason = %end, "an agent whose certificate had expired was here to renew it");
                 Box::pin(say_goodbye(&mut socket, None)).await;
@@ -145,7 +145,7 @@ pub(super) async fn run(
         let _counted = link.metrics.session(containment);
         let talking = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket);
         // The dispatcher must hear of the end of the session, however it ends.
-        let end = panics::catch(talking).await.unwrap_or_else(End::Panicked);
+        let end = panics::catch(talking).await.unwrap_or_else(SessionEnd::Panicked);
         link.questions.gone(&agent, epoch);
         Box::pin(leave(&link, &agent, epoch, heard.get(), end, socket)).await;
     }
@@ -171,8 +171,15 @@ async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch
     }
 }
 
-async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, heard: WallMs, end: End, mut socket: WebSocket) {
-    link.keeper.tell(Note::Gone { agent: agent.clone(), epoch }).await;
+async fn leave(
+    link: &Link,
+    agent: &AgentId,
+    epoch: Epoch,
+    heard: WallMs,
+    end: SessionEnd,
+    mut socket: WebSocket,
+) {
+    link.dispatcher.send(DispatcherMessage::Gone { agent: agent.clone(), epoch }).await;
     if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.reading(), heard).await {
         warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
     }
@@ -181,19 +188,19 @@ async fn leave(link: &Link, agent: &AgentId, epoch: Epoch, heard: WallMs, end: E
         link.metrics.cut(reason);
     }
     let last = match end {
-        End::Refused(reason) => Some(Body::Refused(Refused { reason })),
+        SessionEnd::Refused(reason) => Some(Body::Refused(Refused { reason })),
         // It would not read it either.
-        End::Cut(CutReason::Slow) => return,
-        End::Cut(reason) => Some(Body::Refused(Refused { reason: reason.to_string() })),
-        End::Excess(excess) => Some(Body::Refused(Refused { reason: excess.to_string() })),
-        End::Protocol(_)
-        | End::Garbled(_)
-        | End::Oversized(_)
-        | End::Broken(_)
-        | End::Silent(_)
-        | End::Closed
-        | End::Dropped
-        | End::Panicked(_) => None,
+        SessionEnd::Cut(CutReason::Slow) => return,
+        SessionEnd::Cut(reason) => Some(Body::Refused(Refused { reason: reason.to_string() })),
+        SessionEnd::Excess(excess) => Some(Body::Refused(Refused { reason: excess.to_string() })),
+        SessionEnd::Protocol(_)
+        | SessionEnd::Garbled(_)
+        | SessionEnd::Oversized(_)
+        | SessionEnd::Broken(_)
+        | SessionEnd::Silent(_)
+        | SessionEnd::Closed
+        | SessionEnd::Dropped
+        | SessionEnd::Panicked(_) => None,
     };
     say_goodbye(&mut socket, last).await;
 }
@@ -214,22 +221,22 @@ async fn greet(
     certificate: &CertificateDer<'static>,
     ip: IpAddr,
     socket: &mut WebSocket,
-) -> Result<(AgentId, Hello, Standing), End> {
-    let first = timeout(HELLO, next(socket)).await.map_err(|_| End::Silent(HELLO))??;
+) -> Result<(AgentId, Hello, CertificateAge), SessionEnd> {
+    let first = timeout(HELLO, next(socket)).await.map_err(|_| SessionEnd::Silent(HELLO))??;
     let agent_message::Body::Hello(mut hello) = first else {
-        return Err(End::Refused("the first message must be a hello".to_owned()));
+        return Err(SessionEnd::Refused("the first message must be a hello".to_owned()));
     };
     agent_limits::check_hello(&mut hello)?;
     let named = pki::agent_of(certificate)
-        .ok_or_else(|| End::Refused("the certificate names no agent".to_owned()))?;
+        .ok_or_else(|| SessionEnd::Refused("the certificate names no agent".to_owned()))?;
     if hello.agent != named.as_str() {
-        return Err(End::Refused(format!(
+        return Err(SessionEnd::Refused(format!(
             "the certificate is for agent {named}, not for the one that says hello"
         )));
     }
     let unchecked = |error| {
         warn!(error = &error as &dyn std::error::Error, "reading an agent failed");
-        End::Refused("the server cannot check the certificate now".to_owned())
+        SessionEnd::Refused("the server cannot check the certificate now".to_owned())
     };
     let sha256 = secret::hash(certificate);
     let mut found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
@@ -239,52 +246,54 @@ async fn greet(
     }
     let Some((record, shown)) = found else {
         let hint = readmission::hint(link).await;
-        return Err(End::Refused(format!("agent {named} is not known here{hint}")));
+        return Err(SessionEnd::Refused(format!("agent {named} is not known here{hint}")));
     };
     if let Some(why) = &record.revoked {
-        return Err(End::Refused(format!("agent {named} {}", revoked(&why.why))));
+        return Err(SessionEnd::Refused(format!("agent {named} {}", revoked(&why.why))));
     }
     if record.retired_at.is_some() {
-        return Err(End::Refused(format!("agent {named} {RETIRED}")));
+        return Err(SessionEnd::Refused(format!("agent {named} {RETIRED}")));
     }
     let Some(shown) = shown else {
         let hint = readmission::hint(link).await;
-        return Err(End::Refused(format!("this is not a present certificate of agent {named}{hint}")));
+        return Err(SessionEnd::Refused(format!("this is not a present certificate of agent {named}{hint}")));
     };
     let standing = certificates::standing(link, certificate, &shown);
-    if standing == Standing::Expired && !hello.renews {
+    if standing == CertificateAge::Expired && !hello.renews {
         let reason = "has expired, and this version of the agent cannot renew it; join again with a token";
-        return Err(End::Refused(format!("the certificate of agent {named} {reason}")));
+        return Err(SessionEnd::Refused(format!("the certificate of agent {named} {reason}")));
     }
     if record.certificate_sha256 != sha256 {
         link.store.use_certificate(&named, sha256).await.map_err(unchecked)?;
     }
-    if standing != Standing::Expired
+    if standing != CertificateAge::Expired
         && let Some(why) = clones::put_aside(link, &named, &hello, ip).await.map_err(unchecked)?
     {
-        return Err(End::Refused(format!("agent {named} {why}")));
+        return Err(SessionEnd::Refused(format!("agent {named} {why}")));
     }
     Ok((named, hello, standing))
 }
 
 /// A session in which the agent can do nothing but ask for a new certificate. The next one is as any other.
-async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> End {
+async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> SessionEnd {
     let renewing = async {
-        send(socket, certificates::ask_for_renewal(Duration::ZERO)).await.map_err(End::Broken)?;
+        send(socket, certificates::ask_for_renewal(Duration::ZERO)).await.map_err(SessionEnd::Broken)?;
         loop {
             let agent_message::Body::Renew(request) = next(socket).await? else {
-                return Err(End::Refused("its certificate has expired, and it may only renew it".to_owned()));
+                return Err(SessionEnd::Refused(
+                    "its certificate has expired, and it may only renew it".to_owned(),
+                ));
             };
             if let Some(answer) = certificates::renew(link, agent, request).await? {
-                send(socket, answer).await.map_err(End::Broken)?;
+                send(socket, answer).await.map_err(SessionEnd::Broken)?;
             }
         }
     };
-    let renewed: Result<Result<std::convert::Infallible, End>, _> = timeout(HELLO, renewing).await;
+    let renewed: Result<Result<std::convert::Infallible, SessionEnd>, _> = timeout(HELLO, renewing).await;
     match renewed {
         Ok(Ok(never)) => match never {},
         Ok(Err(end)) => end,
-        Err(_) => End::Silent(HELLO),
+        Err(_) => SessionEnd::Silent(HELLO),
     }
 }
 
@@ -296,7 +305,7 @@ async fn talk(
     renew_in: Duration,
     heard: &LastHeard,
     socket: &mut WebSocket,
-) -> End {
+) -> SessionEnd {
     let welcome = Welcome {
         epoch: epoch.0,
         server_time: link.clock.wall(),
@@ -317,12 +326,20 @@ async fn talk(
     };
     let renews = hello.renews;
     drop(hello);
-    let (outbox, orders, cut) = Outbox::for_session();
+    let (outbox, orders, cut) = SessionSender::for_session();
     link.questions.connected(agent, epoch, &outbox, understands);
-    let connected =
-        Note::Connected { agent: agent.clone(), epoch, outbox, taken, heard: heard.clone(), knows };
-    link.keeper.tell(connected).await;
-    cut.during(converse(link, agent, epoch, renews, orders, heard, socket)).await.unwrap_or_else(End::Cut)
+    let connected = DispatcherMessage::Connected {
+        agent: agent.clone(),
+        epoch,
+        sender: outbox,
+        taken,
+        heard: heard.clone(),
+        knows,
+    };
+    link.dispatcher.send(connected).await;
+    cut.during(converse(link, agent, epoch, renews, orders, heard, socket))
+        .await
+        .unwrap_or_else(SessionEnd::Cut)
 }
 
 async fn converse(
@@ -330,10 +347,10 @@ async fn converse(
     agent: &AgentId,
     epoch: Epoch,
     renews: bool,
-    mut orders: Orders,
+    mut receiver: SessionReceiver,
     last_heard: &LastHeard,
     socket: &mut WebSocket,
-) -> End {
+) -> SessionEnd {
     let mut cas = link.ca.changes();
     let mut intake = Intake::begin(link, agent);
     // Start of the silence. Reset after every store write and pause, since nothing is read from the socket
@@ -348,13 +365,13 @@ async fn converse(
         let done = tokio::select! {
             // Orders first: they are few, and a flood of reports must not keep a stop waiting.
             biased;
-            order = orders.recv() => match order {
-                None => return End::Dropped,
-                Some(order) => in_time(send_all(socket, order, &mut orders)).await,
+            order = receiver.recv() => match order {
+                None => return SessionEnd::Dropped,
+                Some(order) => in_time(send_all(socket, order, &mut receiver)).await,
             },
             _ = beat.tick() => {
                 if !intake.is_paused() && silent_since.elapsed() > HEARTBEAT * 2 {
-                    return End::Silent(silent_since.elapsed());
+                    return SessionEnd::Silent(silent_since.elapsed());
                 }
                 in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
             }
@@ -372,17 +389,17 @@ async fn converse(
                 silent_since = Instant::now();
                 last_heard.set(link.clock.wall());
                 let (body, size) = match message {
-                    None | Some(Ok(Message::Close(_))) => return End::Closed,
-                    Some(Err(error)) => return End::of_socket(error),
+                    None | Some(Ok(Message::Close(_))) => return SessionEnd::Closed,
+                    Some(Err(error)) => return SessionEnd::of_socket(error),
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
-                    Some(Ok(Message::Text(_))) => return End::Protocol(BadMessage::Empty),
+                    Some(Ok(Message::Text(_))) => return SessionEnd::Protocol(BadMessage::Empty),
                     Some(Ok(Message::Binary(bytes))) => match decode_agent(&bytes) {
                         Ok(body) => (body, bytes.len()),
                         Err(BadMessage::Unknown) => {
                             intake.skip(link, agent, bytes.len());
                             continue;
                         }
-                        Err(error) => return End::Protocol(error),
+                        Err(error) => return SessionEnd::Protocol(error),
                     },
                 };
                 let heeded = Box::pin(intake.heed(link, agent, epoch, body, size)).await;
@@ -406,7 +423,10 @@ async fn until(moment: Option<Instant>) {
     }
 }
 
-async fn answered(socket: &mut WebSocket, answer: Result<Option<Body>, End>) -> Result<(), End> {
+async fn answered(
+    socket: &mut WebSocket,
+    answer: Result<Option<Body>, SessionEnd>,
+) -> Result<(), SessionEnd> {
     match answer? {
         Some(body) => in_time(send(socket, body)).await,
         None => Ok(()),
@@ -414,20 +434,20 @@ async fn answered(socket: &mut WebSocket, answer: Result<Option<Body>, End>) -> 
 }
 
 /// Boxed, for a session writes seldom and waits for long.
-async fn in_time(write: impl Future<Output = Result<(), axum::Error>>) -> Result<(), End> {
+async fn in_time(write: impl Future<Output = Result<(), axum::Error>>) -> Result<(), SessionEnd> {
     match Box::pin(timeout(WRITE, write)).await {
-        Ok(written) => written.map_err(End::Broken),
-        Err(_) => Err(End::Cut(CutReason::Slow)),
+        Ok(written) => written.map_err(SessionEnd::Broken),
+        Err(_) => Err(SessionEnd::Cut(CutReason::Slow)),
     }
 }
 
-async fn next(socket: &mut WebSocket) -> Result<agent_message::Body, End> {
+async fn next(socket: &mut WebSocket) -> Result<agent_message::Body, SessionEnd> {
     loop {
         match socket.next().await {
-            None | Some(Ok(Message::Close(_))) => return Err(End::Closed),
-            Some(Err(error)) => return Err(End::of_socket(error)),
+            None | Some(Ok(Message::Close(_))) => return Err(SessionEnd::Closed),
+            Some(Err(error)) => return Err(SessionEnd::of_socket(error)),
             Some(Ok(Message::Binary(bytes))) => return Ok(decode_agent(&bytes)?),
-            Some(Ok(Message::Text(_))) => return Err(End::Protocol(BadMessage::Empty)),
+            Some(Ok(Message::Text(_))) => return Err(SessionEnd::Protocol(BadMessage::Empty)),
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
         }
     }
@@ -438,10 +458,14 @@ async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
 }
 
 /// Writes everything that waits, then flushes once.
-async fn send_all(socket: &mut WebSocket, first: Body, orders: &mut Orders) -> Result<(), axum::Error> {
+async fn send_all(
+    socket: &mut WebSocket,
+    first: Body,
+    receiver: &mut SessionReceiver,
+) -> Result<(), axum::Error> {
     let (mut ops, mut acks) = (is_op(&first), is_ack(&first));
     socket.feed(Message::Binary(first.into_bytes().into())).await?;
-    while let Some(order) = orders.try_recv() {
+    while let Some(order) = receiver.try_recv() {
         ops |= is_op(&order);
         acks |= is_ack(&order);
         socket.feed(Message::Binary(order.into_bytes().into())).await?;

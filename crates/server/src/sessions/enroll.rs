@@ -2,7 +2,7 @@
 
 use super::listener::Link;
 use crate::agent_limits;
-use crate::keeper::{Note, RETIRED};
+use crate::dispatcher::{DispatcherMessage, RETIRED};
 use crate::secret;
 use crate::store::{AGENT_REPLACED, CertificateRecord, JoiningAgent, TokenUse};
 use axum::extract::ws::{Message, WebSocket};
@@ -92,11 +92,13 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
             if !joined.retired.is_empty() {
                 warn!(%agent, host = %joined.host, %from, retired = ?joined.retired, "an agent has taken over a host");
                 link.metrics.event(AGENT_REPLACED);
-                link.bell.ring();
+                link.event_notifier.ring();
             }
             for agent in joined.retired {
                 // Whoever has its folder may still be here.
-                link.keeper.tell(Note::Dismissed { agent, reason: RETIRED.to_owned() }).await;
+                link.dispatcher
+                    .send(DispatcherMessage::Dismissed { agent, reason: RETIRED.to_owned() })
+                    .await;
             }
             let mut cas = link.ca.certificates().into_iter().map(|ca| ca.to_vec());
             Ok(Enrolled {

@@ -1,5 +1,5 @@
-//! What agents send, on its way into the store and to the keeper, within the limits of [`agent_limits`] and
-//! the agent's budget.
+//! What agents send, on its way into the store and to the dispatcher, within the limits of [`agent_limits`]
+//! and the agent's budget.
 //!
 //! Events above the budget are held: one message, in memory, while the session goes on. The agent sends its
 //! next events when these are confirmed, so an agent of ours only waits and loses nothing. More events while
@@ -8,13 +8,13 @@
 
 use super::budget::cost_of;
 use super::certificates;
-use super::connection::End;
+use super::connection::SessionEnd;
 use super::listener::Link;
-use super::questions::Answer;
+use super::questions::AgentAnswer;
 use crate::agent_limits::{self, Bounded};
-use crate::app::events;
 use crate::metrics::Sent;
 use crate::store::{GroupsRecord, NewEvent, ProcRecord};
+use crate::usecase::events;
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
@@ -33,14 +33,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// What a session has from its agent and has not dealt with.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
-    held: Option<Held>,
+    held: Option<DeferredEvents>,
     /// Nothing is read before.
     paused_until: Option<Instant>,
 }
 
 /// Events that the agent's budget does not cover yet.
 #[derive(Debug)]
-struct Held {
+struct DeferredEvents {
     events: Vec<EventMessage>,
     due: Instant,
 }
@@ -64,7 +64,7 @@ impl Intake {
     }
 
     /// Ends a pause that is over, and stores held events that the budget covers now.
-    pub(super) async fn go_on(&mut self, link: &Link, agent: &AgentId) -> Result<Option<Body>, End> {
+    pub(super) async fn go_on(&mut self, link: &Link, agent: &AgentId) -> Result<Option<Body>, SessionEnd> {
         let now = Instant::now();
         self.paused_until = self.paused_until.filter(|until| *until > now);
         match self.held.take_if(|held| held.due <= now) {
@@ -81,7 +81,7 @@ impl Intake {
         epoch: Epoch,
         body: agent_message::Body,
         size: usize,
-    ) -> Result<Option<Body>, End> {
+    ) -> Result<Option<Body>, SessionEnd> {
         let items = match &body {
             // They have a budget of their own.
             agent_message::Body::Events(_) => 0,
@@ -90,7 +90,7 @@ impl Intake {
             agent_message::Body::Renew(_) => SIGNING,
             agent_message::Body::LogRead(_) | agent_message::Body::SpecRead(_) => 1,
             agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => {
-                return Err(End::Refused("a session has one hello and no enrolment".to_owned()));
+                return Err(SessionEnd::Refused("a session has one hello and no enrolment".to_owned()));
             }
         };
         if items > 0 {
@@ -115,11 +115,11 @@ impl Intake {
                 certificates::renew(link, agent, request).await
             }
             agent_message::Body::LogRead(answer) => {
-                link.questions.answered(agent, epoch, Answer::Log(answer))?;
+                link.questions.answered(agent, epoch, AgentAnswer::Log(answer))?;
                 Ok(None)
             }
             agent_message::Body::SpecRead(answer) => {
-                link.questions.answered(agent, epoch, Answer::Spec(answer))?;
+                link.questions.answered(agent, epoch, AgentAnswer::Spec(answer))?;
                 Ok(None)
             }
             agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => Ok(None),
@@ -146,14 +146,14 @@ impl Intake {
         link: &Link,
         agent: &AgentId,
         events: Vec<EventMessage>,
-    ) -> Result<Option<Body>, End> {
+    ) -> Result<Option<Body>, SessionEnd> {
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
         match link.budgets.pay_for_events(agent, cost, link.clock.now()) {
             Ok(()) => store_events(link, agent, events).await,
             Err(wait) => {
                 link.metrics.delayed(Sent::Events);
                 complain(link, agent, "its events wait");
-                self.held = Some(Held { events, due: Instant::now() + wait });
+                self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
                 Ok(None)
             }
         }
@@ -177,9 +177,9 @@ async fn take_reports(
     epoch: Epoch,
     reports: Reports,
     size: usize,
-) -> Result<Option<Body>, End> {
+) -> Result<Option<Body>, SessionEnd> {
     if reports.reports.len() > agent_limits::ITEMS {
-        return Err(agent_limits::Excess("a list of outcomes").into());
+        return Err(agent_limits::OversizedMessage("a list of outcomes").into());
     }
     let mut reports =
         reports.reports.into_iter().map(Report::try_into).collect::<Result<Vec<Done>, BadMessage>>()?;
@@ -187,11 +187,11 @@ async fn take_reports(
     let shortened = outcomes.map(agent_limits::bound_outcome).filter(|was_cut| *was_cut).count();
     link.metrics.shortened(Sent::Outcomes, shortened);
     hit(Point::ServerReportReceived);
-    link.keeper.report(agent, epoch, reports, size).await;
+    link.dispatcher.report(agent, epoch, reports, size).await;
     Ok(None)
 }
 
-async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), End> {
+async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), SessionEnd> {
     agent_limits::check_states(&states)?;
     if states.log_lines_dropped > 0 {
         // The agent's own word: one that lies must not make the sum useless.
@@ -249,7 +249,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     // A status that could not be written is sent again in full after the next connect.
     let (procs, groups) = procs.and_then(|procs| groups.map(|groups| (procs, groups))).map_err(|error| {
         warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
-        End::Refused("the server cannot store states now".to_owned())
+        SessionEnd::Refused("the server cannot store states now".to_owned())
     })?;
     link.metrics.dropped(Sent::States, procs);
     link.metrics.dropped(Sent::Groups, groups);
@@ -260,7 +260,11 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
 }
 
 /// Stores all of them and confirms them.
-async fn store_events(link: &Link, agent: &AgentId, events: Vec<EventMessage>) -> Result<Option<Body>, End> {
+async fn store_events(
+    link: &Link,
+    agent: &AgentId,
+    events: Vec<EventMessage>,
+) -> Result<Option<Body>, SessionEnd> {
     let Some(last) = events.last() else { return Ok(None) };
     let stored = EventsStored { journal: last.journal.clone(), up_to: last.number };
     let now = link.clock.wall();
@@ -284,12 +288,12 @@ async fn store_events(link: &Link, agent: &AgentId, events: Vec<EventMessage>) -
         });
     }
     link.metrics.shortened(Sent::Events, shortened);
-    match events::take(&link.store, &link.metrics, &link.bell, agent, new, now).await {
+    match events::take(&link.store, &link.metrics, &link.event_notifier, agent, new, now).await {
         Ok(()) => Ok(Some(Body::EventsStored(stored))),
         // They are sent again after the next connect.
         Err(error) => {
             warn!(error = &error as &dyn std::error::Error, "writing events failed");
-            Err(End::Refused("the server cannot store events now".to_owned()))
+            Err(SessionEnd::Refused("the server cannot store events now".to_owned()))
         }
     }
 }

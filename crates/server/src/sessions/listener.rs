@@ -1,15 +1,15 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
 
-use super::places::{Place, Places};
+use super::handshake_limiter::{HandshakeLimiter, HandshakeSlot};
 use super::{Budgets, Clones, Questions, RefusalLog, connection, enroll};
-use crate::app::events::Bell;
 use crate::clock::Clock;
+use crate::dispatcher::Dispatcher;
 use crate::handshake::{self, Metered};
-use crate::keeper::Keeper;
 use crate::metrics::Metrics;
 use crate::peer::PeerNet;
 use crate::pki::Ca;
 use crate::store::Store;
+use crate::usecase::events::EventNotifier;
 use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -48,11 +48,11 @@ const USER_TIMEOUT_MS: u32 = 20_000;
 #[derive(Clone, Debug)]
 pub struct Link {
     pub store: Store,
-    pub keeper: Keeper,
+    pub dispatcher: Dispatcher,
     pub ca: Arc<Ca>,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
-    pub bell: Bell,
+    pub event_notifier: EventNotifier,
     pub questions: Questions,
     pub clones: Clones,
     pub budgets: Budgets,
@@ -66,10 +66,10 @@ pub struct Link {
 
 /// Who is at the other end, as far as TLS knows.
 #[derive(Clone, Debug)]
-struct Peer {
+struct TlsPeer {
     certificate: Option<CertificateDer<'static>>,
     ip: IpAddr,
-    place: Arc<Place>,
+    slot: Arc<HandshakeSlot>,
     /// Held by every session; the port has ended when nobody holds it any more.
     present: mpsc::Sender<Infallible>,
 }
@@ -77,7 +77,7 @@ struct Peer {
 impl Link {
     /// Serves connections until told to stop; returns when the last one has ended.
     pub async fn serve(self, listener: TcpListener) {
-        let places = Places::new(HANDSHAKES);
+        let places = HandshakeLimiter::new(HANDSHAKES);
         let (present, mut last) = mpsc::channel(1);
         let router = Router::new()
             .route(LINK_PATH, any(open_link))
@@ -107,7 +107,7 @@ impl Link {
             };
             // As it is now: a CA may have come or gone.
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
-            let coming = Coming { from, place: Arc::new(place), present: present.clone() };
+            let coming = Coming { from, slot: Arc::new(place), present: present.clone() };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
             let welcome = welcome(stream, coming, acceptor, router.clone(), metrics, refusal_log);
             connections.spawn(panics::contain(welcome));
@@ -122,7 +122,7 @@ impl Link {
 /// Somebody who has connected.
 struct Coming {
     from: SocketAddr,
-    place: Arc<Place>,
+    slot: Arc<HandshakeSlot>,
     present: mpsc::Sender<Infallible>,
 }
 
@@ -134,7 +134,7 @@ async fn welcome(
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
-    let Coming { from, place, present } = coming;
+    let Coming { from, slot: place, present } = coming;
     let handshake = tokio::select! {
         biased;
         () = place.lost() => None,
@@ -143,7 +143,7 @@ async fn welcome(
     match handshake {
         Some(Ok(Ok((stream, certificate)))) => {
             let lost = place.clone();
-            let peer = Peer { certificate, ip: from.ip(), place, present };
+            let peer = TlsPeer { certificate, ip: from.ip(), slot: place, present };
             serve_connection(stream, peer, router, lost).await;
         }
         Some(Ok(Err(error))) => {
@@ -163,7 +163,7 @@ type TlsStream = tokio_rustls::server::TlsStream<Metered>;
 
 async fn shake_hands(
     stream: TcpStream,
-    place: &Place,
+    slot: &HandshakeSlot,
     acceptor: TlsAcceptor,
 ) -> std::io::Result<(TlsStream, Option<CertificateDer<'static>>)> {
     stream.set_nodelay(true)?;
@@ -175,11 +175,11 @@ async fn shake_hands(
     let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
-        place.has_spoken();
+        slot.has_spoken();
     }
     drop(first);
     let stream = handshake::accept(&acceptor, stream).await?;
-    place.has_spoken();
+    slot.has_spoken();
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
     Ok((stream, certificate.map(CertificateDer::into_owned)))
 }
@@ -192,7 +192,7 @@ fn begins_with_a_record(bytes: &[u8]) -> bool {
     }
 }
 
-async fn serve_connection(stream: TlsStream, peer: Peer, router: Router, place: Arc<Place>) {
+async fn serve_connection(stream: TlsStream, peer: TlsPeer, router: Router, slot: Arc<HandshakeSlot>) {
     let router = TowerToHyperService::new(router);
     // Not as a layer of the router, which would be copied whole for each connection.
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
@@ -207,7 +207,7 @@ async fn serve_connection(stream: TlsStream, peer: Peer, router: Router, place: 
         .with_upgrades();
     tokio::select! {
         biased;
-        () = place.lost() => debug!("a peer that had not said who it is gave way to another"),
+        () = slot.lost() => debug!("a peer that had not said who it is gave way to another"),
         served = serving => if let Err(error) = served {
             debug!(%error, "a connection to the link ended early");
         },
@@ -216,7 +216,7 @@ async fn serve_connection(stream: TlsStream, peer: Peer, router: Router, place: 
 
 async fn open_link(
     State(link): State<Link>,
-    Extension(peer): Extension<Peer>,
+    Extension(peer): Extension<TlsPeer>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     let Some(certificate) = peer.certificate.clone() else {
@@ -228,7 +228,7 @@ async fn open_link(
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };
     bounded(upgrade).on_upgrade(move |socket| {
-        let Peer { ip, place, present, .. } = peer;
+        let TlsPeer { ip, slot: place, present, .. } = peer;
         panics::contain(async move {
             connection::run(link, certificate, ip, place, socket).await;
             drop(present);
@@ -238,14 +238,14 @@ async fn open_link(
 
 async fn open_enrolment(
     State(link): State<Link>,
-    Extension(peer): Extension<Peer>,
+    Extension(peer): Extension<TlsPeer>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     bounded(upgrade).on_upgrade(move |socket: WebSocket| {
         panics::contain(async move {
             tokio::select! {
                 biased;
-                () = peer.place.lost() => {}
+                () = peer.slot.lost() => {}
                 () = enroll::run(link, peer.ip, socket) => {}
             }
         })

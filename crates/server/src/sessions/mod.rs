@@ -1,17 +1,17 @@
 //! Connected agents: the link's port, enrolment, and one task per connection.
 //!
 //! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection`
-//! checks. A session never touches ops: it hands reports to the keeper and writes what the keeper gives it.
-//! What is asked of an agent and is no op goes through `questions`.
+//! checks. A session never touches ops: it hands reports to the dispatcher and writes what the dispatcher
+//! gives it. What is asked of an agent and is no op goes through `questions`.
 
 mod budget;
 mod certificates;
 mod clones;
 mod connection;
 mod enroll;
+mod handshake_limiter;
 mod intake;
 mod listener;
-mod places;
 mod questions;
 mod readmission;
 mod refusal_log;
@@ -32,14 +32,14 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::{mpsc, oneshot};
 
-/// How many messages may wait for a slow agent. The keeper sends at most 64 ops ahead, so more than this
+/// How many messages may wait for a slow agent. The dispatcher sends at most 64 ops ahead, so more than this
 /// means that the agent does not read.
 const OUTBOX: usize = 256;
 
-/// What the keeper writes into. Dropping it ends the connection when all that waits has been written;
-/// [`Outbox::cut`] ends it at once.
+/// What the dispatcher writes into. Dropping it ends the connection when all that waits has been written;
+/// [`SessionSender::cut`] ends it at once.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct SessionSender {
     // Boxed: the channel holds room for 32 at a time, for each of ten thousand agents.
     queue: mpsc::Sender<Box<Body>>,
     cut: oneshot::Sender<CutReason>,
@@ -47,13 +47,13 @@ pub struct Outbox {
 
 /// The connection's end of it.
 #[derive(Debug)]
-pub struct Orders(mpsc::Receiver<Box<Body>>);
+pub struct SessionReceiver(mpsc::Receiver<Box<Body>>);
 
 /// Where the connection hears that it is cut.
 #[derive(Debug)]
-pub struct Cut(oneshot::Receiver<CutReason>);
+pub struct CloseSignal(oneshot::Receiver<CutReason>);
 
-/// Why the keeper ends a session at once.
+/// Why the dispatcher ends a session at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutReason {
     #[error("it does not read what it is sent")]
@@ -81,10 +81,10 @@ pub enum Undelivered {
     Ended,
 }
 
-impl Outbox {
-    pub fn for_session() -> (Outbox, Orders, Cut) {
+impl SessionSender {
+    pub fn for_session() -> (SessionSender, SessionReceiver, CloseSignal) {
         let ((queue, orders), (cut, cutting)) = (mpsc::channel(OUTBOX), oneshot::channel());
-        (Outbox { queue, cut }, Orders(orders), Cut(cutting))
+        (SessionSender { queue, cut }, SessionReceiver(orders), CloseSignal(cutting))
     }
 
     /// Never waits: one agent must not keep the others waiting.
@@ -95,7 +95,7 @@ impl Outbox {
         })
     }
 
-    /// For those who write beside the keeper and whose interest does not keep the connection open.
+    /// For those who write beside the dispatcher and whose interest does not keep the connection open.
     fn downgrade(&self) -> mpsc::WeakSender<Box<Body>> {
         self.queue.downgrade()
     }
@@ -107,7 +107,7 @@ impl Outbox {
     }
 }
 
-impl Orders {
+impl SessionReceiver {
     /// `None`: there will be no more.
     pub async fn recv(&mut self) -> Option<Body> {
         self.0.recv().await.map(|body| *body)
@@ -118,11 +118,11 @@ impl Orders {
     }
 }
 
-impl Cut {
+impl CloseSignal {
     /// Runs a session until it ends by itself or is cut. The reason of a cut wins.
     ///
-    /// [`Outbox::cut`] sends the reason and then closes the queue. A session on another thread may see the
-    /// closed queue after it was polled for the reason, so the reason is looked for once more at the end.
+    /// [`SessionSender::cut`] sends the reason and then closes the queue. A session on another thread may see
+    /// the closed queue after it was polled for the reason, so the reason is looked for once more at the end.
     pub async fn during<T>(mut self, session: impl Future<Output = T>) -> Result<T, CutReason> {
         let ended = tokio::select! {
             // The cut first: whatever the session waits for, it need not be waited for any more.
@@ -153,7 +153,7 @@ impl LastHeard {
     }
 }
 
-/// Which agents are connected to this server, now. The keeper writes it; everybody may read.
+/// Which agents are connected to this server, now. The dispatcher writes it; everybody may read.
 #[derive(Clone, Debug)]
 pub struct Presences {
     agents: Arc<RwLock<HashMap<AgentId, LastHeard>>>,
@@ -199,7 +199,7 @@ mod tests {
     /// The cut comes after the session was polled for it, and before the session looks at its queue.
     #[tokio::test]
     async fn a_session_that_sees_its_queue_closed_first_still_ends_with_the_reason_of_the_cut() {
-        let (outbox, mut orders, cut) = Outbox::for_session();
+        let (outbox, mut orders, cut) = SessionSender::for_session();
         let session = async {
             outbox.cut(CutReason::NotItsOwn);
             orders.recv().await
@@ -209,7 +209,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_whose_outbox_is_merely_dropped_writes_what_waits() {
-        let (outbox, mut orders, cut) = Outbox::for_session();
+        let (outbox, mut orders, cut) = SessionSender::for_session();
         let waiting = Body::Drain(Drain { after_ms: 1, spread_ms: 2 });
         outbox.try_send(waiting.clone()).expect("there is room");
         drop(outbox);

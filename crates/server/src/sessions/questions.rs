@@ -4,8 +4,8 @@
 //! An agent is asked few at a time, and none that would not understand. An answer finds whoever asked by the
 //! number of the question, and only from the agent that was asked.
 
-use super::Outbox;
-use crate::agent_limits::{self, Excess};
+use super::SessionSender;
+use crate::agent_limits::{self, OversizedMessage};
 use procfleet_core::batch_size::BatchSize;
 use procfleet_core::id::{AgentId, Epoch};
 use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog, ReadSpec, SpecRead, server_message::Body};
@@ -43,15 +43,15 @@ pub struct Questions {
 #[derive(Debug, Default)]
 struct Inner {
     number: AtomicU64,
-    sessions: Mutex<HashMap<AgentId, Session>>,
-    open: Mutex<HashMap<u64, Asked>>,
+    sessions: Mutex<HashMap<AgentId, AskedSession>>,
+    open: Mutex<HashMap<u64, PendingQuestion>>,
 }
 
 #[derive(Clone, Debug)]
-struct Session {
+struct AskedSession {
     epoch: Epoch,
     understands: Understands,
-    /// The keeper's alone keeps the session open.
+    /// The dispatcher's alone keeps the session open.
     outbox: mpsc::WeakSender<Box<Body>>,
     places: Arc<Semaphore>,
     /// How much of logs may be under way to the server.
@@ -59,12 +59,12 @@ struct Session {
 }
 
 #[derive(Debug)]
-struct Asked {
+struct PendingQuestion {
     agent: AgentId,
     epoch: Epoch,
     /// How many bytes of a log it may have.
     most: usize,
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<AgentAnswer>,
 }
 
 /// Which questions an agent's version knows.
@@ -78,16 +78,16 @@ pub(super) struct Understands {
 
 /// What an agent has answered.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum AgentAnswer {
     Log(LogRead),
     Spec(SpecRead),
 }
 
-impl Answer {
+impl AgentAnswer {
     fn id(&self) -> u64 {
         match self {
-            Answer::Log(answer) => answer.id,
-            Answer::Spec(answer) => answer.id,
+            AgentAnswer::Log(answer) => answer.id,
+            AgentAnswer::Spec(answer) => answer.id,
         }
     }
 }
@@ -102,10 +102,16 @@ impl Drop for Withdraw<'_> {
 }
 
 impl Questions {
-    pub(super) fn connected(&self, agent: &AgentId, epoch: Epoch, outbox: &Outbox, understands: Understands) {
-        let (outbox, places) = (outbox.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
+    pub(super) fn connected(
+        &self,
+        agent: &AgentId,
+        epoch: Epoch,
+        sender: &SessionSender,
+        understands: Understands,
+    ) {
+        let (outbox, places) = (sender.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
         let page = Arc::new(Mutex::new(BatchSize::up_to(LOG_BYTES)));
-        let session = Session { epoch, understands, outbox, places, page };
+        let session = AskedSession { epoch, understands, outbox, places, page };
         lock(&self.inner.sessions).insert(agent.clone(), session);
     }
 
@@ -120,14 +126,19 @@ impl Questions {
 
     /// What nobody asked, or nobody waits for any more, is ignored. An answer that is larger than what was
     /// asked for is not passed on.
-    pub(super) fn answered(&self, agent: &AgentId, epoch: Epoch, mut answer: Answer) -> Result<(), Excess> {
+    pub(super) fn answered(
+        &self,
+        agent: &AgentId,
+        epoch: Epoch,
+        mut answer: AgentAnswer,
+    ) -> Result<(), OversizedMessage> {
         let mut open = lock(&self.inner.open);
         let id = answer.id();
         let is_asked = open.get(&id).is_some_and(|asked| asked.agent == *agent && asked.epoch == epoch);
         if is_asked && let Some(asked) = open.remove(&id) {
             match &mut answer {
-                Answer::Log(answer) => agent_limits::check_log(answer, asked.most)?,
-                Answer::Spec(answer) => agent_limits::bound_spec_answer(answer),
+                AgentAnswer::Log(answer) => agent_limits::check_log(answer, asked.most)?,
+                AgentAnswer::Spec(answer) => agent_limits::bound_spec_answer(answer),
             }
             // Nobody waits any more only when the caller has left.
             let _ = asked.answer.send(answer);
@@ -159,8 +170,8 @@ impl Questions {
             Body::ReadLog(ReadLog { id, most, ..question })
         };
         match self.answer_within(patience, agent, understood, body).await? {
-            Answer::Log(answer) => Ok(answer),
-            Answer::Spec(_) => Err(Unanswered::Silent),
+            AgentAnswer::Log(answer) => Ok(answer),
+            AgentAnswer::Spec(_) => Err(Unanswered::Silent),
         }
     }
 
@@ -172,8 +183,8 @@ impl Questions {
             Understands { .. } => Err(Unanswered::TooOld),
         };
         match self.answer_within(PATIENCE, agent, understood, body).await? {
-            Answer::Spec(answer) => Ok(answer),
-            Answer::Log(_) => Err(Unanswered::Silent),
+            AgentAnswer::Spec(answer) => Ok(answer),
+            AgentAnswer::Log(_) => Err(Unanswered::Silent),
         }
     }
 
@@ -183,7 +194,7 @@ impl Questions {
         agent: &AgentId,
         understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
         body: impl FnOnce(u64, usize) -> Body,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<AgentAnswer, Unanswered> {
         let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
         let answer = tokio::time::timeout(patience, self.answer_to(agent, &session, understood, body)).await;
         answer.unwrap_or_else(|_| {
@@ -195,10 +206,10 @@ impl Questions {
     async fn answer_to(
         &self,
         agent: &AgentId,
-        session: &Session,
+        session: &AskedSession,
         understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
         body: impl FnOnce(u64, usize) -> Body,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<AgentAnswer, Unanswered> {
         understood(session.understands)?;
         let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
@@ -212,7 +223,7 @@ impl Questions {
             _ => (0, true),
         };
         let asked_at = Instant::now();
-        let asked = Asked { agent: agent.clone(), epoch: session.epoch, most, answer };
+        let asked = PendingQuestion { agent: agent.clone(), epoch: session.epoch, most, answer };
         lock(&self.inner.open).insert(id, asked);
         let _withdraw = Withdraw(&self.inner, id);
         let outbox = session.outbox.upgrade().ok_or(Unanswered::Away)?;
@@ -220,7 +231,7 @@ impl Questions {
         drop(outbox);
         let answer = answered.await.map_err(|_| Unanswered::Away)?;
         // A short answer, and one that waited for a line to be written, says nothing about the link.
-        if let Answer::Log(log) = &answer
+        if let AgentAnswer::Log(log) = &answer
             && !waits
             && log.bytes.len() >= most / 2
         {
@@ -247,7 +258,7 @@ mod tests {
         let questions = Questions::default();
         let (one, other) = (agent("a1"), agent("a2"));
         assert_eq!(questions.ask(&one, ReadLog::default()).await, Err(Unanswered::Away));
-        let (outbox, mut asked, _cut) = Outbox::for_session();
+        let (outbox, mut asked, _cut) = SessionSender::for_session();
         questions.connected(&other, Epoch(1), &outbox, Understands::default());
         assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
         assert_eq!(questions.ask_spec(&other, ReadSpec::default()).await, Err(Unanswered::TooOld));
@@ -263,7 +274,7 @@ mod tests {
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
         for (agent, epoch, end) in [(&other, 1, 1), (&one, 1, 2), (&one, 2, 3), (&one, 2, 4)] {
-            assert_eq!(questions.answered(agent, Epoch(epoch), Answer::Log(answer(end))), Ok(()));
+            assert_eq!(questions.answered(agent, Epoch(epoch), AgentAnswer::Log(answer(end))), Ok(()));
         }
         assert_eq!(asking.await.expect("it was answered"), Ok(answer(3)));
 
@@ -284,7 +295,7 @@ mod tests {
         });
         let Some(Body::ReadSpec(question)) = asked.recv().await else { panic!("a question") };
         let answer = SpecRead { id: question.id, spec: b"{}".to_vec(), ..SpecRead::default() };
-        assert_eq!(questions.answered(&one, Epoch(3), Answer::Spec(answer.clone())), Ok(()));
+        assert_eq!(questions.answered(&one, Epoch(3), AgentAnswer::Spec(answer.clone())), Ok(()));
         assert_eq!(asking.await.expect("it was answered"), Ok(answer));
 
         let asking = tokio::spawn({
@@ -293,14 +304,17 @@ mod tests {
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = LogRead { id: question.id, bytes: vec![0; 11], ..LogRead::default() };
-        assert!(questions.answered(&one, Epoch(3), Answer::Log(answer)).is_err(), "more than was asked for");
+        assert!(
+            questions.answered(&one, Epoch(3), AgentAnswer::Log(answer)).is_err(),
+            "more than was asked for"
+        );
         assert_eq!(asking.await.expect("it was told"), Err(Unanswered::Away));
     }
 
     #[tokio::test]
     async fn nobody_waits_for_ever() {
         let questions = Questions::default();
-        let (outbox, _asked, _cut) = Outbox::for_session();
+        let (outbox, _asked, _cut) = SessionSender::for_session();
         let understands = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&agent("a1"), Epoch(2), &outbox, understands);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));

@@ -4,7 +4,7 @@
 //! Their certificate is of our own CA, or TLS would not have let them in. That is enough while the operator
 //! says so (`--readmit`).
 
-use super::connection::End;
+use super::connection::SessionEnd;
 use super::listener::Link;
 use crate::pki;
 use crate::secret;
@@ -28,11 +28,13 @@ pub(super) async fn readmit(
     certificate: &CertificateDer<'static>,
     hello: &Hello,
     from: IpAddr,
-) -> Result<(), End> {
+) -> Result<(), SessionEnd> {
     let (issued_at, expires_at) = pki::validity(certificate).unzip();
     let ip = match hello.ip.as_str() {
         "" => from,
-        text => text.parse().map_err(|_| End::Refused("ip of its hello is not an IP address".to_owned()))?,
+        text => text
+            .parse()
+            .map_err(|_| SessionEnd::Refused("ip of its hello is not an IP address".to_owned()))?,
     };
     // Which CA it is of is not noted, so that the agent soon asks for a certificate that is.
     let certificate =
@@ -40,10 +42,12 @@ pub(super) async fn readmit(
     let back = JoiningAgent { agent: agent.clone(), ip, certificate, version: hello.version.clone(), from };
     match link.store.readmit(back, link.clock.wall()).await {
         Ok(Ok(host)) => info!(%agent, %host, "an agent that the restored store did not know was readmitted"),
-        Ok(Err(reason)) => return Err(End::Refused(format!("agent {agent} cannot be readmitted: {reason}"))),
+        Ok(Err(reason)) => {
+            return Err(SessionEnd::Refused(format!("agent {agent} cannot be readmitted: {reason}")));
+        }
         Err(error) => {
             warn!(error = &error as &dyn std::error::Error, "an agent could not be readmitted");
-            return Err(End::Refused("the server cannot readmit agents now".to_owned()));
+            return Err(SessionEnd::Refused("the server cannot readmit agents now".to_owned()));
         }
     }
     Ok(())

@@ -5,11 +5,11 @@ use super::businesses::business;
 use super::certificates::{self, CertificateRecord};
 use super::columns::{agent, from_json, host, integer, mark_if_any, natural, text, to_json};
 use super::tokens::{self, Belonging, Replaces};
-use super::{Fault, Store, StoreError, TokenRefusal, TokenUse};
-use crate::clock::{Mark, Reading, WallMs};
-use procfleet_core::access::Scope;
+use super::{JoinTokenRefusal, QueryFault, Store, StoreError, TokenUse};
+use crate::clock::{ClockMark, ClockReading, WallMs};
 use procfleet_core::code::Code;
-use procfleet_core::task::Target;
+use procfleet_core::grants::GrantScope;
+use procfleet_core::request::Target;
 use procfleet_core::{AgentId, BusinessId, Epoch, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, HashMap};
@@ -34,7 +34,7 @@ pub struct AgentRecord {
     /// When it last connected or disconnected.
     pub changed_at: i64,
     /// When it disconnected, by the clock that nobody can set.
-    pub changed_mark: Option<Mark>,
+    pub changed_mark: Option<ClockMark>,
     /// When it was last heard, as far as its sessions have ended; else when it connected.
     pub heard_at: i64,
     pub epoch: Epoch,
@@ -68,7 +68,7 @@ pub struct JoiningAgent {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Joined {
+pub struct JoinedAgent {
     pub host: Host,
     /// The agents that were on this host before; they may not come back.
     pub retired: Vec<AgentId>,
@@ -80,19 +80,19 @@ const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enro
 
 /// What a target is to somebody who may use some businesses only.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundTarget {
     Agent(AgentId),
     /// There is an agent, and it belongs to another business.
     Outside,
     Nowhere,
 }
 
-impl Found {
+impl FoundTarget {
     /// What is outside is as good as nowhere to whoever only looks.
     pub fn agent(self) -> Option<AgentId> {
         match self {
-            Found::Agent(agent) => Some(agent),
-            Found::Outside | Found::Nowhere => None,
+            FoundTarget::Agent(agent) => Some(agent),
+            FoundTarget::Outside | FoundTarget::Nowhere => None,
         }
     }
 }
@@ -104,7 +104,7 @@ impl Store {
         token: TokenUse,
         joining: JoiningAgent,
         now: i64,
-    ) -> Result<Result<Joined, TokenRefusal>, StoreError> {
+    ) -> Result<Result<JoinedAgent, JoinTokenRefusal>, StoreError> {
         self.write("enrolling an agent", move |db| {
             let mut audit = NewAudit {
                 at: now,
@@ -143,7 +143,7 @@ impl Store {
                 tell_takeover(db, &joining, host, &retired, &token.id, now)?;
             }
             insert_audit(db, &audit)?;
-            Ok(Ok(Joined { host, retired }))
+            Ok(Ok(JoinedAgent { host, retired }))
         })
         .await
     }
@@ -247,7 +247,7 @@ impl Store {
         &self,
         agent: &AgentId,
         epoch: Epoch,
-        at: Reading,
+        at: ClockReading,
         heard: WallMs,
     ) -> Result<(), StoreError> {
         let agent = agent.clone();
@@ -278,18 +278,18 @@ impl Store {
     pub async fn resolve_within(
         &self,
         targets: &[Target],
-        businesses: &Scope<BusinessId>,
-    ) -> Result<Vec<Found>, StoreError> {
+        businesses: &GrantScope<BusinessId>,
+    ) -> Result<Vec<FoundTarget>, StoreError> {
         let (targets, businesses) = (targets.to_vec(), businesses.clone());
         self.read("resolving targets", move |db| {
             let mut resolver = Resolver::new(db)?;
             let mut belongs = db.prepare_cached("SELECT business_id FROM agents WHERE agent_id = ?")?;
             let mut found = |target| match (resolver.resolve(target)?, &businesses) {
-                (None, _) => Ok(Found::Nowhere),
-                (Some(agent), Scope::All) => Ok(Found::Agent(agent)),
-                (Some(agent), Scope::Only(some)) => {
+                (None, _) => Ok(FoundTarget::Nowhere),
+                (Some(agent), GrantScope::All) => Ok(FoundTarget::Agent(agent)),
+                (Some(agent), GrantScope::Only(some)) => {
                     let own = business(belongs.query_row([agent.as_str()], |row| row.get(0))?)?;
-                    Ok(if some.contains(&own) { Found::Agent(agent) } else { Found::Outside })
+                    Ok(if some.contains(&own) { FoundTarget::Agent(agent) } else { FoundTarget::Outside })
                 }
             };
             targets.into_iter().map(&mut found).collect()
@@ -304,7 +304,7 @@ struct Resolver<'db> {
 }
 
 impl<'db> Resolver<'db> {
-    fn new(db: &'db Connection) -> Result<Self, Fault> {
+    fn new(db: &'db Connection) -> Result<Self, QueryFault> {
         Ok(Resolver {
             by_host: db.prepare_cached(
                 "SELECT agent_id FROM agents WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL",
@@ -313,7 +313,7 @@ impl<'db> Resolver<'db> {
         })
     }
 
-    fn resolve(&mut self, target: Target) -> Result<Option<AgentId>, Fault> {
+    fn resolve(&mut self, target: Target) -> Result<Option<AgentId>, QueryFault> {
         match target {
             Target::Host(host) | Target::SupplierHost(host, _) => self.host(host),
             Target::Agent(id) if self.by_id.exists([id.as_str()])? => Ok(Some(id)),
@@ -322,13 +322,13 @@ impl<'db> Resolver<'db> {
         }
     }
 
-    fn host(&mut self, host: Host) -> Result<Option<AgentId>, Fault> {
+    fn host(&mut self, host: Host) -> Result<Option<AgentId>, QueryFault> {
         let mut rows = self.by_host.query(params![host.cloud.0, host.ip.to_canonical().to_string()])?;
         rows.next()?.map(|row| agent(row, 0)).transpose()
     }
 }
 
-pub(super) fn one(db: &Connection, wanted: &AgentId) -> Result<Option<AgentRecord>, Fault> {
+pub(super) fn one(db: &Connection, wanted: &AgentId) -> Result<Option<AgentRecord>, QueryFault> {
     let sql = format!("SELECT {COLUMNS} FROM agents WHERE agent_id = ?");
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query([wanted.as_str()])?;
@@ -336,7 +336,7 @@ pub(super) fn one(db: &Connection, wanted: &AgentId) -> Result<Option<AgentRecor
 }
 
 /// That the agent is enrolled, and was not replaced since.
-pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), Fault> {
+pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), QueryFault> {
     let sql = "SELECT 1 FROM agents WHERE agent_id = ? AND retired_at IS NULL";
     match db.prepare_cached(sql)?.exists([agent.as_str()])? {
         true => Ok(()),
@@ -354,7 +354,7 @@ fn permit(
     belonging: &Belonging,
     ip: IpAddr,
     now: i64,
-) -> Result<Result<(), TokenRefusal>, Fault> {
+) -> Result<Result<(), JoinTokenRefusal>, QueryFault> {
     let sql = "SELECT business_id, epoch > 0 AND revoked_at IS NULL AND (connected OR changed_at > ?) FROM agents \
                WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL";
     let mut statement = db.prepare_cached(sql)?;
@@ -362,11 +362,11 @@ fn permit(
     let Some(row) = rows.next()? else { return Ok(Ok(())) };
     let (owner, is_well): (BusinessId, bool) = (business(row.get(0)?)?, row.get(1)?);
     if owner != belonging.business {
-        return Ok(Err(TokenRefusal::HostOf(owner)));
+        return Ok(Err(JoinTokenRefusal::HostOf(owner)));
     }
     match belonging.replaces {
         Replaces::LostAgents if is_well => {
-            Ok(Err(TokenRefusal::HostInUse(Host { cloud: belonging.cloud, ip })))
+            Ok(Err(JoinTokenRefusal::HostInUse(Host { cloud: belonging.cloud, ip })))
         }
         Replaces::LostAgents | Replaces::AnyAgent => Ok(Ok(())),
     }
@@ -381,7 +381,7 @@ fn tell_takeover(
     instead: &[AgentId],
     token: &str,
     now: i64,
-) -> Result<(), Fault> {
+) -> Result<(), QueryFault> {
     let old: Vec<&str> = instead.iter().map(AgentId::as_str).collect();
     let (new, from) = (joining.agent.as_str(), joining.from);
     let message =
@@ -404,7 +404,7 @@ fn tell_takeover(
 }
 
 /// Retires the agents of a host. What they said about their procs goes with them: nobody would correct it.
-fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> {
+fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, QueryFault> {
     let sql = "UPDATE agents SET retired_at = ?1, changed_at = iif(connected, ?1, changed_at), connected = 0 \
                WHERE cloud_id = ?2 AND ip = ?3 AND retired_at IS NULL RETURNING agent_id";
     let mut statement = db.prepare_cached(sql)?;
@@ -421,7 +421,12 @@ fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, Fault> 
     Ok(retired)
 }
 
-pub(super) fn insert(db: &Connection, joining: &JoiningAgent, to: &Belonging, now: i64) -> Result<(), Fault> {
+pub(super) fn insert(
+    db: &Connection,
+    joining: &JoiningAgent,
+    to: &Belonging,
+    now: i64,
+) -> Result<(), QueryFault> {
     let sql = "INSERT INTO agents (agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, \
                connected, changed_at, epoch, business_id, certificate_ca, certificate_expires_at) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7, ?8, ?9) \
@@ -443,7 +448,7 @@ pub(super) fn insert(db: &Connection, joining: &JoiningAgent, to: &Belonging, no
     }
 }
 
-fn record(row: &Row<'_>) -> Result<AgentRecord, Fault> {
+fn record(row: &Row<'_>) -> Result<AgentRecord, QueryFault> {
     Ok(AgentRecord {
         agent: agent(row, 0)?,
         host: host(row, 1)?,

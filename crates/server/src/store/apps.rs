@@ -2,14 +2,14 @@
 
 use super::audit::insert_audit;
 use super::columns::{text, unreadable};
-use super::{Fault, NewAudit, Store, StoreError};
-use procfleet_core::access::{Dimension, Grants, StillGranted};
+use super::{NewAudit, QueryFault, Store, StoreError};
+use procfleet_core::grants::{Dimension, Grants, StillGranted};
 use rusqlite::{Connection, Row, params};
 use std::fmt;
 
 /// Whom an app may speak for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum AppTrust {
     Itself,
     /// It may name the user that it acts for.
     Users,
@@ -20,7 +20,7 @@ pub enum Trust {
 pub struct NewApp {
     pub code: String,
     pub secret_hash: [u8; 32],
-    pub trust: Trust,
+    pub trust: AppTrust,
     pub created_at: i64,
 }
 
@@ -29,7 +29,7 @@ pub struct NewApp {
 pub struct AppRow {
     pub code: String,
     pub secret_hash: [u8; 32],
-    pub trust: Trust,
+    pub trust: AppTrust,
     pub created_at: i64,
     pub disabled_at: Option<i64>,
     pub grants: Grants,
@@ -59,7 +59,7 @@ impl Store {
         self.write("creating an app", move |db| {
             let sql = "INSERT INTO apps (code, secret_hash, trusted, created_at) VALUES (?, ?, ?, ?) \
                        ON CONFLICT DO NOTHING";
-            let values = params![app.code, app.secret_hash, app.trust == Trust::Users, app.created_at];
+            let values = params![app.code, app.secret_hash, app.trust == AppTrust::Users, app.created_at];
             if db.prepare_cached(sql)?.execute(values)? == 0 {
                 return Err(StoreError::Exists { what: "an app", key: app.code }.into());
             }
@@ -150,19 +150,19 @@ impl Store {
     }
 }
 
-fn record(db: &Connection, row: &Row<'_>) -> Result<AppRow, Fault> {
+fn record(db: &Connection, row: &Row<'_>) -> Result<AppRow, QueryFault> {
     let code: String = row.get(0)?;
     Ok(AppRow {
         grants: grants(db, &code)?,
         code,
         secret_hash: row.get(1)?,
-        trust: if row.get(2)? { Trust::Users } else { Trust::Itself },
+        trust: if row.get(2)? { AppTrust::Users } else { AppTrust::Itself },
         created_at: row.get(3)?,
         disabled_at: row.get(4)?,
     })
 }
 
-fn grants(db: &Connection, code: &str) -> Result<Grants, Fault> {
+fn grants(db: &Connection, code: &str) -> Result<Grants, QueryFault> {
     let mut statement = db.prepare_cached("SELECT dimension, value FROM grants WHERE app = ?")?;
     let mut rows = statement.query([code])?;
     let mut grants = Grants::default();

@@ -1,7 +1,7 @@
 //! The audit trail: who did what, or tried to.
 
 use super::columns::{integer, natural, small};
-use super::{Fault, Store, StoreError};
+use super::{QueryFault, Store, StoreError};
 use rusqlite::{Connection, params};
 
 /// Something that somebody did, or tried to do.
@@ -100,7 +100,7 @@ impl Store {
     }
 }
 
-pub(super) fn insert_audit(db: &Connection, entry: &NewAudit) -> Result<(), Fault> {
+pub(super) fn insert_audit(db: &Connection, entry: &NewAudit) -> Result<(), QueryFault> {
     let sql = "INSERT INTO audit (at, app, username, origin, action, subject, code, detail) \
                VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
     db.prepare_cached(sql)?.execute(params![

@@ -2,7 +2,7 @@
 
 use super::audit::insert_audit;
 use super::columns::small;
-use super::{Fault, NewAudit, Store, StoreError};
+use super::{NewAudit, QueryFault, Store, StoreError};
 use procfleet_core::{AgentId, BusinessId};
 use rusqlite::{Connection, params};
 
@@ -102,18 +102,18 @@ impl Store {
     }
 }
 
-pub(super) fn business(number: i64) -> Result<BusinessId, Fault> {
+pub(super) fn business(number: i64) -> Result<BusinessId, QueryFault> {
     Ok(BusinessId(small("a business", number)?))
 }
 
-fn require(db: &Connection, business: BusinessId) -> Result<(), Fault> {
+fn require(db: &Connection, business: BusinessId) -> Result<(), QueryFault> {
     match db.prepare_cached("SELECT 1 FROM businesses WHERE id = ?")?.exists([business.0])? {
         true => Ok(()),
         false => Err(StoreError::Missing { what: "business", key: business.to_string() }.into()),
     }
 }
 
-fn members(db: &Connection, set: u32) -> Result<Vec<BusinessId>, Fault> {
+fn members(db: &Connection, set: u32) -> Result<Vec<BusinessId>, QueryFault> {
     let sql = "SELECT business_id FROM business_set_members WHERE set_id = ? ORDER BY business_id";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([set])?;

@@ -3,7 +3,7 @@
 use super::agents::{AgentRecord, one};
 use super::audit::insert_audit;
 use super::columns::natural;
-use super::{Fault, NewAudit, Store, StoreError};
+use super::{NewAudit, QueryFault, Store, StoreError};
 use procfleet_core::AgentId;
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -167,7 +167,11 @@ impl Store {
 /// Why an agent that was forgotten is kept out.
 pub const FORGOTTEN: &str = "it was forgotten";
 
-pub(super) fn insert(db: &Connection, agent: &AgentId, certificate: &CertificateRecord) -> Result<(), Fault> {
+pub(super) fn insert(
+    db: &Connection,
+    agent: &AgentId,
+    certificate: &CertificateRecord,
+) -> Result<(), QueryFault> {
     let sql = "INSERT INTO certificates (agent, sha256, ca_sha256, issued_at, expires_at) VALUES (?, ?, ?, ?, ?) \
                ON CONFLICT DO NOTHING";
     let CertificateRecord { sha256, ca, issued_at, expires_at } = certificate;

@@ -1,9 +1,9 @@
 //! How our types stand in columns, and back.
 
-use super::Fault;
-use crate::clock::{BootNumber, Mark};
-use procfleet_core::moment::Moment;
-use procfleet_core::task::{Target, UnusableTarget};
+use super::QueryFault;
+use crate::clock::{BootNumber, ClockMark};
+use procfleet_core::boot_time::BootTime;
+use procfleet_core::request::{Target, UnusableTarget};
 use procfleet_core::{AgentId, CloudId, Host};
 use rusqlite::Row;
 use serde::Serialize;
@@ -21,11 +21,11 @@ pub(super) fn natural(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-pub(super) fn small(what: &'static str, number: i64) -> Result<u32, Fault> {
+pub(super) fn small(what: &'static str, number: i64) -> Result<u32, QueryFault> {
     u32::try_from(number).map_err(|error| unreadable(what, &error))
 }
 
-pub(super) fn parsed<T>(what: &'static str, text: &str) -> Result<T, Fault>
+pub(super) fn parsed<T>(what: &'static str, text: &str) -> Result<T, QueryFault>
 where
     T: FromStr,
     T::Err: std::fmt::Display,
@@ -33,30 +33,30 @@ where
     text.parse().map_err(|error: T::Err| unreadable(what, &error))
 }
 
-pub(super) fn to_json<T: Serialize>(what: &'static str, value: &T) -> Result<String, Fault> {
-    serde_json::to_string(value).map_err(|error| Fault::Unwritable { what, reason: error.to_string() })
+pub(super) fn to_json<T: Serialize>(what: &'static str, value: &T) -> Result<String, QueryFault> {
+    serde_json::to_string(value).map_err(|error| QueryFault::Unwritable { what, reason: error.to_string() })
 }
 
-pub(super) fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Fault> {
+pub(super) fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, QueryFault> {
     serde_json::from_str(text).map_err(|error| unreadable(what, &error))
 }
 
-pub(super) fn agent(row: &Row<'_>, column: usize) -> Result<AgentId, Fault> {
+pub(super) fn agent(row: &Row<'_>, column: usize) -> Result<AgentId, QueryFault> {
     parsed("an agent id", text(row, column)?)
 }
 
-pub(super) fn agent_if_any(row: &Row<'_>, column: usize) -> Result<Option<AgentId>, Fault> {
+pub(super) fn agent_if_any(row: &Row<'_>, column: usize) -> Result<Option<AgentId>, QueryFault> {
     optional_text(row, column)?.map(|text| parsed("an agent id", text)).transpose()
 }
 
 /// A host in two columns: cloud id, ip.
-pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, Fault> {
+pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, QueryFault> {
     let cloud = CloudId(small("a cloud id", row.get(column)?)?);
     Ok(Host { cloud, ip: parsed::<IpAddr>("an ip", text(row, column + 1)?)? })
 }
 
 /// A target in four columns: cloud id, ip, supplier, name. The name is an agent's id, or what cannot be one.
-pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, Fault> {
+pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, QueryFault> {
     let supplier = row.get::<_, Option<i64>>(column + 2)?;
     let supplier = supplier.map(|supplier| small("a supplier id", supplier)).transpose()?;
     match (optional_text(row, column + 3)?, supplier) {
@@ -73,24 +73,29 @@ pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, Fault> {
 }
 
 /// A mark in two columns: boot, milliseconds.
-pub(super) fn mark_if_any(row: &Row<'_>, column: usize) -> Result<Option<Mark>, Fault> {
+pub(super) fn mark_if_any(row: &Row<'_>, column: usize) -> Result<Option<ClockMark>, QueryFault> {
     let columns: (Option<i64>, Option<i64>) = (row.get(column)?, row.get(column + 1)?);
     Ok(match columns {
-        (Some(boot), Some(millis)) => Some(Mark { boot: BootNumber(boot), moment: Moment(natural(millis)) }),
+        (Some(boot), Some(millis)) => {
+            Some(ClockMark { boot: BootNumber(boot), moment: BootTime(natural(millis)) })
+        }
         (None, _) | (_, None) => None,
     })
 }
 
 /// Text that is looked at in place, without a copy.
-pub(super) fn text<'row>(row: &'row Row<'_>, column: usize) -> Result<&'row str, Fault> {
+pub(super) fn text<'row>(row: &'row Row<'_>, column: usize) -> Result<&'row str, QueryFault> {
     optional_text(row, column)?
-        .ok_or_else(|| Fault::Unreadable { what: "a text", reason: format!("column {column} is empty") })
+        .ok_or_else(|| QueryFault::Unreadable { what: "a text", reason: format!("column {column} is empty") })
 }
 
-pub(super) fn optional_text<'row>(row: &'row Row<'_>, column: usize) -> Result<Option<&'row str>, Fault> {
+pub(super) fn optional_text<'row>(
+    row: &'row Row<'_>,
+    column: usize,
+) -> Result<Option<&'row str>, QueryFault> {
     row.get_ref(column)?.as_str_or_null().map_err(|error| unreadable("a text", &error))
 }
 
-pub(super) fn unreadable(what: &'static str, reason: &dyn std::fmt::Display) -> Fault {
-    Fault::Unreadable { what, reason: reason.to_string() }
+pub(super) fn unreadable(what: &'static str, reason: &dyn std::fmt::Display) -> QueryFault {
+    QueryFault::Unreadable { what, reason: reason.to_string() }
 }

@@ -3,8 +3,8 @@
 use super::agents::require;
 use super::audit::insert_audit;
 use super::columns::{agent, host, integer, natural};
-use super::{Fault, NewAudit, Store, StoreError};
-use procfleet_core::access::Scope;
+use super::{NewAudit, QueryFault, Store, StoreError};
+use procfleet_core::grants::GrantScope;
 use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
 use rusqlite::{OptionalExtension, Row, params};
 
@@ -46,7 +46,7 @@ pub struct EventFilter {
 
 /// Which part of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Page {
+pub enum EventPage {
     /// The newest so many.
     Newest(u32),
     /// The first so many after this number.
@@ -105,19 +105,19 @@ impl Store {
     pub async fn events(
         &self,
         filter: EventFilter,
-        within: &Scope<BusinessId>,
-        page: Page,
+        within: &GrantScope<BusinessId>,
+        page: EventPage,
     ) -> Result<Vec<EventRecord>, StoreError> {
         let (within, businesses) = match within {
-            Scope::All => ("?5 = ''", String::new()),
-            Scope::Only(some) => (
+            GrantScope::All => ("?5 = ''", String::new()),
+            GrantScope::Only(some) => (
                 "business_id IN (SELECT value FROM json_each(?5))",
                 format!("[{}]", some.iter().map(BusinessId::to_string).collect::<Vec<_>>().join(",")),
             ),
         };
         let (after, limit, order) = match page {
-            Page::Newest(limit) => (0, limit, "DESC"),
-            Page::After(after, limit) => (after, limit, "ASC"),
+            EventPage::Newest(limit) => (0, limit, "DESC"),
+            EventPage::After(after, limit) => (after, limit, "ASC"),
         };
         self.read("reading events", move |db| {
             let sql = format!(
@@ -142,7 +142,7 @@ impl Store {
             while let Some(row) = rows.next()? {
                 records.push(record(row)?);
             }
-            if matches!(page, Page::Newest(_)) {
+            if matches!(page, EventPage::Newest(_)) {
                 records.reverse();
             }
             Ok(records)
@@ -219,7 +219,7 @@ impl Store {
     }
 }
 
-fn record(row: &Row<'_>) -> Result<EventRecord, Fault> {
+fn record(row: &Row<'_>) -> Result<EventRecord, QueryFault> {
     Ok(EventRecord {
         number: natural(row.get(0)?),
         agent: agent(row, 1)?,
@@ -240,7 +240,7 @@ fn record(row: &Row<'_>) -> Result<EventRecord, Fault> {
     })
 }
 
-fn webhook(row: &Row<'_>) -> Result<Webhook, Fault> {
+fn webhook(row: &Row<'_>) -> Result<Webhook, QueryFault> {
     Ok(Webhook {
         id: natural(row.get(0)?),
         url: row.get(1)?,

@@ -25,7 +25,7 @@ const STAMP_OFFSET: usize = 68;
 const LOG_HEADER: u64 = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum FileOrigin {
     /// The last server used it, or it is new.
     Same,
     /// Somebody put it here.
@@ -34,19 +34,19 @@ pub(super) enum Origin {
 
 /// Also the stamp that is in the file now; its log may hold a later one. To be called before the file is
 /// opened as a database. Refuses a file beside the log of another.
-pub(super) fn origin(path: &Path) -> Result<(Origin, u32), StoreError> {
+pub(super) fn origin(path: &Path) -> Result<(FileOrigin, u32), StoreError> {
     let failed = |source| StoreError::File { doing: "looking at", path: path.to_owned(), source };
-    let Some(stamp) = stamp_in(path).map_err(failed)? else { return Ok((Origin::Same, 0)) };
+    let Some(stamp) = stamp_in(path).map_err(failed)? else { return Ok((FileOrigin::Same, 0)) };
     let origin = match noted(path) {
         // From before there were stamps.
-        None if stamp == 0 => Origin::Same,
-        None => Origin::Other,
-        Some(noted) if noted.contains(&stamp) => Origin::Same,
+        None if stamp == 0 => FileOrigin::Same,
+        None => FileOrigin::Other,
+        Some(noted) if noted.contains(&stamp) => FileOrigin::Same,
         Some(_) => match std::fs::metadata(sound::beside(path, "-wal")) {
             Ok(log) if log.len() > LOG_HEADER => {
                 return Err(StoreError::ForeignLog { path: path.to_owned() });
             }
-            Ok(_) | Err(_) => Origin::Other,
+            Ok(_) | Err(_) => FileOrigin::Other,
         },
     };
     Ok((origin, stamp))

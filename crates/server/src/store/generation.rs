@@ -6,7 +6,7 @@
 
 use super::audit::insert_audit;
 use super::columns::{integer, natural};
-use super::{Fault, NewAudit, Store, StoreError};
+use super::{NewAudit, QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// More than are given out between two backups. JOB's callers may keep a task's number in 32 bits, so it is
@@ -16,7 +16,7 @@ const GAP: i64 = 1_000_000_000;
 const NUMBERED: [&str; 3] = ["events", "tasks", "audit"];
 
 /// Begins a generation in a store that was put here. In one transaction.
-pub(super) fn begin(connection: &mut Connection) -> Result<(), Fault> {
+pub(super) fn begin(connection: &mut Connection) -> Result<(), QueryFault> {
     let db = connection.transaction()?;
     let last = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)";
     let events_before: i64 = db.query_row(last, [], |row| row.get(0))?;

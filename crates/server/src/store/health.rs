@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
 #[derive(Debug)]
-pub(super) struct Health {
+pub(super) struct StoreHealth {
     path: PathBuf,
     files: [OpenFile; 2],
     /// Holds the database open, and the stamps that it may have.
@@ -26,7 +26,7 @@ pub(super) struct Health {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Commit {
+pub(super) enum CommitResult {
     Done,
     Failed,
 }
@@ -45,12 +45,12 @@ struct OpenFile {
     id: (u64, u64),
 }
 
-impl Health {
+impl StoreHealth {
     /// For a store that has just been opened: both files are there.
-    pub(super) fn of(path: &Path, reserve: Arc<Reserve>, stamps: Vec<u32>) -> io::Result<Health> {
+    pub(super) fn of(path: &Path, reserve: Arc<Reserve>, stamps: Vec<u32>) -> io::Result<StoreHealth> {
         let open = |path: PathBuf| Ok::<_, io::Error>(OpenFile { id: id_of(&path)?, path });
         let files = [open(path.to_owned())?, open(sound::beside(path, "-wal"))?];
-        Ok(Health {
+        Ok(StoreHealth {
             path: path.to_owned(),
             files,
             reserve,
@@ -91,8 +91,8 @@ impl Health {
         }
     }
 
-    pub(super) fn note_commit(&self, commit: Commit) {
-        self.last_commit_failed.store(commit == Commit::Failed, Ordering::Relaxed);
+    pub(super) fn note_commit(&self, commit: CommitResult) {
+        self.last_commit_failed.store(commit == CommitResult::Failed, Ordering::Relaxed);
     }
 
     pub(super) fn last_commit_failed(&self) -> bool {

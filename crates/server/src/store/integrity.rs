@@ -4,7 +4,7 @@
 //! at a time: each is one read transaction, so that the write-ahead log can be written from its beginning
 //! again in between. Damage condemns the store (see `health`), which ends the server.
 
-use super::health::{Condemned, Health};
+use super::health::{Condemned, StoreHealth};
 use super::{StoreError, schema, sound};
 use rusqlite::{Connection, InterruptHandle};
 use std::path::Path;
@@ -16,16 +16,16 @@ use std::thread::JoinHandle;
 const SMALL: u64 = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Size {
+pub(super) enum StoreSize {
     Small,
     Large,
 }
 
-impl Size {
-    pub(super) fn of(path: &Path) -> Size {
+impl StoreSize {
+    pub(super) fn of(path: &Path) -> StoreSize {
         match std::fs::metadata(path) {
-            Ok(file) if file.len() > SMALL => Size::Large,
-            Ok(_) | Err(_) => Size::Small,
+            Ok(file) if file.len() > SMALL => StoreSize::Large,
+            Ok(_) | Err(_) => StoreSize::Small,
         }
     }
 }
@@ -38,7 +38,7 @@ pub(super) struct BackgroundCheck {
 }
 
 impl BackgroundCheck {
-    pub(super) fn start(path: &Path, health: Arc<Health>) -> Result<BackgroundCheck, StoreError> {
+    pub(super) fn start(path: &Path, health: Arc<StoreHealth>) -> Result<BackgroundCheck, StoreError> {
         let connection = schema::open_reader(path)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (interrupt, stopped, path) = (connection.get_interrupt_handle(), stop.clone(), path.to_owned());
@@ -67,7 +67,7 @@ impl Drop for BackgroundCheck {
     }
 }
 
-fn check_tables(connection: &Connection, path: &Path, health: &Health, stop: &AtomicBool) {
+fn check_tables(connection: &Connection, path: &Path, health: &StoreHealth, stop: &AtomicBool) {
     match sound::check_by_table(connection, path, || stop.load(Ordering::Relaxed)) {
         Ok(()) => tracing::info!(path = %path.display(), "store checked"),
         Err(StoreError::Damaged { path, reason }) => {

@@ -47,25 +47,25 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use agents::{AGENT_REPLACED, AgentRecord, Found, Joined, JoiningAgent, Revoked};
-pub use apps::{AppChange, AppRow, GrantChange, NewApp, Trust};
+pub use agents::{AGENT_REPLACED, AgentRecord, FoundTarget, JoinedAgent, JoiningAgent, Revoked};
+pub use apps::{AppChange, AppRow, AppTrust, GrantChange, NewApp};
 pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
 pub use backup::{backup, restore};
 pub use businesses::{Business, BusinessSet};
 pub use certificates::{CertificateRecord, FORGOTTEN};
-pub use events::{EventFilter, EventRecord, NewEvent, Page, Webhook};
+pub use events::{EventFilter, EventPage, EventRecord, NewEvent, Webhook};
 pub use ops::{Applied, Finished, OpenOpRow};
 pub use process_groups::GroupsRecord;
 pub use procs::{ProcFilter, ProcPage, ProcRecord};
 pub use readmit::ReadmitRefusal;
 pub use retention::{Deleted, Slice};
 pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
-pub use tasks::{Counts, LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskRecord};
-pub use tokens::{NewToken, Replaces, TokenRecord, TokenRefusal, TokenUse};
+pub use tasks::{LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskCounts, TaskRecord};
+pub use tokens::{JoinTokenRefusal, NewToken, Replaces, TokenRecord, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
-use health::Health;
-use integrity::{BackgroundCheck, Size};
+use health::StoreHealth;
+use integrity::{BackgroundCheck, StoreSize};
 use procfleet_core::AgentId;
 use procfleet_sqlite::Reserve;
 use reader::Readers;
@@ -93,7 +93,7 @@ struct Inner {
     readers: Readers,
     writer: Writer,
     reserve: Arc<Reserve>,
-    health: Arc<Health>,
+    health: Arc<StoreHealth>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -203,14 +203,14 @@ impl Store {
             let reserve =
                 Arc::new(Reserve::of(&path).map_err(failed("opening, to reserve disk space, the files of"))?);
             let health = Arc::new(
-                Health::of(&path, reserve.clone(), opened.stamps)
+                StoreHealth::of(&path, reserve.clone(), opened.stamps)
                     .map_err(failed("looking at the files of"))?,
             );
             let writer = Writer::start(opened.connection, reserve.clone(), health.clone(), opened.lock)
                 .map_err(failed("starting the writer of"))?;
             let check = match opened.size {
-                Size::Small => None,
-                Size::Large => Some(BackgroundCheck::start(&path, health.clone())?),
+                StoreSize::Small => None,
+                StoreSize::Large => Some(BackgroundCheck::start(&path, health.clone())?),
             };
             let check = Mutex::new(check);
             let store = Store { inner: Arc::new(Inner { check, readers, writer, reserve, health }) };
@@ -288,7 +288,7 @@ impl Store {
     async fn write<T, F>(&self, doing: &'static str, change: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, QueryFault> + Send + 'static,
     {
         self.judged(self.inner.writer.run(doing, change).await)
     }
@@ -297,7 +297,7 @@ impl Store {
     async fn read<T, F>(&self, doing: &'static str, look: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, QueryFault> + Send + 'static,
     {
         self.judged(self.inner.readers.run(doing, look).await)
     }
@@ -310,32 +310,32 @@ impl Store {
 
 /// What goes wrong inside a job, before it is said what the job was doing.
 #[derive(Debug)]
-enum Fault {
+enum QueryFault {
     Sql(rusqlite::Error),
     Unreadable { what: &'static str, reason: String },
     Unwritable { what: &'static str, reason: String },
     Known(StoreError),
 }
 
-impl Fault {
+impl QueryFault {
     fn during(self, doing: &'static str) -> StoreError {
         match self {
-            Fault::Sql(source) => StoreError::Database { doing, source },
-            Fault::Unreadable { what, reason } => StoreError::Unreadable { doing, what, reason },
-            Fault::Unwritable { what, reason } => StoreError::Unwritable { doing, what, reason },
-            Fault::Known(error) => error,
+            QueryFault::Sql(source) => StoreError::Database { doing, source },
+            QueryFault::Unreadable { what, reason } => StoreError::Unreadable { doing, what, reason },
+            QueryFault::Unwritable { what, reason } => StoreError::Unwritable { doing, what, reason },
+            QueryFault::Known(error) => error,
         }
     }
 }
 
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for QueryFault {
     fn from(error: rusqlite::Error) -> Self {
-        Fault::Sql(error)
+        QueryFault::Sql(error)
     }
 }
 
-impl From<StoreError> for Fault {
+impl From<StoreError> for QueryFault {
     fn from(error: StoreError) -> Self {
-        Fault::Known(error)
+        QueryFault::Known(error)
     }
 }

@@ -3,10 +3,10 @@
 use super::columns::{
     agent_if_any, from_json, integer, mark_if_any, natural, small, target, text, to_json, unreadable,
 };
-use super::{Fault, RequestHead, Store, StoreError};
-use crate::clock::Reading;
-use procfleet_core::access::Scope;
-use procfleet_core::task::Target;
+use super::{QueryFault, RequestHead, Store, StoreError};
+use crate::clock::ClockReading;
+use procfleet_core::grants::GrantScope;
+use procfleet_core::request::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ pub struct OpenOpRow {
     /// Shared by all ops of one request.
     pub spec: Option<Arc<Spec>>,
     /// The OS accounts that its app may use.
-    pub accounts: Scope<String>,
+    pub accounts: GrantScope<String>,
     pub target: Target,
     pub agent: Option<AgentId>,
-    pub accepted: Reading,
+    pub accepted: ClockReading,
     pub start_by: i64,
     pub deadline: i64,
     /// Whether its task was cancelled.
@@ -93,7 +93,7 @@ impl Store {
     pub async fn finish_ops(&self, finished: Vec<Finished>) -> Result<Vec<Applied>, StoreError> {
         const DOING: &str = "ending ops";
         // Before the writer's turn: it is the one thing that everybody waits for.
-        let endings = finished.into_iter().map(Ending::new).collect::<Result<Vec<_>, _>>();
+        let endings = finished.into_iter().map(StoredOutcome::new).collect::<Result<Vec<_>, _>>();
         let endings = endings.map_err(|fault| fault.during(DOING))?;
         self.write(DOING, move |db| {
             let mut finisher = Finisher::new(db)?;
@@ -106,13 +106,13 @@ impl Store {
     }
 }
 
-fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<(), Fault> {
+fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<(), QueryFault> {
     let sql = "SELECT created_at, requests_json, cancelled_at IS NOT NULL, boot, boot_ms FROM tasks \
                WHERE number = ? AND stamp = ?";
     let mut tasks = db.prepare_cached(sql)?;
     let mut rows = tasks.query([integer(id.number), integer(id.stamp)])?;
     let Some(row) = rows.next()? else { return Ok(()) };
-    let (accepted, cancelled) = (Reading { wall: row.get(0)?, mark: mark_if_any(row, 3)? }, row.get(2)?);
+    let (accepted, cancelled) = (ClockReading { wall: row.get(0)?, mark: mark_if_any(row, 3)? }, row.get(2)?);
     let requests: Vec<RequestHead> = from_json("a task's requests", text(row, 1)?)?;
 
     let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline FROM ops \
@@ -142,7 +142,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
 }
 
 /// A [`Finished`] in the form that it is stored in.
-struct Ending {
+struct StoredOutcome {
     op: OpId,
     agent: Option<AgentId>,
     code: Code,
@@ -151,11 +151,11 @@ struct Ending {
     at: i64,
 }
 
-impl Ending {
-    fn new(finished: Finished) -> Result<Ending, Fault> {
+impl StoredOutcome {
+    fn new(finished: Finished) -> Result<StoredOutcome, QueryFault> {
         let Finished { op, agent, outcome: Outcome { code, message, content }, at } = finished;
         let content = to_json("an outcome's content", &content)?;
-        Ok(Ending { op, agent, code, message, content, at })
+        Ok(StoredOutcome { op, agent, code, message, content, at })
     }
 }
 
@@ -175,14 +175,14 @@ struct Touched {
 }
 
 impl<'db> Finisher<'db> {
-    fn new(db: &'db Connection) -> Result<Self, Fault> {
+    fn new(db: &'db Connection) -> Result<Self, QueryFault> {
         let sql = "UPDATE ops SET code = ?1, message = ?2, content = ?3, ended_at = ?4 \
                    WHERE task = ?5 AND idx = ?6 AND code IS NULL AND (?7 IS NULL OR agent = ?7)";
         Ok(Finisher { db, end: db.prepare_cached(sql)?, tasks: BTreeMap::new() })
     }
 
-    fn apply(&mut self, ending: &Ending) -> Result<Applied, Fault> {
-        let Ending { op, agent, code, message, content, at } = ending;
+    fn apply(&mut self, ending: &StoredOutcome) -> Result<Applied, QueryFault> {
+        let StoredOutcome { op, agent, code, message, content, at } = ending;
         let (db, number, agent) = (self.db, op.task.number, agent.as_ref().map(AgentId::as_str));
         let task = match self.tasks.entry(number) {
             Entry::Occupied(known) => known.into_mut(),
@@ -208,7 +208,7 @@ impl<'db> Finisher<'db> {
         Ok(Applied::Now)
     }
 
-    fn count(self) -> Result<(), Fault> {
+    fn count(self) -> Result<(), QueryFault> {
         let sql = "UPDATE tasks SET open = open - ?1 - ?2, succeeded = succeeded + ?1, failed = failed + ?2 \
                    WHERE number = ?3";
         let mut update = self.db.prepare_cached(sql)?;
@@ -222,22 +222,22 @@ impl<'db> Finisher<'db> {
 }
 
 /// Keeps what an agent says of an op that ended otherwise. False: it says what is known, for the second time.
-fn keep_late(db: &Connection, ending: &Ending) -> Result<bool, Fault> {
+fn keep_late(db: &Connection, ending: &StoredOutcome) -> Result<bool, QueryFault> {
     let sql = "INSERT INTO late_reports (task, idx, code, message, at) SELECT ?1, ?2, ?3, ?4, ?5 FROM ops \
                WHERE task = ?1 AND idx = ?2 AND (code != ?3 OR message != ?4) ON CONFLICT DO NOTHING";
-    let Ending { op, code, message, at, .. } = ending;
+    let StoredOutcome { op, code, message, at, .. } = ending;
     let values = params![integer(op.task.number), op.index, code.number(), message, at];
     Ok(db.prepare_cached(sql)?.execute(values)? > 0)
 }
 
-fn stamp_of(db: &Connection, number: u64) -> Result<Option<u64>, Fault> {
+fn stamp_of(db: &Connection, number: u64) -> Result<Option<u64>, QueryFault> {
     let mut statement = db.prepare_cached("SELECT stamp FROM tasks WHERE number = ?")?;
     let stamp: Option<i64> = statement.query_row([integer(number)], |row| row.get(0)).optional()?;
     Ok(stamp.map(natural))
 }
 
 /// Why an op could not be ended. Whose it is comes first: another agent learns nothing about it.
-fn why_not(db: &Connection, op: OpId, agent: Option<&str>) -> Result<Applied, Fault> {
+fn why_not(db: &Connection, op: OpId, agent: Option<&str>) -> Result<Applied, QueryFault> {
     let sql = "SELECT ?3 IS NULL OR agent IS ?3 FROM ops WHERE task = ?1 AND idx = ?2";
     let mut statement = db.prepare_cached(sql)?;
     let yours: Option<bool> = statement

@@ -2,7 +2,7 @@
 
 use super::agents::require;
 use super::columns::{agent, from_json, integer, natural, to_json};
-use super::{Fault, Store, StoreError};
+use super::{QueryFault, Store, StoreError};
 use crate::agent_limits;
 use procfleet_core::AgentId;
 use procfleet_core::spec::ProcessGroup;
@@ -71,7 +71,7 @@ impl Store {
     }
 }
 
-fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<usize, Fault> {
+fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<usize, QueryFault> {
     let sql = "INSERT INTO process_groups (agent, namespace, revision, groups_json) VALUES (?, ?, ?, ?) \
                ON CONFLICT (agent, namespace) DO UPDATE \
                SET revision = excluded.revision, groups_json = excluded.groups_json \

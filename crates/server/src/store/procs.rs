@@ -2,9 +2,9 @@
 
 use super::agents::require;
 use super::columns::{agent, host, integer, natural};
-use super::{Fault, Store, StoreError};
+use super::{QueryFault, Store, StoreError};
 use crate::agent_limits;
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
 use rusqlite::{Connection, ToSql, params};
 use std::collections::HashSet;
@@ -131,15 +131,15 @@ impl Store {
     pub async fn proc_page(
         &self,
         namespace: &str,
-        within: &Scope<BusinessId>,
+        within: &GrantScope<BusinessId>,
         start: u64,
         limit: u32,
     ) -> Result<ProcPage, StoreError> {
         let namespace = namespace.to_owned();
         // The list is one value of the statement: a text, whatever its length.
         let (within, businesses) = match within {
-            Scope::All => ("?2 = ''", String::new()),
-            Scope::Only(some) => (
+            GrantScope::All => ("?2 = ''", String::new()),
+            GrantScope::Only(some) => (
                 "agent IN (SELECT agent_id FROM agents WHERE business_id IN (SELECT value FROM json_each(?2)))",
                 format!("[{}]", some.iter().map(BusinessId::to_string).collect::<Vec<_>>().join(",")),
             ),
@@ -169,7 +169,7 @@ impl Store {
     }
 }
 
-fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<usize, Fault> {
+fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<usize, QueryFault> {
     let excess = excess(db, agent, procs)?;
     let sql = "INSERT INTO procs (agent, namespace, name, revision, status_json) VALUES (?, ?, ?, ?, ?) \
                ON CONFLICT (agent, namespace, name) DO UPDATE \
@@ -188,7 +188,7 @@ fn excess<'a>(
     db: &Connection,
     agent: &AgentId,
     procs: &'a [ProcRecord],
-) -> Result<HashSet<&'a ProcKey>, Fault> {
+) -> Result<HashSet<&'a ProcKey>, QueryFault> {
     let mut excess = HashSet::new();
     let is_large = |record: &&ProcRecord| record.status.len() > agent_limits::LARGE_STATE;
     if procs.iter().any(|record| is_large(&record)) {

@@ -1,6 +1,6 @@
 //! Reading: a few read-only connections, lent out one at a time.
 
-use super::{Fault, StoreError, schema};
+use super::{QueryFault, StoreError, schema};
 use procfleet_program::panics;
 use rusqlite::{Connection, TransactionBehavior};
 use std::path::Path;
@@ -27,7 +27,7 @@ impl Readers {
     pub(super) async fn run<T, F>(&self, doing: &'static str, look: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, QueryFault> + Send + 'static,
     {
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let idle = Arc::clone(&self.idle);
@@ -53,8 +53,8 @@ impl Readers {
 
 fn in_one_moment<T>(
     connection: &mut Connection,
-    look: impl FnOnce(&Connection) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    look: impl FnOnce(&Connection) -> Result<T, QueryFault>,
+) -> Result<T, QueryFault> {
     let moment = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
     let seen = look(&moment)?;
     moment.finish()?;

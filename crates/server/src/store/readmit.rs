@@ -82,7 +82,7 @@ fn may_use(
     db: &rusqlite::Connection,
     known: &AgentRecord,
     shown: &CertificateRecord,
-) -> Result<Result<(), ReadmitRefusal>, super::Fault> {
+) -> Result<Result<(), ReadmitRefusal>, super::QueryFault> {
     if known.retired_at.is_some() || known.revoked.is_some() {
         return Ok(Err(ReadmitRefusal::Dismissed));
     }
@@ -95,7 +95,7 @@ fn may_use(
     })
 }
 
-fn agent_on(db: &rusqlite::Connection, host: Host) -> Result<Option<String>, super::Fault> {
+fn agent_on(db: &rusqlite::Connection, host: Host) -> Result<Option<String>, super::QueryFault> {
     let sql = "SELECT agent_id FROM agents WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(params![host.cloud.0, host.ip.to_string()])?;

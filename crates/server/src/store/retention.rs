@@ -4,7 +4,7 @@
 //! ops of a large one follow in later slices; `deleted_tasks` remembers whose are still there, also across a
 //! crash.
 
-use super::{Fault, Store, StoreError};
+use super::{QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// The most that one transaction deletes.
@@ -84,12 +84,12 @@ impl Store {
 }
 
 /// A task that is gone and has left ops behind.
-fn leftover(db: &Connection) -> Result<Option<i64>, Fault> {
+fn leftover(db: &Connection) -> Result<Option<i64>, QueryFault> {
     let mut statement = db.prepare_cached("SELECT number FROM deleted_tasks LIMIT 1")?;
     Ok(statement.query_row([], |row| row.get(0)).optional()?)
 }
 
-fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, Fault> {
+fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, QueryFault> {
     let sql = "SELECT number FROM tasks INDEXED BY tasks_ended WHERE open = 0 AND created_at < ? \
                ORDER BY created_at LIMIT ?";
     let mut statement = db.prepare_cached(sql)?;
@@ -99,13 +99,13 @@ fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, Fault>
 
 /// At most so many, from the first on: their indices have no gaps. What was said late goes at once: nobody
 /// can ask for it.
-fn delete_ops(db: &Connection, task: i64, most: u64) -> Result<u64, Fault> {
+fn delete_ops(db: &Connection, task: i64, most: u64) -> Result<u64, QueryFault> {
     db.prepare_cached("DELETE FROM late_reports WHERE task = ?")?.execute([task])?;
     let sql = "DELETE FROM ops WHERE task = ?1 AND idx < (SELECT min(idx) FROM ops WHERE task = ?1) + ?2";
     Ok(count(db.prepare_cached(sql)?.execute(params![task, super::columns::integer(most)])?))
 }
 
-fn has_ops(db: &Connection, task: i64) -> Result<bool, Fault> {
+fn has_ops(db: &Connection, task: i64) -> Result<bool, QueryFault> {
     Ok(db.prepare_cached("SELECT 1 FROM ops WHERE task = ? LIMIT 1")?.exists([task])?)
 }
 

@@ -1,8 +1,8 @@
 //! Opening the file: the lock, the pragmas, the migrations.
 
-use super::file_id::{self, Origin};
-use super::integrity::Size;
-use super::{Fault, StoreError, generation, sound};
+use super::file_id::{self, FileOrigin};
+use super::integrity::StoreSize;
+use super::{QueryFault, StoreError, generation, sound};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -34,13 +34,13 @@ const STATEMENTS: usize = 64;
 
 /// The writing connection, and what keeps other servers out while it lives.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedDatabase {
     pub(super) connection: Connection,
     pub(super) lock: StoreLock,
     /// The stamps that its file may have.
     pub(super) stamps: Vec<u32>,
     /// A large one is still to be checked.
-    pub(super) size: Size,
+    pub(super) size: StoreSize,
 }
 
 /// Held for as long as the store may be written. The kernel lets go of it when the process ends, however it
@@ -50,13 +50,13 @@ pub(super) struct StoreLock {
     _file: File,
 }
 
-pub(super) fn open(path: &Path) -> Result<Opened, StoreError> {
+pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
     // The lock comes before anything else touches the file: closing any descriptor of a SQLite file drops the
     // locks that SQLite holds on it in this process.
     let lock = lock(path)?;
     sound::look_at_file(path)?;
     let (origin, stamp) = file_id::origin(path)?;
-    let size = Size::of(path);
+    let size = StoreSize::of(path);
     create(path).map_err(|source| StoreError::File { doing: "creating", path: path.to_owned(), source })?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
         .map_err(|source| StoreError::Database { doing: "opening the store", source }.named(path))?;
@@ -65,18 +65,18 @@ pub(super) fn open(path: &Path) -> Result<Opened, StoreError> {
     let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
     connection.set_db_config(keep_log, true).map_err(named)?;
     sound::look_inside(&connection, path)?;
-    if size == Size::Small {
+    if size == StoreSize::Small {
         sound::check(&connection, path)?;
     }
     connection.set_db_config(keep_log, false).map_err(named)?;
     upgrade(&mut connection, path).map_err(|error| error.named(path))?;
-    if origin == Origin::Other {
+    if origin == FileOrigin::Other {
         generation::begin(&mut connection)
             .map_err(|fault| fault.during("beginning a generation").named(path))?;
     }
     let stamps = file_id::stamp(&connection, path, stamp)?;
     tracing::info!(path = %path.display(), schema = MIGRATIONS.len(), "store opened");
-    Ok(Opened { connection, lock, stamps, size })
+    Ok(OpenedDatabase { connection, lock, stamps, size })
 }
 
 pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
@@ -157,11 +157,11 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn version(connection: &Connection) -> Result<i64, Fault> {
+fn version(connection: &Connection) -> Result<i64, QueryFault> {
     Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
 }
 
-fn migrate(connection: &mut Connection, applied: i64, migration: &str) -> Result<(), Fault> {
+fn migrate(connection: &mut Connection, applied: i64, migration: &str) -> Result<(), QueryFault> {
     let transaction = connection.transaction()?;
     transaction.execute_batch(migration)?;
     transaction.pragma_update(None, "user_version", applied)?;

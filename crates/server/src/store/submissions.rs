@@ -9,8 +9,8 @@
 
 use super::columns::{from_json, integer, natural, text};
 use super::tasks::{insert, requests_json};
-use super::{Fault, NewTask, Store, StoreError};
-use crate::clock::Reading;
+use super::{NewTask, QueryFault, Store, StoreError};
+use crate::clock::ClockReading;
 use procfleet_core::{OpKind, ProcKey, TaskId};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::Deserialize;
@@ -36,7 +36,7 @@ pub struct Submission {
     /// Equal for requests that ask for the same.
     pub request_hash: [u8; 32],
     /// What was submitted before this time is another matter.
-    pub since: Reading,
+    pub since: ClockReading,
 }
 
 /// What became of a submission. Keys are the app's own: another app's are never met.
@@ -69,7 +69,7 @@ impl Store {
     }
 }
 
-fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, Fault> {
+fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, QueryFault> {
     let Submission { key: SubmissionKey { kind, text }, request_hash, since } = submission;
     // Within one boot by the clock that nobody can set: a caller that sends a request again knows nothing of
     // the wall clock here. Under an idempotency key there is one row at most. Under a request id there may be
@@ -100,23 +100,23 @@ fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option
 
 /// The part of a stored request that `is_overtaken` needs.
 #[derive(Deserialize)]
-struct About {
+struct StoredTarget {
     proc: ProcKey,
     kind: OpKind,
 }
 
 /// Whether a later task has an op, other than a query, on the same proc and agent as one of this task's ops.
-fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, Fault> {
+fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, QueryFault> {
     let sql = "SELECT number, requests_json FROM tasks WHERE number >= ? ORDER BY number";
     let mut tasks = db.prepare_cached(sql)?;
     let sql = "SELECT 1 FROM ops WHERE task = ?1 AND request = ?2 AND agent IN \
                (SELECT agent FROM ops WHERE task = ?3 AND request = ?4 AND agent IS NOT NULL)";
     let mut same_host = db.prepare_cached(sql)?;
     let mut rows = tasks.query([integer(first.number)])?;
-    let mut own: Vec<About> = Vec::new();
+    let mut own: Vec<StoredTarget> = Vec::new();
     while let Some(row) = rows.next()? {
         let number: i64 = row.get(0)?;
-        let requests: Vec<About> = from_json("a task's requests", text(row, 1)?)?;
+        let requests: Vec<StoredTarget> = from_json("a task's requests", text(row, 1)?)?;
         if natural(number) == first.number {
             own = requests;
             continue;
@@ -133,7 +133,7 @@ fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, Fault> {
 }
 
 /// A request id that is used again after its time stands for the newer task from now on.
-fn remember(db: &Connection, task: &NewTask, submission: &Submission, id: TaskId) -> Result<(), Fault> {
+fn remember(db: &Connection, task: &NewTask, submission: &Submission, id: TaskId) -> Result<(), QueryFault> {
     let sql = "INSERT INTO submissions (app, kind, key, request_hash, task, created_at) VALUES (?, ?, ?, ?, ?, ?) \
                ON CONFLICT (app, kind, key, request_hash) DO UPDATE \
                SET task = excluded.task, created_at = excluded.created_at";

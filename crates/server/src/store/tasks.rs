@@ -5,10 +5,10 @@ use super::columns::{
     agent_if_any, from_json, integer, natural, optional_text, parsed, small, target, text, to_json,
     unreadable,
 };
-use super::{Fault, NewAudit, Store, StoreError};
-use crate::clock::Mark;
-use procfleet_core::access::Scope;
-use procfleet_core::task::Target;
+use super::{NewAudit, QueryFault, Store, StoreError};
+use crate::clock::ClockMark;
+use procfleet_core::grants::GrantScope;
+use procfleet_core::request::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use rusqlite::{Connection, Row, params};
 use serde::{Deserialize, Serialize};
@@ -22,8 +22,8 @@ pub struct RequestHead {
     /// `None`: use what the agent has stored.
     pub spec: Option<Arc<Spec>>,
     /// The OS accounts that the app might use when the task was made. Tasks of earlier versions say nothing.
-    #[serde(default = "Scope::all", skip_serializing_if = "Scope::is_all")]
-    pub accounts: Scope<String>,
+    #[serde(default = "GrantScope::all", skip_serializing_if = "GrantScope::is_all")]
+    pub accounts: GrantScope<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub struct NewTask {
     pub stamp: u64,
     pub created_at: i64,
     /// The same by the clock that nobody can set.
-    pub mark: Option<Mark>,
+    pub mark: Option<ClockMark>,
     pub app: String,
     pub username: String,
     pub summary: String,
@@ -64,13 +64,13 @@ pub struct TaskRecord {
     pub username: String,
     pub summary: String,
     pub requests: Vec<RequestHead>,
-    pub counts: Counts,
+    pub counts: TaskCounts,
     pub cancelled_at: Option<i64>,
     pub retry_of: Option<TaskId>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TaskCounts {
     pub total: u64,
     pub open: u64,
     pub succeeded: u64,
@@ -157,7 +157,7 @@ impl Store {
 }
 
 /// The task, its ops and its audit record.
-pub(super) fn insert(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
+pub(super) fn insert(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, QueryFault> {
     let id = insert_task(db, task, requests)?;
     insert_ops(db, id, task)?;
     if let Some(mut entry) = task.audit.clone() {
@@ -169,18 +169,18 @@ pub(super) fn insert(db: &Connection, task: &NewTask, requests: &str) -> Result<
     Ok(id)
 }
 
-pub(super) fn requests_json(task: &NewTask) -> Result<String, Fault> {
+pub(super) fn requests_json(task: &NewTask) -> Result<String, QueryFault> {
     // An op without its request could never be carried out, nor read again.
     if let Some(op) =
         task.ops.iter().find(|op| usize::try_from(op.request).unwrap_or(usize::MAX) >= task.requests.len())
     {
         let reason = format!("request {} of {}", op.request, task.requests.len());
-        return Err(Fault::Unwritable { what: "an op", reason });
+        return Err(QueryFault::Unwritable { what: "an op", reason });
     }
     to_json("requests", &task.requests)
 }
 
-fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, Fault> {
+fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId, QueryFault> {
     let sql = "INSERT INTO tasks (stamp, created_at, app, username, summary, requests_json, total, open, \
                succeeded, failed, retry_of, boot, boot_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7 - ?8 - ?9, ?8, ?9, ?10, ?11, ?12)";
@@ -206,7 +206,7 @@ fn insert_task(db: &Connection, task: &NewTask, requests: &str) -> Result<TaskId
     Ok(TaskId { stamp: task.stamp, number: natural(db.last_insert_rowid()) })
 }
 
-fn insert_ops(db: &Connection, id: TaskId, task: &NewTask) -> Result<(), Fault> {
+fn insert_ops(db: &Connection, id: TaskId, task: &NewTask) -> Result<(), QueryFault> {
     let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline, \
                code, message, content, ended_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     let mut statement = db.prepare_cached(sql)?;
@@ -244,7 +244,7 @@ fn insert_ops(db: &Connection, id: TaskId, task: &NewTask) -> Result<(), Fault> 
 }
 
 /// Only if the stamp is right too: the number alone may be another store's.
-fn task(db: &Connection, id: TaskId) -> Result<Option<TaskRecord>, Fault> {
+fn task(db: &Connection, id: TaskId) -> Result<Option<TaskRecord>, QueryFault> {
     let sql = format!("SELECT {COLUMNS} FROM tasks WHERE number = ? AND stamp = ?");
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query([integer(id.number), integer(id.stamp)])?;
@@ -253,7 +253,7 @@ fn task(db: &Connection, id: TaskId) -> Result<Option<TaskRecord>, Fault> {
     task_record(row, requests).map(Some)
 }
 
-fn newest(db: &Connection, app: Option<&str>, limit: u32) -> Result<Vec<TaskRecord>, Fault> {
+fn newest(db: &Connection, app: Option<&str>, limit: u32) -> Result<Vec<TaskRecord>, QueryFault> {
     // Two statements, so that each finds its rows in order, in the table or in the index by app.
     let only = app.map_or("?1 IS NULL", |_| "app = ?1");
     let sql = format!("SELECT {COLUMNS} FROM tasks WHERE {only} ORDER BY number DESC LIMIT ?2");
@@ -266,7 +266,7 @@ fn newest(db: &Connection, app: Option<&str>, limit: u32) -> Result<Vec<TaskReco
     Ok(records)
 }
 
-fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, Fault> {
+fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, QueryFault> {
     Ok(TaskRecord {
         id: TaskId { number: natural(row.get(0)?), stamp: natural(row.get(1)?) },
         created_at: row.get(2)?,
@@ -274,7 +274,7 @@ fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, 
         username: row.get(4)?,
         summary: row.get(5)?,
         requests,
-        counts: Counts {
+        counts: TaskCounts {
             total: natural(row.get(6)?),
             open: natural(row.get(7)?),
             succeeded: natural(row.get(8)?),
@@ -285,7 +285,7 @@ fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, 
     })
 }
 
-fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, Fault> {
+fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, QueryFault> {
     Ok(OpRecord {
         op: OpId { task, index: small("an op's index", row.get(0)?)? },
         request: small("a request's place", row.get(1)?)?,
@@ -298,7 +298,7 @@ fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, Fault> {
 }
 
 /// In a look of its own: hardly any task has one.
-fn add_late_reports(db: &Connection, task: TaskId, ops: &mut [OpRecord]) -> Result<(), Fault> {
+fn add_late_reports(db: &Connection, task: TaskId, ops: &mut [OpRecord]) -> Result<(), QueryFault> {
     let mut statement =
         db.prepare_cached("SELECT idx, code, message, at FROM late_reports WHERE task = ? ORDER BY idx")?;
     let mut rows = statement.query([integer(task.number)])?;
@@ -312,13 +312,13 @@ fn add_late_reports(db: &Connection, task: TaskId, ops: &mut [OpRecord]) -> Resu
     Ok(())
 }
 
-fn code(number: i64) -> Result<Code, Fault> {
+fn code(number: i64) -> Result<Code, QueryFault> {
     let code = u32::try_from(number).ok().and_then(Code::from_number);
     code.ok_or_else(|| unreadable("an error code", &format_args!("{number} is not known")))
 }
 
 /// An outcome in three columns: code, message, content.
-fn outcome(row: &Row<'_>, column: usize) -> Result<Option<Outcome>, Fault> {
+fn outcome(row: &Row<'_>, column: usize) -> Result<Option<Outcome>, QueryFault> {
     let Some(number) = row.get::<_, Option<i64>>(column)? else { return Ok(None) };
     let code = code(number)?;
     let message = optional_text(row, column + 1)?.unwrap_or_default().to_owned();

@@ -2,7 +2,7 @@
 
 use super::audit::insert_audit;
 use super::columns::{small, unreadable};
-use super::{Fault, NewAudit, Store, StoreError};
+use super::{NewAudit, QueryFault, Store, StoreError};
 use procfleet_core::{BusinessId, CloudId, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::fmt;
@@ -55,7 +55,7 @@ pub struct TokenUse {
 
 /// The reason is meant for whoever shows the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TokenRefusal {
+pub enum JoinTokenRefusal {
     /// No such token, or the secret is wrong.
     #[error("the token is not known here")]
     Unknown,
@@ -107,7 +107,11 @@ impl Store {
     }
 
     /// Why nobody can join with this token now. `None`: it is good.
-    pub async fn token_refusal(&self, token: TokenUse, now: i64) -> Result<Option<TokenRefusal>, StoreError> {
+    pub async fn token_refusal(
+        &self,
+        token: TokenUse,
+        now: i64,
+    ) -> Result<Option<JoinTokenRefusal>, StoreError> {
         self.read("checking a join token", move |db| Ok(check(db, &token, now)?.err())).await
     }
 
@@ -158,7 +162,7 @@ impl Store {
 const SELECT: &str =
     "SELECT id, cloud_id, business_id, created_at, expires_at, uses_left, replaces, revoked_at FROM tokens";
 
-fn record(row: &Row<'_>) -> Result<TokenRecord, Fault> {
+fn record(row: &Row<'_>) -> Result<TokenRecord, QueryFault> {
     Ok(TokenRecord {
         id: row.get(0)?,
         cloud: CloudId(small("a cloud id", row.get(1)?)?),
@@ -180,31 +184,33 @@ pub(super) fn check(
     db: &Connection,
     token: &TokenUse,
     now: i64,
-) -> Result<Result<Belonging, TokenRefusal>, Fault> {
+) -> Result<Result<Belonging, JoinTokenRefusal>, QueryFault> {
     let sql = "SELECT secret_hash, revoked_at IS NOT NULL FROM tokens WHERE id = ?";
     let found: Option<(Vec<u8>, bool)> =
         db.prepare_cached(sql)?.query_row([&token.id], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let Some((hash, revoked)) = found else {
-        return Ok(Err(TokenRefusal::Unknown));
+        return Ok(Err(JoinTokenRefusal::Unknown));
     };
     if hash.len() != token.secret_hash.len() {
         return Err(unreadable("a token's hash", &format_args!("it has {} bytes", hash.len())));
     }
     // The secret first: who does not know it learns nothing else about the token.
     if !bool::from(hash.ct_eq(&token.secret_hash)) {
-        return Ok(Err(TokenRefusal::Unknown));
+        return Ok(Err(JoinTokenRefusal::Unknown));
     }
     if revoked {
-        return Ok(Err(TokenRefusal::Revoked));
+        return Ok(Err(JoinTokenRefusal::Revoked));
     }
     let mut statement = db.prepare_cached(&format!("{SELECT} WHERE id = ?"))?;
     let mut rows = statement.query([&token.id])?;
-    let Some(found) = rows.next()?.map(record).transpose()? else { return Ok(Err(TokenRefusal::Unknown)) };
+    let Some(found) = rows.next()?.map(record).transpose()? else {
+        return Ok(Err(JoinTokenRefusal::Unknown));
+    };
     if found.expires_at <= now {
-        return Ok(Err(TokenRefusal::Expired));
+        return Ok(Err(JoinTokenRefusal::Expired));
     }
     if found.uses_left == 0 {
-        return Ok(Err(TokenRefusal::UsedUp));
+        return Ok(Err(JoinTokenRefusal::UsedUp));
     }
     let TokenRecord { cloud, business, replaces, .. } = found;
     Ok(Ok(Belonging { cloud, business, replaces }))
@@ -245,7 +251,7 @@ impl fmt::Debug for TokenUse {
 }
 
 /// Takes one use from a token that was checked.
-pub(super) fn spend(db: &Connection, token: &TokenUse) -> Result<(), Fault> {
+pub(super) fn spend(db: &Connection, token: &TokenUse) -> Result<(), QueryFault> {
     db.prepare_cached("UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ?")?.execute([&token.id])?;
     Ok(())
 }

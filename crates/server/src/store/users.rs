@@ -2,7 +2,7 @@
 
 use super::audit::insert_audit;
 use super::columns::natural;
-use super::{Fault, NewAudit, Store, StoreError};
+use super::{NewAudit, QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::fmt;
 
@@ -133,14 +133,14 @@ impl Store {
     }
 }
 
-fn require(db: &Connection, name: &str) -> Result<(), Fault> {
+fn require(db: &Connection, name: &str) -> Result<(), QueryFault> {
     match db.prepare_cached("SELECT 1 FROM users WHERE name = ?")?.exists([name])? {
         true => Ok(()),
         false => Err(StoreError::Missing { what: "user", key: name.to_owned() }.into()),
     }
 }
 
-fn rows(db: &Connection, name: Option<&str>, now: i64) -> Result<Vec<UserRow>, Fault> {
+fn rows(db: &Connection, name: Option<&str>, now: i64) -> Result<Vec<UserRow>, QueryFault> {
     let sql = "SELECT name, created_at, disabled_at, \
                (SELECT count(*) FROM user_tokens WHERE user = name AND expires_at > ?2) \
                FROM users WHERE ?1 IS NULL OR name = ?1 ORDER BY name";

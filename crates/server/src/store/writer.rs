@@ -11,9 +11,9 @@
 //! Before and after each group the writer checks that the files are still those that it opened (see
 //! `health`).
 
-use super::health::{Commit, Health};
+use super::health::{CommitResult, StoreHealth};
 use super::schema::StoreLock;
-use super::{Fault, StoreError};
+use super::{QueryFault, StoreError};
 use procfleet_failpoint::{Point, fails};
 use procfleet_program::panics;
 use procfleet_sqlite::Reserve;
@@ -39,52 +39,52 @@ pub(super) struct Writer {
 }
 
 enum Message {
-    Job(Box<dyn Job>),
+    Job(Box<dyn WriteJob>),
     Close,
 }
 
-trait Job: Send {
+trait WriteJob: Send {
     /// Makes the change, inside a savepoint.
-    fn run(&mut self, connection: &Connection) -> Verdict;
+    fn run(&mut self, connection: &Connection) -> SavepointVerdict;
     /// Tells the caller, once it is known what became of the commit.
     fn answer(self: Box<Self>, lost: Option<Arc<rusqlite::Error>>);
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum SavepointVerdict {
     Keep,
     Undo,
 }
 
 /// A change with a caller who waits for it.
-struct Work<T, F> {
+struct PendingWrite<T, F> {
     doing: &'static str,
-    progress: Progress<T, F>,
+    progress: JobProgress<T, F>,
     caller: oneshot::Sender<Result<T, StoreError>>,
 }
 
-enum Progress<T, F> {
+enum JobProgress<T, F> {
     Waiting(F),
     Running,
     Done(Result<T, StoreError>),
 }
 
-impl<T, F> Job for Work<T, F>
+impl<T, F> WriteJob for PendingWrite<T, F>
 where
     T: Send,
-    F: FnOnce(&Connection) -> Result<T, Fault> + Send,
+    F: FnOnce(&Connection) -> Result<T, QueryFault> + Send,
 {
-    fn run(&mut self, connection: &Connection) -> Verdict {
+    fn run(&mut self, connection: &Connection) -> SavepointVerdict {
         let doing = self.doing;
-        let Progress::Waiting(change) = std::mem::replace(&mut self.progress, Progress::Running) else {
-            return Verdict::Undo;
+        let JobProgress::Waiting(change) = std::mem::replace(&mut self.progress, JobProgress::Running) else {
+            return SavepointVerdict::Undo;
         };
         // Its savepoint is undone, so a panic costs the job alone.
         let result = panics::catch_in(|| change(connection))
-            .unwrap_or(Err(Fault::Known(StoreError::Panicked { doing })))
+            .unwrap_or(Err(QueryFault::Known(StoreError::Panicked { doing })))
             .map_err(|fault| fault.during(doing));
-        let verdict = if result.is_ok() { Verdict::Keep } else { Verdict::Undo };
-        self.progress = Progress::Done(result);
+        let verdict = if result.is_ok() { SavepointVerdict::Keep } else { SavepointVerdict::Undo };
+        self.progress = JobProgress::Done(result);
         verdict
     }
 
@@ -92,12 +92,12 @@ where
         let doing = self.doing;
         let result = match (self.progress, lost) {
             // Its own error says more than that of the group.
-            (Progress::Done(Err(error)), _) => Err(error),
-            (Progress::Done(Ok(made)), None) => Ok(made),
-            (Progress::Done(Ok(_)) | Progress::Waiting(_) | Progress::Running, Some(source)) => {
+            (JobProgress::Done(Err(error)), _) => Err(error),
+            (JobProgress::Done(Ok(made)), None) => Ok(made),
+            (JobProgress::Done(Ok(_)) | JobProgress::Waiting(_) | JobProgress::Running, Some(source)) => {
                 Err(StoreError::Commit { doing, source })
             }
-            (Progress::Waiting(_) | Progress::Running, None) => Err(StoreError::Closed),
+            (JobProgress::Waiting(_) | JobProgress::Running, None) => Err(StoreError::Closed),
         };
         // A caller that went away needs no answer.
         let _ = self.caller.send(result);
@@ -108,7 +108,7 @@ impl Writer {
     pub(super) fn start(
         connection: Connection,
         reserve: Arc<Reserve>,
-        health: Arc<Health>,
+        health: Arc<StoreHealth>,
         lock: StoreLock,
     ) -> std::io::Result<Writer> {
         let (jobs, inbox) = mpsc::channel(WAITING);
@@ -121,10 +121,10 @@ impl Writer {
     pub(super) async fn run<T, F>(&self, doing: &'static str, change: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, QueryFault> + Send + 'static,
     {
         let (caller, answer) = oneshot::channel();
-        let job = Box::new(Work { doing, progress: Progress::Waiting(change), caller });
+        let job = Box::new(PendingWrite { doing, progress: JobProgress::Waiting(change), caller });
         self.jobs.send(Message::Job(job)).await.map_err(|_| StoreError::Closed)?;
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
@@ -160,7 +160,7 @@ impl Drop for Writer {
 fn serve(
     connection: Connection,
     reserve: Arc<Reserve>,
-    health: Arc<Health>,
+    health: Arc<StoreHealth>,
     lock: StoreLock,
     mut inbox: mpsc::Receiver<Message>,
 ) -> Result<(), StoreError> {
@@ -194,7 +194,7 @@ fn serve(
     tidied
 }
 
-fn tidy(connection: &Connection, health: &Health) -> rusqlite::Result<()> {
+fn tidy(connection: &Connection, health: &StoreHealth) -> rusqlite::Result<()> {
     if health.check().is_err() {
         // Closing would checkpoint, and remove the log by its name, which may be another one by now.
         return connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ());
@@ -202,7 +202,7 @@ fn tidy(connection: &Connection, health: &Health) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
-fn run_group(connection: &Connection, health: &Health, group: &mut Vec<Box<dyn Job>>) {
+fn run_group(connection: &Connection, health: &StoreHealth, group: &mut Vec<Box<dyn WriteJob>>) {
     if let Err(condemned) = health.check() {
         return answer_lost(group.drain(..), condemned.as_sqlite_error());
     }
@@ -211,15 +211,15 @@ fn run_group(connection: &Connection, health: &Health, group: &mut Vec<Box<dyn J
         let ended = run_job(connection, job.as_mut());
         ran.push(job);
         if let Err(error) = ended {
-            health.note_commit(Commit::Failed);
+            health.note_commit(CommitResult::Failed);
             abandon(connection, error, &mut ran);
         }
     }
     if !connection.is_autocommit() {
         match commit(connection) {
-            Ok(()) => health.note_commit(Commit::Done),
+            Ok(()) => health.note_commit(CommitResult::Done),
             Err(error) => {
-                health.note_commit(Commit::Failed);
+                health.note_commit(CommitResult::Failed);
                 abandon(connection, error, &mut ran);
             }
         }
@@ -243,7 +243,7 @@ fn commit(connection: &Connection) -> rusqlite::Result<()> {
 
 /// Errors are those of the transaction, after which nothing of the group so far can be kept. A job's own
 /// failure is none.
-fn run_job(connection: &Connection, job: &mut dyn Job) -> rusqlite::Result<()> {
+fn run_job(connection: &Connection, job: &mut dyn WriteJob) -> rusqlite::Result<()> {
     // No transaction is open at the start, nor after the one before was given up.
     if connection.is_autocommit() {
         run(connection, "BEGIN IMMEDIATE")?;
@@ -256,14 +256,14 @@ fn run_job(connection: &Connection, job: &mut dyn Job) -> rusqlite::Result<()> {
             Some("a change in the same group made SQLite undo all of it".to_owned()),
         ));
     }
-    if verdict == Verdict::Undo {
+    if verdict == SavepointVerdict::Undo {
         run(connection, "ROLLBACK TO job")?;
     }
     run(connection, "RELEASE job")
 }
 
 /// Ends the transaction, and tells everyone in it that nothing of it happened.
-fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dyn Job>>) {
+fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dyn WriteJob>>) {
     // Whoever asked for one of them is told, so none was accepted and then lost.
     tracing::error!(
         error = &error as &dyn std::error::Error,
@@ -279,7 +279,7 @@ fn abandon(connection: &Connection, error: rusqlite::Error, ran: &mut Vec<Box<dy
     answer_lost(ran.drain(..), error);
 }
 
-fn answer_lost(jobs: impl Iterator<Item = Box<dyn Job>>, error: rusqlite::Error) {
+fn answer_lost(jobs: impl Iterator<Item = Box<dyn WriteJob>>, error: rusqlite::Error) {
     let error = Arc::new(error);
     for job in jobs {
         job.answer(Some(Arc::clone(&error)));

@@ -175,13 +175,13 @@ fn a_rotation_that_was_cut_off_is_finished_and_not_repeated() {
         let mut note = tracked.note(&file).expect("a note").clone();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if step != "copied" {
-            (note.taken, note.step) = (held as u64, Step::Cutting);
+            (note.taken, note.step) = (held as u64, RotationStep::Cutting);
         }
         if ["punched", "collapsing", "collapsed"].contains(&step) {
             rustix::fs::fallocate(&file, hole, 0, held as u64).expect("a filesystem with holes");
         }
         if ["collapsing", "collapsed"].contains(&step) {
-            note.step = Step::Collapsing(held as u64);
+            note.step = RotationStep::Collapsing(held as u64);
         }
         if step == "collapsed" && collapse(&file, held as u64).is_err() {
             continue;

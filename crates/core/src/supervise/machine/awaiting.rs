@@ -6,18 +6,18 @@
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use crate::process::{Found, Process, Sighting};
 use crate::spec::{Detached, Spec};
 use crate::supervise::job::{Awaiting, LONGEST_PAUSE, LOOK_EVERY, Purpose, Stage};
 use crate::supervise::policy::Fall;
-use crate::supervise::{Effect, Event, Hosting, Input, Scope, Signal, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, Input, LookScope, Signal, Step, Write, words};
 use std::sync::Arc;
 
 impl Machine {
     pub(super) fn wait_for_command(
         &mut self,
-        now: Moment,
+        now: BootTime,
         spec: Arc<Spec>,
         command: Process,
         out: &mut Step,
@@ -41,7 +41,7 @@ impl Machine {
 
     pub(super) fn awaiting(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut awaiting: Awaiting,
@@ -97,7 +97,7 @@ impl Machine {
             | Input::Placed { .. } => {}
         }
         if awaiting.looking.is_none() && now >= awaiting.next_look {
-            awaiting.looking = Some(self.look(Scope::Recovery { last: self.dead }, &spec, out));
+            awaiting.looking = Some(self.look(LookScope::Recovery { last: self.dead }, &spec, out));
         }
         busy(purpose, spec, Stage::Awaiting(awaiting))
     }
@@ -105,7 +105,7 @@ impl Machine {
     /// A stop or kill does not wait for it: the command is ended with all that it has started.
     pub(super) fn overtake_awaiting(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         awaiting: &Awaiting,
@@ -121,7 +121,7 @@ impl Machine {
     }
 
     /// The process is there.
-    fn came(&mut self, now: Moment, process: Process, out: &mut Step) -> State {
+    fn came(&mut self, now: BootTime, process: Process, out: &mut Step) -> State {
         self.unsure = None;
         self.streak.last_start = Some(now);
         out.effects.push(Effect::Watch(process));
@@ -129,7 +129,7 @@ impl Machine {
         State::Up(process)
     }
 
-    fn command_overdue(&mut self, now: Moment, spec: &Spec, command: Process, out: &mut Step) -> State {
+    fn command_overdue(&mut self, now: BootTime, spec: &Spec, command: Process, out: &mut Step) -> State {
         self.end_cut_off(spec, command, out);
         let message = words::command_timeout("start_cmd", spec.policy.op_timeout, "");
         if self.hosting == Hosting::Hosted {

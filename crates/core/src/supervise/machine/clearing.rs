@@ -7,12 +7,12 @@
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use crate::op::OpKind;
 use crate::process::Sighting;
 use crate::spec::{Detached, Spec};
 use crate::supervise::job::{Clearing, LOOK_EVERY, LaunchFailure, Measure, Purpose, Running, Stage};
-use crate::supervise::{Effect, Input, Leader, RunId, Scope, Step, words};
+use crate::supervise::{Effect, Input, Leader, LookScope, RunId, Step, words};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Machine {
     /// Ends a launch of which nothing was told to end yet.
     pub(super) fn clear(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         run: RunId,
@@ -47,7 +47,7 @@ impl Machine {
 
     pub(super) fn clear_by_force(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         run: RunId,
@@ -61,7 +61,7 @@ impl Machine {
     /// Ends the processes of a failed launch, if there are any.
     pub(super) fn clear_failed(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         command: &Running,
@@ -80,7 +80,7 @@ impl Machine {
 
     pub(super) fn clearing(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut clearing: Clearing,
@@ -156,7 +156,7 @@ impl Machine {
             if let Measure::Killed { .. } = clearing.measure {
                 out.effects.push(Effect::EndRun(clearing.run));
             }
-            let scope = Scope::Launch { run: clearing.run, leader: Leader::Accept };
+            let scope = LookScope::Launch { run: clearing.run, leader: Leader::Accept };
             clearing.looking = Some(self.look(scope, &spec, out));
         }
         busy(purpose, spec, Stage::Clearing(clearing))

@@ -1,8 +1,8 @@
 //! From the command or signal of a stop, kill or restart until the process is gone.
 
 use super::{Leftover, Machine, State, busy, op_kind};
+use crate::boot_time::BootTime;
 use crate::code::Code;
-use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Kind, Spec};
@@ -65,7 +65,7 @@ fn escalates(purpose: &Purpose, spec: &Spec) -> bool {
 impl Machine {
     pub(super) fn end(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         process: Process,
@@ -91,7 +91,7 @@ impl Machine {
 
     pub(super) fn ending(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut ending: Ending,
@@ -199,7 +199,7 @@ impl Machine {
 
     pub(super) fn ended(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         ending: Ending,

@@ -2,25 +2,25 @@
 
 use super::turns::{Since, Turn};
 use super::{Machine, State, busy};
+use crate::boot_time::BootTime;
 use crate::code::Code;
-use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Exit, Found, Process, Sighting};
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{
-    Ended, LONGEST_PAUSE, LOOK_EVERY, Launch, LaunchFailure, Overdue, Purpose, Seen, Sight, Stage,
+    Ended, LONGEST_PAUSE, LOOK_EVERY, Launch, LaunchFailure, Overdue, Purpose, SeenProcess, Sight, Stage,
 };
 use crate::supervise::policy::Fall;
 use crate::supervise::record::{Rest, ScheduledRun};
 use crate::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Leader, RunId, Scope, Signal, Step, Write, words,
+    CommandEnd, Effect, Event, Hosting, Input, Leader, LookScope, RunId, Signal, Step, Write, words,
 };
 use std::sync::Arc;
 
 impl Machine {
     pub(super) fn launch(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         old: Option<Process>,
@@ -68,14 +68,14 @@ impl Machine {
         if spec.policy.kind != Kind::Resident {
             // It runs to its end, and must be known from the beginning: nobody could find it by its name or
             // pid file.
-            launch.looking = Some(self.look(Scope::Run(launch.command.run), &spec, out));
+            launch.looking = Some(self.look(LookScope::Run(launch.command.run), &spec, out));
         }
         busy(purpose, spec, Stage::Launching(launch))
     }
 
     pub(super) fn launching(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut launch: Launch,
@@ -161,7 +161,7 @@ impl Machine {
     /// The command of a launch ended, or never began.
     pub(super) fn launched(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut launch: Launch,
@@ -207,7 +207,7 @@ impl Machine {
     /// Where does the launch stand?
     pub(super) fn check_launch(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut launch: Launch,
@@ -217,11 +217,11 @@ impl Machine {
         let resident = spec.policy.kind == Kind::Resident;
         let is_overdue = launch.command.timed_out || launch.command.is_overdue(now);
         match (&launch.ended, launch.judged(&spec)) {
-            (_, Some(Seen { process, .. })) if purpose == Purpose::Turn => {
+            (_, Some(SeenProcess { process, .. })) if purpose == Purpose::Turn => {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }
             // As long as the command of a resident process is at work, the last look decides.
-            (ended, Some(Seen { process, .. }))
+            (ended, Some(SeenProcess { process, .. }))
                 if now >= succeeds_at && (ended.is_some() || !resident && !is_overdue) =>
             {
                 return self.launch_succeeded(purpose, &launch, process, out);
@@ -248,7 +248,7 @@ impl Machine {
                     && !launch.last_look =>
             {
                 launch.last_look = true;
-                let scope = Scope::Launch { run: launch.command.run, leader: Leader::AcceptNamed };
+                let scope = LookScope::Launch { run: launch.command.run, leader: Leader::AcceptNamed };
                 launch.looking = Some(self.look(scope, &spec, out));
                 return busy(purpose, spec, Stage::Launching(launch));
             }
@@ -276,7 +276,7 @@ impl Machine {
             }
         }
         if launch.look_at(&spec).is_some_and(|at| now >= at) {
-            let scope = Scope::Launch { run: launch.command.run, leader: Leader::Refuse };
+            let scope = LookScope::Launch { run: launch.command.run, leader: Leader::Refuse };
             (launch.looking, launch.looked_at) = (Some(self.look(scope, &spec, out)), Some(now));
         }
         busy(purpose, spec, Stage::Launching(launch))
@@ -336,15 +336,17 @@ impl Machine {
         // A restart_cmd may have left alone what was running.
         match launch.old {
             Some(old) => State::Up(old),
-            None => {
-                self.look_behind(Scope::Launch { run: launch.command.run, leader: Leader::Accept }, spec, out)
-            }
+            None => self.look_behind(
+                LookScope::Launch { run: launch.command.run, leader: Leader::Accept },
+                spec,
+                out,
+            ),
         }
     }
 
     /// The command of what runs once has ended, or a process that it left has. What is left is looked after
     /// until it ends, too, unless the spec keeps it.
-    pub(super) fn look_behind(&mut self, scope: Scope, spec: Arc<Spec>, out: &mut Step) -> State {
+    pub(super) fn look_behind(&mut self, scope: LookScope, spec: Arc<Spec>, out: &mut Step) -> State {
         // The run itself is over, and nothing brings it back.
         self.hosting = Hosting::Unhosted;
         match spec.policy.detached {
@@ -357,7 +359,7 @@ impl Machine {
     }
 
     /// A run that was ordered or due has ended well.
-    pub(super) fn ran_on_schedule(&mut self, now: Moment, purpose: Purpose, out: &mut Step) -> State {
+    pub(super) fn ran_on_schedule(&mut self, now: BootTime, purpose: Purpose, out: &mut Step) -> State {
         if let Purpose::Op { op, kind, .. } = purpose {
             if kind == OpKind::Start {
                 self.hosting = Hosting::Hosted;
@@ -369,7 +371,7 @@ impl Machine {
 
     pub(super) fn not_alive(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         launch: Launch,
@@ -399,7 +401,7 @@ impl Machine {
     /// runs unknown. A recognised process goes on, and the outcome names its pid.
     pub(super) fn launch_failed(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         launch: Launch,
         code: Code,
@@ -428,7 +430,7 @@ impl Machine {
     /// Answers a failed launch. `left` is a process that goes on and is known from now on.
     pub(super) fn launch_over(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         run: RunId,
         failure: LaunchFailure,
@@ -450,7 +452,9 @@ impl Machine {
         }
         match (left, once) {
             (Some(process), _) => State::Up(process),
-            (None, Some(spec)) => self.look_behind(Scope::Launch { run, leader: Leader::Accept }, spec, out),
+            (None, Some(spec)) => {
+                self.look_behind(LookScope::Launch { run, leader: Leader::Accept }, spec, out)
+            }
             (None, None) => self.rest_tidied(now, Fall::NotStarted, &message, out),
         }
     }

@@ -4,8 +4,8 @@
 //! to do that itself, so it is waited for first.
 
 use super::{Machine, State, busy};
+use crate::boot_time::BootTime;
 use crate::code::Code;
-use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Process, Sighting};
 use crate::spec::{Detached, Spec};
@@ -14,7 +14,7 @@ use crate::supervise::job::{
 };
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::{CommandEnd, Effect, Input, Scope, Signal, Step, words};
+use crate::supervise::{CommandEnd, Effect, Input, LookScope, Signal, Step, words};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) fn ends_whole(spec: &Spec) -> bool {
 pub(super) struct Remains {
     /// The stop command, while it is at work, and the process that it was for.
     pub(super) command: Option<(Running, Process)>,
-    pub(super) until: Moment,
+    pub(super) until: BootTime,
     pub(super) note: String,
 }
 
@@ -44,7 +44,7 @@ impl Machine {
     /// The process is gone.
     pub(super) fn leave(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         ending: Ending,
@@ -62,7 +62,7 @@ impl Machine {
     /// What is left may take as long as that.
     pub(super) fn leave_nothing(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         remains: Remains,
@@ -72,7 +72,7 @@ impl Machine {
         if !ends_whole(&spec) {
             return self.left(now, purpose, spec, command, out);
         }
-        let looking = Some(self.look(Scope::Leftovers, &spec, out));
+        let looking = Some(self.look(LookScope::Leftovers, &spec, out));
         let leaving = Leaving {
             command,
             note,
@@ -88,7 +88,7 @@ impl Machine {
 
     pub(super) fn leaving(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut leaving: Leaving,
@@ -147,7 +147,7 @@ impl Machine {
             }
         }
         if leaving.looking.is_none() && now >= leaving.next_look {
-            leaving.looking = Some(self.look(Scope::Leftovers, &spec, out));
+            leaving.looking = Some(self.look(LookScope::Leftovers, &spec, out));
         }
         busy(purpose, spec, Stage::Leaving(leaving))
     }
@@ -156,7 +156,7 @@ impl Machine {
     /// began.
     pub(super) fn overtake_leaving(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut leaving: Leaving,
@@ -175,7 +175,7 @@ impl Machine {
     /// Nothing is left, or whatever is left may stay.
     fn left(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         command: Option<(Running, Process)>,
@@ -222,7 +222,7 @@ impl Machine {
     /// Something cannot even be killed.
     fn not_left(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         process: Process,

@@ -3,39 +3,39 @@
 mod awaiting;
 mod clearing;
 mod ending;
-mod jobs;
+mod health;
 mod launching;
 mod leaving;
+mod observed;
 mod orders;
 mod queries;
 mod reloading;
 mod sampling;
-mod treating;
 mod turns;
 mod upkeep;
 mod vetting;
 
 pub use vetting::group_refusal;
 
-use super::limits::Strain;
+use super::limits::LimitStrain;
 use super::policy::Streak;
 use super::record::{Record, Rest, ScheduledRun};
 use super::{
-    Activity, Commit, Effect, Event, Hosting, Input, LookId, RunId, Scope, Signal, Step, Write, words,
+    Activity, Commit, Effect, Event, Hosting, Input, LookId, LookScope, RunId, Signal, Step, Write, words,
 };
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::{OpId, ProcKey};
-use crate::moment::Moment;
 use crate::op::{Content, OpKind, Order, Outcome, ProcStatus};
 use crate::process::Process;
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
+use health::CheckedProcess;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
-use treating::Patient;
 use turns::{Overlap, Since, Turn};
 
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
@@ -64,11 +64,11 @@ pub struct Machine {
     /// When the next run is due that the one under way keeps from beginning.
     overlap: Overlap,
     /// When the wall clock was last asked for the next run.
-    planned: Moment,
+    planned: BootTime,
     /// How its latest samples stand to its limits.
-    strain: Strain,
+    strain: LimitStrain,
     /// What its `health_cmd` has led to.
-    patient: Option<Patient>,
+    patient: Option<CheckedProcess>,
     /// Why the agent or the kernel ended it; empty once it runs stably again, or an order came.
     fault: String,
     /// What was wrong where it was looked for in vain; else empty.
@@ -81,7 +81,7 @@ pub struct Machine {
     untidy: bool,
     /// When a launch of the agent's last life began of which nobody knows what it has brought, as long as
     /// that may still come.
-    unsure: Option<Moment>,
+    unsure: Option<BootTime>,
     /// Its place among many restarts has been given, and is waited for.
     placed: bool,
     /// It has been up in this life of the agent, so its start does not take the agent down with it.
@@ -121,8 +121,8 @@ impl Machine {
             turn: None,
             run: None,
             overlap: Overlap::Unknown,
-            planned: Moment(0),
-            strain: Strain::default(),
+            planned: BootTime(0),
+            strain: LimitStrain::default(),
             patient: None,
             fault: String::new(),
             puzzle: String::new(),
@@ -163,9 +163,9 @@ impl Machine {
         let mut out = Step::default();
         out.effects.extend(record.older.iter().copied().map(Effect::Retire));
         let scope = match (record.spec.policy.kind.schedule(), &record.rest, record.process) {
-            (None, _, last) => Scope::Recovery { last: last.or(record.dead) },
-            (Some(_), Rest::Begun { at }, None) => Scope::Turn { last: None, since: Some(*at) },
-            (Some(_), _, last) => Scope::Turn { last, since: None },
+            (None, _, last) => LookScope::Recovery { last: last.or(record.dead) },
+            (Some(_), Rest::Begun { at }, None) => LookScope::Turn { last: None, since: Some(*at) },
+            (Some(_), _, last) => LookScope::Turn { last, since: None },
         };
         let look = machine.look(scope, &record.spec, &mut out);
         machine.state = State::Busy(Box::new(Job {
@@ -199,11 +199,11 @@ impl Machine {
     }
 
     /// Why it is not as it should be; else empty.
-    pub fn note(&self, now: Moment) -> Cow<'_, str> {
+    pub fn note(&self, now: BootTime) -> Cow<'_, str> {
         self.note_in(now, &self.state)
     }
 
-    fn note_in<'a>(&'a self, now: Moment, state: &'a State) -> Cow<'a, str> {
+    fn note_in<'a>(&'a self, now: BootTime, state: &'a State) -> Cow<'a, str> {
         match state {
             State::Down(Rest::GaveUp { reason }) => reason.into(),
             State::Down(Rest::Retry { at, why }) => words::starts_in(at.since(now), why).into(),
@@ -244,7 +244,7 @@ impl Machine {
     }
 
     /// When to tick at the latest.
-    pub fn wake_at(&self) -> Option<Moment> {
+    pub fn wake_at(&self) -> Option<BootTime> {
         let state = match &self.state {
             State::Down(Rest::Retry { at, .. }) => Some(*at),
             State::Down(Rest::Due { at }) => self.plans_again_at().into_iter().chain([*at]).min(),
@@ -264,7 +264,7 @@ impl Machine {
         }
     }
 
-    pub fn step(&mut self, now: Moment, input: Input) -> Step {
+    pub fn step(&mut self, now: BootTime, input: Input) -> Step {
         let mut out = Step::default();
         self.survived |= matches!(self.state, State::Up(_));
         let upkeep = self.is_kept_up();
@@ -373,7 +373,7 @@ impl Machine {
 
     fn look_first(
         &mut self,
-        scope: Scope,
+        scope: LookScope,
         purpose: Purpose,
         spec: Arc<Spec>,
         launch: Leftover,
@@ -384,11 +384,11 @@ impl Machine {
     }
 
     /// Where a proc that may be running is looked for.
-    pub fn settled(&self) -> Scope {
-        self.dead.map_or(Scope::Settled, |dead| Scope::After { dead })
+    pub fn settled(&self) -> LookScope {
+        self.dead.map_or(LookScope::Settled, |dead| LookScope::After { dead })
     }
 
-    fn look(&mut self, scope: Scope, spec: &Arc<Spec>, out: &mut Step) -> LookId {
+    fn look(&mut self, scope: LookScope, spec: &Arc<Spec>, out: &mut Step) -> LookId {
         let look = LookId(self.serial());
         out.effects.push(Effect::Look { look, scope, spec: spec.clone() });
         look
@@ -399,7 +399,7 @@ impl Machine {
         field: &'static str,
         command: &str,
         spec: &Arc<Spec>,
-        now: Moment,
+        now: BootTime,
         out: &mut Step,
     ) -> Running {
         let run = RunId(self.serial());
@@ -563,7 +563,7 @@ fn busy(purpose: Purpose, spec: Arc<Spec>, stage: Stage) -> State {
 }
 
 /// When the launch began that was under way when the agent ended, before its process was seen.
-fn launch_cut_off(record: &Record, interrupted: &[(OpId, OpKind)]) -> Option<Moment> {
+fn launch_cut_off(record: &Record, interrupted: &[(OpId, OpKind)]) -> Option<BootTime> {
     let began = record.streak.last_start.filter(|_| record.process.is_none())?;
     let launches =
         |(_, kind): &(OpId, OpKind)| matches!(kind, OpKind::Start | OpKind::Host | OpKind::Restart);

@@ -3,22 +3,22 @@
 use super::ending::vanishes_within;
 use super::vetting::Vet;
 use super::{Machine, State, busy, missing_command, op_kind, queue_limit};
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::OpId;
-use crate::moment::Moment;
 use crate::op::{OpKind, Order};
 use crate::process::{Absence, Cause};
 use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Before, Clearing, EndPhase, Ending, Job, Launch, LaunchFailure, Purpose, Stage};
 use crate::supervise::policy::Streak;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Hosting, Leader, Scope, Step, Write, words};
+use crate::supervise::{Effect, Hosting, Leader, LookScope, Step, Write, words};
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
 impl Machine {
-    pub(super) fn admit(&mut self, now: Moment, state: State, order: Box<Order>, out: &mut Step) -> State {
+    pub(super) fn admit(&mut self, now: BootTime, state: State, order: Box<Order>, out: &mut Step) -> State {
         if order.kind == OpKind::Query {
             if !self.vet_query(&state, &order, out) {
                 self.inspect(&state, &order, out);
@@ -58,7 +58,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn expire(&mut self, now: Moment, out: &mut Step) {
+    pub(super) fn expire(&mut self, now: BootTime, out: &mut Step) {
         let (due, queue): (VecDeque<_>, _) =
             mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);
         self.queue = queue;
@@ -68,7 +68,7 @@ impl Machine {
     }
 
     /// Takes up what waits: the next order when there is no job, or one that does not wait for the job's end.
-    pub(super) fn proceed(&mut self, now: Moment, out: &mut Step) {
+    pub(super) fn proceed(&mut self, now: BootTime, out: &mut Step) {
         loop {
             let state = self.take();
             let next = match &state {
@@ -110,7 +110,7 @@ impl Machine {
         sure.map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
     }
 
-    pub(super) fn begin(&mut self, now: Moment, state: State, order: Order, out: &mut Step) -> State {
+    pub(super) fn begin(&mut self, now: BootTime, state: State, order: Order, out: &mut Step) -> State {
         let Order { op, kind, spec, .. } = order;
         if kind == OpKind::Unhost {
             self.hosting = Hosting::Unhosted;
@@ -163,7 +163,7 @@ impl Machine {
         // since then.
         let scope = match self.spec {
             Some(_) => self.settled(),
-            None => Scope::Recovery { last: None },
+            None => LookScope::Recovery { last: None },
         };
         match state {
             State::Up(process) => self.found(now, purpose, spec, process, None, out),
@@ -208,7 +208,7 @@ impl Machine {
 
     /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was
     /// launched so far is ended.
-    pub(super) fn overtake(&mut self, now: Moment, job: Job, place: usize, out: &mut Step) -> State {
+    pub(super) fn overtake(&mut self, now: BootTime, job: Job, place: usize, out: &mut Step) -> State {
         let order = self.queue.remove(place).expect("place is a position in the queue");
         let ahead: Vec<Box<Order>> = self.queue.drain(..place).collect();
         let hosting = match &job.purpose {
@@ -286,7 +286,7 @@ impl Machine {
     /// process that was recognised is first told to end as any other is.
     pub(super) fn overtake_launch(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         launch: Launch,
@@ -310,7 +310,7 @@ impl Machine {
             }
             // What runs to its end is its command.
             (None, None) => {
-                let scope = Scope::Launch { run, leader: Leader::Accept };
+                let scope = LookScope::Launch { run, leader: Leader::Accept };
                 self.look_first(scope, purpose, spec, leftover, out)
             }
         }

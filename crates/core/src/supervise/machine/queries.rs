@@ -1,13 +1,13 @@
 //! Queries: they look, answer, and run nothing.
 
 use super::{Machine, State};
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::OpId;
-use crate::moment::Moment;
 use crate::op::{OpKind, Order, ProcStatus};
 use crate::process::Sighting;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Hosting, Scope, Step, View, words};
+use crate::supervise::{Effect, Hosting, LookScope, Step, View, words};
 use std::sync::Arc;
 
 impl Machine {
@@ -41,13 +41,13 @@ impl Machine {
             State::Down(_) => None,
         };
         // Of a periodic proc only the run counts, and that is known.
-        let scope = if periodic { Scope::Turn { last: None, since: None } } else { self.settled() };
+        let scope = if periodic { LookScope::Turn { last: None, since: None } } else { self.settled() };
         out.effects.push(Effect::Inspect { op: order.op, process, scope, spec });
     }
 
     pub(super) fn inspected(
         &mut self,
-        now: Moment,
+        now: BootTime,
         state: State,
         op: OpId,
         view: View,

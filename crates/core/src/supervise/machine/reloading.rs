@@ -2,13 +2,13 @@
 
 use super::turns::Since;
 use super::{Machine, State, busy, op_kind};
+use crate::boot_time::BootTime;
 use crate::code::Code;
-use crate::moment::Moment;
 use crate::process::{Exit, Process, Sighting};
 use crate::spec::{LEAST_LIFE, Spec};
 use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage, Survival};
 use crate::supervise::policy::Fall;
-use crate::supervise::{CommandEnd, Effect, Input, Scope, Step, words};
+use crate::supervise::{CommandEnd, Effect, Input, LookScope, Step, words};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Machine {
     )]
     pub(super) fn reloading(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut command: Running,
@@ -90,7 +90,7 @@ impl Machine {
     /// Only the process itself is told: what it has started may not know what to do with it.
     pub(super) fn reload_by_signal(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         process: Process,
@@ -106,7 +106,7 @@ impl Machine {
 
     pub(super) fn surviving(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         survival: Survival,
@@ -147,11 +147,11 @@ impl Machine {
     /// The process did not survive its reload. It may have handed over to a successor.
     fn reload_lost(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         output: String,
-        until: Moment,
+        until: BootTime,
         out: &mut Step,
     ) -> State {
         if self.timetable().is_some() {
@@ -167,7 +167,7 @@ impl Machine {
 
     fn reload_failed(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: &Purpose,
         spec: &Spec,
         why: &str,
@@ -181,7 +181,7 @@ impl Machine {
 
     pub(super) fn reviewing(
         &mut self,
-        now: Moment,
+        now: BootTime,
         purpose: Purpose,
         spec: Arc<Spec>,
         mut review: Review,
@@ -220,7 +220,7 @@ impl Machine {
             | Input::Placed { .. } => {}
         }
         if review.looking.is_none() && now >= review.next_look {
-            review.looking = Some(self.look(Scope::Settled, &spec, out));
+            review.looking = Some(self.look(LookScope::Settled, &spec, out));
         }
         busy(purpose, spec, Stage::Reviewing(review))
     }

@@ -5,15 +5,15 @@
 //! other, and the order under way is answered with the reason; one that is being ended already is not judged.
 
 use super::{Machine, State};
+use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::groups::Overuse;
 use crate::id::OpId;
-use crate::moment::Moment;
 use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Stage, Survival};
-use crate::supervise::limits::{Past, Strain, Usage, Verdict};
+use crate::supervise::limits::{LimitHistory, LimitStrain, LimitVerdict, Usage};
 use crate::supervise::policy::Fall;
 use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, words};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Machine {
 
     pub(super) fn sampled(
         &mut self,
-        now: Moment,
+        now: BootTime,
         state: State,
         process: Process,
         usage: Usage,
@@ -73,20 +73,20 @@ impl Machine {
         if !self.limited_in(&state).is_some_and(|limited| limited.is(&process)) {
             if matches!(state, State::Up(up) if up.is(&process)) {
                 // Nobody counts: what it used while it was left alone is not held against it later.
-                self.strain = Strain::default();
+                self.strain = LimitStrain::default();
                 self.forget_fault(now, &spec);
             }
             return state;
         }
         match self.strain.weigh(process, usage, &spec.resource, spec.policy.limit_samples) {
-            Verdict::Within => {
+            LimitVerdict::Within => {
                 if let State::Up(_) = state {
                     self.forget_fault(now, &spec);
                 }
                 state
             }
-            Verdict::Wait => state,
-            Verdict::Over { samples, past } => {
+            LimitVerdict::Wait => state,
+            LimitVerdict::Over { samples, past } => {
                 let event = Event::OverLimit { pid: process.pid, limits: spec.resource, samples };
                 self.end_over(now, state, spec, process, past, event, out)
             }
@@ -96,11 +96,11 @@ impl Machine {
     /// All of its namespace use too much, and it is its turn.
     pub(super) fn overused(
         &mut self,
-        now: Moment,
+        now: BootTime,
         state: State,
         process: Process,
         overuse: Overuse,
-        past: Past,
+        past: LimitHistory,
         out: &mut Step,
     ) -> State {
         let limited = self.limited_in(&state).filter(|limited| limited.is(&process));
@@ -110,7 +110,7 @@ impl Machine {
     }
 
     /// The reason for which it was ended stands until it runs stably again.
-    fn forget_fault(&mut self, now: Moment, spec: &Spec) {
+    fn forget_fault(&mut self, now: BootTime, spec: &Spec) {
         let stable = |start| now.since(start) > spec.policy.stable_after();
         if !self.fault.is_empty() && self.streak.last_start.is_none_or(stable) {
             self.fault.clear();
@@ -120,11 +120,11 @@ impl Machine {
     #[expect(clippy::too_many_arguments, reason = "the parts of one verdict, and the state that it is about")]
     fn end_over(
         &mut self,
-        now: Moment,
+        now: BootTime,
         state: State,
         spec: Arc<Spec>,
         process: Process,
-        past: Past,
+        past: LimitHistory,
         event: Event,
         out: &mut Step,
     ) -> State {
@@ -142,7 +142,7 @@ impl Machine {
     /// took: else it would come back for ever.
     pub(super) fn limited(
         &mut self,
-        now: Moment,
+        now: BootTime,
         fall: Fall,
         op: Option<(OpId, OpKind)>,
         out: &mut Step,
@@ -195,9 +195,9 @@ fn interrupt(job: Job, out: &mut Step) -> (Option<(OpId, OpKind)>, Option<RunId>
 }
 
 /// One that was over from its beginning is no more started than one that does not live.
-fn fall(past: Past) -> Fall {
+fn fall(past: LimitHistory) -> Fall {
     match past {
-        Past::OnceWithin => Fall::Died,
-        Past::AlwaysOver => Fall::NotStarted,
+        LimitHistory::OnceWithin => Fall::Died,
+        LimitHistory::AlwaysOver => Fall::NotStarted,
     }
 }

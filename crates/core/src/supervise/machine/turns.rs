@@ -6,7 +6,7 @@
 
 use super::ending::LAST_BREATH;
 use super::{Machine, State, busy};
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use crate::process::{Exit, Process};
 use crate::spec::{Schedule, Spec};
 use crate::supervise::job::{EndPhase, Ending, Job, Purpose, Stage};
@@ -39,7 +39,7 @@ pub(super) enum Overlap {
     Unknown,
     /// The wall clock was asked.
     Asked(PlanId),
-    At(Moment),
+    At(BootTime),
 }
 
 /// From when on the next run is counted.
@@ -58,7 +58,7 @@ pub(super) enum Since {
 
 impl Machine {
     /// When the wall clock is to be asked again although nothing is due.
-    pub(super) fn plans_again_at(&self) -> Option<Moment> {
+    pub(super) fn plans_again_at(&self) -> Option<BootTime> {
         match self.timetable()? {
             Schedule::Every(_) => None,
             Schedule::Cron(_) => Some(self.planned + PLAN_EVERY),
@@ -71,7 +71,7 @@ impl Machine {
     }
 
     /// No run is under way: where a periodic proc goes from here.
-    pub(super) fn schedule(&mut self, now: Moment, since: Since, out: &mut Step) -> State {
+    pub(super) fn schedule(&mut self, now: BootTime, since: Since, out: &mut Step) -> State {
         let schedule = self.timetable().cloned().filter(|_| self.hosting == Hosting::Hosted);
         let Some(schedule) = schedule else { return State::Down(Rest::Idle) };
         if self.spec.as_ref().is_some_and(|spec| spec.control.start_cmd.is_empty()) {
@@ -111,14 +111,14 @@ impl Machine {
         }
     }
 
-    fn plan(&mut self, rule: String, since: Option<Moment>, out: &mut Step) -> State {
+    fn plan(&mut self, rule: String, since: Option<BootTime>, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let plan = PlanId(self.serial());
         out.effects.push(Effect::Plan { plan, rule, since });
         busy(Purpose::Turn, spec, Stage::Planning { plan })
     }
 
-    pub(super) fn planned(&mut self, now: Moment, next: Next, out: &mut Step) -> State {
+    pub(super) fn planned(&mut self, now: BootTime, next: Next, out: &mut Step) -> State {
         match next {
             Next::At { at, missed } => {
                 self.planned = now;
@@ -130,7 +130,7 @@ impl Machine {
     }
 
     /// The time has come.
-    pub(super) fn due(&mut self, now: Moment, at: Moment, out: &mut Step) -> State {
+    pub(super) fn due(&mut self, now: BootTime, at: BootTime, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         match spec.policy.kind.schedule() {
             Some(Schedule::Every(every)) => {
@@ -201,13 +201,13 @@ impl Machine {
     }
 
     /// When the run under way must have ended.
-    pub(super) fn run_deadline(&self) -> Option<Moment> {
+    pub(super) fn run_deadline(&self) -> Option<BootTime> {
         self.timetable()?;
         self.run.map(|run| run.deadline)
     }
 
     /// When the run under way is to be looked at again.
-    pub(super) fn run_wakes_at(&self) -> Option<Moment> {
+    pub(super) fn run_wakes_at(&self) -> Option<BootTime> {
         let deadline = self.run_deadline()?;
         let run = self.run.filter(|_| self.hosting == Hosting::Hosted);
         let overlap = match (self.timetable(), self.overlap, run) {
@@ -224,7 +224,7 @@ impl Machine {
     }
 
     /// After each step: is another run due while one is under way?
-    pub(super) fn watch_run(&mut self, now: Moment, out: &mut Step) {
+    pub(super) fn watch_run(&mut self, now: BootTime, out: &mut Step) {
         if !matches!(self.state, State::Up(_)) {
             self.overlap = Overlap::Unknown;
         }
@@ -251,7 +251,7 @@ impl Machine {
     }
 
     /// The answer to the question when the next run is due.
-    pub(super) fn overlap_planned(&mut self, now: Moment, next: Next, out: &mut Step) {
+    pub(super) fn overlap_planned(&mut self, now: BootTime, next: Next, out: &mut Step) {
         self.planned = now;
         match next {
             Next::At { at, missed } => {
@@ -265,7 +265,7 @@ impl Machine {
 
     /// The run has taken as long as a command may. It is ended with all that it has started, as any such
     /// command is.
-    pub(super) fn run_overdue(&mut self, now: Moment, process: Process, out: &mut Step) -> State {
+    pub(super) fn run_overdue(&mut self, now: BootTime, process: Process, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Up(process) };
         out.effects.push(match self.turn {
             Some(turn) => Effect::EndRun(turn.run),
@@ -277,7 +277,7 @@ impl Machine {
     }
 
     /// The run cannot be killed. It is tried again after as long.
-    pub(super) fn run_not_ended(&mut self, now: Moment, spec: &Spec, process: Process, out: &mut Step) {
+    pub(super) fn run_not_ended(&mut self, now: BootTime, spec: &Spec, process: Process, out: &mut Step) {
         let limit = spec.policy.op_timeout;
         if let Some(run) = &mut self.run {
             run.deadline = now + limit.max(TELL_EVERY);
@@ -296,7 +296,7 @@ impl Machine {
     }
 
     /// So many runs have been missed since the one under way began.
-    fn missed_so_far(&mut self, now: Moment, count: u32, out: &mut Step) {
+    fn missed_so_far(&mut self, now: BootTime, count: u32, out: &mut Step) {
         let Some(run) = &mut self.run else { return };
         let is_quiet = run.told_at.is_some_and(|told| now.since(told) < TELL_EVERY);
         let news = count.saturating_sub(run.missed);

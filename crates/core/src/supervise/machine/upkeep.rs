@@ -2,15 +2,15 @@
 
 use super::turns::Since;
 use super::{Machine, State, busy};
-use crate::moment::Moment;
+use crate::boot_time::BootTime;
 use crate::op::{OpKind, Order};
 use crate::process::{Exit, Found, Process};
 use crate::spec::Kind;
 use crate::spread::{self, Occasion};
 use crate::supervise::job::{Purpose, Stage};
-use crate::supervise::policy::{Fall, Verdict};
+use crate::supervise::policy::{Fall, RestartVerdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, PlanId, Scope, Signal, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, LookScope, PlanId, Signal, Step, Write, words};
 
 /// How many earlier generations are told of. More than two at a time are a sight for nobody.
 const MOST_OLDER: usize = 8;
@@ -20,13 +20,13 @@ pub(super) enum Fate {
     /// It is started without a pause.
     Starts { why: String },
     /// It is started then.
-    StartsAt { at: Moment, why: String },
+    StartsAt { at: BootTime, why: String },
     /// It is not started again by itself, or by its schedule alone.
     Rests(State),
 }
 
 impl Machine {
-    pub(super) fn exited(&mut self, now: Moment, process: Process, exit: Exit, out: &mut Step) -> State {
+    pub(super) fn exited(&mut self, now: BootTime, process: Process, exit: Exit, out: &mut Step) -> State {
         if self.timetable().is_some() {
             // The end of a run is nothing out of the ordinary; that it failed has been told.
             return self.schedule(now, Since::Run, out);
@@ -38,7 +38,7 @@ impl Machine {
             self.fault.clone_from(&last);
         }
         if let Some(spec) = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
-            return self.look_behind(Scope::Leftovers, spec, out);
+            return self.look_behind(LookScope::Leftovers, spec, out);
         }
         // A program that ended well may have handed over to another process, and a command may have left the
         // real one behind.
@@ -84,7 +84,7 @@ impl Machine {
     }
 
     /// The process was started without an order. The machine adopts it, and a pending restart is cancelled.
-    pub(super) fn appeared(&mut self, now: Moment, rest: Rest, process: Process, out: &mut Step) -> State {
+    pub(super) fn appeared(&mut self, now: BootTime, rest: Rest, process: Process, out: &mut Step) -> State {
         if self.spec.is_none() || self.timetable().is_some() {
             return State::Down(rest);
         }
@@ -116,7 +116,7 @@ impl Machine {
     }
 
     /// Look whether it is there, and start it again if not and if it is hosted.
-    pub(super) fn upkeep(&mut self, now: Moment, last: String, out: &mut Step) -> State {
+    pub(super) fn upkeep(&mut self, now: BootTime, last: String, out: &mut Step) -> State {
         if self.timetable().is_some() {
             return self.schedule(now, Since::Run, out);
         }
@@ -127,7 +127,7 @@ impl Machine {
 
     /// It is certainly not running. A restart that was waited for and is due is done now; else the policy
     /// decides.
-    pub(super) fn revive(&mut self, now: Moment, last: &str, out: &mut Step) -> State {
+    pub(super) fn revive(&mut self, now: BootTime, last: &str, out: &mut Step) -> State {
         match self.saved.as_ref().map(|record| &record.rest) {
             Some(Rest::Retry { at, .. }) if now >= *at && self.hosting == Hosting::Hosted => {
                 match self.placed {
@@ -140,7 +140,7 @@ impl Machine {
     }
 
     /// Where a proc that is not running goes from here.
-    pub(super) fn rest(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
+    pub(super) fn rest(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> State {
         match self.fate(now, fall, last, out) {
             Fate::Starts { .. } => self.relaunch(now, last.to_owned(), out),
             Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
@@ -149,7 +149,7 @@ impl Machine {
     }
 
     /// As [`Machine::rest`], and nothing that was not recognised stays behind unknown.
-    pub(super) fn rest_tidied(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> State {
+    pub(super) fn rest_tidied(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> State {
         let state = self.rest(now, fall, last, out);
         if let (State::Down(_), Some(spec)) = (&state, self.spec.clone()) {
             self.tidy(&spec, out);
@@ -160,7 +160,7 @@ impl Machine {
     }
 
     /// What is to become of a proc that is not running.
-    pub(super) fn fate(&mut self, now: Moment, fall: Fall, last: &str, out: &mut Step) -> Fate {
+    pub(super) fn fate(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> Fate {
         self.untidy = true;
         if self.timetable().is_some() {
             return Fate::Rests(self.schedule(now, Since::Run, out));
@@ -178,16 +178,16 @@ impl Machine {
         let verdict = self.streak.fell(now, fall, &spec.policy, &self.key);
         let why = || words::retry(self.streak.restarts, spec.policy.start_retries, last);
         match verdict {
-            Verdict::Now => Fate::Starts { why: why() },
-            Verdict::At(at) => Fate::StartsAt { at, why: why() },
-            Verdict::GiveUp => {
+            RestartVerdict::Now => Fate::Starts { why: why() },
+            RestartVerdict::At(at) => Fate::StartsAt { at, why: why() },
+            RestartVerdict::GiveUp => {
                 let reason = words::gave_up(self.streak.restarts, last);
                 Fate::Rests(self.give_up(reason, out))
             }
         }
     }
 
-    pub(super) fn relaunch(&mut self, now: Moment, last: String, out: &mut Step) -> State {
+    pub(super) fn relaunch(&mut self, now: BootTime, last: String, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let ends = |order: &Order| matches!(order.kind, OpKind::Stop | OpKind::Kill) && now < order.start_by;
         if self.queue.iter().any(|order| ends(order)) {
@@ -206,7 +206,13 @@ impl Machine {
         busy(Purpose::Upkeep { last }, spec, Stage::Planning { plan })
     }
 
-    pub(super) fn placed(&mut self, now: Moment, at: Moment, cause: spread::Cause, out: &mut Step) -> State {
+    pub(super) fn placed(
+        &mut self,
+        now: BootTime,
+        at: BootTime,
+        cause: spread::SpreadCause,
+        out: &mut Step,
+    ) -> State {
         let why = words::spread(cause).to_owned();
         self.placed = now < at;
         if self.placed { State::Down(Rest::Retry { at, why }) } else { self.relaunch(now, why, out) }

@@ -7,14 +7,14 @@
 //! again.
 
 use super::{Machine, State};
-use crate::access;
+use crate::boot_time::BootTime;
 use crate::code::Code;
+use crate::grants;
 use crate::id::OpId;
-use crate::moment::Moment;
 use crate::op::{OpKind, Order, Outcome};
 use crate::process::Process;
 use crate::spec::Spec;
-use crate::supervise::{Effect, OtherAccount, Scope, Step, Write, words};
+use crate::supervise::{Effect, LookScope, OtherAccount, Step, Write, words};
 use std::sync::Arc;
 
 /// What is to become of the order at one place of the queue.
@@ -28,7 +28,7 @@ pub(super) enum Vet {
 
 impl Machine {
     /// The answer to [`Effect::Vet`]. `None`: no process of another account is involved.
-    pub fn vetted(&mut self, now: Moment, op: OpId, other: Option<OtherAccount>) -> Step {
+    pub fn vetted(&mut self, now: BootTime, op: OpId, other: Option<OtherAccount>) -> Step {
         let mut out = Step::default();
         if let Some(place) = self.queries.iter().position(|order| order.op == op) {
             let order = self.queries.remove(place);
@@ -120,7 +120,7 @@ impl Machine {
 
     /// `None`: there is no spec, so nothing can be found or done.
     fn question(&self, state: &State, order: &Order) -> Option<Effect> {
-        let access::Scope::Only(accounts) = &order.accounts else { return None };
+        let grants::GrantScope::Only(accounts) = &order.accounts else { return None };
         let spec = order.spec.clone().map(Arc::new).or_else(|| self.spec.clone())?;
         let process: Option<Process> = match state {
             State::Down(_) => None,
@@ -129,10 +129,10 @@ impl Machine {
         };
         let scope = match self.spec {
             // Of a periodic proc only the run counts, and that is known.
-            _ if spec.policy.kind.schedule().is_some() => Scope::Turn { last: None, since: None },
+            _ if spec.policy.kind.schedule().is_some() => LookScope::Turn { last: None, since: None },
             Some(_) => self.settled(),
             // Its process may go on since it was unregistered.
-            None => Scope::Recovery { last: None },
+            None => LookScope::Recovery { last: None },
         };
         Some(Effect::Vet { op: order.op, process, scope, spec, accounts: accounts.clone() })
     }

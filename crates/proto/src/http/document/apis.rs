@@ -4,30 +4,30 @@ use super::words::Words;
 use crate::http::fault::Faults;
 use crate::http::job::HOSTING;
 use crate::http::operate::{self, OP_TYPES, Suppliers};
-use crate::http::read::Body as Source;
+use crate::http::read::RequestBody;
 use crate::http::{agents, groups, job, logs, manage, query, result, status, task_state, upgrade, users};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
 /// An API as the document has it.
 #[derive(Debug)]
-pub struct Api {
+pub struct ApiEntry {
     pub name: &'static str,
     pub family: Family,
     /// Runs the code that reads its requests; `None`: it is asked for nothing.
-    pub read: Option<Read>,
+    pub read: Option<ReadCall>,
     /// A field whose value decides which others are read, and its values.
     pub varies: Option<(&'static str, &'static [i64])>,
-    pub body: Body,
+    pub body: FieldPlace,
     pub repeats: Repeats,
 }
 
 /// Reads a request, or notes what it would read; what it understood can be shown.
-pub type Read = fn(Source<'_>) -> Result<Box<dyn Debug>, Faults>;
+pub type ReadCall = fn(RequestBody<'_>) -> Result<Box<dyn Debug>, Faults>;
 
 /// Where a request's fields stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum FieldPlace {
     InBody,
     /// In the body or in the query: callers use both.
     InQueryToo,
@@ -79,40 +79,47 @@ impl Family {
     }
 }
 
-pub fn find(name: &str) -> Option<&'static Api> {
+pub fn find(name: &str) -> Option<&'static ApiEntry> {
     APIS.iter().find(|api| api.name == name)
 }
 
-const fn api(name: &'static str, family: Family, read: Read) -> Api {
-    Api { name, family, read: Some(read), varies: None, body: Body::InBody, repeats: Repeats::Each }
+const fn api(name: &'static str, family: Family, read: ReadCall) -> ApiEntry {
+    ApiEntry {
+        name,
+        family,
+        read: Some(read),
+        varies: None,
+        body: FieldPlace::InBody,
+        repeats: Repeats::Each,
+    }
 }
 
 /// One that is asked for nothing.
-const fn plain(name: &'static str, family: Family) -> Api {
-    Api { name, family, read: None, varies: None, body: Body::InBody, repeats: Repeats::Each }
+const fn plain(name: &'static str, family: Family) -> ApiEntry {
+    ApiEntry { name, family, read: None, varies: None, body: FieldPlace::InBody, repeats: Repeats::Each }
 }
 
-impl Api {
-    const fn in_query_too(mut self) -> Api {
-        self.body = Body::InQueryToo;
+impl ApiEntry {
+    const fn in_query_too(mut self) -> ApiEntry {
+        self.body = FieldPlace::InQueryToo;
         self
     }
 
     /// Makes a task that hosts or unhosts.
-    const fn hosts(mut self) -> Api {
+    const fn hosts(mut self) -> ApiEntry {
         self.varies = Some(("op_type", &HOSTING));
         self.repeats = Repeats::ByKey;
         self
     }
 
     /// Makes a task, always of the same kind.
-    const fn once(mut self) -> Api {
+    const fn once(mut self) -> ApiEntry {
         self.repeats = Repeats::ByKey;
         self
     }
 
     /// Makes a task, in one of the eight ways.
-    const fn operates(mut self) -> Api {
+    const fn operates(mut self) -> ApiEntry {
         self.varies = Some(("op_type", &OP_TYPES));
         self.repeats = Repeats::ByKey;
         self
@@ -121,13 +128,13 @@ impl Api {
 
 macro_rules! reads {
     ($read:expr) => {
-        |source: Source<'_>| $read(source).map(|asked| Box::new(asked) as Box<dyn Debug>)
+        |source: RequestBody<'_>| $read(source).map(|asked| Box::new(asked) as Box<dyn Debug>)
     };
 }
 
 use Family::{Admin, FirstGeneration as V1, Job, Native, Operations, SecondGeneration as V2};
 
-pub const APIS: &[Api] = &[
+pub const APIS: &[ApiEntry] = &[
     api("operate_proc_v2", V2, reads!(operate::operate_proc_v2)).operates(),
     api("operate_proc_multi", V2, reads!(operate::operate_proc_multi)).operates(),
     api("get_proc_operate_result_v2", V2, reads!(result::get_proc_operate_result)).in_query_too(),

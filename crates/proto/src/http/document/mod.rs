@@ -10,7 +10,7 @@ mod examples;
 mod request;
 mod words;
 
-use self::apis::{Api, Body, Family, Repeats};
+use self::apis::{ApiEntry, Family, FieldPlace, Repeats};
 use self::words::Words;
 use super::login;
 use schemars::Schema;
@@ -37,7 +37,7 @@ pub enum Method {
 
 /// What comes back.
 #[derive(Clone, Copy, Debug)]
-pub enum Answer {
+pub enum AnswerEntry {
     /// JSON, in the envelope.
     Json(fn(&mut SchemaGenerator) -> Schema),
     /// This document.
@@ -48,11 +48,11 @@ pub enum Answer {
 
 /// One path that is served.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedPath {
     pub api: &'static str,
     pub method: Method,
     pub path: String,
-    pub answer: Answer,
+    pub answer: AnswerEntry,
 }
 
 /// The document, and what is wrong with it.
@@ -65,7 +65,7 @@ pub struct Document {
 }
 
 /// The document of what is served.
-pub fn openapi(served: &[Served], version: &str) -> Document {
+pub fn openapi(served: &[ServedPath], version: &str) -> Document {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = "/components/schemas".into();
         settings.meta_schema = None;
@@ -152,8 +152,8 @@ fn shared_parameters(words: &mut Words) -> Map<String, Value> {
 }
 
 fn operations(
-    api: &'static Api,
-    main: &Served,
+    api: &'static ApiEntry,
+    main: &ServedPath,
     aliases: &[&str],
     generator: &mut SchemaGenerator,
     words: &mut Words,
@@ -161,7 +161,7 @@ fn operations(
     let response = success(api, main, generator, words);
     let methods: &[&str] = match (main.method, api.body) {
         (Method::Get, _) => &["get"],
-        (Method::PostOrGet, Body::InQueryToo) => &["post", "get"],
+        (Method::PostOrGet, FieldPlace::InQueryToo) => &["post", "get"],
         (Method::Post | Method::PostOrGet, _) => &["post"],
     };
     let operation = |method: &&'static str| {
@@ -181,7 +181,7 @@ fn operations(
         }
         let shared = |name: &str| json!({"$ref": format!("#/components/parameters/{name}")});
         match main.answer {
-            Answer::Json(_) => {
+            AnswerEntry::Json(_) => {
                 if *method == "get" {
                     parameters.extend(login::FIELDS.map(shared));
                 }
@@ -190,7 +190,7 @@ fn operations(
                 }
                 parameters.push(shared(REQUEST_ID));
             }
-            Answer::Document | Answer::Text(_) => operation["security"] = json!([]),
+            AnswerEntry::Document | AnswerEntry::Text(_) => operation["security"] = json!([]),
         }
         if !parameters.is_empty() {
             operation["parameters"] = Value::Array(parameters);
@@ -225,11 +225,11 @@ fn path_parameters(path: &str, words: &mut Words) -> Vec<Value> {
     names.map(parameter).collect()
 }
 
-fn success(api: &Api, main: &Served, generator: &mut SchemaGenerator, words: &mut Words) -> Value {
+fn success(api: &ApiEntry, main: &ServedPath, generator: &mut SchemaGenerator, words: &mut Words) -> Value {
     let (media, mut content) = match main.answer {
-        Answer::Json(schema) => ("application/json", json!({"schema": schema(generator)})),
-        Answer::Document => ("application/json", json!({"schema": {"type": "object"}})),
-        Answer::Text(media) => (media, json!({"schema": {"type": "string"}})),
+        AnswerEntry::Json(schema) => ("application/json", json!({"schema": schema(generator)})),
+        AnswerEntry::Document => ("application/json", json!({"schema": {"type": "object"}})),
+        AnswerEntry::Text(media) => (media, json!({"schema": {"type": "string"}})),
     };
     if let Some(data) = examples::data(api.name) {
         let (message, request_id) = ("success", "5c0d1f6b5c1f4b2f9a3d7c0e8b1a2f34");
@@ -243,16 +243,16 @@ fn success(api: &Api, main: &Served, generator: &mut SchemaGenerator, words: &mu
     }
     let mut response = json!({"content": {media: content}});
     let key = match main.answer {
-        Answer::Json(_) => "response/Answer",
-        Answer::Document | Answer::Text(_) => "response/Page",
+        AnswerEntry::Json(_) => "response/Answer",
+        AnswerEntry::Document | AnswerEntry::Text(_) => "response/Page",
     };
     words.describe(&mut response, key);
     response
 }
 
-fn responses(main: &Served, success: &Value) -> Value {
+fn responses(main: &ServedPath, success: &Value) -> Value {
     let mut responses = json!({"200": success});
-    if let Answer::Json(_) = main.answer {
+    if let AnswerEntry::Json(_) = main.answer {
         // A name of the caller's in the path may make another path of it.
         if main.path.contains('{') {
             responses["404"] = json!({"$ref": "#/components/responses/NoSuchApi"});

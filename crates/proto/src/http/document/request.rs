@@ -1,21 +1,21 @@
 //! Schemas of requests, from what the reading code asks for.
 
-use super::apis::{Api, Family};
+use super::apis::{ApiEntry, Family};
 use super::words::Words;
 use crate::http::login;
-use crate::http::record::{Need, Record, Recorder, Shape};
+use crate::http::record::{FieldNeed, FieldRecord, Recorder, Shape};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// All runs of an API's reading code.
 pub(super) struct Runs {
-    record: Record,
+    record: FieldRecord,
     /// For which values of the varying field a field must be there, where not for all.
     sometimes: BTreeMap<String, Vec<i64>>,
 }
 
 /// `None` for an API that reads nothing.
-pub(super) fn runs(api: &Api) -> Option<Runs> {
+pub(super) fn runs(api: &ApiEntry) -> Option<Runs> {
     let read = api.read?;
     let run = |given: &[(&'static str, i64)]| {
         let recorder = Recorder::with(given);
@@ -26,11 +26,13 @@ pub(super) fn runs(api: &Api) -> Option<Runs> {
     let Some((field, values)) = api.varies else {
         return Some(Runs { record: run(&[]), sometimes: BTreeMap::new() });
     };
-    let each: Vec<(i64, Record)> = values.iter().map(|value| (*value, run(&[(field, *value)]))).collect();
-    let record = each.iter().map(|(_, record)| record.clone()).reduce(Record::merged).unwrap_or_default();
+    let each: Vec<(i64, FieldRecord)> =
+        values.iter().map(|value| (*value, run(&[(field, *value)]))).collect();
+    let record =
+        each.iter().map(|(_, record)| record.clone()).reduce(FieldRecord::merged).unwrap_or_default();
     let mut sometimes = BTreeMap::new();
-    for (path, _) in record.fields.iter().filter(|(path, _)| record.need(path) < Need::Present) {
-        let needing = each.iter().filter(|(_, record)| record.need(path) >= Need::Present);
+    for (path, _) in record.fields.iter().filter(|(path, _)| record.need(path) < FieldNeed::Present) {
+        let needing = each.iter().filter(|(_, record)| record.need(path) >= FieldNeed::Present);
         let needing: Vec<i64> = needing.map(|(value, _)| *value).collect();
         if !needing.is_empty() {
             sometimes.insert(path.clone(), needing);
@@ -41,7 +43,7 @@ pub(super) fn runs(api: &Api) -> Option<Runs> {
 
 /// The places of all fields of an API's requests, in the order in which they are read; also under their other
 /// names.
-pub fn fields_of(api: &Api) -> Vec<String> {
+pub fn fields_of(api: &ApiEntry) -> Vec<String> {
     let Some(Runs { record, .. }) = runs(api) else { return Vec::new() };
     let mut fields: Vec<String> = record.fields.iter().map(|(path, _)| path.clone()).collect();
     fields.extend(record.aliases.iter().map(|(_, other)| other.clone()));
@@ -49,7 +51,7 @@ pub fn fields_of(api: &Api) -> Vec<String> {
 }
 
 /// The schema of the whole request, the login included.
-pub(super) fn body(api: &Api, runs: &Runs, words: &mut Words) -> Value {
+pub(super) fn body(api: &ApiEntry, runs: &Runs, words: &mut Words) -> Value {
     let mut schema = object(api, runs, "", words);
     for name in login::FIELDS {
         let mut field = json!({"type": ["string", "null"]});
@@ -63,12 +65,12 @@ pub(super) fn body(api: &Api, runs: &Runs, words: &mut Words) -> Value {
 }
 
 /// The fields as parameters of a query: objects and lists as JSON texts.
-pub(super) fn query(api: &Api, runs: &Runs, words: &mut Words) -> Vec<Value> {
+pub(super) fn query(api: &ApiEntry, runs: &Runs, words: &mut Words) -> Vec<Value> {
     let mut parameters = Vec::new();
     for (name, path, shape) in children(&runs.record, "") {
         let mut schema = schema_of(api, runs, path, shape, words);
         let mut parameter = json!({"name": name, "in": "query"});
-        if runs.record.need(path) >= Need::Present {
+        if runs.record.need(path) >= FieldNeed::Present {
             parameter["required"] = json!(true);
         }
         for key in ["description", "x-description-zh"] {
@@ -100,7 +102,7 @@ pub(super) fn query(api: &Api, runs: &Runs, words: &mut Words) -> Vec<Value> {
 
 /// The fields of the object at `prefix`.
 fn children<'r>(
-    record: &'r Record,
+    record: &'r FieldRecord,
     prefix: &'r str,
 ) -> impl Iterator<Item = (&'r str, &'r str, &'r Shape)> + 'r {
     record.fields.iter().filter_map(move |(path, shape)| {
@@ -112,7 +114,7 @@ fn children<'r>(
     })
 }
 
-fn object(api: &Api, runs: &Runs, prefix: &str, words: &mut Words) -> Value {
+fn object(api: &ApiEntry, runs: &Runs, prefix: &str, words: &mut Words) -> Value {
     let record = &runs.record;
     let mut properties = Map::new();
     let mut required = Vec::new();
@@ -123,7 +125,7 @@ fn object(api: &Api, runs: &Runs, prefix: &str, words: &mut Words) -> Value {
     };
     for (name, path, shape) in children(record, prefix) {
         let schema = schema_of(api, runs, path, shape, words);
-        let needed = record.need(path) >= Need::Present;
+        let needed = record.need(path) >= FieldNeed::Present;
         let other = record.aliases.iter().find(|(first, _)| first == path).map(|(_, other)| other);
         if let Some((other, place)) = other.and_then(|other| Some((here(other)?, other))) {
             let mut same = schema.clone();
@@ -161,9 +163,9 @@ fn object(api: &Api, runs: &Runs, prefix: &str, words: &mut Words) -> Value {
     schema
 }
 
-fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Words) -> Value {
+fn schema_of(api: &ApiEntry, runs: &Runs, path: &str, shape: &Shape, words: &mut Words) -> Value {
     let need = runs.record.need(path);
-    let filled = need == Need::Filled;
+    let filled = need == FieldNeed::Filled;
     let mut schema = match shape {
         Shape::Text { longest } => match filled {
             true => json!({"type": "string", "minLength": 1, "maxLength": longest, "pattern": "\\S"}),
@@ -200,7 +202,7 @@ fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Word
         schema["minItems"] = json!(1);
     }
     // Whoever must send something sometimes may send null for it at other times.
-    if need == Need::None {
+    if need == FieldNeed::None {
         match schema.get_mut("anyOf").and_then(Value::as_array_mut) {
             Some(several) => several.push(json!({"type": "null"})),
             None => schema["type"] = json!([schema["type"], "null"]),
@@ -217,7 +219,7 @@ fn schema_of(api: &Api, runs: &Runs, path: &str, shape: &Shape, words: &mut Word
 }
 
 /// procfleet's own APIs accept numbers as texts too, but their document recommends numbers.
-fn is_own(api: &Api) -> bool {
+fn is_own(api: &ApiEntry) -> bool {
     matches!(api.family, Family::Native | Family::Admin)
 }
 

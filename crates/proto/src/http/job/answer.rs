@@ -5,7 +5,7 @@ use crate::http::agents::{AgentAlive, AgentView, alive_row};
 use crate::http::batch::NamedHost;
 use crate::http::content::{self, Rendered};
 use crate::http::keyed::Keyed;
-use crate::http::result::{About, OpResult as GseResult};
+use crate::http::result::{OpContext, OpResult as GseResult};
 use procfleet_core::code::Code;
 use procfleet_core::id::{Host, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
@@ -15,7 +15,7 @@ use serde::Serialize;
 /// The frame of every reply.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "JobAnswer_{T}")]
-pub struct Envelope<T> {
+pub struct JobEnvelope<T> {
     pub result: bool,
     pub code: u32,
     /// Empty on success, unless something was refused for itself beside what was accepted.
@@ -28,7 +28,7 @@ pub struct Envelope<T> {
 
 /// The `data` of what makes a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Accepted {
+pub struct JobAccepted {
     pub bk_gse_taskid: String,
 }
 
@@ -47,17 +47,17 @@ pub struct Nothing {}
 /// One value of `get_proc_result`'s `result`.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "JobOpResult")]
-pub struct OpResult {
+pub struct JobOpResult {
     pub content: JobContent,
     pub error_code: u32,
     pub error_msg: String,
 }
 
-impl OpResult {
-    pub fn new(about: About<'_>, outcome: Option<&Outcome>) -> OpResult {
+impl JobOpResult {
+    pub fn new(about: OpContext<'_>, outcome: Option<&Outcome>) -> JobOpResult {
         let Some(outcome) = outcome else {
             let GseResult { error_code, error_msg, .. } = GseResult::handling();
-            return OpResult { content: JobContent::Nothing(Nothing {}), error_code, error_msg };
+            return JobOpResult { content: JobContent::Nothing(Nothing {}), error_code, error_msg };
         };
         let content = match about.kind {
             // GSE's own, whose content is empty there too.
@@ -73,7 +73,7 @@ impl OpResult {
             | OpKind::Reload
             | OpKind::Kill => JobContent::Rendered(Box::new(content(about, outcome))),
         };
-        OpResult { content, error_code: outcome.code.number(), error_msg: outcome.message.clone() }
+        JobOpResult { content, error_code: outcome.code.number(), error_msg: outcome.message.clone() }
     }
 }
 
@@ -82,10 +82,10 @@ impl OpResult {
 pub struct JobResults {
     /// 115 while any of them is open.
     pub status: u32,
-    pub result: Keyed<OpResult>,
+    pub result: Keyed<JobOpResult>,
 }
 
-pub fn results(results: impl IntoIterator<Item = (String, OpResult)>) -> JobResults {
+pub fn results(results: impl IntoIterator<Item = (String, JobOpResult)>) -> JobResults {
     let mut status = Code::Success;
     let results = results.into_iter().inspect(|(_, result)| {
         if result.error_code == Code::Handling.number() {
@@ -103,11 +103,12 @@ pub fn alive(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> 
 
 /// As GSE's, but a process is called by the name of its program, and has the one field more that JOB's
 /// document shows.
-fn content(about: About<'_>, outcome: &Outcome) -> Rendered {
+fn content(about: OpContext<'_>, outcome: &Outcome) -> Rendered {
     let program = about.spec.map(|spec| &spec.identity.proc_name).filter(|name| !name.is_empty());
     let namespace = about.proc.namespace.clone();
     let shown = program.map(|name| ProcKey { namespace, name: name.clone() });
-    let mut content = content::render(About { proc: shown.as_ref().unwrap_or(about.proc), ..about }, outcome);
+    let mut content =
+        content::render(OpContext { proc: shown.as_ref().unwrap_or(about.proc), ..about }, outcome);
     if let Rendered::Status(status) = &mut content {
         let instances = status.process.iter_mut().flat_map(|process| &mut process.instance);
         instances.for_each(|instance| instance.free_vmem = Some("0".to_owned()));

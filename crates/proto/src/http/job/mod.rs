@@ -12,17 +12,17 @@ mod permission;
 mod scope;
 mod script;
 
-pub use answer::{Accepted, Envelope, JobResults, OpResult, alive, results};
+pub use answer::{JobAccepted, JobEnvelope, JobOpResult, JobResults, alive, results};
 pub use permission::Permission;
 pub use scope::{NamedScope, ScopeOf};
 
-use super::batch::{NamedHost, Read, host_targets, read_hosts, sort_out};
+use super::batch::{NamedHost, ReadElement, host_targets, read_hosts, sort_out};
 use super::fault::{Faults, Warnings};
 use super::operate::{OP_TYPES, check_size, no_operation};
-use super::read::{Body, Reader};
+use super::read::{Reader, RequestBody};
 use info::Info;
 use procfleet_core::op::OpKind;
-use procfleet_core::task::Request;
+use procfleet_core::request::Request;
 
 /// What `manage_proc` can be asked for.
 pub const HOSTING: [i64; 2] = [1, 2];
@@ -36,32 +36,34 @@ pub struct Operation {
 }
 
 /// `operate_proc`: the commands are scripts beside the program, by their names.
-pub fn operate_proc<'v>(body: impl Into<Body<'v>>) -> Result<Operation, Faults> {
+pub fn operate_proc<'v>(body: impl Into<RequestBody<'v>>) -> Result<Operation, Faults> {
     operation(body.into(), read_op_type, |element, _, faults| info::with_scripts(element, faults))
 }
 
 /// `operate_process`: the commands are the caller's own.
-pub fn operate_process<'v>(body: impl Into<Body<'v>>) -> Result<Operation, Faults> {
+pub fn operate_process<'v>(body: impl Into<RequestBody<'v>>) -> Result<Operation, Faults> {
     operation(body.into(), read_op_type, info::with_commands)
 }
 
 /// `manage_proc`: from now on the agent keeps a process in its wanted state, or leaves it alone.
-pub fn manage_proc<'v>(body: impl Into<Body<'v>>) -> Result<Operation, Faults> {
+pub fn manage_proc<'v>(body: impl Into<RequestBody<'v>>) -> Result<Operation, Faults> {
     operation(body.into(), read_hosting, info::to_be_hosted)
 }
 
 /// `get_proc_result`: the task id as text. Whether anybody issued it is not known here.
-pub fn get_proc_result<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, String), Faults> {
+pub fn get_proc_result<'v>(body: impl Into<RequestBody<'v>>) -> Result<(NamedScope, String), Faults> {
     read_scoped(body.into(), |reader, faults| reader.required_text("bk_gse_taskid", 128, faults))
 }
 
 /// `get_agent_status`: the hosts in the order of the request.
-pub fn get_agent_status<'v>(body: impl Into<Body<'v>>) -> Result<(NamedScope, Vec<NamedHost>), Faults> {
+pub fn get_agent_status<'v>(
+    body: impl Into<RequestBody<'v>>,
+) -> Result<(NamedScope, Vec<NamedHost>), Faults> {
     read_scoped(body.into(), |reader, faults| read_hosts(present(reader, "ip_list", faults), faults))
 }
 
 fn operation(
-    body: Body<'_>,
+    body: RequestBody<'_>,
     read_kind: impl Fn(&Reader<'_>, &mut Faults) -> Option<OpKind>,
     read_info: impl Fn(&Reader<'_>, Option<OpKind>, &mut Faults) -> Info,
 ) -> Result<Operation, Faults> {
@@ -80,7 +82,7 @@ fn read_element(
     element: Result<Reader<'_>, Faults>,
     kind: Option<OpKind>,
     read_info: &impl Fn(&Reader<'_>, Option<OpKind>, &mut Faults) -> Info,
-) -> Read<Request> {
+) -> ReadElement<Request> {
     let element = match element {
         Ok(element) => element,
         Err(own) => return (None, own),
@@ -98,7 +100,7 @@ fn read_element(
 
 /// The scope of a call and what else it says, or all of its faults.
 fn read_scoped<T>(
-    body: Body<'_>,
+    body: RequestBody<'_>,
     read: impl FnOnce(&Reader<'_>, &mut Faults) -> T,
 ) -> Result<(NamedScope, T), Faults> {
     let mut faults = Faults::default();

@@ -3,7 +3,7 @@
 //! One action for each dimension of grants (business, namespace, operation, account), with the instances that
 //! were not granted. The ids are those of `procfleet app grant`.
 
-use procfleet_core::access::Denial;
+use procfleet_core::grants::Denial;
 use schemars::JsonSchema;
 use serde::Serialize;
 

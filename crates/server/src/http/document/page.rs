@@ -15,7 +15,7 @@ pub(super) enum Language {
 }
 
 pub(super) fn render(document: &Value, language: Language) -> String {
-    let mut page = Page { document, html: String::with_capacity(512 * 1024) };
+    let mut page = HtmlPage { document, html: String::with_capacity(512 * 1024) };
     page.head(language);
     page.navigation();
     page.html.push_str("<main>");
@@ -28,18 +28,18 @@ pub(super) fn render(document: &Value, language: Language) -> String {
     page.html
 }
 
-struct Page<'d> {
+struct HtmlPage<'d> {
     document: &'d Value,
     html: String,
 }
 
 /// An API: its path, and its operations by their methods.
-struct Api<'d> {
+struct ApiSection<'d> {
     path: &'d str,
     operations: Vec<(&'d str, &'d Value)>,
 }
 
-impl<'d> Page<'d> {
+impl<'d> HtmlPage<'d> {
     fn put(&mut self, html: &str) {
         self.html.push_str(html);
     }
@@ -114,9 +114,9 @@ impl<'d> Page<'d> {
         self.put("</a></h2></div></nav>");
     }
 
-    fn apis(&self, family: &str) -> Vec<Api<'d>> {
+    fn apis(&self, family: &str) -> Vec<ApiSection<'d>> {
         let paths = self.document["paths"].as_object().into_iter().flatten();
-        let apis = paths.map(|(path, item)| Api {
+        let apis = paths.map(|(path, item)| ApiSection {
             path,
             operations: item
                 .as_object()
@@ -143,7 +143,7 @@ impl<'d> Page<'d> {
         self.put("</section>");
     }
 
-    fn operation(&mut self, api: &Api<'_>, method: &str, operation: &Value) {
+    fn operation(&mut self, api: &ApiSection<'_>, method: &str, operation: &Value) {
         let id = escape(text(&operation["operationId"]));
         let _ = write!(self.html, "<article id=\"{id}\"><h3><a href=\"#{id}\">");
         self.both(text(&operation["summary"]), text(&operation["x-summary-zh"]));

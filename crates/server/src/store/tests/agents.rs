@@ -1,7 +1,7 @@
 //! Joining, sessions, resolving.
 
 use super::*;
-use crate::clock::Reading;
+use crate::clock::ClockReading;
 
 #[tokio::test]
 async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
@@ -15,7 +15,7 @@ async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
     }
     let results = joins.join_all().await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10);
-    assert!(results.into_iter().filter_map(Result::err).all(|refusal| refusal == TokenRefusal::UsedUp));
+    assert!(results.into_iter().filter_map(Result::err).all(|refusal| refusal == JoinTokenRefusal::UsedUp));
     assert_eq!(store.agents().await.expect("no error").len(), 10);
 }
 
@@ -23,17 +23,17 @@ async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
 async fn a_token_is_refused_for_a_reason() {
     let Fixture { folder: _folder, store } = fixture().await;
     store.create_token(token(1)).await.expect("a token");
-    let check = async |id: &str, secret: u8, now: i64, expected: Option<TokenRefusal>| {
+    let check = async |id: &str, secret: u8, now: i64, expected: Option<JoinTokenRefusal>| {
         let shown = TokenUse { id: id.to_owned(), secret_hash: [secret; 32] };
         let joined = store.join(shown, joining("a", 1), now).await.expect("no error");
         assert_eq!(joined.err(), expected, "{id} {secret} {now}");
     };
-    check("other", 7, 1_500, Some(TokenRefusal::Unknown)).await;
-    check("t1", 8, 1_500, Some(TokenRefusal::Unknown)).await;
-    check("t1", 8, 2_000, Some(TokenRefusal::Unknown)).await;
-    check("t1", 7, 2_000, Some(TokenRefusal::Expired)).await;
+    check("other", 7, 1_500, Some(JoinTokenRefusal::Unknown)).await;
+    check("t1", 8, 1_500, Some(JoinTokenRefusal::Unknown)).await;
+    check("t1", 8, 2_000, Some(JoinTokenRefusal::Unknown)).await;
+    check("t1", 7, 2_000, Some(JoinTokenRefusal::Expired)).await;
     check("t1", 7, 1_999, None).await;
-    check("t1", 7, 1_999, Some(TokenRefusal::UsedUp)).await;
+    check("t1", 7, 1_999, Some(JoinTokenRefusal::UsedUp)).await;
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn a_new_agent_takes_its_host_over() {
     store.put_procs(&agent("old"), vec![status.clone()], Vec::new()).await.expect("stored");
 
     let joined = store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
-    assert_eq!(joined, Joined { host: host(1), retired: vec![agent("old")] });
+    assert_eq!(joined, JoinedAgent { host: host(1), retired: vec![agent("old")] });
     let old = store.agent(&agent("old")).await.expect("no error").expect("still known");
     assert_eq!((old.retired_at, old.connected, old.changed_at), (Some(1_700), false, 1_700));
     let current = store.agents().await.expect("no error");
@@ -78,7 +78,7 @@ async fn a_token_takes_no_host_away_from_another_business() {
     store.create_token(theirs).await.expect("a token");
     let shown = || TokenUse { id: "t2".to_owned(), secret_hash: SECRET };
     let refused = store.join(shown(), joining("new", 1), 1_700).await.expect("no error");
-    assert_eq!(refused, Err(TokenRefusal::HostOf(BusinessId::DEFAULT)));
+    assert_eq!(refused, Err(JoinTokenRefusal::HostOf(BusinessId::DEFAULT)));
     let at = store.agent_at(host(1)).await.expect("no error").map(|record| record.agent);
     assert_eq!(at, Some(agent("old")));
     store.join(shown(), joining("new", 2), 1_700).await.expect("no error").expect("no use was spent");
@@ -96,14 +96,14 @@ async fn only_a_token_for_that_replaces_an_agent_that_is_well() {
     let join = async |token: &str, name: &str, now: i64| {
         store.join(shown(token), joining(name, 1), now).await.expect("no error").map(|joined| joined.retired)
     };
-    let in_use = Err(TokenRefusal::HostInUse(host(1)));
+    let in_use = Err(JoinTokenRefusal::HostInUse(host(1)));
     // One whose answer was lost has never connected, and joins again.
     assert_eq!(join("t2", "a", 1_700).await, Ok(vec![agent("old")]));
     let epoch = store.agent_connected(&agent("a"), "0.1.0", "null", 1_800).await.expect("connected");
     assert_eq!(join("t2", "b", 1_900).await, in_use);
     assert_eq!(join("t2", "b", 5 * DAY).await, in_use, "it is connected");
     store
-        .agent_disconnected(&agent("a"), epoch, Reading { wall: 5 * DAY, mark: None }, 5 * DAY)
+        .agent_disconnected(&agent("a"), epoch, ClockReading { wall: 5 * DAY, mark: None }, 5 * DAY)
         .await
         .expect("noted");
     assert_eq!(join("t2", "b", 6 * DAY - 1).await, in_use);
@@ -116,15 +116,15 @@ async fn only_a_token_for_that_replaces_an_agent_that_is_well() {
     let revoked = store.revoke_agents(vec![agent("c")], String::new(), 6 * DAY + 3, NewAudit::default());
     revoked.await.expect("revoked");
     assert_eq!(join("t2", "d", 6 * DAY + 4).await, Ok(vec![agent("c")]), "it was put aside already");
-    let page = Page::Newest(10);
-    let events = store.events(EventFilter::default(), &Scope::All, page).await.expect("readable");
+    let page = EventPage::Newest(10);
+    let events = store.events(EventFilter::default(), &GrantScope::All, page).await.expect("readable");
     let told: Vec<(&str, &str)> =
         events.iter().map(|record| (record.event.kind.as_str(), record.agent.as_str())).collect();
     assert_eq!(told, ["a", "b", "c", "d"].map(|new| (AGENT_REPLACED, new)));
 
     let gone = store.revoke_token("t2".to_owned(), 7 * DAY, NewAudit::default()).await.expect("no error");
     assert_eq!(gone.and_then(|token| token.revoked_at), Some(7 * DAY));
-    assert_eq!(join("t2", "e", 7 * DAY).await, Err(TokenRefusal::Revoked));
+    assert_eq!(join("t2", "e", 7 * DAY).await, Err(JoinTokenRefusal::Revoked));
     assert_eq!(store.revoke_token("t9".to_owned(), 1, NewAudit::default()).await.expect("no error"), None);
     let left: Vec<(String, u32)> = store
         .tokens()
@@ -141,7 +141,7 @@ async fn joining_leaves_a_record() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["old"]).await;
     store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
     let late = store.join(shown(), joining("late", 2), 2_000).await.expect("no error");
-    assert_eq!(late, Err(TokenRefusal::Expired));
+    assert_eq!(late, Err(JoinTokenRefusal::Expired));
     let rows = store.audit_rows(10, AuditFilter::default()).await.expect("no error");
     let rows: Vec<_> =
         rows.iter().map(|row| (&*row.entry.subject, row.entry.code, &*row.entry.detail)).collect();
@@ -158,7 +158,7 @@ async fn joining_leaves_a_record() {
 async fn every_session_has_an_epoch_of_its_own() {
     let Fixture { folder, store } = fixture_with_agents(&["a"]).await;
     let a = agent("a");
-    let at = |wall: i64| Reading { wall, mark: None };
+    let at = |wall: i64| ClockReading { wall, mark: None };
     let seen = async |store: &Store| {
         let record = store.agent(&a).await.expect("no error").expect("an agent");
         (record.connected, record.changed_at, record.epoch.0, record.version)

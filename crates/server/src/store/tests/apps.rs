@@ -1,13 +1,13 @@
 //! Apps, what they may use, settings, and what may be logged of them.
 
 use super::*;
-use procfleet_core::access::{Dimension, Grants};
+use procfleet_core::grants::{Dimension, Grants};
 
 fn row(code: &str) -> AppRow {
     AppRow {
         code: code.to_owned(),
         secret_hash: SECRET,
-        trust: Trust::Itself,
+        trust: AppTrust::Itself,
         created_at: 1,
         disabled_at: None,
         grants: Grants::default(),
@@ -44,13 +44,13 @@ async fn an_app_is_made_once() {
 #[tokio::test]
 async fn an_app_is_changed_together_with_its_record() {
     let Fixture { folder: _folder, store } = fixture().await;
-    store.create_app(NewApp { trust: Trust::Users, ..new_app("b") }, None).await.expect("an app");
+    store.create_app(NewApp { trust: AppTrust::Users, ..new_app("b") }, None).await.expect("an app");
     store.create_app(new_app("a"), None).await.expect("an app");
     let change = async |change: AppChange| {
         store.change_app("b", change, note("change")).await.expect("changed");
         store.app("b").await.expect("no error").expect("there is one")
     };
-    let as_made = AppRow { trust: Trust::Users, ..row("b") };
+    let as_made = AppRow { trust: AppTrust::Users, ..row("b") };
     let rotated = AppRow { secret_hash: [8; 32], ..as_made };
     assert_eq!(change(AppChange::Secret([8; 32])).await, rotated);
     let disabled = AppRow { disabled_at: Some(5), ..rotated.clone() };

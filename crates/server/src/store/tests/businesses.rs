@@ -1,7 +1,7 @@
 //! Businesses, their agents, and who finds which.
 
 use super::*;
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 use std::collections::BTreeSet;
 
 fn note() -> NewAudit {
@@ -12,8 +12,8 @@ fn business(id: u32, name: &str) -> Business {
     Business { id: BusinessId(id), name: name.to_owned() }
 }
 
-fn only(ids: &[u32]) -> Scope<BusinessId> {
-    Scope::Only(ids.iter().copied().map(BusinessId).collect::<BTreeSet<_>>())
+fn only(ids: &[u32]) -> GrantScope<BusinessId> {
+    GrantScope::Only(ids.iter().copied().map(BusinessId).collect::<BTreeSet<_>>())
 }
 
 #[tokio::test]
@@ -78,13 +78,13 @@ async fn what_is_outside_is_not_found() {
     store.create_business(business(7, "shop"), note()).await.expect("made");
     store.assign(vec![agent("b")], BusinessId(7), note()).await.expect("assigned");
     let targets = [Target::Host(host(1)), Target::Agent(agent("b")), Target::Host(host(9))];
-    let (a, b) = (Found::Agent(agent("a")), Found::Agent(agent("b")));
+    let (a, b) = (FoundTarget::Agent(agent("a")), FoundTarget::Agent(agent("b")));
     for (scope, expected) in [
-        (Scope::All, [a.clone(), b.clone(), Found::Nowhere]),
-        (only(&[1, 7]), [a.clone(), b.clone(), Found::Nowhere]),
-        (only(&[1]), [a, Found::Outside, Found::Nowhere]),
-        (only(&[7]), [Found::Outside, b, Found::Nowhere]),
-        (only(&[]), [Found::Outside, Found::Outside, Found::Nowhere]),
+        (GrantScope::All, [a.clone(), b.clone(), FoundTarget::Nowhere]),
+        (only(&[1, 7]), [a.clone(), b.clone(), FoundTarget::Nowhere]),
+        (only(&[1]), [a, FoundTarget::Outside, FoundTarget::Nowhere]),
+        (only(&[7]), [FoundTarget::Outside, b, FoundTarget::Nowhere]),
+        (only(&[]), [FoundTarget::Outside, FoundTarget::Outside, FoundTarget::Nowhere]),
     ] {
         assert_eq!(store.resolve_within(&targets, &scope).await.expect("no error"), expected, "{scope:?}");
     }
@@ -93,7 +93,7 @@ async fn what_is_outside_is_not_found() {
     for name in ["a", "b"] {
         store.put_procs(&agent(name), vec![said.clone()], Vec::new()).await.expect("stored");
     }
-    for (scope, count) in [(Scope::All, 2), (only(&[1, 7]), 2), (only(&[7]), 1), (only(&[]), 0)] {
+    for (scope, count) in [(GrantScope::All, 2), (only(&[1, 7]), 2), (only(&[7]), 1), (only(&[]), 0)] {
         let page = store.proc_page("web", &scope, 0, 10).await.expect("no error");
         assert_eq!(
             (page.count, page.procs.len()),
@@ -111,7 +111,7 @@ async fn an_op_may_have_ended_before_it_began() {
     (new.ops[1].agent, new.ops[1].ended) = (None, Some(Box::new(outcome.clone())));
     let id = store.create_task(new).await.expect("a task");
     let (record, ops) = store.task_results(id).await.expect("no error").expect("the task");
-    assert_eq!(record.counts, Counts { total: 2, open: 1, succeeded: 0, failed: 1 });
+    assert_eq!(record.counts, TaskCounts { total: 2, open: 1, succeeded: 0, failed: 1 });
     assert_eq!((ops[0].outcome.as_ref(), ops[0].ended_at), (None, None));
     assert_eq!((ops[1].outcome.as_ref(), ops[1].ended_at), (Some(&outcome), Some(1_000)));
     let open = store.open_ops().await.expect("no error");

@@ -1,7 +1,7 @@
 //! Events are stored once, listed in order, and sent on from where a receiver stopped.
 
 use super::*;
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 
 fn event(number: u64, kind: &str) -> NewEvent {
     NewEvent {
@@ -18,7 +18,12 @@ fn event(number: u64, kind: &str) -> NewEvent {
     }
 }
 
-async fn numbers(store: &Store, filter: EventFilter, within: &Scope<BusinessId>, page: Page) -> Vec<u64> {
+async fn numbers(
+    store: &Store,
+    filter: EventFilter,
+    within: &GrantScope<BusinessId>,
+    page: EventPage,
+) -> Vec<u64> {
     let found = store.events(filter, within, page).await.expect("readable");
     found.into_iter().map(|record| record.event.journal_number).collect()
 }
@@ -34,19 +39,19 @@ async fn an_event_that_comes_twice_is_stored_once() {
     let other_journal = NewEvent { journal: "j2".to_owned(), ..event(1, "exited") };
     assert_eq!(add("a", vec![other_journal]).await, 1, "an agent that lost its journal counts anew");
     assert_eq!(add("b", vec![event(1, "exited")]).await, 1, "and every agent for itself");
-    let all = Scope::All;
-    assert_eq!(numbers(store, EventFilter::default(), &all, Page::Newest(3)).await, [3, 1, 1]);
-    assert_eq!(numbers(store, EventFilter::default(), &all, Page::After(1, 2)).await, [2, 3]);
+    let all = GrantScope::All;
+    assert_eq!(numbers(store, EventFilter::default(), &all, EventPage::Newest(3)).await, [3, 1, 1]);
+    assert_eq!(numbers(store, EventFilter::default(), &all, EventPage::After(1, 2)).await, [2, 3]);
     let gave_up = EventFilter { kind: Some("gave_up".to_owned()), ..EventFilter::default() };
-    assert_eq!(numbers(store, gave_up, &all, Page::Newest(9)).await, [2]);
+    assert_eq!(numbers(store, gave_up, &all, EventPage::Newest(9)).await, [2]);
     let of_b = EventFilter { agent: Some(agent("b")), ..EventFilter::default() };
-    assert_eq!(numbers(store, of_b, &all, Page::Newest(9)).await, [1]);
-    let elsewhere = Scope::Only([BusinessId(7)].into());
-    assert!(numbers(store, EventFilter::default(), &elsewhere, Page::Newest(9)).await.is_empty());
+    assert_eq!(numbers(store, of_b, &all, EventPage::Newest(9)).await, [1]);
+    let elsewhere = GrantScope::Only([BusinessId(7)].into());
+    assert!(numbers(store, EventFilter::default(), &elsewhere, EventPage::Newest(9)).await.is_empty());
     let stranger = store.add_events(&agent("x"), vec![event(1, "exited")], 9).await;
     assert!(matches!(stranger, Err(StoreError::NoSuchAgent(_))), "{stranger:?}");
     assert_eq!(store.delete_events(10, 3).await.expect("deleted"), 3);
-    assert_eq!(numbers(store, EventFilter::default(), &all, Page::After(0, 9)).await, [1, 1]);
+    assert_eq!(numbers(store, EventFilter::default(), &all, EventPage::After(0, 9)).await, [1, 1]);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-fn put(db: &Connection, key: &str) -> Result<(), Fault> {
+fn put(db: &Connection, key: &str) -> Result<(), QueryFault> {
     db.execute("INSERT INTO settings (key, value) VALUES (?, '')", [key])?;
     Ok(())
 }
@@ -29,7 +29,7 @@ async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>)
 }
 
 /// Runs `spoiler` in one group between two good jobs; says which of the three failed.
-async fn check(store: &Store, spoiler: fn(&Connection) -> Result<(), Fault>, expected: [bool; 3]) {
+async fn check(store: &Store, spoiler: fn(&Connection) -> Result<(), QueryFault>, expected: [bool; 3]) {
     let (release, holding) = hold(store).await;
     // Each job is in the channel after the first poll of its future; the last one opens the gate.
     let (before, spoiled, after, ()) = tokio::join!(
@@ -122,7 +122,7 @@ async fn a_full_disk_is_an_error_and_not_the_end() {
 async fn a_read_that_panics_gives_its_connection_back() {
     let Fixture { folder: _folder, store } = fixture().await;
     for _ in 0..10 {
-        let panicked = store.read("panicking", |_| -> Result<(), Fault> { panic!("on purpose") }).await;
+        let panicked = store.read("panicking", |_| -> Result<(), QueryFault> { panic!("on purpose") }).await;
         assert!(matches!(panicked, Err(StoreError::Panicked { .. })), "{panicked:?}");
     }
     assert_eq!(store.setting("any").await.expect("no error"), None);

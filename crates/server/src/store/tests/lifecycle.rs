@@ -11,7 +11,7 @@ async fn what_was_acknowledged_is_there_after_a_drop_without_close() {
 
     let store = Store::open(&path(&folder)).await.expect("it opens again");
     let record = store.task(id).await.expect("no error").expect("the task");
-    assert_eq!(record.counts, Counts { total: 2, open: 1, succeeded: 1, failed: 0 });
+    assert_eq!(record.counts, TaskCounts { total: 2, open: 1, succeeded: 1, failed: 0 });
 }
 
 /// A kill -9 leaves the files as they are at that moment: so does a copy of them.
@@ -94,7 +94,7 @@ async fn only_the_owner_can_read_the_files() {
 #[tokio::test]
 async fn the_pragmas_hold() {
     let Fixture { folder: _folder, store } = fixture().await;
-    let look = |db: &Connection| -> Result<(String, i64, i64), Fault> {
+    let look = |db: &Connection| -> Result<(String, i64, i64), QueryFault> {
         Ok((
             db.pragma_query_value(None, "journal_mode", |row| row.get(0))?,
             db.pragma_query_value(None, "synchronous", |row| row.get(0))?,

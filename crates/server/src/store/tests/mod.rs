@@ -15,9 +15,9 @@ mod tasks;
 mod users;
 
 use super::*;
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::op::{Instance, ProcStatus};
-use procfleet_core::task::Target;
+use procfleet_core::request::Target;
 use procfleet_core::{
     BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
 };
@@ -81,7 +81,7 @@ fn new_task(agents: &[&str]) -> NewTask {
             proc: proc("nginx"),
             kind: OpKind::Start,
             spec: Some(Arc::new(spec)),
-            accounts: Scope::All,
+            accounts: GrantScope::All,
         }],
         ops: ops.collect(),
         retry_of: None,
@@ -114,7 +114,7 @@ fn token(uses: u32) -> NewToken {
 }
 
 fn new_app(code: &str) -> NewApp {
-    NewApp { code: code.to_owned(), secret_hash: SECRET, trust: Trust::Itself, created_at: 1 }
+    NewApp { code: code.to_owned(), secret_hash: SECRET, trust: AppTrust::Itself, created_at: 1 }
 }
 
 fn shown() -> TokenUse {

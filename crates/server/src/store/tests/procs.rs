@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::agent_limits;
-use procfleet_core::access::Scope;
+use procfleet_core::grants::GrantScope;
 
 fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
     ProcRecord { proc: proc(name), revision, status: status.to_owned() }
@@ -84,7 +84,7 @@ async fn a_namespace_is_read_page_by_page() {
         store.put_procs(&agent(name), records, Vec::new()).await.expect("stored");
     }
     let check = async |namespace: &str, start: u64, limit: u32, count: u64, expected: &[&str]| {
-        let page = store.proc_page(namespace, &Scope::All, start, limit).await.expect("no error");
+        let page = store.proc_page(namespace, &GrantScope::All, start, limit).await.expect("no error");
         let found = page.procs.iter().map(|(agent, host, record)| format!("{agent} {host} {}", record.proc));
         assert_eq!((page.count, found.collect::<Vec<_>>().join(", ")), (count, expected.join(", ")));
     };
@@ -105,7 +105,7 @@ async fn a_namespace_is_read_page_by_page() {
     check("db", 1, 1, 2, &["b 3:10.0.0.1 db:x"]).await;
     check("none", 0, 5, 0, &[]).await;
 
-    let page = store.proc_page("web", &Scope::All, 2, 1).await.expect("no error");
+    let page = store.proc_page("web", &GrantScope::All, 2, 1).await.expect("no error");
     assert_eq!(page.procs[0].2, said("z", 3, "z"));
 }
 

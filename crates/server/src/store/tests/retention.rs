@@ -99,7 +99,7 @@ async fn a_large_task_goes_at_once_and_its_ops_follow() {
 async fn a_key_goes_with_its_task() {
     let Fixture { folder: _folder, store } = fixture().await;
     let key = SubmissionKey { kind: KeyKind::Idempotency, text: "k".to_owned() };
-    let since = crate::clock::Reading { wall: i64::MIN, mark: None };
+    let since = crate::clock::ClockReading { wall: i64::MIN, mark: None };
     let submission = Submission { key, request_hash: [1; 32], since };
     let submit = async || store.submit_task(new_task(&["a"]), submission.clone()).await.expect("no error");
     let Submitted::New(id) = submit().await else { panic!("it is the first") };
@@ -129,12 +129,12 @@ async fn old_audit_records_and_tokens_are_deleted() {
     assert_eq!(store.delete_tokens(2_000, 10).await.expect("deleted"), 0);
     assert_eq!(
         store.join(shown(), joining("a", 1), 2_500).await.expect("no error"),
-        Err(TokenRefusal::Expired)
+        Err(JoinTokenRefusal::Expired)
     );
     assert_eq!(store.delete_tokens(2_001, 10).await.expect("deleted"), 1);
     assert_eq!(
         store.join(shown(), joining("a", 1), 2_500).await.expect("no error"),
-        Err(TokenRefusal::Unknown)
+        Err(JoinTokenRefusal::Unknown)
     );
 }
 

@@ -1,12 +1,12 @@
 //! The same request under the same key, sent again.
 
 use super::*;
-use crate::clock::{BootNumber, Mark, Reading};
-use procfleet_core::moment::Moment;
+use crate::clock::{BootNumber, ClockMark, ClockReading};
+use procfleet_core::boot_time::BootTime;
 
 fn under(kind: KeyKind, key: &str, request: u8, since: i64) -> Submission {
     let key = SubmissionKey { kind, text: key.to_owned() };
-    Submission { key, request_hash: [request; 32], since: Reading { wall: since, mark: None } }
+    Submission { key, request_hash: [request; 32], since: ClockReading { wall: since, mark: None } }
 }
 
 fn own(key: &str, request: u8) -> Submission {
@@ -113,9 +113,9 @@ async fn a_wall_clock_that_is_set_makes_no_request_id_older_or_newer() {
     const HOUR: i64 = 3_600_000;
     let Fixture { folder: _folder, store } = fixture().await;
     let send = async |boot: i64, moment: u64, wall: i64| {
-        let mark = |moment: u64| Some(Mark { boot: BootNumber(boot), moment: Moment(moment) });
+        let mark = |moment: u64| Some(ClockMark { boot: BootNumber(boot), moment: BootTime(moment) });
         let task = NewTask { mark: mark(moment), ..by("app", wall) };
-        let since = Reading { wall: wall - 60_000, mark: mark(moment - 60_000) };
+        let since = ClockReading { wall: wall - 60_000, mark: mark(moment - 60_000) };
         submit(&store, task, Submission { since, ..under(KeyKind::RequestId, "id", 1, 0) }).await
     };
     let first = made(send(1, 100_000, HOUR).await);

@@ -11,7 +11,7 @@ async fn a_task_reads_back_as_it_was_written() {
         proc: proc("redis"),
         kind: OpKind::Query,
         spec: None,
-        accounts: Scope::All,
+        accounts: GrantScope::All,
     });
     new.ops[1].request = 1;
     new.ops.push(NewOp {
@@ -34,7 +34,7 @@ async fn a_task_reads_back_as_it_was_written() {
         requests: new.requests.clone(),
         cancelled_at: None,
         retry_of: None,
-        counts: Counts { total: 3, open: 3, succeeded: 0, failed: 0 },
+        counts: TaskCounts { total: 3, open: 3, succeeded: 0, failed: 0 },
     };
     assert_eq!(record, expected);
     assert_eq!(store.task(id).await.expect("no error"), Some(expected.clone()));
@@ -77,7 +77,7 @@ async fn an_op_is_ended_once_and_counted_once() {
     assert_eq!(applied, [Applied::Already, Applied::Already]);
 
     let (record, ops) = store.task_results(id).await.expect("no error").expect("the task");
-    assert_eq!(record.counts, Counts { total: 3, open: 1, succeeded: 1, failed: 1 });
+    assert_eq!(record.counts, TaskCounts { total: 3, open: 1, succeeded: 1, failed: 1 });
     assert_eq!((ops[0].outcome.as_ref(), ops[0].ended_at), (Some(&good.outcome), Some(2_500)));
     assert_eq!(ops[1].outcome.as_ref().map(|outcome| outcome.code), Some(Code::NoAgent));
     assert_eq!(ops[2].outcome, None);
@@ -174,7 +174,7 @@ async fn what_an_agent_says_too_late_is_kept_beside_the_outcome() {
         assert_eq!(store.finish_ops(vec![report]).await.expect("applied"), [expected]);
     }
     let (task, ops) = store.task_results(id).await.expect("no error").expect("the task");
-    assert_eq!(task.counts, Counts { total: 2, open: 0, succeeded: 1, failed: 1 });
+    assert_eq!(task.counts, TaskCounts { total: 2, open: 0, succeeded: 1, failed: 1 });
     assert_eq!(ops[0].outcome.as_ref().map(|outcome| outcome.code), Some(Code::Timeout), "it stays so");
     let kept = LateReport { code: Code::Success, message: "said so".to_owned(), at: 9_000 };
     assert_eq!((ops[0].late.clone(), &ops[1].late), (Some(kept), &None));

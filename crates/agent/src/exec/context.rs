@@ -1,0 +1,327 @@
+//! What all procs on this host share.
+
+use super::cgroup::{Containment, Groups};
+use super::children;
+use super::exits::Exits;
+use super::neighbour::AgentPresence;
+use super::oom;
+use super::pidfd;
+use super::proc_log::Sinks;
+use super::procfs;
+use super::rotate::Rotation;
+use super::spawn::{self, NotStarted, PreparedCommand};
+use super::tree::Scan;
+use procfleet_core::host_policy::Allow;
+use procfleet_core::{BootId, BootTime, Code, ProcKey, Spec};
+use procfleet_proto::link::HostFacts;
+use rustix::fd::OwnedFd;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How old a look at all processes may be. A process that somebody starts by hand in this time is as likely
+/// to be started just after a look as just before it.
+const GLIMPSE: Duration = Duration::from_millis(50);
+
+/// Why the agent cannot look after processes on this host at all.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    #[error("making the folder for output {}", folder.display())]
+    OutputFolder { folder: PathBuf, source: io::Error },
+    #[error("there are no cgroups for processes on this host: {reason}")]
+    NoCgroups { reason: String },
+    #[error("reading {file}, without which processes cannot be told apart")]
+    Proc { file: &'static str, source: io::Error },
+}
+
+/// What all procs on this host share.
+#[derive(Debug)]
+pub struct ExecContext {
+    output_folder: PathBuf,
+    pub(super) sinks: Sinks,
+    boot_id: BootId,
+    /// When this life of the agent began, in clock ticks since the host's boot. What is older was started in
+    /// an earlier life.
+    pub(super) opened_at: u64,
+    /// Tells this agent's processes from those of another agent on the same host.
+    instance: String,
+    pub(super) ticks_per_second: u64,
+    pub(super) page_bytes: u64,
+    pub(super) cpus: u64,
+    pub(super) memory_bytes: u64,
+    /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as
+    /// zombies.
+    strays: Mutex<Vec<(u32, OwnedFd)>>,
+    /// The marks of processes that an earlier life of the agent left: these are not below the agent.
+    inherited: Mutex<HashSet<Vec<u8>>>,
+    /// The last look at all processes but the agent's own children, and when it was taken.
+    glimpse: Mutex<Option<(BootTime, Arc<Scan>)>>,
+    /// What the host's owner lets be run here.
+    allow: Allow,
+    pub(super) groups: Groups,
+    pub(super) exits: Arc<Exits>,
+    presence: AgentPresence,
+    /// The shells of the probes that are running; each leads a session.
+    probes: Mutex<Vec<u32>>,
+}
+
+impl ExecContext {
+    pub fn open(output_folder: PathBuf, containment: Containment) -> Result<ExecContext, ExecError> {
+        // What processes print may be secret: the folder is the agent's alone.
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&output_folder)
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        let read =
+            |file: &'static str| fs::read_to_string(file).map_err(|source| ExecError::Proc { file, source });
+        let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let instance = instance(&output_folder)
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        if let Err(error) = spawn::make_room() {
+            // The first process to be made tries again, and says what is wrong.
+            tracing::debug!(%error, "nothing is ready yet to make processes");
+        }
+        children::adopt_orphans();
+        oom::listen();
+        // Before anything is looked for: two agents that begin together must see one another.
+        let presence = AgentPresence::announce(&instance);
+        let groups = Groups::open(containment, &output_folder, &instance)?;
+        // What is in a group is found there.
+        let grouped = groups.loose_pids();
+        let ours = format!("{instance}/").into_bytes();
+        let before = Scan::without(&grouped);
+        let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
+        let inherited = Mutex::new(marks.filter(|mark| mark.starts_with(&ours)).collect());
+        let memory = rustix::system::sysinfo();
+        let sinks = Sinks::new(&output_folder);
+        sinks
+            .prepare()
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+        Ok(ExecContext {
+            opened_at: millis(ClockId::Boottime).saturating_mul(ticks_per_second) / 1_000,
+            output_folder,
+            sinks,
+            boot_id: BootId(boot_id),
+            instance,
+            ticks_per_second,
+            page_bytes: rustix::param::page_size() as u64,
+            cpus: count_cpus(&read("/proc/stat")?),
+            memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
+            strays: Mutex::default(),
+            inherited,
+            glimpse: Mutex::default(),
+            allow: Allow::default(),
+            groups,
+            exits: Arc::default(),
+            presence,
+            probes: Mutex::default(),
+        })
+    }
+
+    #[must_use]
+    pub fn allowing(self, allow: Allow) -> ExecContext {
+        ExecContext { allow, ..self }
+    }
+
+    #[must_use]
+    pub fn rotating(mut self, rotation: Rotation) -> ExecContext {
+        self.sinks.rotation = rotation;
+        self
+    }
+
+    pub fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    /// A command, checked against this host and its policy, whoever wants it: an order, or the agent itself.
+    /// A folder that is a link to another place counts as that place.
+    pub(super) fn prepare(
+        &self,
+        key: &ProcKey,
+        mark: &str,
+        command: &str,
+        spec: &Spec,
+    ) -> Result<PreparedCommand, NotStarted> {
+        let refuse = |reason| Err(NotStarted::new(Code::NotAllowed, reason));
+        if let Some(reason) = self.allow.spec_refusal(spec) {
+            return refuse(reason);
+        }
+        let launch = PreparedCommand::prepare(key, mark, command, spec)?;
+        match launch.folder() {
+            place if self.allow.holds(place) => Ok(launch),
+            place => refuse(format!(
+                "this host does not allow setup_path {:?}, which is {place:?}: its policy says so",
+                spec.identity.setup_path
+            )),
+        }
+    }
+
+    pub fn boot_id(&self) -> &BootId {
+        &self.boot_id
+    }
+
+    /// What everything that is started for this proc bears in its environment. The colon in the middle is the
+    /// only one that is not escaped, so no two procs share a mark.
+    pub fn mark(&self, key: &ProcKey) -> String {
+        format!("{}/{}", self.instance, escaped(key))
+    }
+
+    /// What a proc's probes bear instead. No proc's mark begins with a colon, for no namespace is empty.
+    pub(super) fn probe_mark(&self, key: &ProcKey) -> String {
+        format!("{}{}", self.probe_prefix(), escaped(key))
+    }
+
+    pub(super) fn is_probe_mark(&self, mark: &str) -> bool {
+        mark.starts_with(&self.probe_prefix())
+    }
+
+    fn probe_prefix(&self) -> String {
+        format!("{}/:probe:", self.instance)
+    }
+
+    /// What the host is, for the server.
+    pub fn facts(&self, started_at: i64) -> HostFacts {
+        HostFacts {
+            os: std::env::consts::OS.to_owned(),
+            architecture: std::env::consts::ARCH.to_owned(),
+            cpus: self.cpus,
+            memory_mib: self.memory_bytes >> 20,
+            started_at,
+            containment: self.groups.containment().to_owned(),
+        }
+    }
+
+    /// Time since the host's boot, time asleep included.
+    pub fn now(&self) -> BootTime {
+        BootTime(millis(ClockId::Boottime))
+    }
+
+    /// Hears what the kernel has said meanwhile; to be called now and then.
+    pub fn hear_kernel(&self) {
+        self.presence.drain();
+        oom::keep_up();
+    }
+
+    /// Keeps the output of processes within bounds; to be called now and then. True: there was much, so call
+    /// it again soon.
+    pub fn tend_output(&self) -> bool {
+        self.sinks.tend()
+    }
+
+    /// The same for what no proc uses any more; once in a while.
+    pub fn tend_forgotten_output(&self) {
+        self.sinks.tend_forgotten();
+    }
+
+    /// Removes cgroups that nobody needs any more, once they are empty; to be called now and then.
+    pub fn trim_groups(&self) {
+        self.groups.trim();
+    }
+
+    pub(super) fn wall_millis(&self) -> u64 {
+        millis(ClockId::Realtime)
+    }
+
+    /// How many clock ticks after the host's boot a moment was, as the kernel tells the start of processes.
+    pub(super) fn ticks_at(&self, moment: BootTime) -> u64 {
+        moment.0.saturating_mul(self.ticks_per_second) / 1_000
+    }
+
+    pub(super) fn output_folder(&self) -> &Path {
+        &self.output_folder
+    }
+
+    pub(super) fn probe_began(&self, shell: u32) {
+        self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(shell);
+    }
+
+    pub(super) fn probe_ended(&self, shell: u32) {
+        self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).retain(|one| *one != shell);
+    }
+
+    pub(super) fn probes(&self) -> Vec<u32> {
+        self.probes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn adopt(&self, pid: u32, child: OwnedFd) {
+        self.strays.lock().unwrap_or_else(PoisonError::into_inner).push((pid, child));
+    }
+
+    /// Reaps those strays that have ended.
+    pub(super) fn reap_strays(&self) {
+        let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        strays.retain(|(pid, child)| matches!(pidfd::reap(child, *pid), Ok(None)));
+    }
+
+    /// Reaps what commands left behind and what has ended since; to be called when a child has ended.
+    pub fn reap_orphans(&self) {
+        children::reap_adopted();
+    }
+
+    /// Whether something with this mark may be running that is not below the agent.
+    pub(super) fn has_inherited(&self, mark: &str) -> bool {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).contains(mark.as_bytes())
+    }
+
+    /// Nothing that an earlier life left bears this mark any more.
+    pub(super) fn inherits_no_more(&self, mark: &str) {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.as_bytes());
+    }
+
+    /// All but the agent's children that somebody looks after, as it was after `since` and a moment ago at
+    /// most. Many that ask at the same time share one look.
+    pub(super) fn glimpse(&self, since: BootTime) -> Arc<Scan> {
+        let mut last = self.glimpse.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.now();
+        if let Some((taken, scan)) = &*last
+            && *taken > since
+            && now.since(*taken) < GLIMPSE
+        {
+            return scan.clone();
+        }
+        let scan = Arc::new(Scan::without(&children::kept()));
+        *last = Some((now, scan.clone()));
+        scan
+    }
+}
+
+fn escaped(key: &ProcKey) -> String {
+    format!("{}:{}", key.namespace.replace('%', "%25").replace(':', "%3A"), key.name)
+}
+
+/// The name of this agent among those on the host: random, and the same for as long as its folder lives.
+fn instance(folder: &Path) -> io::Result<String> {
+    let path = folder.join(".instance");
+    match fs::read_to_string(&path) {
+        Ok(known) if !known.trim().is_empty() => Ok(known.trim().to_owned()),
+        Ok(_) | Err(_) => {
+            let new = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned();
+            let draft = folder.join(".instance.new");
+            let mut file = fs::File::create(&draft)?;
+            file.write_all(new.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(draft, path)?;
+            Ok(new)
+        }
+    }
+}
+
+/// `cpu0`, `cpu1` and so on; `cpu` alone is the sum. All that are on, not only those that the agent may use.
+fn count_cpus(stat: &str) -> u64 {
+    let is_cpu = |line: &&str| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    (stat.lines().filter(is_cpu).count() as u64).max(1)
+}
+
+fn millis(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}

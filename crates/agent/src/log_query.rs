@@ -1,0 +1,58 @@
+//! Answers to the server's questions about logs. Nothing is run for them, and nothing is written down.
+
+use crate::exec::{ExecContext, LogExcerpt, LogQuestion, Start};
+use procfleet_core::code::Code;
+use procfleet_core::id::ProcKey;
+use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The answer to a server of an earlier version that wants a renamed log to get its name back.
+const NO_REOPENING: &str = "this agent gives no renamed log its name back any more; the agent rotates logs itself \
+    (--log-size, --log-keep), and an outside logrotate needs copytruncate";
+/// However long the server would wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+pub(crate) async fn answer(context: Arc<ExecContext>, question: ReadLog) -> LogRead {
+    let accounts = question.readers_accounts();
+    let ReadLog { id, namespace, name, at, lines, most, wait_ms, beyond, reopen, .. } = question;
+    let proc = ProcKey { namespace, name };
+    let reading = match reopen {
+        true => Err((Code::UnknownOp, NO_REOPENING.to_owned())),
+        false => {
+            let start = at.map_or(Start::Last(lines), Start::At);
+            let most = usize::try_from(most).unwrap_or(LOG_BYTES).min(LOG_BYTES);
+            let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
+            context.read_log(LogQuestion { proc, start, most, wait, beyond, accounts }).await
+        }
+    };
+    match reading {
+        Ok(LogExcerpt { begin, bytes, end, skipped, file, note }) => {
+            LogRead { id, code: Code::Success.number(), message: note, begin, bytes, end, skipped, file }
+        }
+        Err((code, message)) => LogRead { id, code: code.number(), message, ..LogRead::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::Containment;
+
+    #[tokio::test]
+    async fn a_request_to_reopen_a_log_from_an_earlier_server_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let host =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let question = ReadLog {
+            id: 7,
+            namespace: "web".to_owned(),
+            name: "nginx".to_owned(),
+            reopen: true,
+            ..ReadLog::default()
+        };
+        let answer = answer(host, question).await;
+        assert_eq!((answer.id, answer.code), (7, Code::UnknownOp.number()));
+        assert!(answer.message.contains("copytruncate"), "{answer:?}");
+    }
+}

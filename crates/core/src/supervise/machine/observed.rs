@@ -1,0 +1,308 @@
+//! What a sighting means for the job that asked for it.
+
+use super::turns::Since;
+use super::upkeep::Fate;
+use super::{Leftover, Machine, State, busy, unreachable_kind};
+use crate::boot_time::BootTime;
+use crate::code::Code;
+use crate::id::OpId;
+use crate::op::OpKind;
+use crate::process::{Absence, Exit, Found, Process, Sighting};
+use crate::spec::{Kind, Spec};
+use crate::spread::Occasion;
+use crate::supervise::job::{Job, Purpose, Stage};
+use crate::supervise::policy::Fall;
+use crate::supervise::record::Rest;
+use crate::supervise::words::Left;
+use crate::supervise::{Effect, Event, Hosting, Input, Step, Write, words};
+use std::sync::Arc;
+
+impl Machine {
+    pub(super) fn advance(&mut self, now: BootTime, job: Job, input: Input, out: &mut Step) -> State {
+        let Job { purpose, spec, stage } = job;
+        match (stage, input) {
+            (Stage::Looking { look, launch }, Input::Sighted { look: answered, sighting })
+                if look == answered =>
+            {
+                self.puzzle_over(&sighting);
+                match sighting {
+                    Sighting::Running(process) => {
+                        out.effects.push(Effect::Watch(process));
+                        self.found(now, purpose, spec, process, launch, out)
+                    }
+                    Sighting::Absent(absence) => self.missing(now, purpose, spec, absence, launch, out),
+                }
+            }
+            (Stage::Launching(launch), input) => self.launching(now, purpose, spec, launch, input, out),
+            (Stage::Ending(ending), input) => self.ending(now, purpose, spec, ending, input, out),
+            (Stage::Reloading { command, process, gone }, input) => {
+                self.reloading(now, purpose, spec, command, process, gone, input, out)
+            }
+            (Stage::Surviving(survival), input) => self.surviving(now, purpose, spec, survival, input, out),
+            (Stage::Leaving(leaving), input) => self.leaving(now, purpose, spec, leaving, input, out),
+            (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
+            (Stage::Awaiting(awaiting), input) => self.awaiting(now, purpose, spec, awaiting, input, out),
+            (Stage::Planning { plan }, Input::Planned { plan: answered, next }) if plan == answered => {
+                self.planned(now, next, out)
+            }
+            (Stage::Planning { plan }, Input::Placed { plan: answered, at, cause }) if plan == answered => {
+                self.placed(now, at, cause, out)
+            }
+            (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
+            (
+                stage @ (Stage::Looking { .. } | Stage::Planning { .. }),
+                Input::Tick
+                | Input::Exited { .. }
+                | Input::Sighted { .. }
+                | Input::CommandEnded { .. }
+                | Input::Order(_)
+                | Input::Inspected { .. }
+                | Input::Planned { .. }
+                | Input::Sampled { .. }
+                | Input::Succeeded { .. }
+                | Input::Appeared { .. }
+                | Input::Overused { .. }
+                | Input::Health { .. }
+                | Input::Placed { .. },
+            ) => busy(purpose, spec, stage),
+        }
+    }
+
+    /// What is out of the ordinary is told for as long as it is not running.
+    pub(super) fn puzzle_over(&mut self, sighting: &Sighting) {
+        self.puzzle = match sighting {
+            Sighting::Absent(Absence { cause, .. }) if words::is_puzzling(cause) => cause.to_string(),
+            Sighting::Absent(_) | Sighting::Running(_) => String::new(),
+        };
+    }
+
+    /// The process is running: what does that mean for this purpose?
+    pub(super) fn found(
+        &mut self,
+        now: BootTime,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        process: Process,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        let cut_off = matches!(purpose, Purpose::Recover { .. }) && spec.policy.kind == Kind::Resident;
+        let process = if cut_off { process } else { process.counted() };
+        match purpose {
+            Purpose::Op { op, kind, before } => match kind {
+                OpKind::Start => {
+                    // Nothing is run and nothing replaced; but a proc that was unknown is known from now on.
+                    let message = words::already_running(&spec, &self.key.name);
+                    self.spec.get_or_insert(spec);
+                    self.answer(op, Code::AlreadyRunning, message, out);
+                    State::Up(process)
+                }
+                OpKind::Host => {
+                    self.spec = Some(spec);
+                    self.hosting = Hosting::Hosted;
+                    self.streak.forgive();
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    State::Up(process)
+                }
+                OpKind::Restart => {
+                    self.spec = Some(spec.clone());
+                    let purpose = Purpose::Op { op, kind, before };
+                    if spec.control.restart_cmd.is_empty() || spec.policy.kind.schedule().is_some() {
+                        self.end(now, purpose, spec, process, launch, out)
+                    } else {
+                        self.end_older(spec.control.stop_signal.0.into(), &[process], out);
+                        self.launch(now, purpose, spec, Some(process), out)
+                    }
+                }
+                OpKind::Stop | OpKind::Kill => {
+                    // Hosting ends first, and durably: whatever happens from here on, nobody starts it again.
+                    self.hosting = Hosting::Unhosted;
+                    self.end(now, Purpose::Op { op, kind, before }, spec, process, launch, out)
+                }
+                OpKind::Reload if spec.control.reload_cmd.is_empty() => {
+                    self.reload_by_signal(now, Purpose::Op { op, kind, before }, spec, process, out)
+                }
+                OpKind::Reload => {
+                    let command = self.run("reload_cmd", &spec.control.reload_cmd, &spec, now, out);
+                    busy(
+                        Purpose::Op { op, kind, before },
+                        spec,
+                        Stage::Reloading { command, process, gone: false },
+                    )
+                }
+                OpKind::Register | OpKind::Update => {
+                    self.spec = Some(spec);
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    State::Up(process)
+                }
+                OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
+            },
+            Purpose::Upkeep { .. } => {
+                out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
+                State::Up(process)
+            }
+            // What a run has left is a part of the run.
+            Purpose::Aftermath if spec.policy.kind == Kind::Once => {
+                State::Up(Process { found: Found::Foreground, ..process })
+            }
+            Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
+            Purpose::Recover { interrupted } if process.found == Found::Shell => {
+                self.tell_death(None, &interrupted, out);
+                self.interrupted(interrupted, Left::Command(process.pid), out);
+                self.wait_for_command(now, spec, process, out)
+            }
+            Purpose::Recover { interrupted } => {
+                // Only where a pid file is to come, something else than what was found may be meant.
+                self.unsure = self
+                    .unsure
+                    .filter(|_| process.found != Found::PidFile && !spec.identity.pid_path.is_empty());
+                self.tell_death(Some(process), &interrupted, out);
+                self.interrupted(interrupted, Left::Process(process.pid), out);
+                State::Up(process)
+            }
+        }
+    }
+
+    /// The process is not running: what does that mean for this purpose?
+    pub(super) fn missing(
+        &mut self,
+        now: BootTime,
+        purpose: Purpose,
+        spec: Arc<Spec>,
+        absence: Absence,
+        launch: Leftover,
+        out: &mut Step,
+    ) -> State {
+        match purpose {
+            Purpose::Op { op, kind, before } => match kind {
+                OpKind::Host if spec.policy.kind.schedule().is_some() => {
+                    self.spec = Some(spec);
+                    self.hosting = Hosting::Hosted;
+                    self.streak.forgive();
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    let since = match before.hosting {
+                        Hosting::Unhosted => Since::Hosting,
+                        Hosting::Hosted => Since::Now,
+                    };
+                    self.schedule(now, since, out)
+                }
+                OpKind::Start | OpKind::Host | OpKind::Restart => {
+                    // A run that fails is not tried again, so its hosting begins with success, as for a
+                    // start.
+                    if kind == OpKind::Host && spec.policy.kind != Kind::Once {
+                        self.hosting = Hosting::Hosted;
+                    }
+                    self.streak.forgive();
+                    self.tidy(&spec, out);
+                    self.launch(now, Purpose::Op { op, kind, before }, spec, None, out)
+                }
+                OpKind::Stop | OpKind::Kill => {
+                    self.hosting = Hosting::Unhosted;
+                    if kind == OpKind::Kill && spec.control.kill_cmd.is_empty() {
+                        // What was never recognised as the process is part of its tree too.
+                        self.sweep(&spec, out);
+                    }
+                    // And so is what it left when it died.
+                    self.tidy(&spec, out);
+                    match launch {
+                        Some(run) => self.clear(now, Purpose::Op { op, kind, before }, spec, run, out),
+                        // What was scheduled has been ended, although nothing was running.
+                        None if before.hosting == Hosting::Hosted && self.timetable().is_some() => {
+                            self.answer(op, Code::Success, words::SUCCESS, out);
+                            State::Down(Rest::Idle)
+                        }
+                        None => {
+                            let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
+                            self.answer(op, Code::NotRunning, message, out);
+                            State::Down(Rest::Idle)
+                        }
+                    }
+                }
+                OpKind::Reload => {
+                    let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
+                    self.answer(op, Code::NotRunning, message, out);
+                    State::Down(before.rest)
+                }
+                OpKind::Register | OpKind::Update => {
+                    self.spec = Some(spec);
+                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    match before.rest {
+                        _ if self.timetable().is_some() => self.schedule(now, Since::Now, out),
+                        // It is no longer periodic.
+                        Rest::Due { .. } | Rest::Begun { .. } => {
+                            self.rest(now, Fall::Died, "it is no longer periodic", out)
+                        }
+                        rest @ (Rest::Idle | Rest::Retry { .. } | Rest::GaveUp { .. }) => State::Down(rest),
+                    }
+                }
+                OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
+            },
+            Purpose::Upkeep { last } => {
+                let state = self.revive(now, &last, out);
+                if spec.identity.pid_path.is_empty() {
+                    self.end_orphans(&state, out);
+                }
+                state
+            }
+            Purpose::Turn => self.schedule(now, Since::Run, out),
+            Purpose::Limit { fall, op } => self.limited(now, fall, op, out),
+            Purpose::Aftermath => State::Down(Rest::Idle),
+            Purpose::Recover { interrupted } => {
+                self.tell_death(None, &interrupted, out);
+                self.interrupted(interrupted, Left::Nothing, out);
+                if self.timetable().is_some() {
+                    return self.schedule(now, Since::Away, out);
+                }
+                let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
+                let has_workers = |process: &Process| {
+                    process.found == Found::Foreground || spec.identity.pid_path.is_empty()
+                };
+                let left_workers =
+                    saved.as_ref().is_some_and(|(_, last)| last.as_ref().is_some_and(has_workers));
+                let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
+                let fate = match saved {
+                    Some((rest @ Rest::GaveUp { .. }, _)) => Fate::Rests(State::Down(rest)),
+                    Some((Rest::Retry { at, why }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
+                        Fate::StartsAt { at, why }
+                    }
+                    // A restart that had begun counts, although nobody saw how it ended: it may have been
+                    // what ended the agent, and would end it again for ever.
+                    Some((Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. }, None)) => {
+                        self.fate(now, Fall::NotStarted, "it was not running when the agent came back", out)
+                    }
+                    Some((_, Some(_))) | None => {
+                        self.fate(now, Fall::Died, "it ended while the agent was away", out)
+                    }
+                };
+                // Whatever is due now may be due for many.
+                let state = match fate {
+                    Fate::Starts { why } => self.queue_up(Occasion::Return, why, out),
+                    Fate::StartsAt { at, why } if now >= at => self.queue_up(Occasion::Return, why, out),
+                    Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
+                    Fate::Rests(state) => state,
+                };
+                if left_workers {
+                    self.end_orphans(&state, out);
+                }
+                state
+            }
+        }
+    }
+
+    /// The process that was known may have ended while the agent was away, and is told once, for the same
+    /// step forgets it. The end of a periodic process's run is nothing out of the ordinary, and an op that
+    /// was under way may have been what ended it.
+    fn tell_death(&mut self, found: Option<Process>, interrupted: &[(OpId, OpKind)], out: &mut Step) {
+        let last = self.saved.as_ref().and_then(|record| record.process);
+        let dead = last.filter(|last| !found.is_some_and(|found| found.is(last)));
+        if let Some(dead) = dead.filter(|_| interrupted.is_empty() && self.timetable().is_none()) {
+            out.writes.push(Write::Event(Event::Exited { pid: dead.pid, exit: Exit::Unknown }));
+        }
+    }
+
+    pub(super) fn interrupted(&mut self, ops: Vec<(OpId, OpKind)>, left: Left, out: &mut Step) {
+        for (op, kind) in ops {
+            self.answer(op, Code::Interrupted, words::interrupted(kind, left), out);
+        }
+    }
+}

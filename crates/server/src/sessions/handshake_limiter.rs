@@ -1,0 +1,215 @@
+//! Who may be on the way in: so many peers at once between their first packet and their hello.
+//!
+//! Anybody can open a connection and say nothing. Each peer keeps its place for a moment at least, and for
+//! longer when it has spoken, so that a flood of new connections does not push out an agent that only needs
+//! its turn on a busy core. When all places are taken, a peer whose time is up loses its place to a newer
+//! one: of those, one of the address with the most places, and there the one whose time was up first. Whoever
+//! finds no place waits in the kernel's queue.
+
+use crate::peer::PeerNet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How long a place is kept in any case, by a peer that has said nothing and by one that has.
+const SILENT: Duration = Duration::from_millis(250);
+const SPEAKING: Duration = Duration::from_secs(3);
+
+#[derive(Debug)]
+pub(super) struct HandshakeLimiter {
+    most: usize,
+    taken: Mutex<Taken>,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    next: u64,
+    /// By age, for numbers grow.
+    by_number: BTreeMap<u64, Arc<Seat>>,
+}
+
+#[derive(Debug)]
+struct Seat {
+    net: PeerNet,
+    since: Instant,
+    has_spoken: AtomicBool,
+    is_lost: AtomicBool,
+    lost: Notify,
+}
+
+/// It is free again when the last holder drops it.
+#[derive(Debug)]
+pub(super) struct HandshakeSlot {
+    number: u64,
+    seat: Arc<Seat>,
+    limiter: Arc<HandshakeLimiter>,
+}
+
+impl HandshakeLimiter {
+    pub(super) fn new(most: usize) -> Arc<HandshakeLimiter> {
+        Arc::new(HandshakeLimiter { most, taken: Mutex::default(), freed: Notify::new() })
+    }
+
+    /// Waits until there is one, and takes it from another where that is due. Dropping the future takes
+    /// nothing.
+    pub(super) async fn take(self: &Arc<Self>, net: PeerNet) -> HandshakeSlot {
+        loop {
+            let freed = self.freed.notified();
+            let wait = {
+                let mut taken = self.lock();
+                if taken.by_number.len() < self.most {
+                    return self.seat(&mut taken, net);
+                }
+                match self.most_expendable(&taken, Instant::now()) {
+                    Expendable::Now(number) => {
+                        if let Some(seat) = taken.by_number.remove(&number) {
+                            seat.lose();
+                        }
+                        return self.seat(&mut taken, net);
+                    }
+                    Expendable::Later(at) => at,
+                }
+            };
+            // Whether one was freed or somebody's time is up: it is looked at again.
+            let _ = tokio::time::timeout_at(wait, freed).await;
+        }
+    }
+
+    fn seat(self: &Arc<Self>, taken: &mut Taken, net: PeerNet) -> HandshakeSlot {
+        let seat = Arc::new(Seat {
+            net,
+            since: Instant::now(),
+            has_spoken: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            lost: Notify::new(),
+        });
+        taken.next += 1;
+        taken.by_number.insert(taken.next, seat.clone());
+        HandshakeSlot { number: taken.next, seat, limiter: self.clone() }
+    }
+
+    fn most_expendable(&self, taken: &Taken, now: Instant) -> Expendable {
+        let mut places: HashMap<PeerNet, usize> = HashMap::new();
+        for seat in taken.by_number.values() {
+            *places.entry(seat.net).or_default() += 1;
+        }
+        let due = taken.by_number.iter().map(|(number, seat)| (seat.kept_until(), *number, seat.net));
+        let up = due.clone().filter(|(until, ..)| *until <= now);
+        let most = up.max_by_key(|(until, number, net)| (places.get(net), Reverse((*until, *number))));
+        match (most, due.map(|(until, ..)| until).min()) {
+            (Some((_, number, _)), _) => Expendable::Now(number),
+            (None, next) => Expendable::Later(next.unwrap_or(now + SILENT)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Expendable {
+    Now(u64),
+    Later(Instant),
+}
+
+impl Seat {
+    fn kept_until(&self) -> Instant {
+        self.since + if self.has_spoken.load(Ordering::Relaxed) { SPEAKING } else { SILENT }
+    }
+
+    fn lose(&self) {
+        self.is_lost.store(true, Ordering::Release);
+        self.lost.notify_waiters();
+    }
+}
+
+impl HandshakeSlot {
+    /// The peer has sent something that makes sense.
+    pub(super) fn has_spoken(&self) {
+        self.seat.has_spoken.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns when another has taken it.
+    pub(super) async fn lost(&self) {
+        loop {
+            // Made before the look, so that a loss in between is not missed.
+            let lost = self.seat.lost.notified();
+            if self.seat.is_lost.load(Ordering::Acquire) {
+                return;
+            }
+            lost.await;
+        }
+    }
+}
+
+impl Drop for HandshakeSlot {
+    fn drop(&mut self) {
+        if self.limiter.lock().by_number.remove(&self.number).is_some() {
+            self.limiter.freed.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(last: u8) -> PeerNet {
+        std::net::IpAddr::from([10, 0, 0, last]).into()
+    }
+
+    async fn is_lost(slot: &HandshakeSlot) -> bool {
+        tokio::time::timeout(Duration::ZERO, slot.lost()).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_silent_peer_gives_way_and_one_that_speaks_keeps_its_place_for_longer() {
+        let places = HandshakeLimiter::new(3);
+        let (first, second, third) =
+            (places.take(net(1)).await, places.take(net(1)).await, places.take(net(1)).await);
+        first.has_spoken();
+        let began = Instant::now();
+        let fourth = places.take(net(1)).await;
+        assert_eq!(began.elapsed(), SILENT, "each has its moment");
+        assert!(is_lost(&second).await && !is_lost(&first).await && !is_lost(&third).await);
+        fourth.has_spoken();
+        third.has_spoken();
+        let fifth = places.take(net(1)).await;
+        assert_eq!(began.elapsed(), SPEAKING);
+        assert!(is_lost(&first).await && !is_lost(&third).await && !is_lost(&fourth).await);
+        drop((first, second, third, fourth, fifth));
+        assert_eq!(places.lock().by_number.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_given_back_is_taken_at_once() {
+        let places = HandshakeLimiter::new(1);
+        let first = places.take(net(1)).await;
+        let began = Instant::now();
+        let next = tokio::spawn({
+            let places = places.clone();
+            async move { places.take(net(1)).await }
+        });
+        tokio::task::yield_now().await;
+        drop(first);
+        let next = next.await.expect("it gets it");
+        assert!(began.elapsed() < SILENT && !is_lost(&next).await);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn of_those_whose_time_is_up_the_address_with_the_most_places_loses_one() {
+        let places = HandshakeLimiter::new(3);
+        let other = places.take(net(2)).await;
+        let (first, second) = (places.take(net(1)).await, places.take(net(1)).await);
+        tokio::time::advance(SPEAKING).await;
+        let third = places.take(net(1)).await;
+        assert!(is_lost(&first).await && !is_lost(&other).await && !is_lost(&second).await);
+        let fourth = places.take(net(3)).await;
+        assert!(is_lost(&second).await && !is_lost(&other).await);
+        drop((third, fourth));
+    }
+}

@@ -1,0 +1,81 @@
+//! Whether a caller may do what it asks for, and the record of what it was denied.
+
+use super::refusals::RefusalSource;
+use super::{AppError, Caller, Services, audit};
+use procfleet_core::code::Code;
+use procfleet_core::grants::{self, Denial, GrantScope, Rights};
+use procfleet_core::id::BusinessId;
+use procfleet_core::request::Request;
+
+/// More than this and the list no longer helps anybody.
+const SHOWN: usize = 50;
+
+/// The businesses that the requests are about, and the namespaces, operations and accounts of all of them;
+/// their hosts are looked at one by one.
+pub fn permit(
+    caller: &Caller,
+    requests: &[Request],
+    within: &GrantScope<BusinessId>,
+) -> Result<(), AppError> {
+    refuse(caller, &grants::denials(&caller.rights, requests, within))
+}
+
+pub fn permit_namespace(caller: &Caller, namespace: &str) -> Result<(), AppError> {
+    match caller.rights.allows_namespace(namespace) {
+        true => Ok(()),
+        false => refuse(caller, &[Denial::Namespace(namespace.to_owned())]),
+    }
+}
+
+/// To read what processes of this namespace write.
+pub fn permit_reading(caller: &Caller, namespace: &str) -> Result<(), AppError> {
+    refuse(caller, &grants::reading_denials(&caller.rights, namespace))
+}
+
+pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
+    match *caller.rights {
+        Rights::Administrator => Ok(()),
+        Rights::Granted(_) => {
+            let reason = format!("app {:?} may not use {api}: it is for administrators only", caller.app);
+            Err(AppError::Denied { reason, missing: Vec::new() })
+        }
+    }
+}
+
+/// Whether the caller may see what processes of this OS account write: output may be in notes and messages,
+/// too. The account is empty where it is not known.
+pub(super) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
+    match caller.rights.accounts() {
+        GrantScope::All => true,
+        GrantScope::Only(some) => some.contains(account),
+    }
+}
+
+/// Whether the caller may know of what this app did.
+pub(super) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
+    match *caller.rights {
+        Rights::Administrator => true,
+        Rights::Granted(_) => caller.app == app,
+    }
+}
+
+/// A request that was denied changed nothing, but somebody tried.
+pub async fn record_denied(services: &Services, caller: &Caller, api: &'static str, reason: &str) {
+    let mut entry = audit::entry(services, caller, api, "", reason.to_owned());
+    entry.code = Code::AppDenied.external();
+    services.refusals.record(RefusalSource::App(caller.app.clone()), entry).await;
+}
+
+fn refuse(caller: &Caller, denials: &[Denial]) -> Result<(), AppError> {
+    if denials.is_empty() {
+        return Ok(());
+    }
+    let missing: Vec<Denial> = denials.iter().take(SHOWN).cloned().collect();
+    let named: Vec<String> = missing.iter().map(Denial::to_string).collect();
+    let more = match denials.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let reason = format!("app {:?} may not use {}{more}", caller.app, named.join("; "));
+    Err(AppError::Denied { reason, missing })
+}

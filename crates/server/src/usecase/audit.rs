@@ -1,0 +1,43 @@
+//! Who did what, as far as it is recorded.
+
+use super::{AppError, Caller, Services};
+use crate::store::{AuditFilter, AuditRecord, NewAudit};
+use procfleet_proto::http::native::AuditRow;
+
+pub async fn list(services: &Services, limit: u32, filter: AuditFilter) -> Result<Vec<AuditRow>, AppError> {
+    services.refusals.write().await;
+    let records = services.store.audit_rows(limit, filter).await?;
+    let rows = records.into_iter().map(|AuditRecord { entry, times, last_at, .. }| AuditRow {
+        at: entry.at / 1000,
+        bk_app_code: entry.app,
+        bk_username: entry.username,
+        from: entry.origin,
+        action: entry.action,
+        subject: entry.subject,
+        code: entry.code,
+        detail: entry.detail,
+        times,
+        last_at: last_at / 1000,
+    });
+    Ok(rows.collect())
+}
+
+/// The record of something that the caller does now, and that succeeds with it.
+pub(super) fn entry(
+    services: &Services,
+    caller: &Caller,
+    action: &str,
+    subject: &str,
+    detail: String,
+) -> NewAudit {
+    NewAudit {
+        at: services.clock.wall(),
+        app: caller.app.clone(),
+        username: caller.username.clone(),
+        origin: caller.from.to_string(),
+        action: action.to_owned(),
+        subject: subject.to_owned(),
+        code: 0,
+        detail,
+    }
+}

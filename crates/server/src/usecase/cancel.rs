@@ -1,0 +1,29 @@
+//! Cancels a task: what has not begun does not begin, and nobody waits for the rest any more.
+
+use super::results::find;
+use super::{AppError, Caller, Services, audit, tasks};
+use crate::dispatcher::DispatcherMessage;
+use procfleet_proto::http::native::TaskRow;
+use tracing::info;
+
+/// Answers with the task as it is then; its open ops end soon after. One that has ended, or was cancelled
+/// before, stays as it is.
+pub async fn cancel(services: &Services, caller: &Caller, task_text: &str) -> Result<TaskRow, AppError> {
+    let (task, _) = find(services, caller, task_text).await?;
+    let now = services.clock.wall();
+    let detail = format!("{}: {} of {} were open", task.summary, task.counts.open, task.counts.total);
+    let record = audit::entry(services, caller, "task_cancel", &task.id.to_string(), detail);
+    let (store, dispatcher) = (services.store.clone(), services.dispatcher.clone());
+    // In a task of its own: a caller that hangs up must not keep the dispatcher from hearing of it.
+    let done = tokio::spawn(async move {
+        let new = store.cancel_task(task.id, now, record).await?;
+        if new {
+            info!(task = %task.id, "task cancelled");
+            dispatcher.send(DispatcherMessage::Cancelled(task.id)).await;
+        }
+        Ok::<_, AppError>(())
+    });
+    done.await??;
+    let (task, _) = find(services, caller, task_text).await?;
+    Ok(tasks::row(&task))
+}

@@ -1,0 +1,152 @@
+//! Events: what the agents told, for those who ask and for those who wait.
+
+use super::{AppError, Caller, Services, access};
+use crate::metrics::Metrics;
+use crate::store::{EventFilter, EventPage, EventRecord, FoundTarget, NewEvent, Store, StoreError};
+use procfleet_core::id::AgentId;
+use procfleet_core::request::Target;
+use procfleet_core::supervise::Event;
+use procfleet_proto::http::events::{EventRow, EventsView};
+use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::query::EventsQuery;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Rung whenever there may be new events. It says nothing of them: whoever hears it reads the store.
+#[derive(Clone, Debug)]
+pub struct EventNotifier(Arc<watch::Sender<()>>);
+
+impl Default for EventNotifier {
+    fn default() -> Self {
+        EventNotifier(Arc::new(watch::channel(()).0))
+    }
+}
+
+impl EventNotifier {
+    pub fn ring(&self) {
+        self.0.send_replace(());
+    }
+
+    pub fn listen(&self) -> watch::Receiver<()> {
+        self.0.subscribe()
+    }
+}
+
+/// Stores what an agent told, once each.
+pub async fn take(
+    store: &Store,
+    metrics: &Metrics,
+    event_notifier: &EventNotifier,
+    agent: &AgentId,
+    events: Vec<NewEvent>,
+    now: i64,
+) -> Result<(), StoreError> {
+    let new = store.add_events(agent, events, now).await?;
+    for event in &new {
+        metrics.event(&event.kind);
+        if let Ok(Event::Exited { exit, .. }) = serde_json::from_str(&event.details) {
+            metrics.exit(exit);
+        }
+    }
+    if !new.is_empty() {
+        event_notifier.ring();
+    }
+    Ok(())
+}
+
+/// Those of the caller's businesses and namespaces, in the order in which they came.
+pub async fn list(
+    services: &Services,
+    caller: &Caller,
+    question: EventsQuery,
+) -> Result<EventsView, AppError> {
+    if let Some(after) = question.after {
+        refuse_lost_cursor(services, after).await?;
+    }
+    let agent = match question.host {
+        None => None,
+        Some(host) => {
+            let found =
+                services.store.resolve_within(&[Target::Host(host)], caller.rights.businesses()).await?;
+            match found.into_iter().next().and_then(FoundTarget::agent) {
+                Some(agent) => Some(agent),
+                None => {
+                    return Ok(EventsView { events: Vec::new(), last: question.after.unwrap_or_default() });
+                }
+            }
+        }
+    };
+    let EventsQuery { namespace, name, kind, after, limit, wait, .. } = question;
+    let filter = EventFilter { namespace, name, kind, agent };
+    let until = Instant::now() + wait;
+    let mut event_notifier = services.event_notifier.listen();
+    let mut last = after;
+    loop {
+        event_notifier.mark_unchanged();
+        let page = last.map_or(EventPage::Newest(limit), |last| EventPage::After(last, limit));
+        // Before the list is read: what comes in between is then listed twice at worst, and never missed.
+        let newest = match last {
+            None => services.store.last_event().await?,
+            Some(last) => last,
+        };
+        let records = services.store.events(filter.clone(), caller.rights.businesses(), page).await?;
+        let none_came = records.is_empty();
+        let seen = records.last().map_or(newest, |record| record.number.max(newest));
+        let events: Vec<EventRow> = records
+            .into_iter()
+            .filter(|record| caller.rights.allows_namespace(&record.event.proc.namespace))
+            .map(|record| row(caller, record))
+            .collect();
+        if !events.is_empty() || last.is_none() || Instant::now() >= until {
+            return Ok(EventsView { events, last: seen });
+        }
+        last = Some(seen);
+        // Otherwise there may be more behind those that the caller may not see.
+        if none_came {
+            let _ = tokio::time::timeout_at(until, event_notifier.changed()).await;
+        }
+    }
+}
+
+/// A cursor of events that were lost with a restored backup would skip those that came since, or repeat some.
+async fn refuse_lost_cursor(services: &Services, after: u64) -> Result<(), AppError> {
+    const AGAIN: &str = "list the events again without `after`, and go on from the `last` of that answer";
+    let mut faults = Faults::default();
+    if let Some(at) = services.store.event_lost_at(after).await? {
+        let at = jiff::Timestamp::from_millisecond(at).unwrap_or_default();
+        faults.add(
+            "after",
+            format!("event {after} was lost when a backup of the store was restored at {at:.0}; {AGAIN}"),
+        );
+    } else if after > services.store.newest_event_number().await? {
+        faults.add(
+            "after",
+            format!("no event has had the number {after} yet: it is of another store; {AGAIN}"),
+        );
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults.into()) }
+}
+
+/// Of a process whose account the caller may not use, that something happened is told, but not in the words
+/// of the host: they may hold what the process wrote.
+fn row(caller: &Caller, record: EventRecord) -> EventRow {
+    let EventRecord { number, agent, host, received_at, mut event } = record;
+    if !access::may_see_output_of(caller, &event.account) {
+        event.message = "not shown: the app may not use the account of this process".to_owned();
+        event.details = "null".to_owned();
+    }
+    EventRow {
+        number,
+        at: event.at,
+        received_at,
+        bk_agent_id: agent.to_string(),
+        bk_cloud_id: host.cloud.0,
+        ip: host.ip.to_string(),
+        namespace: event.proc.namespace,
+        name: event.proc.name,
+        kind: event.kind,
+        message: event.message,
+        details: serde_json::from_str(&event.details).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,131 @@
+//! The use cases, one file each. They know the store and the dispatcher, and nothing of HTTP.
+
+pub mod access;
+pub mod agents;
+pub mod apps;
+pub mod audit;
+pub mod businesses;
+pub mod ca;
+pub mod cancel;
+pub mod events;
+pub mod logs;
+pub mod operate;
+pub mod process_groups;
+pub mod procs;
+pub mod refusals;
+pub mod registration;
+pub mod restored;
+pub mod results;
+pub mod retention;
+pub mod retry;
+pub mod scope;
+pub mod select;
+pub mod setup;
+pub mod specs;
+pub mod status;
+pub mod task_state;
+pub mod tasks;
+pub mod tokens;
+pub mod upgrade;
+pub mod users;
+pub mod webhooks;
+
+use crate::backlog::{Backlog, Full};
+use crate::clock::Clock;
+use crate::dispatcher::Dispatcher;
+use crate::login_service::LoginService;
+use crate::metrics::Metrics;
+use crate::peer::AddressBlock;
+use crate::pki::{Ca, PkiError};
+use crate::sessions::{Presences, Questions};
+use crate::store::{Store, StoreError};
+use procfleet_core::code::Code;
+use procfleet_core::grants::{Denial, Rights};
+use procfleet_core::id::TaskId;
+use procfleet_core::op::OpKind;
+use procfleet_program::panics::Caught;
+use procfleet_proto::http::fault::Faults;
+use std::net::IpAddr;
+use std::sync::Arc;
+use tokio::task::JoinError;
+
+/// What every use case may need.
+#[derive(Clone, Debug)]
+pub struct Services {
+    pub store: Store,
+    pub dispatcher: Dispatcher,
+    pub backlog: Backlog,
+    pub clock: Clock,
+    pub presences: Presences,
+    pub ca: Arc<Ca>,
+    pub metrics: Arc<Metrics>,
+    pub unfinished: registration::Unfinished,
+    pub event_notifier: events::EventNotifier,
+    pub troubles: webhooks::Troubles,
+    pub questions: Questions,
+    pub refusals: refusals::Refusals,
+    /// `None`: only our own users' tokens are known.
+    pub login_service: Option<LoginService>,
+    /// Where the administrator's app may come from; empty: anywhere.
+    pub admin_from: Arc<[AddressBlock]>,
+    /// Where agents connect to.
+    pub link_port: u16,
+}
+
+/// Who asks, after the login was checked.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub app: String,
+    pub username: String,
+    pub from: IpAddr,
+    pub rights: Arc<Rights>,
+}
+
+impl Caller {
+    /// A part of procfleet itself.
+    pub fn ourselves(name: &str, from: IpAddr) -> Caller {
+        let rights = Arc::new(Rights::Administrator);
+        Caller { app: name.to_owned(), username: String::new(), from, rights }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    #[error("no task {0}")]
+    NoTask(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The request cannot be carried out as it stands.
+    #[error(transparent)]
+    Faults(#[from] Faults),
+    /// The caller may not do this.
+    #[error("{reason}")]
+    Denied {
+        reason: String,
+        /// The grants that the caller lacks; empty if no grant would allow it.
+        missing: Vec<Denial>,
+    },
+    #[error("none of the agents is known")]
+    NoSuchAgents,
+    #[error("the key stands for another request, that of task {0}")]
+    KeyTaken(TaskId),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// The host did not, or could not, say what it was asked.
+    #[error("{reason}")]
+    Unanswered { code: Code, reason: String },
+    #[error("the disk of the data folder is full, and {} is not taken", .0.verb())]
+    DiskFull(OpKind),
+    #[error("too many ops are open")]
+    Full(Full),
+    #[error("the server is ending")]
+    Ending,
+    #[error(transparent)]
+    Panicked(#[from] Caught),
+}
+
+impl From<JoinError> for AppError {
+    fn from(error: JoinError) -> Self {
+        if error.is_panic() { AppError::Panicked(Caught) } else { AppError::Ending }
+    }
+}

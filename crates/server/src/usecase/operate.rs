@@ -1,0 +1,293 @@
+//! Accepts a task: it is durable, with all its ops, before its caller is answered.
+//!
+//! A call that comes with a key of its caller's makes one task, however often it comes.
+
+use super::{AppError, Caller, Services, access};
+use crate::backlog::{BacklogShare, Load};
+use crate::clock::{ClockReading, WallMs};
+use crate::dispatcher::DispatcherMessage;
+use crate::secret;
+use crate::store::{
+    FoundTarget, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
+};
+use procfleet_core::code::Code;
+use procfleet_core::dispatch::QUEUE_ALLOWANCE;
+use procfleet_core::grants::GrantScope;
+use procfleet_core::id::{BusinessId, TaskId};
+use procfleet_core::op::Outcome;
+use procfleet_core::request::{Refusal, Request, Target};
+use procfleet_core::spec::Policy;
+use procfleet_failpoint::{Point, hit};
+use procfleet_program::panics;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::info;
+
+/// What the agent may take beyond its commands and checks: the journal, the link, a busy host.
+const SLACK: Duration = Duration::from_secs(10);
+/// An op without a spec uses one that only the agent knows; its commands may take so long.
+const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
+/// How long the same request under the same request id counts as a repeat.
+const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
+
+/// `within`: the businesses that the call is about; hosts of others are outside.
+pub async fn submit(
+    services: &Services,
+    caller: &Caller,
+    api: &'static str,
+    requests: Vec<Request>,
+    within: &GrantScope<BusinessId>,
+) -> Result<TaskId, AppError> {
+    accept(services, prepare(services, caller, api, requests, within).await?).await
+}
+
+/// As [`submit`], or with a key as [`submit_once`]; the task says of which one it is another try.
+pub async fn submit_retry(
+    services: &Services,
+    caller: &Caller,
+    requests: Vec<Request>,
+    within: &GrantScope<BusinessId>,
+    of: TaskId,
+    key: Option<SubmissionKey>,
+) -> Result<TaskId, AppError> {
+    const API: &str = "task_retry";
+    let (mut task, share) = prepare(services, caller, API, requests, within).await?;
+    task.retry_of = Some(of);
+    if let Some(audit) = &mut task.audit {
+        audit.detail.push_str(&format!(", again after {of}"));
+    }
+    match key {
+        // The task that is tried again says all: what failed in it does not change any more.
+        Some(key) => {
+            let request_hash = secret::hash(format!("{API} {of}").as_bytes());
+            accept_once(services, caller, API, (task, share), request_hash, key).await
+        }
+        None => accept(services, (task, share)).await,
+    }
+}
+
+async fn accept(services: &Services, (task, share): (NewTask, BacklogShare)) -> Result<TaskId, AppError> {
+    let ended = ended(&task);
+    let (store, dispatcher, metrics) =
+        (services.store.clone(), services.dispatcher.clone(), services.metrics.clone());
+    // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
+    let accepted = tokio::spawn(async move {
+        hit(Point::ServerTaskUnwritten);
+        let task = store.create_task(task).await?;
+        share.keep(task);
+        hit(Point::ServerTaskCommitted);
+        ended.into_iter().for_each(|code| metrics.outcome(code));
+        dispatcher.send(DispatcherMessage::TaskCreated(task)).await;
+        Ok(task)
+    });
+    accepted.await?
+}
+
+/// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got
+/// then.
+pub async fn submit_once(
+    services: &Services,
+    caller: &Caller,
+    api: &'static str,
+    requests: Vec<Request>,
+    within: &GrantScope<BusinessId>,
+    key: SubmissionKey,
+) -> Result<TaskId, AppError> {
+    let businesses = match within {
+        GrantScope::All => None,
+        GrantScope::Only(named) => Some(named.clone()),
+    };
+    // Aside, for the text of a large request takes a while. It is what was understood of the request: neither
+    // the login nor the order of its fields counts. Another version of this program may understand more of
+    // it, and then refuses a repeat rather than run it twice.
+    let hashing = panics::block_for_request(move || {
+        // What names no businesses has the hash that it had before any call could name them.
+        let text = match businesses {
+            None => serde_json::to_vec(&(api, &requests)),
+            Some(named) => serde_json::to_vec(&(api, &requests, named)),
+        };
+        (secret::hash(&text.expect("what came from JSON is JSON")), requests)
+    });
+    let (request_hash, requests) = hashing.await?;
+    let task = prepare(services, caller, api, requests, within).await?;
+    accept_once(services, caller, api, task, request_hash, key).await
+}
+
+async fn accept_once(
+    services: &Services,
+    caller: &Caller,
+    api: &'static str,
+    (task, share): (NewTask, BacklogShare),
+    request_hash: [u8; 32],
+    key: SubmissionKey,
+) -> Result<TaskId, AppError> {
+    let since = match key.kind {
+        KeyKind::Idempotency => ClockReading { wall: WallMs::MIN, mark: None },
+        KeyKind::RequestId => {
+            ClockReading { wall: task.created_at, mark: task.mark }.earlier_by(REQUEST_ID_WINDOW)
+        }
+    };
+    let submission = Submission { key, request_hash, since };
+    let ended = ended(&task);
+    let (store, dispatcher, metrics) =
+        (services.store.clone(), services.dispatcher.clone(), services.metrics.clone());
+    let accepted = tokio::spawn(async move {
+        hit(Point::ServerTaskUnwritten);
+        let submitted = store.submit_task(task, submission).await?;
+        hit(Point::ServerTaskCommitted);
+        if let Submitted::New(task) = submitted {
+            share.keep(task);
+            ended.into_iter().for_each(|code| metrics.outcome(code));
+            dispatcher.send(DispatcherMessage::TaskCreated(task)).await;
+        }
+        Ok::<_, AppError>(submitted)
+    });
+    match accepted.await?? {
+        Submitted::New(task) => Ok(task),
+        Submitted::Before(task) => {
+            info!(%task, app = %caller.app, api, "a call was sent again and gets its first task");
+            Ok(task)
+        }
+        Submitted::OtherRequest(task) => Err(AppError::KeyTaken(task)),
+    }
+}
+
+async fn prepare(
+    services: &Services,
+    caller: &Caller,
+    api: &'static str,
+    requests: Vec<Request>,
+    within: &GrantScope<BusinessId>,
+) -> Result<(NewTask, BacklogShare), AppError> {
+    access::permit(caller, &requests, within)?;
+    if let Some(refused) = requests.iter().find(|request| !request.kind.is_taken_on_a_full_disk())
+        && services.store.is_disk_full()
+    {
+        return Err(AppError::DiskFull(refused.kind));
+    }
+    // Before anything is made of it: what waits here is no larger than its request.
+    let share = services.backlog.take(&caller.app, load(&requests)).await.map_err(AppError::Full)?;
+    let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
+    let found = services.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
+    let mut found = found.into_iter();
+    let accepted = services.clock.reading();
+    let created_at = accepted.wall;
+    let summary = summary(&requests);
+    let (mut heads, mut ops) = (Vec::new(), Vec::new());
+    for (place, request) in requests.into_iter().enumerate() {
+        let budget = match &request.spec {
+            Some(spec) if spec.change.is_empty() => request.kind.budget(&spec.policy),
+            // Times that it does not change are only known to the agent.
+            Some(spec) => request.kind.budget(&spec.policy) + UNKNOWN_POLICY,
+            None => request.kind.budget(&Policy::default()) + UNKNOWN_POLICY,
+        };
+        let start_by = created_at + millis(QUEUE_ALLOWANCE);
+        let deadline = start_by + millis(budget + SLACK);
+        let head = u32::try_from(place).unwrap_or(u32::MAX);
+        for target in request.targets {
+            let (agent, ended) = match (found.next(), &request.refused, &target) {
+                (_, Some(Refusal { code, reason }), _) => (None, Some((*code, reason.clone()))),
+                (_, None, Target::Unusable(unusable)) => {
+                    let reason = format!("Can not find Agent by ip {target}: {}", unusable.reason);
+                    (None, Some((Code::NoAgent, reason)))
+                }
+                (Some(FoundTarget::Agent(agent)), None, _) => (Some(agent), None),
+                (Some(FoundTarget::Outside), None, _) => {
+                    (None, Some((Code::NotAllowed, outside(&target, within))))
+                }
+                // The dispatcher ends it: there is nobody to send it to.
+                (Some(FoundTarget::Nowhere) | None, None, _) => (None, None),
+            };
+            let ended =
+                ended.map(|(code, reason)| Box::new(Outcome::without_agent(code, reason, request.kind)));
+            ops.push(NewOp { request: head, target, agent, start_by, deadline, ended });
+        }
+        heads.push(RequestHead {
+            proc: request.proc,
+            kind: request.kind,
+            spec: request.spec.map(Arc::new),
+            accounts: caller.rights.accounts().clone(),
+        });
+    }
+    let audit = NewAudit {
+        at: created_at,
+        app: caller.app.clone(),
+        username: caller.username.clone(),
+        origin: caller.from.to_string(),
+        action: api.to_owned(),
+        subject: String::new(),
+        code: 0,
+        detail: summary.clone(),
+    };
+    let task = NewTask {
+        stamp: services.clock.stamp(),
+        created_at,
+        mark: accepted.mark,
+        app: caller.app.clone(),
+        username: caller.username.clone(),
+        summary,
+        requests: heads,
+        ops,
+        retry_of: None,
+        audit: Some(audit),
+    };
+    Ok((task, share))
+}
+
+/// What the requests cost until their ops have ended.
+fn load(requests: &[Request]) -> Load {
+    let specs = requests.iter().filter_map(|request| request.spec.as_ref());
+    let bytes = specs.map(|spec| {
+        let mut size = ByteCounter(0);
+        serde_json::to_writer(&mut size, spec).expect("a spec is always JSON");
+        size.0
+    });
+    Load { ops: requests.iter().map(|request| request.targets.len()).sum(), bytes: bytes.sum() }
+}
+
+/// How long a text is that nobody keeps.
+struct ByteCounter(usize);
+
+impl std::io::Write for ByteCounter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// How the ops ended that have an outcome from the beginning.
+fn ended(task: &NewTask) -> Vec<Code> {
+    task.ops.iter().filter_map(|op| op.ended.as_ref()).map(|outcome| outcome.code).collect()
+}
+
+/// One host of another business is that host's outcome, not the call's.
+fn outside(target: &Target, within: &GrantScope<BusinessId>) -> String {
+    let businesses = match within {
+        GrantScope::All => "the businesses that the app may use",
+        // All that it names were granted, or there would be no task.
+        GrantScope::Only(_) => "the scope of the request",
+    };
+    format!("{target} is outside {businesses}")
+}
+
+/// What people see in lists: `start web:nginx on 3 hosts`.
+fn summary(requests: &[Request]) -> String {
+    match requests {
+        [one] => match one.targets.as_slice() {
+            [target] => format!("{} {} on {target}", one.kind.verb(), one.proc),
+            targets => format!("{} {} on {} hosts", one.kind.verb(), one.proc, targets.len()),
+        },
+        many => {
+            let first = many.first().map(|r| format!("{} {}", r.kind.verb(), r.proc)).unwrap_or_default();
+            format!("{first} and {} more", many.len().saturating_sub(1))
+        }
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 4)
+}

@@ -1,0 +1,85 @@
+//! What a first start makes: the administrator's app, and the file that holds its secret.
+
+use crate::pki::{PkiError, write_private};
+use crate::secret;
+use crate::store::{AppTrust, NewApp, Store, StoreError};
+use procfleet_proto::link::token::hex;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use subtle::ConstantTimeEq;
+
+/// The app that `admin.json` names.
+pub const ADMIN: &str = "procfleet-admin";
+
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    File(#[from] PkiError),
+    #[error(
+        "{0} does not fit this store: its secret opens nothing. Put the right file back, or remove it together with the \
+         store to begin anew"
+    )]
+    Mismatch(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct AdminFile {
+    url: String,
+    bk_app_code: String,
+    bk_app_secret: String,
+    /// The SHA-256 of what the API's port proves itself with, in hexadecimal digits; the client believes no
+    /// other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tls_sha256: Option<String>,
+}
+
+/// Where the API is.
+#[derive(Clone, Debug)]
+pub struct Reached {
+    pub url: String,
+    /// `None`: without TLS.
+    pub pin: Option<[u8; 32]>,
+}
+
+/// The file is one line: it can be sent as the `X-Bkapi-Authorization` header as it stands.
+///
+/// Makes the administrator on the first start, and keeps the address in `admin.json` true on every start.
+///
+/// The file is written before the app: after a crash in between, the next start finds a secret that belongs
+/// to nobody yet and gives it to the administrator.
+pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) -> Result<(), SetupError> {
+    let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
+    let known = store.app(ADMIN).await?;
+    let secret = match (&old, &known) {
+        (Some(old), _) => old.bk_app_secret.clone(),
+        (None, None) => secret::random_text(),
+        // An operator who keeps the secret elsewhere has removed the file on purpose.
+        (None, Some(_)) => return Ok(()),
+    };
+    let hash = secret::hash(secret.as_bytes());
+    if known.as_ref().is_some_and(|app| !bool::from(app.secret_hash.ct_eq(&hash))) {
+        return Err(SetupError::Mismatch(file.display().to_string()));
+    }
+    let Reached { url, pin } = at;
+    let tls_sha256 = pin.map(|pin| hex(&pin));
+    let new = AdminFile { url, bk_app_code: ADMIN.to_owned(), bk_app_secret: secret, tls_sha256 };
+    write(file, &new)?;
+    if known.is_none() {
+        let app =
+            NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: AppTrust::Users, created_at: now };
+        store.create_app(app, None).await?;
+    }
+    Ok(())
+}
+
+/// The API's certificate was replaced. Where there is no file, nobody is told.
+pub fn pin(file: &Path, pin: [u8; 32]) -> Result<(), PkiError> {
+    let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
+    old.map_or(Ok(()), |old| write(file, &AdminFile { tls_sha256: Some(hex(&pin)), ..old }))
+}
+
+fn write(file: &Path, admin: &AdminFile) -> Result<(), PkiError> {
+    write_private(file, &serde_json::to_vec(admin).expect("texts are JSON"))
+}

@@ -1,0 +1,111 @@
+//! Status queries: what the agents have pushed. Asking causes no work on them.
+
+use super::{AppError, Caller, Services, access};
+use crate::store::{FoundTarget, ProcRecord};
+use procfleet_core::id::{AgentId, Host};
+use procfleet_core::request::Target;
+use procfleet_proto::http::status::{ProcInfoPage, ProcInfos, ProcTarget, StatusQuery, SyncQuery, proc_info};
+use procfleet_proto::state::ProcReport;
+use std::collections::{HashMap, HashSet};
+use tracing::warn;
+
+/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a
+/// host of another business there are none.
+pub async fn of_targets(
+    services: &Services,
+    caller: &Caller,
+    query: StatusQuery,
+) -> Result<ProcInfos, AppError> {
+    access::permit_namespace(caller, &query.proc.namespace)?;
+    let agents = services.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
+    let agents: Vec<Option<AgentId>> = agents.into_iter().map(FoundTarget::agent).collect();
+    let there = services.store.proc_on(agents.iter().flatten().cloned().collect(), &query.proc).await?;
+    let found: HashMap<AgentId, (Host, ProcRecord)> =
+        there.into_iter().map(|(agent, host, record)| (agent, (host, record))).collect();
+    let heard = Heard::of(services, found.keys()).await?;
+    let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
+        let agent = agent.as_ref()?;
+        let supplier = target.supplier();
+        let (host, record) = found.get(agent)?;
+        let report = heard.confirmed(agent, read(services, caller, agent, record)?);
+        let agent = match target {
+            Target::Agent(asked) => asked,
+            Target::Host(_) | Target::SupplierHost(..) | Target::Unusable(_) => agent,
+        };
+        let place = ProcTarget { proc: &record.proc, host: *host, supplier, agent };
+        Some(proc_info(place, &report))
+    });
+    Ok(ProcInfos { proc_infos: infos.collect() })
+}
+
+/// `sync_proc_status`: all procs of a namespace, page by page.
+pub async fn of_namespace(
+    services: &Services,
+    caller: &Caller,
+    query: SyncQuery,
+) -> Result<ProcInfoPage, AppError> {
+    access::permit_namespace(caller, &query.namespace)?;
+    let start = u64::try_from(query.start).unwrap_or(u64::MAX);
+    let limit = u32::try_from(query.limit).unwrap_or(u32::MAX);
+    let page = services.store.proc_page(&query.namespace, caller.rights.businesses(), start, limit).await?;
+    let heard = Heard::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
+    let infos = page.procs.iter().filter_map(|(agent, host, record)| {
+        let place = ProcTarget { proc: &record.proc, host: *host, supplier: 0, agent };
+        Some(proc_info(place, &heard.confirmed(agent, read(services, caller, agent, record)?)))
+    });
+    Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
+}
+
+/// When agents were last heard.
+pub(super) struct Heard(HashMap<AgentId, i64>);
+
+impl Heard {
+    pub(super) async fn of<'a>(
+        services: &Services,
+        agents: impl Iterator<Item = &'a AgentId>,
+    ) -> Result<Heard, AppError> {
+        let (mut heard, mut away) = (HashMap::new(), HashSet::new());
+        for agent in agents {
+            match services.presences.last_heard(agent) {
+                Some(at) => drop(heard.insert(agent.clone(), at)),
+                None => drop(away.insert(agent.clone())),
+            }
+        }
+        if !away.is_empty() {
+            heard.extend(services.store.last_heard(away.into_iter().collect()).await?);
+        }
+        Ok(Heard(heard))
+    }
+
+    /// Sets `reported_at` to when the agent was last heard: agents report changes only, so each message
+    /// confirms the last report. It is server time, because callers compare it with now and the host's clock
+    /// may be wrong.
+    pub(super) fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
+        let heard_at = self.0.get(agent).map(|heard| heard / 1000);
+        ProcReport { reported_at: heard_at.unwrap_or(report.reported_at), ..report }
+    }
+}
+
+/// What the agent said last; while it is away, with a word about that. Of a process whose account the caller
+/// may not use, everything is left out that may hold what the process or its commands wrote.
+pub(super) fn read(
+    services: &Services,
+    caller: &Caller,
+    agent: &AgentId,
+    record: &ProcRecord,
+) -> Option<ProcReport> {
+    let mut report: ProcReport = match serde_json::from_str(&record.status) {
+        Ok(report) => report,
+        Err(error) => {
+            warn!(%agent, proc = %record.proc, %error, "a stored state cannot be read");
+            return None;
+        }
+    };
+    if !access::may_see_output_of(caller, &report.user) {
+        (report.note, report.version, report.health) = Default::default();
+    }
+    if !services.presences.contains(agent) && report.note.is_empty() {
+        report.note = "its agent is not connected; this is what it said last".to_owned();
+    }
+    Some(report)
+}
