@@ -383,14 +383,14 @@ pub(super) const TEXTS: &[Text] = &[
         "吊销时间（UTC 秒），0 为未吊销。",
     ),
     ("AgentRow.labels", "What operators say of its host.", "主机标签。"),
-    ("Operated.task_id", "The task's id; empty after a dry run.", "任务 ID；dry_run 时为空。"),
-    ("Operated.count", "How many hosts are meant.", "目标主机数量。"),
+    ("OperateAnswer.task_id", "The task's id; empty after a dry run.", "任务 ID；dry_run 时为空。"),
+    ("OperateAnswer.count", "How many hosts are meant.", "目标主机数量。"),
     (
-        "Operated.hosts",
+        "OperateAnswer.hosts",
         "The hosts, as CLOUD:IP, or as agent ids where those were named.",
         "目标主机，CLOUD:IP 形式；以 agent ID 指定时为 agent ID。",
     ),
-    ("Operated.procs", "The processes, each with its hosts.", "目标进程及其主机。"),
+    ("OperateAnswer.procs", "The processes, each with its hosts.", "目标进程及其主机。"),
     ("MeantProc.hosts", "The hosts on which it is meant.", "该进程的目标主机。"),
     ("SpecView.meta", "The process's namespace, name and labels.", "进程的命名空间、名称与标签。"),
     (
