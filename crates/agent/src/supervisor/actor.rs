@@ -20,8 +20,7 @@ use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Kind, Resource, Spec};
 use procfleet_core::spread::{Crowd, Occasion, Spread, SpreadCause};
 use procfleet_core::supervise::{
-    Activity, Commit, Effect, Event, Hosting, Input, LookScope, Machine, OtherAccount, Step, Usage, View,
-    Write,
+    Activity, Commit, Effect, Event, Input, LookScope, Machine, OtherAccount, Step, Usage, View, Write,
 };
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::native::ProcState;
@@ -503,7 +502,7 @@ impl Actor {
                 Activity::Reloading => Some(Doing::Reloading),
                 Activity::Other => None,
             }),
-            hosted: self.machine.hosting() == Hosting::Hosted,
+            hosted: self.machine.is_hosted(),
             pid: process.map(|process| process.pid),
             note: joined(&self.machine.note(self.around.context.now()), &self.beside()),
             labels,

@@ -22,12 +22,16 @@ fn body(procs: &[Proc]) -> Value {
     json!({"proc_operate_req": procs.iter().map(|proc| proc.body(Op::Start)).collect::<Vec<_>>()})
 }
 
-/// The head and the JSON of an answer.
 fn call(up: &Up, body: &Value) -> (String, Value) {
+    call_with(up, "", body)
+}
+
+/// Sends these header lines too. Returns the head and the JSON of the answer.
+fn call_with(up: &Up, headers: &str, body: &Value) -> (String, Value) {
     let mut stream = connect_from("127.0.0.1", up.client.address());
     let body = body.to_string();
     let head = format!(
-        "POST {MULTI} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Bkapi-Authorization: {}\r\nContent-Length: {}\r\n\r\n",
+        "POST {MULTI} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}X-Bkapi-Authorization: {}\r\nContent-Length: {}\r\n\r\n",
         up.client.authorization(),
         body.len()
     );
@@ -87,4 +91,21 @@ fn a_task_that_is_larger_than_the_bound_is_taken_when_nothing_else_is_open() {
     let (_, answer) = call(&up, &body(&procs));
     assert_eq!(answer["code"], 0, "{answer}");
     procs.iter().for_each(|proc| proc.wait_for_runs(1));
+}
+
+/// A repeat needs no capacity. A new request under the key is still refused as another request.
+#[test]
+fn a_repeat_under_its_key_gets_its_task_while_new_tasks_are_refused() {
+    const KEY: &str = "Idempotency-Key: burst-1\r\n";
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--max-open-ops", "5"]);
+    let procs = gated(&up, "keyed", 2);
+    let (_, first) = call_with(&up, KEY, &body(&procs[0]));
+    assert_eq!(first["code"], 0, "{first}");
+    assert_eq!(call(&up, &body(&procs[1])).1["code"], 1000121);
+    let (_, repeat) = call_with(&up, KEY, &body(&procs[0]));
+    assert_eq!((&repeat["code"], &repeat["data"]), (&json!(0), &first["data"]));
+    let (_, other) = call_with(&up, KEY, &body(&procs[1]));
+    assert!(other["message"].as_str().is_some_and(|text| text.contains("another request")), "{other}");
+    std::fs::write(up.folder("gate").join("go"), "").expect("our own file");
+    procs[0].iter().for_each(|proc| proc.wait_for_runs(1));
 }

@@ -484,6 +484,28 @@ fn a_process_that_runs_once() {
     });
 }
 
+/// `isAuto` of `auto_type` 2 is true while its command runs, for start and host alike, and false afterwards.
+#[test]
+fn a_run_once_proc_counts_as_hosted_while_it_runs() {
+    let up = up();
+    for op in [Op::Start, Op::Host] {
+        let proc = up.proc(&format!("once-{op:?}")).policy("auto_type", 2);
+        let proc = proc.starts(&format!("echo run >> runs; {}", programs::gate(programs::GATE)));
+        let task = proc.submit(op);
+        proc.wait_for_runs(1);
+        proc.op(Op::Query).assert_success().assert_hosted(true);
+        wait_until(PATIENCE, "the status says so too", || {
+            proc.row().is_some_and(|row| row["hosted"] == true)
+        });
+        proc.open_gate(programs::GATE);
+        task.outcome().assert_success().assert_hosted(false);
+        proc.op(Op::Query).assert_success().assert_hosted(false);
+        wait_until(PATIENCE, "the status says so too", || {
+            proc.row().is_some_and(|row| row["hosted"] == false)
+        });
+    }
+}
+
 /// `auto_type` 2 with a command that goes into the background: what it left is known, and ends with a stop or
 /// kill.
 #[test]

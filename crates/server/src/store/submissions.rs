@@ -50,22 +50,39 @@ pub enum Submitted {
 }
 
 impl Store {
+    /// The task that this submission has made before; `None` if it would be new.
+    pub async fn submitted_before(
+        &self,
+        app: String,
+        submission: Submission,
+    ) -> Result<Option<Submitted>, StoreError> {
+        self.read("looking up a key", move |db| repeated(db, &app, &submission)).await
+    }
+
     /// As [`Store::create_task`], unless the app has submitted the same under this key.
     pub async fn submit_task(&self, task: NewTask, submission: Submission) -> Result<Submitted, StoreError> {
         const DOING: &str = "creating a task under a key";
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
         self.write(DOING, move |db| {
-            match earlier(db, &task.app, &submission)? {
-                Some(Submitted::Before(first))
-                    if submission.key.kind == KeyKind::RequestId && is_overtaken(db, first)? => {}
-                Some(earlier) => return Ok(earlier),
-                None => {}
+            if let Some(earlier) = repeated(db, &task.app, &submission)? {
+                return Ok(earlier);
             }
             let id = insert(db, &task, &requests)?;
             remember(db, &task, &submission, id)?;
             Ok(Submitted::New(id))
         })
         .await
+    }
+}
+
+fn repeated(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, QueryFault> {
+    match earlier(db, app, submission)? {
+        Some(Submitted::Before(first))
+            if submission.key.kind == KeyKind::RequestId && is_overtaken(db, first)? =>
+        {
+            Ok(None)
+        }
+        earlier => Ok(earlier),
     }
 }
 

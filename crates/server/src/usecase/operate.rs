@@ -51,18 +51,19 @@ pub async fn submit_retry(
     key: Option<SubmissionKey>,
 ) -> Result<TaskId, AppError> {
     const API: &str = "task_retry";
-    let (mut task, share) = prepare(services, caller, API, requests, within).await?;
-    task.retry_of = Some(of);
-    if let Some(audit) = &mut task.audit {
-        audit.detail.push_str(&format!(", again after {of}"));
-    }
-    match key {
-        // The task that is tried again says all: what failed in it does not change any more.
-        Some(key) => {
-            let request_hash = secret::hash(format!("{API} {of}").as_bytes());
-            accept_once(services, caller, API, (task, share), request_hash, key).await
+    // The failed ops of an ended task do not change, so its id identifies the request.
+    let hash = || secret::hash(format!("{API} {of}").as_bytes());
+    let submission = key.map(|key| submission(services, hash(), key));
+    let prepared = prepare(services, caller, API, requests, within).await.map(|(mut task, share)| {
+        task.retry_of = Some(of);
+        if let Some(audit) = &mut task.audit {
+            audit.detail.push_str(&format!(", again after {of}"));
         }
-        None => accept(services, (task, share)).await,
+        (task, share)
+    });
+    match submission {
+        Some(submission) => accept_once(services, caller, API, prepared, submission).await,
+        None => accept(services, prepared?).await,
     }
 }
 
@@ -109,25 +110,37 @@ pub async fn submit_once(
         (secret::hash(&text.expect("what came from JSON is JSON")), requests)
     });
     let (request_hash, requests) = hashing.await?;
-    let task = prepare(services, caller, api, requests, within).await?;
-    accept_once(services, caller, api, task, request_hash, key).await
+    let submission = submission(services, request_hash, key);
+    let prepared = prepare(services, caller, api, requests, within).await;
+    accept_once(services, caller, api, prepared, submission).await
+}
+
+fn submission(services: &Services, request_hash: [u8; 32], key: SubmissionKey) -> Submission {
+    let since = match key.kind {
+        KeyKind::Idempotency => ClockReading { wall: WallMs::MIN, mark: None },
+        KeyKind::RequestId => services.clock.reading().earlier_by(REQUEST_ID_WINDOW),
+    };
+    Submission { key, request_hash, since }
 }
 
 async fn accept_once(
     services: &Services,
     caller: &Caller,
     api: &'static str,
-    (task, share): (NewTask, BacklogShare),
-    request_hash: [u8; 32],
-    key: SubmissionKey,
+    prepared: Result<(NewTask, BacklogShare), AppError>,
+    submission: Submission,
 ) -> Result<TaskId, AppError> {
-    let since = match key.kind {
-        KeyKind::Idempotency => ClockReading { wall: WallMs::MIN, mark: None },
-        KeyKind::RequestId => {
-            ClockReading { wall: task.created_at, mark: task.mark }.earlier_by(REQUEST_ID_WINDOW)
+    let (task, share) = match prepared {
+        Ok(prepared) => prepared,
+        // A repeat needs no capacity: it gets its first task, whatever is open or full.
+        Err(refusal @ (AppError::Full(_) | AppError::DiskFull(_))) => {
+            return match services.store.submitted_before(caller.app.clone(), submission).await? {
+                Some(earlier) => answer_submitted(caller, api, earlier),
+                None => Err(refusal),
+            };
         }
+        Err(error) => return Err(error),
     };
-    let submission = Submission { key, request_hash, since };
     let ended = ended(&task);
     let (store, dispatcher, metrics) =
         (services.store.clone(), services.dispatcher.clone(), services.metrics.clone());
@@ -142,7 +155,11 @@ async fn accept_once(
         }
         Ok::<_, AppError>(submitted)
     });
-    match accepted.await?? {
+    answer_submitted(caller, api, accepted.await??)
+}
+
+fn answer_submitted(caller: &Caller, api: &'static str, submitted: Submitted) -> Result<TaskId, AppError> {
+    match submitted {
         Submitted::New(task) => Ok(task),
         Submitted::Before(task) => {
             info!(%task, app = %caller.app, api, "a call was sent again and gets its first task");

@@ -185,6 +185,17 @@ impl Machine {
         self.hosting
     }
 
+    /// `isAuto` in status answers. A run-once proc counts as hosted while its command runs.
+    pub fn is_hosted(&self) -> bool {
+        self.is_hosted_in(&self.state)
+    }
+
+    fn is_hosted_in(&self, state: &State) -> bool {
+        let runs_once = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Once)
+            && matches!(state, State::Busy(job) if matches!(job.stage, Stage::Launching(_)));
+        runs_once || self.hosting == Hosting::Hosted
+    }
+
     pub fn spec(&self) -> Option<&Arc<Spec>> {
         self.spec.as_ref()
     }

@@ -7,7 +7,7 @@ use crate::id::OpId;
 use crate::op::{OpKind, Order, ProcStatus};
 use crate::process::Sighting;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Hosting, LookScope, Step, View, words};
+use crate::supervise::{Effect, LookScope, Step, View, words};
 use std::sync::Arc;
 
 impl Machine {
@@ -63,7 +63,7 @@ impl Machine {
             (note, _, _) => note.to_owned(),
         };
         let status = ProcStatus {
-            hosted: self.hosting == Hosting::Hosted,
+            hosted: self.is_hosted_in(&state),
             note,
             instance: view.instance,
             // The machine knows one; whoever asked several puts them together.
