@@ -98,6 +98,8 @@ fn a_process_that_was_started_by_hand_after_a_stop_is_in_the_status() {
     let procs = [
         up.proc("with-pid-file").with_pid_file().starts(&programs::daemon()),
         up.proc("by-name").starts(&programs::foreground()),
+        // A relative path is not used.
+        up.proc("relative").identity("pid_path", programs::PID_FILE).starts(&programs::foreground()),
     ];
     at_once(procs, |proc| {
         proc.start();

@@ -399,7 +399,7 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
     if !index_key.trim().is_empty() {
         faults.warn(r.path("index_key"), "reserved, the process is known by its namespace and name");
     }
-    let identity = Identity {
+    let mut identity = Identity {
         proc_name: needed("proc_name", LONGEST_NAME, faults),
         setup_path: needed("setup_path", LONGEST_PATH, faults),
         pid_path: r.text("pid_path", LONGEST_PATH, faults),
@@ -409,20 +409,21 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
         index_key,
     };
     if !lenient {
-        warn_of_relative_paths(r, &identity, ["pid_path", "config_path", "log_path"], faults);
+        warn_of_relative_paths(r, &mut identity, ["pid_path", "config_path", "log_path"], faults);
     }
     identity
 }
 
-/// Warns of relative paths where the document wants absolute ones, and says what is done instead. `fields`
-/// are the names of the pid file, the configuration and the log in the request.
+/// Warns of relative paths where the document wants absolute ones, and says what is done instead. A relative
+/// pid_path is left out of the spec, so that every later look finds the process in the same way. `fields` are
+/// the names of the pid file, the configuration and the log in the request.
 pub(super) fn warn_of_relative_paths(
     r: &Reader<'_>,
-    identity: &Identity,
+    identity: &mut Identity,
     fields: [&str; 3],
     faults: &mut Faults,
 ) {
-    let Identity { pid_path, config_path, log_path, .. } = identity;
+    let Identity { pid_path, config_path, log_path, .. } = &*identity;
     let instead = [
         "not used, the process is found by proc_name",
         "commands get it as it is, and run in setup_path",
@@ -432,6 +433,9 @@ pub(super) fn warn_of_relative_paths(
         if !path.is_empty() && !is_absolute(path) {
             faults.warn(r.path(field), format!("is not an absolute path: {instead}"));
         }
+    }
+    if !is_absolute(&identity.pid_path) {
+        identity.pid_path.clear();
     }
 }
 

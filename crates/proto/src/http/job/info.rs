@@ -30,7 +30,7 @@ pub(super) struct Info {
 
 /// `operate_proc`: the caller says which shell its scripts are for.
 pub(super) fn with_scripts(r: &Reader<'_>, faults: &mut Faults) -> Info {
-    let identity = read_identity(r, Paths::Required, faults);
+    let mut identity = read_identity(r, Paths::Required, faults);
     let shell = match r.text("cmd_shell_ext", LONGEST_NAME, faults).as_str() {
         "" | "sh" => Shell::Sh,
         "bat" => Shell::Bat,
@@ -58,7 +58,7 @@ pub(super) fn with_scripts(r: &Reader<'_>, faults: &mut Faults) -> Info {
         Resource { cpu: limit("cpu_lmt", ODD_CPU_LIMIT), mem: limit("mem_lmt", ODD_MEM_LIMIT), fd: None };
     let policy = Policy { start_check: SCRIPT_START_CHECK, op_timeout: SCRIPT_TIMEOUT, ..Policy::default() };
     let job = JobFacts { contact: CONTACT.to_owned(), ..JobFacts::default() };
-    warn_of_relative_paths(r, &identity, ["pid_path", "cfg_path", "log_path"], faults);
+    warn_of_relative_paths(r, &mut identity, ["pid_path", "cfg_path", "log_path"], faults);
     let proc = key(&identity, separator);
     Info { proc, spec: Spec { identity, control, resource, policy, job, ..Spec::default() } }
 }
@@ -85,7 +85,7 @@ fn whole(r: &Reader<'_>, mut identity: Identity, kind: Kind, contact: String, fa
     identity.index_key = plain(r, "value_key", value_key, faults);
     identity.config_path = r.text("cfg_path", LONGEST_PATH, faults);
     identity.log_path = r.text("log_path", LONGEST_PATH, faults);
-    warn_of_relative_paths(r, &identity, ["pid_path", "cfg_path", "log_path"], faults);
+    warn_of_relative_paths(r, &mut identity, ["pid_path", "cfg_path", "log_path"], faults);
     let proc = key(&identity, '/');
     if identity.setup_path.is_empty() {
         identity.setup_path = NO_FOLDER.to_owned();
