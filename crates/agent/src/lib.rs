@@ -11,7 +11,8 @@
 //! - `journal`: what must survive the agent;
 //! - `hosting_file`: the hosted procs, as platforms look for them on the host;
 //! - `supervisor`: one actor per proc, which feeds `core`'s machine;
-//! - `life`, `upgrade`: the agent itself, for whoever looks after it;
+//! - `inbox`: the queue of inputs of one actor;
+//! - `lifecycle`: the agent program itself;
 //! - `path_walk`: where a path leads, and who could lead it elsewhere;
 //! - `exec`: the only place that makes, finds or signals processes.
 
@@ -20,8 +21,9 @@ mod enroll;
 pub mod exec;
 mod hosting_file;
 pub mod identity;
+pub mod inbox;
 mod journal;
-mod life;
+pub mod lifecycle;
 mod link;
 mod log_query;
 mod outbox;
@@ -32,7 +34,6 @@ mod specs;
 mod states;
 mod supervisor;
 pub mod tls;
-mod upgrade;
 
 pub use link::back_off;
 
@@ -215,7 +216,7 @@ pub async fn run(
 /// Says that the agent is ready, to whoever looks after the agent itself.
 fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
     let pid = std::process::id();
-    let life = life::AgentLife {
+    let life = lifecycle::life::AgentLife {
         pid,
         start_ticks: exec::start_ticks(pid).unwrap_or_default(),
         version: VERSION.to_owned(),
@@ -282,7 +283,7 @@ async fn tend_memory(
     tokio::time::sleep(SOON).await;
     loop {
         journal.shrink().await;
-        exec::give_memory_back();
+        lifecycle::memory::give_memory_back();
         supervisor.burst().await;
     }
 }

@@ -3,11 +3,11 @@
 
 use crate::AgentError;
 use crate::config::{AgentFolder, AgentSettings, ServerAddress, read_policy};
-use crate::exec::{
-    Containment, Rotation, allow_many_files, begin_anew_with, ignore_reopen_signal, release_signals,
-    use_little_memory,
-};
-use crate::upgrade;
+use crate::exec::{Containment, Rotation, allow_many_files};
+use crate::lifecycle::memory::use_little_memory;
+use crate::lifecycle::reexec::{begin_anew_with, renew};
+use crate::lifecycle::signals::{ignore_reopen_signal, release_signals};
+use crate::lifecycle::upgrade;
 use clap::ValueEnum;
 use procfleet_program::{EXIT_PANICKED, LogArgs, print_error, printed};
 use procfleet_proto::link::token::JoinToken;
@@ -185,7 +185,7 @@ pub fn main(args: Args) -> ExitCode {
     allow_many_files();
     use_little_memory();
     // Orphans come to the first thread, and what another one makes is in a list of its own
-    // (`exec/children.rs`).
+    // (`exec/watch/children.rs`).
     let agent = std::thread::Builder::new().name("agent".to_owned());
     let done = match agent.spawn(move || serve(config, until_stdin_closes)).map(|agent| agent.join()) {
         Ok(Ok(done)) => done,
@@ -199,7 +199,7 @@ pub fn main(args: Args) -> ExitCode {
             let arguments: Vec<_> = std::env::args_os().skip(1).collect();
             // The successor knows nothing of lines that still wait.
             drop(log);
-            failed(&crate::exec::renew(&program, &arguments))
+            failed(&renew(&program, &arguments))
         }
         Err(error) => {
             let code = failed(&error);

@@ -8,7 +8,7 @@ mod up;
 
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use procfleet_agent::exec::{hold_signals, release_signals};
+use procfleet_agent::lifecycle::signals::{hold_signals, release_signals};
 use procfleet_agent::program;
 use procfleet_program::{EXIT_PANICKED, PartEnded, print_error};
 use procfleet_server::ServerError;

@@ -1,7 +1,7 @@
 //! `procfleet server`.
 
 use anyhow::{Context, Result};
-use procfleet_agent::exec::release_signals;
+use procfleet_agent::lifecycle::signals::release_signals;
 use procfleet_agent::program;
 use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
@@ -158,6 +158,6 @@ pub(crate) async fn tend_memory() {
     let mut now_and_then = tokio::time::interval(MEMORY);
     loop {
         now_and_then.tick().await;
-        let _ = tokio::task::spawn_blocking(procfleet_agent::exec::give_memory_back).await;
+        let _ = tokio::task::spawn_blocking(procfleet_agent::lifecycle::memory::give_memory_back).await;
     }
 }

@@ -8,7 +8,8 @@
 use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use procfleet_agent::exec::{Containment, release_signals};
+use procfleet_agent::exec::Containment;
+use procfleet_agent::lifecycle::signals::release_signals;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use procfleet_program::{LogArgs, announce as say};

@@ -13,8 +13,8 @@
 //! output, so that its next life finds them even if it is started in another place. A group can be removed
 //! only when nothing runs in it, so trying to remove one is also how to ask.
 
-use super::context::ExecError;
-use super::pidfd;
+use crate::exec::context::ExecError;
+use crate::exec::watch::pidfd;
 use procfleet_core::BootTime;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};

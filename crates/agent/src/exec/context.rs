@@ -1,16 +1,16 @@
 //! What all procs on this host share.
 
-use super::cgroup::{Containment, Groups};
-use super::children;
-use super::exits::Exits;
-use super::neighbour::AgentPresence;
-use super::oom;
-use super::pidfd;
-use super::proc_log::Sinks;
-use super::procfs;
-use super::rotate::Rotation;
-use super::spawn::{self, NotStarted, PreparedCommand};
-use super::tree::Scan;
+use crate::exec::cgroup::{Containment, Groups};
+use crate::exec::output::proc_log::Sinks;
+use crate::exec::output::rotate::Rotation;
+use crate::exec::procfs;
+use crate::exec::scan::neighbour::AgentPresence;
+use crate::exec::scan::tree::Scan;
+use crate::exec::spawn::command::{self, NotStarted, PreparedCommand};
+use crate::exec::watch::children;
+use crate::exec::watch::exits::Exits;
+use crate::exec::watch::oom;
+use crate::exec::watch::pidfd;
 use procfleet_core::host_policy::Allow;
 use procfleet_core::{BootId, BootTime, Code, ProcKey, Spec};
 use procfleet_proto::link::HostFacts;
@@ -83,7 +83,7 @@ impl ExecContext {
         let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let instance = instance(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
-        if let Err(error) = spawn::make_room() {
+        if let Err(error) = command::make_room() {
             // The first process to be made tries again, and says what is wrong.
             tracing::debug!(%error, "nothing is ready yet to make processes");
         }

@@ -7,13 +7,14 @@
 //! is, so that an agent that was cut off finds it when it comes back. One that has ended by itself may leave
 //! something behind: that is its own affair.
 
-use super::command_output::{self, CommandOutput};
-use super::context::ExecContext;
-use super::procfs::{self, Id};
-use super::run::Run;
-use super::spawn::NotStarted;
-use super::tree::{self, Scan, SessionState};
-use super::{children, pidfd};
+use crate::exec::context::ExecContext;
+use crate::exec::output::command_output::{self, CommandOutput};
+use crate::exec::procfs::{self, Id};
+use crate::exec::scan::tree::{self, Scan, SessionState};
+use crate::exec::spawn::command::NotStarted;
+use crate::exec::spawn::run::Run;
+use crate::exec::watch::children;
+use crate::exec::watch::pidfd;
 use procfleet_core::process::Exit;
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{ProcKey, Spec};

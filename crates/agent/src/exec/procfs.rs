@@ -364,6 +364,11 @@ fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
+/// When a process was started, in ticks since the host's boot: with its pid it is that process and no other.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    Stat::read(pid).filter(Stat::is_running).map(|stat| stat.id.start_ticks)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

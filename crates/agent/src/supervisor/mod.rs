@@ -18,8 +18,9 @@ mod probes;
 mod sampler;
 mod timetable;
 
-use crate::exec::{ExecContext, Inputs, inbox};
+use crate::exec::ExecContext;
 use crate::hosting_file::HostingFile;
+use crate::inbox::{Inputs, inbox};
 use crate::journal::{Acceptance, EventProc, Journal, Past, PastProc, Standing};
 use crate::outbox::Outbox;
 use crate::states::StateReports;

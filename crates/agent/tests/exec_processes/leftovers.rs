@@ -268,7 +268,7 @@ async fn groups_do_not_pile_up() {
     proc.executor = procfleet_agent::exec::ProcExecutor::new(
         proc.context.clone(),
         procfleet_core::ProcKey { namespace: "exec-test".to_owned(), name: "another".to_owned() },
-        procfleet_agent::exec::inbox(1).0,
+        procfleet_agent::inbox::inbox(1).0,
     );
     proc.context.trim_groups();
     assert_eq!(groups_in(&home(&proc)), 1, "it is in use");

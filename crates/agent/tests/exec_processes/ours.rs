@@ -3,7 +3,8 @@
 //! process after ours had died.
 
 use crate::support::*;
-use procfleet_agent::exec::{Containment, ExecContext, ProcExecutor, inbox};
+use procfleet_agent::exec::{Containment, ExecContext, ProcExecutor};
+use procfleet_agent::inbox::inbox;
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{RunId, Signal};
 use procfleet_core::{ProcKey, Sighting};

@@ -2,7 +2,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
 
-use procfleet_agent::exec::{Containment, ExecContext, Inbox, ProcExecutor, inbox};
+use procfleet_agent::exec::{Containment, ExecContext, ProcExecutor};
+use procfleet_agent::inbox::{Inbox, inbox};
 use procfleet_core::process::Cause;
 use procfleet_core::supervise::{CommandEnd, Input, Leader, LookScope, RunId};
 use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};

@@ -63,7 +63,7 @@ fn exited(up: &Up, proc: &Proc) -> Value {
 #[test]
 fn a_kill_by_the_kernel_for_want_of_memory_is_told_apart() {
     let up = up();
-    // The parser and the counters have tests of their own in the agent's `exec/oom.rs`.
+    // The parser and the counters have tests of their own in the agent's `exec/watch/oom.rs`.
     let Some(cell) = Cell::new(&up, 16) else { return };
     let join = format!("echo $$ > {}/cgroup.procs", cell.0.display());
     // It buffers a line that has no end, once it is told to.

@@ -1,0 +1,155 @@
+//! Signals to the processes of a proc.
+//!
+//! Every one goes through a pidfd that was checked against what is known of the process, or to a cgroup of
+//! the proc.
+
+use super::ProcExecutor;
+use super::id_of;
+use crate::exec::cgroup;
+use crate::exec::procfs::Id;
+use crate::exec::scan::tree::{self, Scan};
+use crate::exec::watch::children::Freshness;
+use crate::exec::watch::pidfd;
+use procfleet_core::process::{Found, Process};
+use procfleet_core::spec::Detached;
+use procfleet_core::supervise::{RunId, Signal};
+use std::collections::HashSet;
+
+impl ProcExecutor {
+    /// Kills a command and all that it has started.
+    pub fn end_run(&mut self, run: RunId) {
+        self.stir();
+        let nearby = self.nearby(None);
+        let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
+        tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
+        if let Some(group) = &run.group {
+            return cgroup::kill(group);
+        }
+        let members = |scan: &Scan| run.members(scan, &self.mark).into_iter().collect();
+        tree::kill_all(|| nearby.scan(Freshness::Now), members);
+    }
+
+    /// Tells a command and all that it has started to end.
+    pub fn term_run(&mut self, run: RunId) {
+        self.stir();
+        let nearby = self.nearby(None);
+        let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
+        tracing::info!(key = %self.key, pid = run.leader.pid, "telling a command and all that it started to end");
+        if let Some(group) = &run.group {
+            return cgroup::signal(group, rustix::process::Signal::TERM);
+        }
+        let scan = nearby.scan(Freshness::Now);
+        let members = run.members(&scan, &self.mark);
+        tree::signal_all(&scan, members, rustix::process::Signal::TERM);
+    }
+
+    /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is
+    /// to be kept.
+    pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
+        let id = target_of(&process);
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
+        self.stir();
+        let nearby = self.nearby(Some(id));
+        match (signal, detached) {
+            (Signal::Term | Signal::Other(_), _) => {
+                let scan = nearby.scan(Freshness::AMomentAgo);
+                let targets = self.tree_of(&scan, id, process.found);
+                tree::signal_all(&scan, targets, raw(signal));
+            }
+            (Signal::Kill, Detached::End)
+                if let Some(group) = self.groups.holding(id.pid)
+                    && pidfd::open_exactly(id).is_ok() =>
+            {
+                cgroup::kill(group);
+            }
+            (Signal::Kill, detached) => {
+                let targets = |scan: &Scan| {
+                    let mut targets = self.tree_of(scan, id, process.found);
+                    if detached == Detached::End {
+                        targets.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+                    }
+                    targets
+                };
+                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+            }
+        }
+    }
+
+    /// The process is an earlier generation of the program: its exit is reported, and it is left behind.
+    pub fn retire(&mut self, process: Process) {
+        self.watch(process);
+        let id = id_of(&process);
+        if !self.retired.contains(&id) {
+            self.retired.push(id);
+        }
+    }
+
+    /// Signals an earlier generation and all that it has started, but these and what they have started: a
+    /// successor may be its child.
+    pub fn signal_retired(&mut self, process: Process, signal: Signal, spare: &[Process]) {
+        let id = target_of(&process);
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation");
+        self.stir();
+        let scan = self.nearby(Some(id)).scan(Freshness::Now);
+        let spared = scan.with_descendants(spare.iter().map(id_of));
+        let mut targets = self.tree_of(&scan, id, Found::PidFile);
+        targets.retain(|target| !spared.contains(target));
+        tree::signal_all(&scan, targets, raw(signal));
+    }
+
+    /// Signals the process and nothing that it has started.
+    pub fn signal_one(&mut self, process: Process, signal: Signal) {
+        let id = target_of(&process);
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process");
+        self.stir();
+        if tree::is_protected(id.pid) {
+            return;
+        }
+        if let Err(error) = pidfd::send(id, raw(signal)) {
+            tracing::warn!(key = %self.key, pid = id.pid, ?signal, %error, "a process could not be signalled");
+        }
+    }
+
+    /// The process itself first, then what descends from it, then its session.
+    fn tree_of(&self, scan: &Scan, id: Id, found: Found) -> Vec<Id> {
+        if !scan.may_be_signalled(id) {
+            return Vec::new();
+        }
+        let mut targets = Vec::new();
+        if scan.is_running(id) {
+            targets.push(id);
+        }
+        targets.extend(scan.with_descendants([id]));
+        targets.extend(scan.session_of(id).iter().map(|stat| stat.id));
+        if let (Found::Foreground | Found::Shell, Some(main)) =
+            (found, scan.get(id.pid).filter(|stat| stat.id == id))
+        {
+            let mut marked = scan.marked(&self.mark);
+            marked.retain(|stat| stat.session == main.session);
+            targets.extend(marked.iter().map(|stat| stat.id));
+        }
+        let mut once = HashSet::new();
+        targets.retain(|id| once.insert(*id));
+        targets
+    }
+}
+
+/// Whom a signal for this process is for. One that has died in the same tick in which another got its number
+/// is nobody.
+fn target_of(process: &Process) -> Id {
+    let id = id_of(process);
+    match (process.evidence.serial, pidfd::open_confirmed(process)) {
+        (Some(_), Err(rustix::io::Errno::SRCH)) => Id { start_ticks: u64::MAX, ..id },
+        (Some(_) | None, _) => id,
+    }
+}
+
+/// The signal as the kernel knows it.
+pub(in crate::exec) fn raw(signal: Signal) -> rustix::process::Signal {
+    match signal {
+        Signal::Term => rustix::process::Signal::TERM,
+        Signal::Kill => rustix::process::Signal::KILL,
+        Signal::Other(signal) => rustix::process::Signal::from_named_raw(i32::from(signal.number()))
+            .unwrap_or(rustix::process::Signal::TERM),
+    }
+}

@@ -1,0 +1,51 @@
+//! Candidates for processes that were started by hand.
+
+use crate::exec::context::ExecContext;
+use crate::exec::find;
+use crate::exec::procfs::{Id, Stat};
+use crate::exec::scan::identify::{EnvMark, RunningProgram, SetupPath};
+use crate::exec::scan::tree::Scan;
+use crate::exec::watch::children;
+use procfleet_core::process::{Evidence, Found};
+use procfleet_core::spec::Identity;
+use procfleet_core::{ProcKey, Process};
+use std::cell::OnceCell;
+
+/// A cheap scan on behalf of many procs. A candidate is verified by `Hands::look`.
+#[derive(Debug)]
+pub struct Glance<'a> {
+    context: &'a ExecContext,
+    /// All processes that the agent did not start itself; taken when the first proc is looked for by name.
+    scan: OnceCell<Scan>,
+}
+
+impl<'a> Glance<'a> {
+    pub fn new(context: &'a ExecContext) -> Glance<'a> {
+        Glance { context, scan: OnceCell::new() }
+    }
+
+    /// A process that may be the missing one of this proc.
+    pub fn candidate(&self, key: &ProcKey, identity: &Identity) -> Option<Process> {
+        let Identity { proc_name, setup_path, pid_path, user, .. } = identity;
+        if !pid_path.is_empty() {
+            let named = find::read_pid_file(pid_path, user).ok()?;
+            return Stat::read(named.pid).filter(Stat::is_running).map(|stat| bare(stat.id, Found::PidFile));
+        }
+        if proc_name.is_empty() || setup_path.is_empty() {
+            return None;
+        }
+        let (mark, folder) = (self.context.mark(key), SetupPath::of(identity));
+        let scan = self.scan.get_or_init(|| Scan::without(&children::kept()));
+        let fits = |stat: &&&Stat| {
+            let is_in_folder =
+                folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder));
+            !scan.is_anothers(stat, &mark)
+                && (is_in_folder || EnvMark::of(stat.id.pid, &mark) == EnvMark::Ours)
+        };
+        scan.named(proc_name).iter().find(fits).map(|stat| bare(stat.id, Found::Name))
+    }
+}
+
+fn bare(id: Id, found: Found) -> Process {
+    Process { pid: id.pid, start_ticks: id.start_ticks, found, evidence: Evidence::default() }
+}

@@ -1,0 +1,529 @@
+//! Looking for the process of a proc.
+//!
+//! Where the spec names a pid file, that file decides; what else is known is used only where the file cannot
+//! have been written yet, or where the agent has just started.
+
+pub(super) mod appear;
+
+use crate::exec::cgroup;
+use crate::exec::procfs::{self, Id, Stat};
+use crate::exec::scan::identify::{self, RunningProgram, SetupPath};
+use crate::exec::scan::origin::{self, Origin};
+use crate::exec::scan::tree::{self, Scan};
+use crate::exec::spawn::run::Run;
+use crate::exec::user;
+use crate::exec::watch::pidfd;
+use crate::path_walk::{self, PathTrust, Walked};
+use procfleet_core::process::{Cause, Evidence, Found};
+use procfleet_core::spec::{Control, Identity};
+use procfleet_core::supervise::Leader;
+use procfleet_core::{Absence, Process, Sighting};
+use rustix::fs::{FileType, OFlags};
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Read};
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A pid has ten digits at most; what is longer is no pid file.
+const PID_FILE_LIMIT: u64 = 64;
+/// The file systems in which nobody keeps pid files: `/proc` and `/sys`.
+const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
+
+/// Whose process is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::exec) struct Whom<'a> {
+    pub(in crate::exec) mark: &'a str,
+    /// The name of the proc's cgroups.
+    pub(in crate::exec) group: &'a str,
+    pub(in crate::exec) identity: &'a Identity,
+    /// The sessions of this proc's runs that may still have members.
+    pub(in crate::exec) sessions: &'a [Id],
+    /// Those and what is watched.
+    pub(in crate::exec) own: &'a [Id],
+    /// The sessions of all probes that are running: what is in them is nobody's process.
+    pub(in crate::exec) probes: &'a [u32],
+    /// The last process, if the proc has none that is known to run.
+    pub(in crate::exec) dead: Option<Process>,
+    /// When this life of the agent began, in clock ticks since the host's boot.
+    pub(in crate::exec) since: u64,
+}
+
+impl Whom<'_> {
+    fn is_probe(&self, stat: &Stat) -> bool {
+        self.probes.contains(&stat.session)
+    }
+
+    /// Whether a process that was started for this proc was left by the dead process, or by an older command.
+    /// Workers bear the name of their master; what a later command has brought is no worker of the dead
+    /// process.
+    fn is_left(&self, pid: u32) -> bool {
+        let dead = self.dead.and_then(|dead| dead.evidence.run);
+        // Agents of before did not say when a command began, so what does not say so is older.
+        dead.is_some_and(|dead| run_of(pid).is_none_or(|run| run <= dead))
+    }
+
+    /// Processes of unknown origin that the dead process may have left, with their descendants. What this
+    /// life of the agent has started is below the agent. Of what is older, an orphan in the agent's own
+    /// cgroup cannot be told from a leftover; what somebody has started by hand has another parent, or is in
+    /// another cgroup where logins have cgroups of their own.
+    fn doubtful(&self, named: &[&Stat], scan: &Scan) -> HashSet<Id> {
+        if self.dead.is_none() {
+            return HashSet::new();
+        }
+        let is_doubtful = |stat: &&&Stat| {
+            tree::is_below_us(stat)
+                || (stat.id.start_ticks <= self.since
+                    && scan.is_orphan(stat)
+                    && cgroup::is_our_own(stat.id.pid))
+        };
+        scan.with_descendants(named.iter().filter(is_doubtful).map(|stat| stat.id))
+    }
+}
+
+/// When the command began that has started a process, as far as the environment or the cgroup tells.
+fn run_of(pid: u32) -> Option<NonZeroU64> {
+    procfs::run_of(pid).or_else(|| cgroup::held_by(pid)?.run)
+}
+
+/// By pid file; without one, by name. `glimpse` has all that the agent did not make itself.
+pub(in crate::exec) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Scan>) -> Sighting {
+    let found = match by_pid_file(whom) {
+        Some(answer) => answer,
+        // A command first: with others of its name below it, it is the one that is meant.
+        None => by_own(whom).map_or_else(|| by_name(whom, &glimpse(), &[]), Ok),
+    };
+    match found {
+        Ok(process) => Sighting::Running(process),
+        Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
+    }
+}
+
+/// By pid file, and then among what the run has started. Without a pid file and after the command has ended,
+/// also by name among all processes: the command may have told another launcher to start the process.
+pub(in crate::exec) fn launched(
+    whom: Whom<'_>,
+    run: &mut Run,
+    leader: Leader,
+    scan: impl FnOnce() -> Scan,
+    glimpse: impl FnOnce() -> Arc<Scan>,
+) -> Sighting {
+    let cause = match by_pid_file(whom) {
+        Some(Ok(process)) => return Sighting::Running(process),
+        Some(Err(cause)) => Some(cause),
+        None => None,
+    };
+    let scan = scan();
+    let members = run.members(&scan, whom.mark);
+    let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
+    let found = if leads.is_some() { Found::Foreground } else { Found::Name };
+    let is_named = |stat: &Stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name);
+    let program = leads.and_then(|leads| scan.get(unwrap(&scan, leads, run).pid));
+    run.is_program |= program.is_some_and(|program| whom.identity.proc_name.is_empty() || is_named(program));
+    if let (Some(leads), Some(cause)) = (leads, cause.as_ref().filter(may_change)) {
+        // A control script is often called as its process is, so names say nothing before it has ended.
+        let waiting = Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
+        let meant = scan.get(unwrap(&scan, leads, run).pid);
+        let named = |stat: &&Stat| RunningProgram::of(stat).is_executable_of(&whom.identity.proc_name);
+        match leader {
+            Leader::Accept => {}
+            Leader::Refuse => return waiting,
+            Leader::AcceptNamed => {
+                return meant.filter(named).map_or(waiting, |stat| running(stat.id, Found::Foreground));
+            }
+        }
+    }
+
+    let meant = leads.map(|leads| unwrap(&scan, leads, run));
+    let mut named: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
+    named.retain(|stat| {
+        let is_wrapper = stat.id == run.leader && meant.is_some_and(|meant| meant != run.leader);
+        let program = RunningProgram::of(stat);
+        let is_shell = program.is_wrapper_of(&run.command)
+            && !matches!(whom.identity.proc_name.as_str(), "sh" | "dash" | "pwsh");
+        !is_wrapper && !is_shell && program.is_named(&whom.identity.proc_name)
+    });
+    if let Some(top) = topmost(named) {
+        return running(top, found);
+    }
+    if let Some(meant) = meant.filter(|_| cause.is_none() || leader == Leader::Accept) {
+        let is_shell = leads
+            .is_some_and(|leads| leads.id == meant && RunningProgram::of(leads).is_wrapper_of(&run.command));
+        return running(meant, if is_shell { Found::Shell } else { Found::Foreground });
+    }
+    if leader == Leader::Accept {
+        // Whatever is left of the run must be it: rather one that leads a session, as daemons do.
+        let mut left: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
+        left.sort_by_key(|stat| (stat.session != stat.id.pid, stat.id.start_ticks, stat.id.pid));
+        if let Some(first) = left.first() {
+            return running(first.id, found);
+        }
+    }
+    // Another launcher may yet bring the process, unless the command was the process itself.
+    let hopeless = leads.is_none() && members.is_empty() && run.is_program;
+    let cause = match (cause, leads) {
+        (Some(cause), _) => cause,
+        (None, Some(_)) => no_such_name(whom.identity),
+        (None, None) => {
+            let all = glimpse();
+            // A process that an older command started is not the process of this command, even without its
+            // mark.
+            let older = all.all().into_iter().filter(|stat| stat.id.start_ticks < run.leader.start_ticks);
+            let others: Vec<Id> =
+                all.marked(whom.mark).into_iter().chain(older).map(|stat| stat.id).collect();
+            match by_name(whom, &all, &others) {
+                Ok(process) => return Sighting::Running(process),
+                Err(cause) => cause,
+            }
+        }
+    };
+    Sighting::Absent(Absence { cause, hopeless })
+}
+
+/// After a start of the agent: what was known, then the pid file, then the mark, then as settled. A start
+/// command that is still at work is no process as long as it may bring one: where there is a pid file, that
+/// file decides.
+pub(in crate::exec) fn recovered(
+    whom: Whom<'_>,
+    last: Option<Process>,
+    control: &Control,
+    glimpse: impl FnOnce() -> Arc<Scan>,
+) -> Sighting {
+    if let Some(last) = last.filter(is_alive) {
+        return Sighting::Running(last);
+    }
+    let by_file = by_pid_file(whom);
+    if let Some(Ok(process)) = by_file {
+        return Sighting::Running(process);
+    }
+    if let Some(process) = by_own(whom) {
+        return Sighting::Running(process);
+    }
+    let scan = glimpse();
+    let mut marked = scan.marked(whom.mark);
+    marked.retain(|stat| is_still_there(stat));
+    // Where the command itself was the process and is gone, what it has started is no process: workers bear
+    // its name, too.
+    let orphans = match last {
+        Some(Process { found: Found::Foreground, .. }) => orphans(&marked),
+        Some(_) | None => Vec::new(),
+    };
+    marked.retain(|stat| !orphans.contains(&stat.id) && !whom.is_left(stat.id.pid));
+    let named = marked
+        .iter()
+        .copied()
+        .filter(|stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name))
+        .collect();
+    // A command that was to end or reload the process may still be at work; and what a dead process has left
+    // may lead a session of its own, and is swept away before the next one.
+    let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
+    let leader = marked.iter().find(leads).copied();
+    if let (Some(leader), Some(Err(cause))) = (leader, &by_file)
+        && may_change(&cause)
+    {
+        return running(leader.id, Found::Shell);
+    }
+    if let Some(id) = topmost(named) {
+        return running(id, Found::Name);
+    }
+    if let Some(leader) = leader {
+        let program = RunningProgram::of(leader);
+        let commands = [&control.start_cmd, &control.restart_cmd];
+        return match commands.into_iter().find(|command| program.is_wrapper_of(command)) {
+            None => running(leader.id, Found::Name),
+            Some(command) => match scan.children(leader.id.pid).as_slice() {
+                [only] if is_simple(command) => running(only.id, Found::Foreground),
+                _ => running(leader.id, Found::Shell),
+            },
+        };
+    }
+    match by_file.unwrap_or_else(|| by_name(whom, &scan, &orphans)) {
+        Ok(process) => Sighting::Running(process),
+        Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
+    }
+}
+
+/// Whether a start command that is at work may still write the pid file. A folder in its place names nobody.
+fn may_change(cause: &&Cause) -> bool {
+    !matches!(cause, Cause::BadPidFile { .. })
+}
+
+/// Those whose command has ended.
+fn orphans(marked: &[&Stat]) -> Vec<Id> {
+    let is_there = |command: u32| marked.iter().any(|stat| stat.id.pid == command);
+    let is_orphan = |stat: &&&Stat| procfs::command_of(stat.id.pid).is_some_and(|command| !is_there(command));
+    marked.iter().filter(is_orphan).map(|stat| stat.id).collect()
+}
+
+/// The command of a run, as long as it runs.
+pub(in crate::exec) fn leader(run: Option<&Run>) -> Sighting {
+    let alive = |run: &&Run| {
+        !run.has_ended()
+            && Stat::read(run.leader.pid).is_some_and(|stat| stat.id == run.leader && stat.is_running())
+    };
+    match run.filter(alive) {
+        Some(run) => running(run.leader, Found::Foreground),
+        None => no_run(),
+    }
+}
+
+/// The run of a periodic process from an earlier life of the agent. A run that was begun and not yet seen is
+/// known by its mark and its age; all else that bears the mark is what older runs have left.
+pub(in crate::exec) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: Option<u64>) -> Sighting {
+    if let Some(last) = last.filter(is_alive) {
+        return Sighting::Running(last);
+    }
+    let Some(since) = since_ticks else { return no_run() };
+    let scan = Scan::take();
+    let marked = scan.marked(whom.mark);
+    let leads = |stat: &&&Stat| stat.id.start_ticks >= since && leads_a_run(stat);
+    match marked.iter().find(leads) {
+        Some(stat) => running(stat.id, Found::Name),
+        None => no_run(),
+    }
+}
+
+fn leads_a_run(stat: &Stat) -> bool {
+    stat.session == stat.id.pid && procfs::is_command(stat.id.pid)
+}
+
+fn no_run() -> Sighting {
+    Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true })
+}
+
+/// Whether what was known in an earlier life of the agent is still there: all that the kernel says must agree
+/// with it.
+fn is_alive(last: &Process) -> bool {
+    Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
+        && last.is_confirmed_by(&evidence(last.pid))
+}
+
+/// What the kernel says of a process, beside its pid and start time, for when the agent comes back.
+fn evidence(pid: u32) -> Evidence {
+    let Ok(pidfd) = pidfd::open(pid) else { return Evidence::default() };
+    Evidence { serial: pidfd::serial(&pidfd), program: procfs::program_file(pid), run: run_of(pid) }
+}
+
+/// Whether the pid file names another pid than this. For a quick look now and then, which asks nothing else;
+/// a file that names nobody names no other.
+pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
+    read_pid_file(pid_path, user).is_ok_and(|named| named.pid != pid)
+}
+
+/// `None`: the spec names no pid file.
+fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
+    let path = &whom.identity.pid_path;
+    (!path.is_empty()).then(|| {
+        let PidFileClaim { pid, way } = read_pid_file(path, &whom.identity.user)?;
+        let dead = || Cause::DeadPid { path: path.clone(), pid };
+        // Held until all is known: if it is still alive then, it was this one process that was looked at.
+        let held = pidfd::open(pid).ok();
+        let stat = Stat::read(pid).filter(Stat::is_running).ok_or_else(dead)?;
+        if !procfs::is_whole_process(pid) {
+            return Err(dead());
+        }
+        let program = RunningProgram::of(&stat);
+        let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
+        let origin = origin::of(pid, whom.mark, whom.group);
+        let (ours, only_described) = match &origin {
+            Origin::Ours => (true, false),
+            Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => (false, false),
+            Origin::Unknown if whom.is_probe(&stat) => (false, false),
+            Origin::Unknown if whom.sessions.iter().any(led) => (true, false),
+            Origin::Unknown => {
+                let described = identify::is_described(&program, whom.identity)
+                    && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom));
+                (described, described)
+            }
+        };
+        // The process may have ended, and its number may be another's, while it was being looked at.
+        if Stat::read(pid).is_none_or(|again| again.id != stat.id)
+            || held.is_some_and(|held| pidfd::is_gone(&held))
+        {
+            return Err(dead());
+        }
+        let (path, user) = (path.clone(), whom.identity.user.clone());
+        if !ours || tree::is_protected(pid) {
+            return Err(match origin {
+                Origin::AnotherProcs(Some(proc)) => Cause::AnotherProcs { path, pid, proc },
+                Origin::AnotherAgents(proc) => Cause::AnotherAgents { path, pid, proc },
+                _ => Cause::Stranger { path, pid, program: program.label() },
+            });
+        }
+        // Anybody can describe a process: that makes nobody's process another account's.
+        if only_described && !user::may_signal(&user, pid) {
+            return Err(Cause::AnotherAccounts { path, pid, user });
+        }
+        // A file that the process wrote itself is as good as what else is known of the process.
+        let trust = || PathTrust::spec(&user).and(procfs::owners(pid).into_iter().flatten());
+        if only_described && let Some(doubt) = way.doubt(&trust()) {
+            return Err(Cause::Untrusted { path, pid, reason: doubt.to_string() });
+        }
+        Ok(process(stat.id, Found::PidFile))
+    })
+}
+
+/// Whether the process began after a command of ours that may still have something running. A name alone says
+/// little (there may be many of `java` on a host): what bears no mark must come from us or run from the
+/// spec's folder.
+fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
+    whom.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
+}
+
+fn runs_from_its_folder(program: &RunningProgram, whom: Whom<'_>) -> bool {
+    SetupPath::of(whom.identity).is_some_and(|folder| program.runs_from(&folder))
+}
+
+/// What a pid file says, and who could have decided that.
+pub(in crate::exec) struct PidFileClaim {
+    pub(in crate::exec) pid: u32,
+    way: Walked,
+}
+
+/// What is in a file that the account could not read itself is not told: the agent may read everything, and a
+/// caller who names it may be allowed this account only.
+pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileClaim, Cause> {
+    let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => {
+            bad("is a link to a file that does not exist")
+        }
+        io::ErrorKind::NotFound => Cause::NoPidFile { path: path.to_owned() },
+        _ => bad(&error.to_string()),
+    };
+    if !Path::new(path).is_absolute() {
+        return Err(bad("is not absolute"));
+    }
+    let way = path_walk::walk(Path::new(path)).map_err(failed)?;
+    // Before it is opened, for opening a device can do things, and so can reading some of the kernel's own
+    // files.
+    if !way.is(FileType::RegularFile) {
+        return Err(bad("is not a regular file"));
+    }
+    if rustix::fs::fstatfs(&way).is_ok_and(|system| KERNELS_OWN.contains(&system.f_type)) {
+        return Err(bad("is one of the kernel's own files"));
+    }
+    let file = way.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(PID_FILE_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty")) };
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    let pid = word.parse().ok().filter(|pid: &u32| digits && *pid > 0 && i32::try_from(*pid).is_ok());
+    let pid = pid.ok_or_else(|| match user::may_read(path, &way, user) {
+        true => bad(&format!("its content {word:?} is not a pid")),
+        false => bad("its content is not a pid"),
+    })?;
+    Ok(PidFileClaim { pid, way })
+}
+
+/// A process of the spec's name that was started from its folder, or by us, and is none of these.
+fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause> {
+    let Identity { proc_name, setup_path, .. } = whom.identity;
+    if proc_name.is_empty() || setup_path.is_empty() {
+        return Err(Cause::NoIdentity);
+    }
+    let folder = SetupPath::of(whom.identity);
+    let mut named = scan.named(proc_name);
+    let (all, doubtful) = (named.clone(), OnceCell::new());
+    let is_doubtful = |id: Id| doubtful.get_or_init(|| whom.doubtful(&all, scan)).contains(&id);
+    named.retain(|stat| {
+        !scan.is_anothers(stat, whom.mark)
+            && !orphans.contains(&stat.id)
+            && is_still_there(stat)
+            && match origin::of(stat.id.pid, whom.mark, whom.group) {
+                Origin::Ours => !whom.is_left(stat.id.pid),
+                Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => false,
+                Origin::Unknown if whom.is_probe(stat) || is_doubtful(stat.id) => false,
+                Origin::Unknown => {
+                    folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder))
+                        && user::runs_as(&whom.identity.user, stat.id.pid)
+                }
+            }
+    });
+    let top = topmost(named).ok_or_else(|| no_such_name(whom.identity))?;
+    Ok(process(top, Found::Name))
+}
+
+/// It may have ended since the scan, and its number may be another's.
+fn is_still_there(stat: &Stat) -> bool {
+    Stat::read(stat.id.pid).is_some_and(|again| again.id == stat.id && again.is_running())
+}
+
+/// A command of this proc that has become a program of the spec's name, or what is watched already.
+fn by_own(whom: Whom<'_>) -> Option<Process> {
+    let Identity { proc_name, setup_path, .. } = whom.identity;
+    if proc_name.is_empty() || setup_path.is_empty() {
+        return None;
+    }
+    let leaders = whom.own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id));
+    let stats: Vec<Stat> =
+        leaders.filter(|stat| stat.is_running() && RunningProgram::of(stat).is_named(proc_name)).collect();
+    let top = topmost(stats.iter().collect())?;
+    Some(process(top, Found::Name))
+}
+
+/// A shell that has not yet begun what it is there for.
+pub(in crate::exec) struct NotYet;
+
+/// What a shell that was found in place of the process has begun meanwhile. `None`: it is not the shell of
+/// one of these commands, or not any more.
+pub(in crate::exec) fn below_shell(
+    shell: Id,
+    commands: &[&str],
+    identity: &Identity,
+    scan: &Scan,
+) -> Result<Option<Process>, NotYet> {
+    let leader = scan.get(shell.pid).filter(|stat| stat.id == shell).map(RunningProgram::of);
+    let Some(command) =
+        commands.iter().find(|command| leader.as_ref().is_some_and(|leader| leader.is_wrapper_of(command)))
+    else {
+        return Ok(None);
+    };
+    let below = scan.with_descendants([shell]);
+    let named = below.iter().filter(|id| **id != shell).filter_map(|id| scan.get(id.pid));
+    let named = named.filter(|stat| RunningProgram::of(stat).is_named(&identity.proc_name)).collect();
+    let only = match scan.children(shell.pid).as_slice() {
+        [only] if is_simple(command) => Some(only.id),
+        _ => None,
+    };
+    topmost(named).or(only).map(|id| Some(process(id, Found::Foreground))).ok_or(NotYet)
+}
+
+/// Of processes that all fit, the oldest whose parent does not: the master, not its workers.
+fn topmost(fitting: Vec<&Stat>) -> Option<Id> {
+    let pids: HashSet<u32> = fitting.iter().map(|stat| stat.id.pid).collect();
+    let tops = fitting.iter().filter(|stat| !pids.contains(&stat.parent));
+    tops.map(|stat| stat.id).min_by_key(|id| (id.start_ticks, id.pid))
+}
+
+/// The command itself where `sh` only waits for it: then its one child is what was asked for. Where the shell
+/// has more to do, such as a loop, it is the process, and its child of the moment is not.
+fn unwrap(scan: &Scan, leader: &Stat, run: &Run) -> Id {
+    if !RunningProgram::of(leader).is_wrapper_of(&run.command) || !is_simple(&run.command) {
+        return leader.id;
+    }
+    match scan.children(leader.id.pid).as_slice() {
+        [only] => only.id,
+        _ => leader.id,
+    }
+}
+
+/// Whether the shell runs one program and is done: nothing in the command joins, groups or repeats.
+fn is_simple(command: &str) -> bool {
+    !command.trim_end().contains([';', '&', '|', '\n', '(', ')', '{', '}', '`'])
+}
+
+fn no_such_name(identity: &Identity) -> Cause {
+    Cause::NoSuchName { proc_name: identity.proc_name.clone(), setup_path: identity.setup_path.clone() }
+}
+
+fn running(id: Id, found: Found) -> Sighting {
+    Sighting::Running(process(id, found))
+}
+
+fn process(id: Id, found: Found) -> Process {
+    Process { pid: id.pid, start_ticks: id.start_ticks, found, evidence: evidence(id.pid) }
+}

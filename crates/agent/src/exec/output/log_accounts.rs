@@ -1,0 +1,253 @@
+//! Which OS account wrote which part of a log.
+//!
+//! A log goes on over all runs of its proc, and these may be of different accounts. Where a run begins is
+//! written down with its account, in a small file beside the rotation's notes: a line of JSON for each
+//! change. Offsets are counted from the first byte that was ever written, as everywhere in `sink`, so
+//! rotation changes nothing. What no line tells of belongs to an unknown account, and only an app with all
+//! accounts may read it.
+
+use crate::exec::output::rotate::FileId;
+use procfleet_core::grants::GrantScope;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const EXTENSION: &str = "accounts";
+/// How many changes of account are kept. Beyond that the oldest are forgotten, and what they told of is
+/// unknown.
+const KEPT: usize = 256;
+
+/// The accounts of one file.
+#[derive(Debug)]
+pub(in crate::exec) struct LogAccounts {
+    id: FileId,
+    path: PathBuf,
+    log: PathBuf,
+    spans: Mutex<Vec<AccountSpan>>,
+}
+
+/// From this offset on, up to the next span, the account wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct AccountSpan {
+    from: u64,
+    account: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AccountLine {
+    id: FileId,
+    /// What the file is called.
+    log: PathBuf,
+    from: u64,
+    account: String,
+}
+
+/// A part of a log, up to and without `until`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::exec) struct Stretch {
+    pub(in crate::exec) from: u64,
+    pub(in crate::exec) until: u64,
+}
+
+impl LogAccounts {
+    /// `folder` is where the notes are.
+    pub(in crate::exec) fn load(folder: &Path, id: FileId, log: &Path) -> LogAccounts {
+        let path = folder.join(id.file_name()).with_extension(EXTENSION);
+        let ours = lines(&path).into_iter().filter(|line| line.id == id);
+        let spans = ours.map(|line| AccountSpan { from: line.from, account: line.account }).collect();
+        LogAccounts { id, path, log: log.to_owned(), spans: Mutex::new(spans) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<AccountSpan>> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run of this account begins to write at this offset. Not synced to the disk: what a power failure
+    /// loses is unknown afterwards, and is shown to fewer readers.
+    pub(in crate::exec) fn begin(&self, account: &str, from: u64) -> io::Result<()> {
+        let mut spans = self.lock();
+        // Whoever emptied the file has taken out what later spans told of.
+        let known = spans.len();
+        spans.retain(|span| span.from < from || (span.from == from && span.account == account));
+        if known == spans.len() && spans.last().is_some_and(|last| last.account == account) {
+            return Ok(());
+        }
+        let was_cut = known != spans.len() || spans.len() >= KEPT;
+        if spans.len() >= KEPT {
+            spans.drain(..KEPT / 2);
+        }
+        if spans.last().is_none_or(|last| last.account != account) {
+            spans.push(AccountSpan { from, account: account.to_owned() });
+        }
+        let written: &[AccountSpan] = if was_cut { &spans } else { &spans[spans.len() - 1..] };
+        let mut text = Vec::new();
+        for AccountSpan { from, account } in written {
+            let line =
+                AccountLine { id: self.id, log: self.log.clone(), from: *from, account: account.clone() };
+            serde_json::to_writer(&mut text, &line)?;
+            text.push(b'\n');
+        }
+        let mut file = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .append(!was_cut)
+            .truncate(was_cut)
+            .mode(0o600)
+            .open(&self.path)?;
+        file.write_all(&text)
+    }
+
+    /// Whose run writes at the end of the log. `None`: nobody knows.
+    pub(in crate::exec) fn last(&self) -> Option<String> {
+        self.lock().last().map(|span| span.account.clone())
+    }
+
+    /// The first part from `from` on that these accounts wrote, in a log that ends at `end` and of which
+    /// everything before `taken` is in copies. `None`: there is none.
+    pub(in crate::exec) fn stretch_from(
+        &self,
+        from: u64,
+        readers: &GrantScope<String>,
+        taken: u64,
+        end: u64,
+    ) -> Option<Stretch> {
+        stretches(&self.present(taken, end), readers, end)
+            .into_iter()
+            .find(|stretch| stretch.until > from || stretch.until == end)
+            .map(|stretch| Stretch { from: stretch.from.max(from), ..stretch })
+    }
+
+    /// The part at the end of the log that these accounts wrote.
+    pub(in crate::exec) fn last_stretch(
+        &self,
+        readers: &GrantScope<String>,
+        taken: u64,
+        end: u64,
+    ) -> Option<Stretch> {
+        stretches(&self.present(taken, end), readers, end)
+            .into_iter()
+            .next_back()
+            .filter(|last| last.until == end)
+    }
+
+    /// The spans of the log as it is. One that begins behind the end tells that the file was emptied since:
+    /// all that it holds is of the last account.
+    fn present(&self, taken: u64, end: u64) -> Vec<AccountSpan> {
+        let mut spans = self.lock().clone();
+        if spans.last().is_some_and(|last| last.from > end) {
+            let last = spans.pop().map(|last| last.account).unwrap_or_default();
+            spans.retain(|span| span.from < taken);
+            spans.push(AccountSpan { from: taken, account: last });
+        }
+        spans
+    }
+}
+
+/// What the readers may see, in order; neighbours are joined.
+fn stretches(spans: &[AccountSpan], readers: &GrantScope<String>, end: u64) -> Vec<Stretch> {
+    let ends = spans.iter().skip(1).map(|next| next.from).chain([end]);
+    let mut found: Vec<Stretch> = Vec::new();
+    for (span, until) in spans.iter().zip(ends).filter(|(span, _)| readers.allows(&span.account)) {
+        match found.last_mut().filter(|before| before.until == span.from) {
+            Some(before) => before.until = until,
+            None => found.push(Stretch { from: span.from, until }),
+        }
+    }
+    found
+}
+
+fn lines(path: &Path) -> Vec<AccountLine> {
+    let text = fs::read(path).unwrap_or_default();
+    // One that was not written to its end is none.
+    text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+/// Removes the files of logs that are no more. `is_used` knows those that somebody looks after.
+pub(in crate::exec) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let paths = entries.flatten().map(|entry| entry.path());
+    for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == EXTENSION)) {
+        let Some(line) = lines(&path).pop() else { continue };
+        let is_there = fs::symlink_metadata(&line.log).is_ok_and(|data| FileId::of(&data) == line.id);
+        if !is_there && !is_used(&line.id) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn only(account: &str) -> GrantScope<String> {
+        GrantScope::Only([account.to_owned()].into())
+    }
+
+    #[test]
+    fn a_line_belongs_to_the_account_of_the_run_that_wrote_it() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let log = folder.path().join("out.log");
+        fs::write(&log, "").expect("our own folder");
+        let id = FileId::of(&fs::metadata(&log).expect("it is there"));
+        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let www = only("www");
+        assert_eq!(
+            (accounts.last(), accounts.stretch_from(0, &www, 0, 50)),
+            (None, None),
+            "unknown is nobody's"
+        );
+        for (account, from) in [("root", 10), ("root", 20), ("www", 100), ("root", 200), ("www", 300)] {
+            accounts.begin(account, from).expect("our own folder");
+        }
+        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let stretch = |from, until| Some(Stretch { from, until });
+        let first = |from| accounts.stretch_from(from, &www, 0, 350);
+        assert_eq!(first(0), stretch(100, 200));
+        assert_eq!(first(150), stretch(150, 200));
+        assert_eq!(first(200), stretch(300, 350));
+        assert_eq!(first(350), stretch(350, 350), "nothing was written yet");
+        assert_eq!(accounts.last_stretch(&www, 0, 350), stretch(300, 350));
+        assert_eq!(accounts.last_stretch(&only("root"), 0, 350), None);
+        assert_eq!(accounts.last_stretch(&GrantScope::All, 0, 350), stretch(10, 350));
+        assert_eq!(accounts.last_stretch(&GrantScope::default(), 0, 350), None);
+
+        // Emptied, it holds what the last run has written since.
+        assert_eq!(accounts.stretch_from(0, &only("root"), 0, 20), None);
+        assert_eq!(accounts.stretch_from(0, &www, 0, 20), stretch(0, 20));
+        accounts.begin("root", 30).expect("our own folder");
+        let accounts = LogAccounts::load(folder.path(), id, &log);
+        assert_eq!(
+            accounts.stretch_from(0, &www, 0, 60),
+            None,
+            "what www wrote before is not known any more"
+        );
+        assert_eq!(accounts.last().as_deref(), Some("root"));
+
+        forget_lost(folder.path(), |_| false);
+        assert_eq!(LogAccounts::load(folder.path(), id, &log).last().as_deref(), Some("root"));
+        fs::remove_file(&log).expect("our own file");
+        forget_lost(folder.path(), |_| true);
+        assert!(LogAccounts::load(folder.path(), id, &log).last().is_some());
+        forget_lost(folder.path(), |_| false);
+        assert_eq!(LogAccounts::load(folder.path(), id, &log).last(), None);
+    }
+
+    #[test]
+    fn the_oldest_changes_are_forgotten() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let log = folder.path().join("out.log");
+        fs::write(&log, "").expect("our own folder");
+        let id = FileId::of(&fs::metadata(&log).expect("it is there"));
+        let accounts = LogAccounts::load(folder.path(), id, &log);
+        for run in 0..1_000 {
+            accounts.begin(["www", "root"][run % 2], run as u64 * 10).expect("our own folder");
+        }
+        let accounts = LogAccounts::load(folder.path(), id, &log);
+        assert!(accounts.lock().len() <= KEPT, "{}", accounts.lock().len());
+        let first = accounts.stretch_from(0, &only("www"), 0, 10_000).expect("the newest are known");
+        assert!(first.from > 5_000, "{first:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! The log of a proc's own, where its spec names a folder for it (`log_path`).
+//!
+//! What start_cmd and restart_cmd write then goes to `NAME.log` there, behind what is there already. The
+//! folder is the account's business, so everything in it is done with the account's rights: a link that
+//! somebody laid there leads the agent nowhere that the account could not go itself. Since that account may
+//! be root, the way to the folder must be one that no third party could have laid (`path_walk`), and in the
+//! folder no link is followed. It is rotated like any other log; see `sink`.
+
+use crate::exec::output::command_output::escape;
+use crate::exec::user::Account;
+use crate::path_walk::{self, PathTrust, Walked};
+use procfleet_core::{ProcKey, Spec};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// As much of a name as fits a file name together with what is added.
+const NAME_LIMIT: usize = 200;
+/// Nobody overwrites anybody, and nothing is waited for.
+const APPEND: OFlags =
+    OFlags::RDWR.union(OFlags::APPEND).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+
+/// The path of the proc's log. `None`: the spec names no folder for logs. An error does not say whether
+/// there is something else than a folder: the account may not be allowed to know.
+pub(in crate::exec) fn path(spec: &Spec, key: &ProcKey) -> Result<Option<PathBuf>, String> {
+    let log_path = spec.identity.log_path.as_str();
+    let folder = Path::new(log_path);
+    if log_path.is_empty() {
+        return Ok(None);
+    }
+    if !folder.is_absolute() {
+        return Err(format!("log_path {log_path:?} is not an absolute path"));
+    }
+    if !log_path.ends_with('/') && !fs::metadata(folder).is_ok_and(|data| data.is_dir()) {
+        return Err(format!("log_path {log_path:?} is no folder (one that ends in a slash is made)"));
+    }
+    Ok(Some(folder.join(file_name(spec.instance(key)))))
+}
+
+/// An error says what is wrong with the folder that the spec names.
+pub(in crate::exec) fn open(path: &Path, account: &Account) -> Result<File, String> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let opened = account.with_its_rights(|| {
+        let folder = make_folder(folder, account)?;
+        let file = open_in(&folder, path.file_name().unwrap_or_default())?;
+        // A name that others could make may be another one of a file that is none of theirs.
+        if file.metadata()?.nlink() > 1 && folder.doubt(&trust(account)).is_some() {
+            return Err(io::Error::other(format!("{path:?} has another name, too (a hard link)")));
+        }
+        Ok(file)
+    });
+    opened.map_err(|error| {
+        format!("log_path {:?} cannot be used by user {:?}: {error}", folder.display(), account.name)
+    })
+}
+
+/// Fails if somebody else could lead the way to the log's folder elsewhere by now. A folder that is gone
+/// leads nowhere.
+pub(in crate::exec) fn check_way(path: &Path, account: &Account) -> io::Result<()> {
+    match path_walk::walk(path.parent().unwrap_or(Path::new("/"))) {
+        Ok(way) => undoubted(way, account).map(|_| ()),
+        Err(_) => Ok(()),
+    }
+}
+
+/// The folder, which is made if only it is missing.
+fn make_folder(folder: &Path, account: &Account) -> io::Result<Walked> {
+    match path_walk::walk(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        walked => return undoubted(walked?, account),
+    }
+    let (Some(above), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    let above = undoubted(path_walk::walk(above)?, account)?;
+    match rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => undoubted(path_walk::walk(folder)?, account),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The folder itself may be anybody's: nothing in it is followed.
+fn undoubted(way: Walked, account: &Account) -> io::Result<Walked> {
+    match way.doubted_way(&trust(account)) {
+        Some(doubt) => Err(io::Error::other(doubt.to_string())),
+        None => Ok(way),
+    }
+}
+
+fn trust(account: &Account) -> PathTrust {
+    PathTrust::agent().and([account.uid.as_raw()])
+}
+
+/// The file that this process writes to, as far as the account could open it itself.
+pub(in crate::exec) fn of_process(pid: u32, account: &Account) -> io::Result<File> {
+    let path = format!("/proc/{pid}/fd/1");
+    account.with_its_rights(|| {
+        let file = rustix::fs::open(path.as_str(), APPEND, Mode::empty())?;
+        regular(file.into(), Path::new(&path))
+    })
+}
+
+/// Neither through a link nor into something that would have to be waited for.
+fn open_in(folder: &Walked, name: &OsStr) -> io::Result<File> {
+    let flags = APPEND | OFlags::NOFOLLOW | OFlags::CREATE;
+    let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o640))?;
+    regular(file.into(), Path::new(name))
+}
+
+fn regular(file: File, path: &Path) -> io::Result<File> {
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other(format!("{path:?} is not a regular file")));
+    }
+    rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
+    Ok(file)
+}
+
+/// `web.log`, and `web.2.log` for the second instance.
+fn file_name((proc, instance): (ProcKey, u32)) -> String {
+    let mut name = escape(&proc.name);
+    name.truncate(NAME_LIMIT);
+    match instance {
+        1 => format!("{name}.log"),
+        more => format!("{name}.{more}.log"),
+    }
+}

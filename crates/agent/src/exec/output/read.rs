@@ -1,0 +1,137 @@
+//! Reading a proc's log for somebody who asks. Nothing is run for it, and nothing but logs is read.
+
+use crate::exec::context::ExecContext;
+use crate::exec::output::proc_log::{Passage, ProcLog, Start};
+use procfleet_core::grants::GrantScope;
+use procfleet_core::op::OpKind;
+use procfleet_core::{Code, ProcKey};
+use procfleet_program::panics;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a log is looked at while somebody waits for more.
+const GLANCE: Duration = Duration::from_millis(200);
+/// How often a log is looked at in a row that is removed at the same moment.
+const TRIES: usize = 3;
+
+/// What somebody wants to know of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogQuestion {
+    pub proc: ProcKey,
+    pub start: Start,
+    /// How many bytes at most.
+    pub most: usize,
+    /// How long to wait until the log goes beyond this place.
+    pub wait: Duration,
+    pub beyond: u64,
+    /// Only what these accounts wrote.
+    pub accounts: GrantScope<String>,
+}
+
+/// What was read, and what the reader should know beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogExcerpt {
+    /// The place of the first byte.
+    pub begin: u64,
+    pub bytes: Vec<u8>,
+    /// The place behind the last byte of the log.
+    pub end: u64,
+    /// How many bytes are gone between what was asked for and the beginning.
+    pub skipped: u64,
+    /// The file, and what is odd about it; else empty.
+    pub file: String,
+    pub note: String,
+}
+
+impl ExecContext {
+    /// An error is a code and a reason that people can act on.
+    pub async fn read_log(
+        self: &Arc<ExecContext>,
+        question: LogQuestion,
+    ) -> Result<LogExcerpt, (Code, String)> {
+        self.may_read()?;
+        let sink = self.sinks.of(&question.proc);
+        self.may_read_of(&sink, &question.accounts)?;
+        let until = Instant::now() + question.wait;
+        while Instant::now() < until && self.end_of(&sink).await.is_some_and(|end| end == question.beyond) {
+            tokio::time::sleep(GLANCE.min(until.saturating_duration_since(Instant::now()))).await;
+        }
+        let host = self.clone();
+        self.beside(move || host.read(&sink, &question)).await
+    }
+
+    fn may_read(&self) -> Result<(), (Code, String)> {
+        match self.allow().refusal(OpKind::Query, None) {
+            Some(reason) => Err((Code::NotAllowed, reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is written now must be the reader's; what was written before is looked at piece by piece.
+    fn may_read_of(&self, proc_log: &ProcLog, accounts: &GrantScope<String>) -> Result<(), (Code, String)> {
+        let limited = proc_log.live(&self.sinks).filter(|_| !accounts.is_all());
+        let Some(live) = limited else { return Ok(()) };
+        match live.writer() {
+            Some(writer) if accounts.allows(&writer) => Ok(()),
+            Some(writer) => Err((
+                Code::NotAllowed,
+                format!("the process runs as user {writer:?}, and the app may not use that account"),
+            )),
+            None => Err((
+                Code::NotAllowed,
+                "nobody knows which account wrote this log (it was begun by an earlier version of the agent), so only an app with \
+                 all accounts may read it until the process is started again"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// `None`: there is no log.
+    async fn end_of(self: &Arc<ExecContext>, proc_log: &Arc<ProcLog>) -> Option<u64> {
+        let (host, sink) = (self.clone(), proc_log.clone());
+        let end = move || sink.live(&host.sinks).and_then(|live| live.end().ok());
+        panics::block_for_request(end).await.ok().flatten()
+    }
+
+    async fn beside<T: Send + 'static>(
+        self: &Arc<ExecContext>,
+        act: impl FnOnce() -> Result<T, (Code, String)> + Send + 'static,
+    ) -> Result<T, (Code, String)> {
+        let broke = |_| (Code::SystemError, "reading the log broke off".to_owned());
+        panics::block_for_request(act).await.map_err(broke).and_then(|done| done)
+    }
+
+    fn read(&self, proc_log: &ProcLog, question: &LogQuestion) -> Result<LogExcerpt, (Code, String)> {
+        let proc = &question.proc;
+        for _ in 0..TRIES {
+            let live = proc_log.live(&self.sinks).ok_or_else(|| self.nothing(proc_log, proc))?;
+            match live.read(question.start, question.most, &question.accounts) {
+                Ok(Passage { begin, bytes, end, skipped }) => {
+                    let note = proc_log.elsewhere().map(|at| {
+                        format!("the process itself writes to {at} now; this is what its start command wrote")
+                    });
+                    let (file, note) = (live.path().display().to_string(), note.unwrap_or_default());
+                    return Ok(LogExcerpt { begin, bytes, end, skipped, file, note });
+                }
+                // It was removed: there may be another.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => proc_log.look_again(),
+                Err(error) => {
+                    let reason = format!("reading {}: {error}", live.path().display());
+                    return Err((Code::SystemError, reason));
+                }
+            }
+        }
+        Err(self.nothing(proc_log, proc))
+    }
+
+    fn nothing(&self, proc_log: &ProcLog, proc: &ProcKey) -> (Code, String) {
+        let reason = match proc_log.elsewhere() {
+            Some(at) => format!("{proc} was not started by this agent and writes to {at}; look there"),
+            None => format!(
+                "this host has no output of {proc}: it was never started here, or it was forgotten more than a day ago"
+            ),
+        };
+        (Code::FileInvalid, reason)
+    }
+}

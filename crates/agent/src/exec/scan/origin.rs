@@ -1,0 +1,55 @@
+//! Who started a process, as far as the kernel can tell: by the mark in its environment, else by its cgroup.
+//!
+//! A process that wrote over its environment has no mark any more, but it is still in the cgroup of the run
+//! that started it.
+//!
+//! What bears the mark of another agent is that agent's for as long as it lives (`neighbour`). Of an agent
+//! that is no more, only the name of its proc is left, and what the process runs must tell.
+
+use crate::exec::cgroup;
+use crate::exec::procfs;
+use crate::exec::scan::identify::{self, EnvMark};
+use crate::exec::scan::neighbour;
+use rustix::process::geteuid;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::exec) enum Origin {
+    /// A run of this proc, by this agent.
+    Ours,
+    /// A proc of another agent on this host, which lives.
+    AnotherAgents(String),
+    /// Another proc. `None`: a probe, or its name cannot be told.
+    AnotherProcs(Option<String>),
+    /// Nothing tells: what the process runs must.
+    Unknown,
+}
+
+/// Who started the process with this pid. `mark` and `group` are those of the proc that asks.
+pub(in crate::exec) fn of(pid: u32, mark: &str, group: &str) -> Origin {
+    let value = procfs::mark(pid);
+    match EnvMark::told(value.as_deref(), mark) {
+        EnvMark::Ours => Origin::Ours,
+        EnvMark::AnotherProcs => Origin::AnotherProcs(value.and_then(|value| identify::owner(&value, mark))),
+        EnvMark::Missing => {
+            let instance = mark.split_once('/').map_or(mark, |(instance, _)| instance);
+            let held = cgroup::held_by(pid);
+            match &held {
+                Some(holder) if holder.instance == instance && holder.proc == group => return Origin::Ours,
+                Some(holder) if holder.instance == instance => {
+                    return Origin::AnotherProcs(Some(holder.shown()));
+                }
+                Some(_) | None => {}
+            }
+            let marked = value.as_deref().and_then(identify::instance_and_proc);
+            let held = held.map(|holder| (holder.instance.clone(), holder.shown()));
+            let another = marked.into_iter().chain(held).find(|(agent, _)| is_living_agent(agent, pid));
+            another.map_or(Origin::Unknown, |(_, proc)| Origin::AnotherAgents(proc))
+        }
+    }
+}
+
+/// Whether an agent of this instance lives, as far as one may believe it about this process.
+fn is_living_agent(instance: &str, pid: u32) -> bool {
+    let owners = procfs::owners(pid).unwrap_or_default();
+    neighbour::is_alive(instance, |uid| uid == 0 || uid == geteuid().as_raw() || owners.contains(&uid))
+}

@@ -1,0 +1,354 @@
+//! Which processes belong together.
+//!
+//! A scan gives processes with their parents and sessions; from that come descendants, sessions and, with the
+//! mark, those that left both. Where there are cgroups, a proc's own hold all that it has started (`cgroup`).
+//! Else what was started in this life of the agent is below the agent and found there (`children`); for what
+//! was there before, all of `/proc` is read, and a process that leaves its session, loses its parent and
+//! clears its environment between two scans is lost to us.
+
+use crate::exec::cgroup;
+use crate::exec::procfs::{self, Id, Stat};
+use crate::exec::scan::identify::{EnvMark, RunningProgram};
+use crate::exec::watch::children::{self, Freshness};
+use crate::exec::watch::pidfd;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often those that are to be killed are looked for again, at most. Each round finds what was forked
+/// during the one before; a process that does nothing but fork into new sessions may win many of them.
+const ROUNDS: usize = 50;
+/// How often in a row nothing new must have been found.
+const QUIET_ROUNDS: usize = 2;
+/// For how long those above the agent are taken to be the same, as long as its parent is.
+const STILL_ABOVE: Duration = Duration::from_secs(1);
+
+/// Running processes that are not the kernel's, at one moment: all of them, or those that may belong to one
+/// proc.
+#[derive(Debug)]
+pub(in crate::exec) struct Scan {
+    running: HashMap<u32, Stat>,
+    /// The agent and those above it, and the first process: never members of anything, never signalled.
+    protected: HashSet<u32>,
+    /// Those that are in a cgroup of the proc in question: these are its own, whatever their environment
+    /// says.
+    contained: HashSet<u32>,
+    /// What they run, as soon as somebody has asked.
+    programs: OnceLock<HashMap<u32, RunningProgram>>,
+    marks: OnceLock<HashMap<u32, Vec<u8>>>,
+    /// The marks of those that somebody has asked after one by one.
+    asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
+}
+
+impl Scan {
+    /// Every one there is.
+    pub(in crate::exec) fn take() -> Scan {
+        Scan::without(&HashSet::new())
+    }
+
+    /// Every one but these.
+    pub(in crate::exec) fn without(pids: &HashSet<u32>) -> Scan {
+        let stats = procfs::pids().into_iter().filter(|pid| !pids.contains(pid)).filter_map(Stat::read);
+        Scan::of(stats, protected())
+    }
+
+    /// Those that may belong to a proc with these processes, if all that does is below the agent: they and
+    /// all below them, and the orphans that came to the agent. `None` where that is not so or cannot be
+    /// known.
+    pub(in crate::exec) fn near(own: &[Id], freshness: Freshness) -> Option<Scan> {
+        let mut stats = Vec::new();
+        let own =
+            own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id && stat.is_running()));
+        for stat in own {
+            if !is_below_us(&stat) {
+                return None;
+            }
+            collect(stat, &mut stats);
+        }
+        // Afterwards: whoever lost its parent meanwhile is among these by now.
+        let adopted = children::adopted(freshness)?;
+        adopted.into_iter().filter_map(Stat::read).for_each(|stat| collect(stat, &mut stats));
+        // Nothing that is below us is above us.
+        Some(Scan::of(stats, HashSet::from([0, 1, std::process::id()])))
+    }
+
+    /// Those that are in these groups of a proc, and these processes of it with all below them. If one of
+    /// them is neither in a group nor below the agent, what belongs to it may be anywhere.
+    pub(in crate::exec) fn within(groups: &[PathBuf], own: &[Id]) -> Scan {
+        let contained: HashSet<u32> = groups.iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let mut stats: Vec<Stat> = contained.iter().copied().filter_map(Stat::read).collect();
+        let outside = own.iter().filter(|id| !contained.contains(&id.pid));
+        let outside =
+            outside.filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id && stat.is_running()));
+        for stat in outside {
+            if !is_below_us(&stat) {
+                return Scan { contained, ..Scan::take() };
+            }
+            collect(stat, &mut stats);
+        }
+        Scan { contained, ..Scan::of(stats, protected()) }
+    }
+
+    /// Nothing was there, and nothing can come of nothing.
+    fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    fn of(stats: impl IntoIterator<Item = Stat>, protected: HashSet<u32>) -> Scan {
+        let running = stats.into_iter().filter(|stat| stat.is_running() && !stat.is_kernel_thread());
+        Scan {
+            running: running.map(|stat| (stat.id.pid, stat)).collect(),
+            protected,
+            contained: HashSet::new(),
+            programs: OnceLock::new(),
+            marks: OnceLock::new(),
+            asked: Mutex::default(),
+        }
+    }
+
+    /// Those that run a program of this name, oldest first.
+    pub(in crate::exec) fn named(&self, name: &str) -> Vec<&Stat> {
+        let programs = self.programs.get_or_init(|| {
+            self.all().into_iter().map(|stat| (stat.id.pid, RunningProgram::of(stat))).collect()
+        });
+        let mut named = self.all();
+        named.retain(|stat| programs.get(&stat.id.pid).is_some_and(|program| program.is_named(name)));
+        named
+    }
+
+    pub(in crate::exec) fn get(&self, pid: u32) -> Option<&Stat> {
+        self.running.get(&pid)
+    }
+
+    pub(in crate::exec) fn is_running(&self, id: Id) -> bool {
+        self.running.get(&id.pid).is_some_and(|stat| stat.id == id)
+    }
+
+    /// Everything that may be ours, oldest first.
+    pub(in crate::exec) fn all(&self) -> Vec<&Stat> {
+        let mut all: Vec<&Stat> =
+            self.running.values().filter(|stat| !self.protected.contains(&stat.id.pid)).collect();
+        all.sort_by_key(|stat| (stat.id.start_ticks, stat.id.pid));
+        all
+    }
+
+    pub(in crate::exec) fn children(&self, pid: u32) -> Vec<&Stat> {
+        let mut children = self.all();
+        children.retain(|stat| stat.parent == pid);
+        children
+    }
+
+    /// Those that bear this mark or are in a cgroup of the proc, oldest first.
+    pub(in crate::exec) fn marked(&self, mark: &str) -> Vec<&Stat> {
+        let marks = self.marks.get_or_init(|| {
+            self.all()
+                .into_iter()
+                .filter(|stat| !self.contained.contains(&stat.id.pid))
+                .filter_map(|stat| Some((stat.id.pid, procfs::mark(stat.id.pid)?)))
+                .collect()
+        });
+        let mut marked = self.all();
+        marked.retain(|stat| {
+            self.contained.contains(&stat.id.pid)
+                || marks.get(&stat.id.pid).is_some_and(|own| own == mark.as_bytes())
+        });
+        marked
+    }
+
+    /// Whether it bears the mark of another proc than this. It is read once for all that ask: of a program
+    /// that runs a thousand times on the host, each proc would else read a thousand environments before it is
+    /// started.
+    pub(in crate::exec) fn is_anothers(&self, stat: &Stat, mark: &str) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
+        EnvMark::told(value.as_deref(), mark) == EnvMark::AnotherProcs
+    }
+
+    fn is_marked(&self, pid: u32, mark: &str) -> bool {
+        self.contained.contains(&pid) || EnvMark::of(pid, mark) == EnvMark::Ours
+    }
+
+    /// The seeds that are running and all below them.
+    pub(in crate::exec) fn with_descendants(&self, seeds: impl IntoIterator<Item = Id>) -> HashSet<Id> {
+        let mut below: HashMap<u32, Vec<&Stat>> = HashMap::new();
+        for stat in self.all() {
+            below.entry(stat.parent).or_default().push(stat);
+        }
+        let mut found = HashSet::new();
+        let mut open: Vec<Id> = seeds.into_iter().filter(|seed| self.is_running(*seed)).collect();
+        while let Some(id) = open.pop() {
+            if !self.protected.contains(&id.pid) && found.insert(id) {
+                open.extend(below.get(&id.pid).into_iter().flatten().map(|stat| stat.id));
+            }
+        }
+        found
+    }
+
+    /// The members of a session that a process with this id led. The number is not given away while the
+    /// session has members, so either the leader is still there, or nobody has its pid.
+    pub(in crate::exec) fn session_of(&self, leader: Id) -> Vec<&Stat> {
+        if self.get(leader.pid).is_some_and(|stat| stat.id != leader) {
+            return Vec::new();
+        }
+        let mut members = self.all();
+        members.retain(|stat| stat.session == leader.pid && stat.id.start_ticks >= leader.start_ticks);
+        members
+    }
+
+    /// All that a run has started and that is still running. `known` are members that an earlier scan found,
+    /// which may have left since then.
+    pub(in crate::exec) fn run_members(
+        &self,
+        leader: Id,
+        session: SessionState,
+        known: &HashSet<Id>,
+        mark: &str,
+    ) -> HashSet<Id> {
+        let session = match session {
+            SessionState::Open => self.session_of(leader),
+            SessionState::Over => Vec::new(),
+        };
+        let seeds = known.iter().copied().chain([leader]).chain(session.iter().map(|stat| stat.id));
+        let mut members = self.with_descendants(seeds);
+        // The environment is read only of those that are young enough and not yet in.
+        let marked: Vec<Id> = self
+            .all()
+            .into_iter()
+            .filter(|stat| !stat.id.is_older_than(leader) && !members.contains(&stat.id))
+            .filter(|stat| self.is_marked(stat.id.pid, mark))
+            .filter(|stat| !self.belongs_to_older(stat, leader, mark))
+            .map(|stat| stat.id)
+            .collect();
+        members.extend(self.with_descendants(marked));
+        members
+    }
+
+    /// Whether a process descends from one of this proc's that was there before the run: a worker that the
+    /// main process forked while its stop command ran is not that command's.
+    fn belongs_to_older(&self, stat: &Stat, leader: Id, mark: &str) -> bool {
+        let mut seen = HashSet::new();
+        let mut parent = self.get(stat.parent);
+        while let Some(above) = parent.filter(|above| seen.insert(above.id)) {
+            if self.protected.contains(&above.id.pid) {
+                return false;
+            }
+            if above.id.is_older_than(leader) && self.is_marked(above.id.pid, mark) {
+                return true;
+            }
+            parent = self.get(above.parent);
+        }
+        false
+    }
+
+    /// Those whose parents have ended: whoever takes in orphans is the agent or above the agent.
+    pub(in crate::exec) fn is_orphan(&self, stat: &Stat) -> bool {
+        self.protected.contains(&stat.parent)
+    }
+
+    pub(in crate::exec) fn may_be_signalled(&self, id: Id) -> bool {
+        !self.protected.contains(&id.pid)
+    }
+}
+
+/// Whether this is the agent, one above it, or the first process. For one look, which needs no scan.
+pub(in crate::exec) fn is_protected(pid: u32) -> bool {
+    protected().contains(&pid)
+}
+
+/// As of a moment ago at most: of those above the agent, one may end and be another's child then.
+fn protected() -> HashSet<u32> {
+    struct Seen {
+        at: Instant,
+        parent: Option<Pid>,
+        protected: HashSet<u32>,
+    }
+    static LAST: Mutex<Option<Seen>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let parent = rustix::process::getppid();
+    if let Some(seen) = &*last
+        && seen.parent == parent
+        && seen.at.elapsed() < STILL_ABOVE
+    {
+        return seen.protected.clone();
+    }
+    let at = Instant::now();
+    let mut protected = HashSet::from([0, 1]);
+    let mut above = std::process::id();
+    while protected.insert(above) {
+        let Some(stat) = Stat::read(above) else { break };
+        above = stat.parent;
+    }
+    *last = Some(Seen { at, parent, protected: protected.clone() });
+    protected
+}
+
+/// Whether the process is a child of the agent or below one.
+pub(in crate::exec) fn is_below_us(stat: &Stat) -> bool {
+    if children::is_kept(stat.id.pid) {
+        return true;
+    }
+    let us = std::process::id();
+    let mut seen = HashSet::new();
+    let mut parent = stat.parent;
+    while parent != us && parent > 1 && seen.insert(parent) {
+        match Stat::read(parent) {
+            Some(above) => parent = above.parent,
+            // It died: its children went up, to us if it was below us. Who cannot tell looks at everything.
+            None => return false,
+        }
+    }
+    parent == us
+}
+
+/// This process and all below it.
+fn collect(top: Stat, stats: &mut Vec<Stat>) {
+    let mut seen = HashSet::from([top.id.pid]);
+    let mut open = vec![top];
+    while let Some(stat) = open.pop() {
+        let below = procfs::children(stat.id.pid, None).unwrap_or_default();
+        open.extend(below.into_iter().filter(|pid| seen.insert(*pid)).filter_map(Stat::read));
+        stats.push(stat);
+    }
+}
+
+/// Whether the session of a run may still be recognised by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::exec) enum SessionState {
+    Open,
+    /// It has been empty once, so its number may be somebody else's by now.
+    Over,
+}
+
+/// Sends the signal to each of these.
+pub(in crate::exec) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item = Id>, signal: Signal) {
+    for id in targets.into_iter().filter(|id| scan.may_be_signalled(*id)) {
+        match pidfd::send(id, signal) {
+            Ok(()) => tracing::debug!(pid = id.pid, ?signal, "signalled"),
+            // It ended by itself.
+            Err(Errno::SRCH) => {}
+            Err(error) => tracing::warn!(pid = id.pid, ?signal, %error, "a process could not be signalled"),
+        }
+    }
+}
+
+/// Kills what `targets` finds, oldest first so that parents do not see their children die, and looks again
+/// until nothing new is found, so that a process that forks does not get away. One look that finds nothing is
+/// not enough: a scan takes its time, and a child may be born behind its back.
+pub(in crate::exec) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut(&Scan) -> Vec<Id>) {
+    let mut killed = HashSet::new();
+    let mut quiet = 0;
+    for _ in 0..ROUNDS {
+        let scan = scan();
+        let mut new: Vec<Id> = targets(&scan).into_iter().filter(|id| killed.insert(*id)).collect();
+        quiet = if new.is_empty() { quiet + 1 } else { 0 };
+        if quiet == QUIET_ROUNDS || scan.is_empty() {
+            return;
+        }
+        new.sort_by_key(|id| (id.start_ticks, id.pid));
+        signal_all(&scan, new, Signal::KILL);
+    }
+    tracing::warn!("processes that were to be killed kept appearing");
+}

@@ -1,0 +1,528 @@
+//! Making a process: a child of the agent that turns itself into a program.
+//!
+//! It is made by `clone3`, which gives the pidfd with it and puts it into its cgroup from its first moment
+//! on. The parent waits until the program is running (`CLONE_VFORK`), so the child may use the parent's
+//! memory (`CLONE_VM`): nothing is copied, which would take longer the more memory the agent has. It has a
+//! stack of its own, for what it leaves on the parent's would be there when the parent goes on. Entering that
+//! stack takes a few lines of assembly; on machines for which there are none here the child gets a copy of
+//! the memory instead, as after a fork. So it does where `clone3` is refused (an old kernel, a seccomp
+//! filter) and `clone` is used: there it enters the cgroup itself before it becomes the program.
+//!
+//! It shares the table of open files, too, until it has taken a copy of the first few: the agent has one open
+//! for each process that it looks after, and copying them all, only to close them, takes longer the more
+//! there are. What the child is to write to is therefore put in a low place before.
+//!
+//! Other threads go on beside the child, or are gone in its copy, and nobody opens their locks for it: it
+//! makes system calls only, takes no lock and allocates nothing. All that it needs was made before.
+
+#![expect(unsafe_code, reason = "what happens between clone and exec cannot be written without it")]
+
+use crate::exec::procfs::COMMAND;
+use crate::exec::user::Account;
+use nix::libc;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid};
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What a new process is to become.
+#[derive(Debug)]
+pub(in crate::exec) struct Recipe<'a> {
+    /// The first of these that can be executed.
+    pub(in crate::exec) programs: Vec<ExecTarget>,
+    pub(in crate::exec) environment: Vec<CString>,
+    pub(in crate::exec) folder: BorrowedFd<'a>,
+    pub(in crate::exec) account: &'a Account,
+    pub(in crate::exec) input: BorrowedFd<'a>,
+    pub(in crate::exec) output: BorrowedFd<'a>,
+    /// The folder of its cgroup.
+    pub(in crate::exec) group: Option<BorrowedFd<'a>>,
+}
+
+/// A file, and what the program in it is told.
+#[derive(Debug)]
+pub(in crate::exec) struct ExecTarget {
+    pub(in crate::exec) file: CString,
+    pub(in crate::exec) arguments: Vec<CString>,
+}
+
+/// The open files that the agent itself was allowed, before it allowed itself more.
+static FILES_GIVEN: OnceLock<Rlimit> = OnceLock::new();
+/// `clone3` was refused, and will be again.
+static NO_CLONE3: AtomicBool = AtomicBool::new(false);
+/// For one child at a time, from its making until it is the program.
+static ROOM: Mutex<Option<Room>> = Mutex::new(None);
+
+/// What a child uses until it is the program.
+#[derive(Clone, Copy)]
+struct Room {
+    /// Where it writes what went wrong.
+    report: &'static SpawnReport,
+    /// Its stack begins here and grows downwards.
+    stack_end: usize,
+    /// The place of what it is to write to among the open files. It is never given back.
+    output: RawFd,
+    /// The same for the folder that it is to enter.
+    folder: RawFd,
+}
+
+/// A page that parent and child share, also where the child has memory of its own.
+struct SpawnReport {
+    errno: AtomicI32,
+}
+
+/// A few frames without anything large in them, in builds that are not optimized too.
+const STACK: usize = 64 << 10;
+/// What lies below the stack and cannot be written to. No machine has larger pages.
+const GUARD: usize = 64 << 10;
+
+/// Allows the agent as many open files as it may have: each process that it looks after takes one or two.
+/// What it starts is allowed what the agent was.
+pub fn allow_many_files() {
+    let given = getrlimit(Resource::Nofile);
+    if FILES_GIVEN.set(given).is_ok() && given.current != given.maximum {
+        let all = Rlimit { current: given.maximum, maximum: given.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, all) {
+            tracing::debug!(%error, "the agent may not open more files");
+        }
+    }
+}
+
+/// Takes that back, for a successor: it must know what the agent was given, and not what the agent took.
+pub(crate) fn allow_files_as_given() {
+    if let Some(given) = FILES_GIVEN.get()
+        && let Err(error) = setrlimit(Resource::Nofile, *given)
+    {
+        tracing::warn!(%error, "what the successor starts may open more files than it should");
+    }
+}
+
+/// Whether the kernel was told to spare the agent when memory runs out. That is not for what it starts; where
+/// it was told to take the agent rather than others, that was meant for all of it.
+fn is_spared() -> bool {
+    static SPARED: OnceLock<bool> = OnceLock::new();
+    *SPARED.get_or_init(|| {
+        fs::read_to_string("/proc/self/oom_score_adj")
+            .is_ok_and(|text| text.trim().parse().is_ok_and(|adjustment: i32| adjustment < 0))
+    })
+}
+
+impl Room {
+    fn of(room: &mut Option<Room>, nothing: BorrowedFd<'_>) -> io::Result<Room> {
+        match *room {
+            Some(room) => Ok(room),
+            None => Ok(*room.insert(Room {
+                report: SpawnReport::share()?,
+                stack_end: map_stack()?,
+                output: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
+                folder: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
+            })),
+        }
+    }
+}
+
+/// To be called before there are many open files, for a low place among them. `nothing` is what commands read
+/// from.
+pub(in crate::exec) fn make_room(nothing: BorrowedFd<'_>) -> io::Result<()> {
+    Room::of(&mut ROOM.lock().unwrap_or_else(PoisonError::into_inner), nothing).map(drop)
+}
+
+/// The programs are running, or the error says why none of them is.
+pub(in crate::exec) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
+    let child = Child::of(recipe);
+    let mut room = ROOM.lock().unwrap_or_else(PoisonError::into_inner);
+    let room = Room::of(&mut room, recipe.input)?;
+    copy_to(recipe.output, room.output)?;
+    copy_to(recipe.folder, room.folder)?;
+    room.report.errno.store(0, Ordering::Relaxed);
+    // One that becomes another account marks the memory as nobody's to look into: its own account must not
+    // see the agent's in the moment in which they share it. Afterwards all is as it was.
+    let dumpable = recipe.account.is_another().then(dumpable);
+    let blocked = block_signals();
+    let made = clone(&child, room);
+    restore_signals(&blocked);
+    dumpable.into_iter().for_each(set_dumpable);
+    // The agent itself does not hold the file and the folder any longer than it must.
+    let _ = copy_to(recipe.input, room.output);
+    let _ = copy_to(recipe.input, room.folder);
+    let (pid, pidfd) = made?;
+    match room.report.errno.load(Ordering::Acquire) {
+        0 => Ok((pid, pidfd)),
+        errno => {
+            use rustix::fd::AsFd;
+            // It has ended already, or is about to.
+            let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            Err(io::Error::from_raw_os_error(errno))
+        }
+    }
+}
+
+/// A new page or more, which nothing else uses and which is never given back; zeroed.
+fn map(bytes: usize, protection: libc::c_int, flags: libc::c_int) -> io::Result<*mut libc::c_void> {
+    // SAFETY: the kernel chooses a place where nothing is.
+    let place = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags | libc::MAP_ANONYMOUS, -1, 0) };
+    if place == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(place) }
+}
+
+impl SpawnReport {
+    fn share() -> io::Result<&'static SpawnReport> {
+        let page = map(size_of::<SpawnReport>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)?;
+        // SAFETY: it is aligned, zeroed and never given back, and zero is a valid `Report`.
+        Ok(unsafe { &*page.cast::<SpawnReport>() })
+    }
+}
+
+/// The end of a new stack.
+fn map_stack() -> io::Result<usize> {
+    let below = map(GUARD + STACK, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_STACK)?;
+    // SAFETY: this part of it was made above, and nobody knows of it yet.
+    let opened = unsafe { libc::mprotect(below.byte_add(GUARD), STACK, libc::PROT_READ | libc::PROT_WRITE) };
+    if opened != 0 { Err(io::Error::last_os_error()) } else { Ok(below as usize + GUARD + STACK) }
+}
+
+/// Makes this place among the open files mean the same as that one, for this program alone.
+fn copy_to(from: BorrowedFd<'_>, to: RawFd) -> Result<(), Errno> {
+    // SAFETY: plain numbers. The place is the room's, and only its holder uses it.
+    let done = unsafe { libc::dup3(from.as_raw_fd(), to, libc::O_CLOEXEC) };
+    if done < 0 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// Whether others may look into the agent's memory, as the kernel puts it.
+fn dumpable() -> libc::c_int {
+    // SAFETY: the call takes numbers and touches no memory.
+    unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) }
+}
+
+fn set_dumpable(before: libc::c_int) {
+    // Only 0 and 1 can be set; 2 is what the kernel makes of it, and stays.
+    if before == 1 {
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
+    }
+}
+
+/// Whether the child is in its cgroup already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entered {
+    Yes,
+    /// There is no cgroup, or it must enter it itself.
+    No,
+}
+
+/// `struct clone_args` as of Linux 5.7.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// The longest pid, and the NUL after it.
+const PID_ROOM: usize = 11;
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+const FLAGS: libc::c_int = libc::CLONE_PIDFD | libc::CLONE_VFORK;
+
+fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
+    if !NO_CLONE3.load(Ordering::Relaxed) {
+        let group = child.recipe.group;
+        match clone3(child, group, room) {
+            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
+                tracing::info!("this host refuses clone3: processes enter their cgroups themselves");
+                NO_CLONE3.store(true, Ordering::Relaxed);
+            }
+            // No room for one more, whatever group it is in.
+            Err(error @ (Errno::AGAIN | Errno::NOMEM)) => return Err(error),
+            // The group cannot take it, or is gone. Rather a process without one than none.
+            Err(error) if group.is_some() => {
+                tracing::warn!(%error, "a process could not be put into its cgroup and is known by its descent");
+                return clone3(child, None, room);
+            }
+            answer => return answer,
+        }
+    }
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: without CLONE_VM the child has memory of its own, stack included, so both go on from here as
+    // after a fork. The kernel writes the pidfd to the third argument, which outlives the call; the order of
+    // those after it differs between machines, and all of them are 0.
+    let pid = unsafe {
+        let flags = libc::c_long::from(FLAGS | libc::SIGCHLD);
+        libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0)
+    };
+    if pid == 0 {
+        child.become_it(Entered::No, room);
+    }
+    let failed = || Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::AGAIN);
+    made(pid, pidfd).ok_or_else(failed)
+}
+
+fn clone3(child: &Child<'_>, group: Option<BorrowedFd<'_>>, room: Room) -> Result<(u32, OwnedFd), Errno> {
+    let mut pidfd: libc::c_int = -1;
+    let mut args = CloneArgs {
+        flags: u64::from((FLAGS | libc::CLONE_FILES).unsigned_abs()),
+        pidfd: (&raw mut pidfd) as u64,
+        exit_signal: u64::from(libc::SIGCHLD.unsigned_abs()),
+        ..CloneArgs::default()
+    };
+    let entered = match group {
+        Some(group) => {
+            args.flags |= CLONE_INTO_CGROUP;
+            args.cgroup = u64::from(group.as_raw_fd().unsigned_abs());
+            Entered::Yes
+        }
+        None => Entered::No,
+    };
+    let pid = call_clone3(&mut args, &Begin { child, entered, room });
+    made(pid, pidfd).ok_or_else(|| Errno::from_raw_os_error(i32::try_from(-pid).unwrap_or(libc::EAGAIN)))
+}
+
+/// What a child begins with.
+struct Begin<'a> {
+    child: &'a Child<'a>,
+    entered: Entered,
+    room: Room,
+}
+
+/// Makes the child, which never returns from here, and answers as the kernel does: its pid, or an error below
+/// 0.
+#[cfg(target_arch = "x86_64")]
+fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
+    extern "C" fn begins(begin: &Begin<'_>) -> ! {
+        begin.child.become_it(begin.entered, begin.room)
+    }
+    args.flags |= u64::from(libc::CLONE_VM.unsigned_abs());
+    args.stack = (begin.room.stack_end - STACK) as u64;
+    args.stack_size = STACK as u64;
+    let answer: libc::c_long;
+    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives
+    // the call. The parent goes on after the block as after any system call. The child comes out of it on a
+    // stack that is used by one child at a time, whose end is aligned as the call needs it; it calls a
+    // function that does not return. `begin` and all that it refers to lives on, for this thread stands still
+    // until the child has become the program or has ended (`CLONE_VFORK`), so that the child may also use
+    // what belongs to this thread, such as `errno`.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => answer,
+            in("rdi") &raw const *args,
+            in("rsi") size_of::<CloneArgs>(),
+            in("r12") begin,
+            in("r13") begins as extern "C" fn(&Begin<'_>) -> !,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    answer
+}
+
+/// As above, with a copy of the memory.
+#[cfg(not(target_arch = "x86_64"))]
+fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
+    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives
+    // the call. Without CLONE_VM the child has memory of its own, stack included, so both go on from here as
+    // after a fork.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const *args, size_of::<CloneArgs>()) };
+    match pid {
+        0 => begin.child.become_it(begin.entered, begin.room),
+        -1 => -libc::c_long::from(last_errno().raw_os_error()),
+        pid => pid,
+    }
+}
+
+fn made(pid: libc::c_long, pidfd: libc::c_int) -> Option<(u32, OwnedFd)> {
+    let pid = u32::try_from(pid).ok()?;
+    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+/// Until the child has put the agent's handlers away, no signal may reach it: they would write into the
+/// agent's own pipes.
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are ours, and the first call makes the one that the second reads.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    }
+}
+
+fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: the set was filled by the kernel.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
+}
+
+/// All that the child needs, as the kernel takes it.
+struct Child<'a> {
+    recipe: &'a Recipe<'a>,
+    /// For each program its arguments, ended by a null.
+    arguments: Vec<Vec<*const libc::c_char>>,
+    environment: Vec<*const libc::c_char>,
+    /// The last of its environment. Its pid is not known before it is there, and written into this then.
+    command: Vec<AtomicU8>,
+    files: Option<Rlimit>,
+    spared: bool,
+}
+
+impl<'a> Child<'a> {
+    fn of(recipe: &'a Recipe<'a>) -> Child<'a> {
+        let pointers = |strings: &[CString]| {
+            strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
+        };
+        let command: Vec<AtomicU8> =
+            [COMMAND.as_bytes(), b"=", &[0; PID_ROOM]].concat().into_iter().map(AtomicU8::new).collect();
+        let mut environment = pointers(&recipe.environment);
+        environment.insert(recipe.environment.len(), command.as_ptr().cast());
+        Child {
+            arguments: recipe.programs.iter().map(|program| pointers(&program.arguments)).collect(),
+            environment,
+            command,
+            files: FILES_GIVEN.get().copied(),
+            spared: is_spared(),
+            recipe,
+        }
+    }
+
+    fn become_it(&self, entered: Entered, room: Room) -> ! {
+        self.say_which_it_is();
+        let error = self.prepare(entered, room).err().unwrap_or_else(|| self.execute());
+        room.report.errno.store(error.raw_os_error(), Ordering::Release);
+        // SAFETY: it ends this process, the child, without running anything of the agent's.
+        unsafe { libc::_exit(127) }
+    }
+
+    /// What it starts inherits this and has another pid, so that the two can be told apart by an agent that
+    /// did not see it.
+    fn say_which_it_is(&self) {
+        let mut rest = std::process::id();
+        let digits = rest.checked_ilog10().map_or(1, |log| log + 1) as usize;
+        let value = COMMAND.len() + 1;
+        for place in self.command[value..value + digits].iter().rev() {
+            place.store(b"0123456789"[(rest % 10) as usize], Ordering::Relaxed);
+            rest /= 10;
+        }
+    }
+
+    fn prepare(&self, entered: Entered, room: Room) -> Result<(), Errno> {
+        let (recipe, output) = (self.recipe, room.output);
+        reset_signals();
+        if let (Some(group), Entered::No) = (recipe.group, entered) {
+            // Where that is refused, it runs outside, and is found by its descent and its mark.
+            let _ = enter(group);
+        }
+        let input = recipe.input.as_raw_fd();
+        share_no_files(input.max(output).max(room.folder))?;
+        rustix::process::setsid()?;
+        rustix::process::umask(Mode::from_raw_mode(0o022));
+        // Three that are above the three, so that none is written over before it has been copied.
+        for (from, to) in [(input, 0), (output, 1), (output, 2)] {
+            // SAFETY: plain numbers; what is closed by it is the child's own.
+            if unsafe { libc::dup2(from, to) } < 0 {
+                return Err(last_errno());
+            }
+        }
+        close_on_exec();
+        if self.spared {
+            let own =
+                rustix::fs::open(c"/proc/self/oom_score_adj", rustix::fs::OFlags::WRONLY, Mode::empty());
+            let _ = own.and_then(|own| rustix::io::write(&own, b"0"));
+        }
+        if let Some(files) = &self.files {
+            setrlimit(Resource::Nofile, *files)?;
+        }
+        recipe.account.become_it()?;
+        // Only now, so that the folder's permissions are those for this user.
+        // SAFETY: a plain number.
+        match unsafe { libc::fchdir(room.folder) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
+    }
+
+    /// Returns only if it failed.
+    fn execute(&self) -> Errno {
+        // SAFETY: the set is ours, and all pointers are to strings that end with a NUL, in arrays that end
+        // with a null, which live as long as `self`.
+        unsafe {
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
+            let mut error = Errno::NOENT;
+            for (program, arguments) in self.recipe.programs.iter().zip(&self.arguments) {
+                libc::execve(program.file.as_ptr(), arguments.as_ptr(), self.environment.as_ptr());
+                error = last_errno();
+            }
+            error
+        }
+    }
+}
+
+/// Lets every signal do what it does by default, also those that the C library would not let us change.
+fn reset_signals() {
+    /// The kernel's `struct sigaction`, whose longest form has four words: the default action, no flags, no
+    /// mask.
+    const DEFAULT: [u64; 4] = [0; 4];
+    for signal in 1..=64 {
+        // SAFETY: the kernel reads a structure that is no longer than this one, and of the mask as many bytes
+        // as it is told. The default action is no function of ours. Two signals cannot be changed, which does
+        // no harm.
+        unsafe {
+            let action = DEFAULT.as_ptr();
+            libc::syscall(libc::SYS_rt_sigaction, signal, action, ptr::null_mut::<u64>(), size_of::<u64>());
+        }
+    }
+}
+
+fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
+    let procs = rustix::fs::openat(group, c"cgroup.procs", rustix::fs::OFlags::WRONLY, Mode::empty())?;
+    rustix::io::write(&procs, b"0").map(drop)
+}
+
+/// From here on the child has a table of open files of its own, which ends with this one.
+fn share_no_files(last: RawFd) -> Result<(), Errno> {
+    let above = last.unsigned_abs() + 1;
+    // SAFETY: plain numbers; what is closed is closed in a table that is the child's own by then.
+    let taken = unsafe { libc::syscall(libc::SYS_close_range, above, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    // A kernel that does not know the call, before 5.9, copies them all.
+    // SAFETY: a plain number, and it touches no memory.
+    if taken != 0 && unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+/// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked
+/// from the beginning; those that it got from whoever started it (a terminal, a lock, an ssh connection) may
+/// not be.
+fn close_on_exec() {
+    // SAFETY: the call takes three numbers and touches no memory of ours. Descriptors are only marked here,
+    // and closed by the exec, so nothing that is in use goes away. Where the kernel does not know the call,
+    // all stays as it was.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+}
+
+fn last_errno() -> Errno {
+    // SAFETY: the place is this thread's own.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+}

@@ -1,0 +1,208 @@
+//! One run of a command: its shell, how that ended, and what it has started.
+
+use crate::exec::output::command_output::{self, CommandOutput};
+use crate::exec::output::proc_log::LiveLog;
+use crate::exec::procfs::{Id, Stat};
+use crate::exec::scan::tree::{Scan, SessionState};
+use crate::exec::spawn::command::{NotStarted, PreparedCommand};
+use crate::exec::watch::exits::ExitSubscription;
+use crate::exec::watch::pidfd;
+use procfleet_core::BootTime;
+use procfleet_core::process::{Exit, Found, Process};
+use procfleet_core::supervise::CommandEnd;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::collections::HashSet;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug)]
+pub(in crate::exec) struct Run {
+    /// The shell, which leads the run's session.
+    pub(in crate::exec) leader: Id,
+    pub(in crate::exec) command: String,
+    began: BootTime,
+    output: Option<PathBuf>,
+    pub(in crate::exec) shell: RunShell,
+    /// While it is there, the ending will be taken.
+    pub(in crate::exec) waiting: Option<ExitSubscription>,
+    /// The process that it was started for, once it was seen.
+    main: Option<Id>,
+    session: SessionState,
+    /// Its cgroup.
+    pub(in crate::exec) group: Option<Arc<Path>>,
+    /// The command itself was seen to be a program of the proc's name.
+    pub(in crate::exec) is_program: bool,
+    /// Those that the last scan found. They stay members even if they leave the session and their parents.
+    known: HashSet<Id>,
+}
+
+impl Run {
+    /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps
+    /// it.
+    pub(in crate::exec) fn start(
+        launch: PreparedCommand,
+        began: BootTime,
+        output: CommandOutput,
+        group: Option<BorrowedFd<'_>>,
+    ) -> Result<(Run, OwnedFd, AfterShell), NotStarted> {
+        let command = launch.command().to_owned();
+        let (path, said) = match &output {
+            CommandOutput::Own { path, .. } => (Some(path.clone()), Said::File(path.clone())),
+            CommandOutput::Log { live, from, .. } => (None, Said::Log(live.clone(), *from)),
+            CommandOutput::Nowhere => (None, Said::Nothing),
+        };
+        let (pid, pidfd) = launch.beginning_at(began).start(output, group)?;
+        // Until it is reaped the pid is the child's own, so this cannot be another process's.
+        let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
+        let shell = RunShell::default();
+        let ending = AfterShell { leader, said, shell: shell.clone() };
+        let run = Run {
+            leader,
+            command,
+            began,
+            output: path,
+            shell,
+            waiting: None,
+            main: None,
+            session: SessionState::Open,
+            group: None,
+            is_program: false,
+            known: HashSet::new(),
+        };
+        Ok((run, pidfd, ending))
+    }
+
+    pub(in crate::exec) fn in_group(self, group: Option<Arc<Path>>) -> Run {
+        Run { group, ..self }
+    }
+
+    pub(in crate::exec) fn has_ended(&self) -> bool {
+        self.shell.exit().is_some()
+    }
+
+    /// Whether the session may still have members, so that its number is its own.
+    pub(in crate::exec) fn has_session(&self) -> bool {
+        self.session == SessionState::Open
+    }
+
+    pub(in crate::exec) fn writes_to(&self, path: &Path) -> bool {
+        !self.has_ended() && self.output.as_deref() == Some(path)
+    }
+
+    /// A process that this launch has brought. One that wrote over its environment does not say so itself.
+    pub(in crate::exec) fn brought(&self, process: Process) -> Process {
+        let mut process = process;
+        if process.evidence.run.is_none() && process.start_ticks >= self.leader.start_ticks {
+            process.evidence.run = NonZeroU64::new(self.began.0);
+        }
+        process
+    }
+
+    /// The process that the command was started for.
+    pub(in crate::exec) fn saw_main(&mut self, process: Process) {
+        if matches!(process.found, Found::Foreground | Found::Shell) {
+            self.main = Some(Id { pid: process.pid, start_ticks: process.start_ticks });
+        }
+    }
+
+    /// Whether it was started for one of these, or is one itself.
+    pub(in crate::exec) fn is_for(&self, processes: &[Id]) -> bool {
+        processes.contains(&self.leader) || self.main.is_some_and(|main| processes.contains(&main))
+    }
+
+    /// Whether the command is still at work: its shell runs, and so does what it was started for.
+    pub(in crate::exec) fn goes_on(&self, scan: &Scan) -> bool {
+        scan.is_running(self.leader) && self.main.is_none_or(|main| scan.is_running(main))
+    }
+
+    /// As [`Run::goes_on`], by a look of its own.
+    pub(in crate::exec) fn is_at_work(&self) -> bool {
+        let runs = |id: Id| Stat::read(id.pid).is_some_and(|stat| stat.id == id && stat.is_running());
+        !self.has_ended() && runs(self.leader) && self.main.is_none_or(runs)
+    }
+
+    /// All that the command has started and that is running, the shell included.
+    pub(in crate::exec) fn members(&mut self, scan: &Scan, mark: &str) -> HashSet<Id> {
+        let members = scan.run_members(self.leader, self.session, &self.known, mark);
+        if members.is_empty() && self.has_ended() {
+            self.session = SessionState::Over;
+        }
+        self.known.clone_from(&members);
+        members
+    }
+}
+
+/// The shell of a run, as far as its end goes. Its exit status can be had only once, and more than one may
+/// want it.
+#[derive(Clone, Debug, Default)]
+pub(in crate::exec) struct RunShell(Arc<Mutex<RunLife>>);
+
+#[derive(Debug, Default)]
+struct RunLife {
+    /// `None` until it has ended.
+    exit: Option<Exit>,
+    /// It is the process of its proc, and somebody is to be told of its end as of that.
+    watched: Option<Process>,
+}
+
+impl RunShell {
+    fn lock(&self) -> MutexGuard<'_, RunLife> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How it ended, if it has.
+    pub(in crate::exec) fn exit(&self) -> Option<Exit> {
+        self.lock().exit
+    }
+
+    /// It is this process. Who takes its ending finds that out, unless it has been taken: then this says how
+    /// it ended.
+    pub(in crate::exec) fn is_watched_as(&self, process: Process) -> Option<Exit> {
+        let mut life = self.lock();
+        if life.exit.is_none() {
+            life.watched = Some(process);
+        }
+        life.exit
+    }
+
+    /// Whom it was watched as.
+    pub(in crate::exec) fn watched(&self) -> Option<Process> {
+        self.lock().watched
+    }
+
+    /// Whoever watched has been told.
+    pub(in crate::exec) fn is_told(&self) {
+        self.lock().watched = None;
+    }
+}
+
+/// What is to be done when the shell is gone.
+#[derive(Debug)]
+pub(in crate::exec) struct AfterShell {
+    leader: Id,
+    said: Said,
+    shell: RunShell,
+}
+
+/// Where its output is.
+#[derive(Debug)]
+enum Said {
+    File(PathBuf),
+    Log(Arc<LiveLog>, u64),
+    Nothing,
+}
+
+impl AfterShell {
+    /// Reaps the shell, which is gone.
+    pub(in crate::exec) async fn take(self, pidfd: OwnedFd) -> CommandEnd {
+        let exit = pidfd::exit(&pidfd, self.leader).await;
+        self.shell.lock().exit = Some(exit);
+        let output = match self.said {
+            Said::File(path) => command_output::tail(&path),
+            Said::Log(live, from) => live.tail(from),
+            Said::Nothing => String::new(),
+        };
+        CommandEnd::Exited { exit, output }
+    }
+}

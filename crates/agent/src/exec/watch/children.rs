@@ -1,0 +1,211 @@
+//! The children of this process: those that it made, and those that came to it because their parents died.
+//!
+//! The agent is a subreaper: whatever a command leaves behind becomes the agent's own child, however often it
+//! forks and whatever session it enters. So all that was started in this life of the agent is below the
+//! agent, and can be listed without a look at every process of the host, of which there may be thousands.
+//!
+//! Each thread has a list of its own, and orphans come to the first one. So the thread that makes the
+//! children should be another: then its list, which may be long, need not be read to find the orphans.
+//!
+//! A process has one set of children, so this is one for the whole program.
+
+use crate::exec::procfs::{self, Stat};
+use procfleet_core::process::Exit;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use std::collections::HashSet;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What is as old as this may be used once more, where that is asked for: reading the whole of `/proc` takes
+/// longer.
+const STILL_NEW: Duration = Duration::from_millis(5);
+
+static CHILDREN: Mutex<Children> =
+    Mutex::new(Children { kept: None, maker: None, let_go: Vec::new(), adopted: None });
+
+struct Children {
+    /// Those that somebody looks after and that are not yet reaped: until then their pids are their own.
+    /// `None`: this process is no subreaper, so that it does not know all that is left of those that it made.
+    kept: Option<HashSet<u32>>,
+    /// The thread that makes the children, if it is not the first: those in its list are kept or let go.
+    maker: Option<u32>,
+    /// Those that nobody looks after any more, and that are not yet reaped.
+    let_go: Vec<u32>,
+    adopted: Option<(Instant, Vec<u32>)>,
+}
+
+/// Whether a list from a moment ago will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::exec) enum Freshness {
+    Now,
+    AMomentAgo,
+}
+
+fn lock() -> MutexGuard<'static, Children> {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on orphans come to this process.
+pub(in crate::exec) fn adopt_orphans() {
+    let mut children = lock();
+    if children.kept.is_some() {
+        return;
+    }
+    match rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+        // A kernel that does not list children gives none of what is gained by having them.
+        Ok(()) if procfs::children(std::process::id(), None).is_some() => {
+            children.kept = Some(HashSet::new())
+        }
+        Ok(()) => tracing::debug!("the kernel does not list children"),
+        Err(error) => tracing::debug!(%error, "orphans go to the first process, not to the agent"),
+    }
+}
+
+/// Makes a child. Nobody takes it for an orphan in between.
+pub(in crate::exec) fn make(
+    spawn: impl FnOnce() -> io::Result<(u32, OwnedFd)>,
+) -> io::Result<(u32, OwnedFd)> {
+    let mut children = lock();
+    let thread = rustix::thread::gettid();
+    if children.maker.is_none() && thread != rustix::process::getpid() {
+        children.maker = Some(thread.as_raw_nonzero().get().unsigned_abs());
+    }
+    let (pid, pidfd) = spawn()?;
+    if let Some(kept) = &mut children.kept {
+        kept.insert(pid);
+    }
+    Ok((pid, pidfd))
+}
+
+/// Nobody looks after this one any more: from now on it is as any orphan.
+pub(in crate::exec) fn let_go(pid: u32) {
+    let mut children = lock();
+    if children.kept.as_mut().is_some_and(|kept| kept.remove(&pid)) {
+        children.let_go.push(pid);
+    }
+}
+
+/// From now on somebody looks after this one, if it is a child of ours; says whether it is.
+pub(in crate::exec) fn keep(pid: u32) -> bool {
+    let mut children = lock();
+    // Under the lock, so that it is not reaped and its number given away in between.
+    let is_ours = || Stat::read(pid).is_some_and(|stat| stat.parent == std::process::id());
+    match &mut children.kept {
+        Some(kept) if is_ours() => {
+            kept.insert(pid);
+            children.let_go.retain(|other| *other != pid);
+            true
+        }
+        Some(_) | None => false,
+    }
+}
+
+/// Whether it is a child of ours that somebody looks after.
+pub(in crate::exec) fn is_kept(pid: u32) -> bool {
+    lock().kept.as_ref().is_some_and(|kept| kept.contains(&pid))
+}
+
+/// The children that somebody looks after.
+pub(in crate::exec) fn kept() -> HashSet<u32> {
+    lock().kept.clone().unwrap_or_default()
+}
+
+/// Those that came from dead parents, and that nobody looks after. `None`: that cannot be known here.
+///
+/// A child leaves the list only when it is reaped, which nobody does meanwhile, so none is left out.
+pub(in crate::exec) fn adopted(freshness: Freshness) -> Option<Vec<u32>> {
+    let mut children = lock();
+    let recent = children.adopted.as_ref().filter(|(at, _)| at.elapsed() < STILL_NEW);
+    if let (Freshness::AMomentAgo, Some((_, adopted))) = (freshness, recent) {
+        return Some(adopted.clone());
+    }
+    let at = Instant::now();
+    let adopted = children.list_adopted()?;
+    children.adopted = Some((at, adopted.clone()));
+    Some(adopted)
+}
+
+/// Takes the exit status of a dead child, once. `None`: it is still running.
+pub(in crate::exec) fn reap(which: WaitId<'_>, pid: u32) -> Result<Option<Exit>, Errno> {
+    let mut children = lock();
+    let status = waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?;
+    if status.is_some() {
+        children.is_reaped(pid);
+    }
+    Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) if status.dumped() => Exit::Dumped(signal),
+        (None, Some(signal)) => Exit::Signal(signal),
+        (None, None) => Exit::Unknown,
+    }))
+}
+
+/// Reaps orphans that have ended, lest they stay as zombies. Those that somebody looks after are reaped by
+/// their watch.
+pub(in crate::exec) fn reap_adopted() {
+    // Held throughout, so that none of these numbers comes to mean a child that was made meanwhile.
+    let mut children = lock();
+    for pid in children.list_adopted().unwrap_or_default() {
+        let Some(child) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { continue };
+        // How it died is of no interest.
+        match waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => children.is_reaped(pid),
+        }
+    }
+}
+
+impl Children {
+    fn list_adopted(&self) -> Option<Vec<u32>> {
+        let kept = self.kept.as_ref()?;
+        let mut all = procfs::children(std::process::id(), self.maker)?;
+        all.extend(&self.let_go);
+        all.sort_unstable();
+        all.dedup();
+        all.retain(|pid| !kept.contains(pid));
+        Some(all)
+    }
+
+    /// From now on its number may be another's.
+    fn is_reaped(&mut self, pid: u32) {
+        self.kept.iter_mut().for_each(|kept| {
+            kept.remove(&pid);
+        });
+        self.let_go.retain(|other| *other != pid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests run in threads beside the first one, so its list is not read here either.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a process is needed")]
+    fn one_that_is_let_go_is_as_any_orphan_until_it_is_reaped() {
+        // What other tests of this program have started would be reaped, too.
+        if procfleet_testkit::played_apart(&[]) {
+            return;
+        }
+        adopt_orphans();
+        let spawn = || {
+            let child = std::process::Command::new("sleep").arg("1000").spawn()?;
+            Ok((child.id(), crate::exec::watch::pidfd::open(child.id())?))
+        };
+        let (pid, pidfd) = make(spawn).expect("a process");
+        let is_adopted = || adopted(Freshness::Now).expect("the kernel lists children").contains(&pid);
+        assert!(is_kept(pid) && !is_adopted());
+        let_go(pid);
+        assert!(!is_kept(pid) && is_adopted(), "somebody may look for it");
+        assert!(keep(pid) && !is_adopted(), "and look after it again");
+        let_go(pid);
+        rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL).expect("it is running");
+        while is_adopted() {
+            reap_adopted();
+        }
+        assert!(!keep(pid), "it is gone");
+    }
+}
