@@ -1,0 +1,160 @@
+//! Looking for the process of the proc, and for its successor.
+
+use super::{ProcExecutor, id_of};
+use crate::exec::find::{self, NotYet, Whom, pid_file_names_another};
+use crate::exec::procfs::Id;
+use crate::exec::scan::inspect;
+use crate::exec::scan::tree::Scan;
+use crate::exec::watch::children::Freshness;
+use crate::exec::watch::pidfd;
+use procfleet_core::op::Instance;
+use procfleet_core::process::Process;
+use procfleet_core::spec::{Control, Identity};
+use procfleet_core::supervise::LookScope;
+use procfleet_core::{BootTime, Sighting, Spec};
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+impl ProcExecutor {
+    /// Looks whether the process is running.
+    pub fn look(&mut self, scope: LookScope, spec: &Spec) -> Sighting {
+        if scope == LookScope::Leftovers {
+            return self.look_for_leftovers();
+        }
+        let sessions: Vec<Id> = self.runs().filter(|run| run.has_session()).map(|run| run.leader).collect();
+        let nearby = self.nearby(None);
+        let own: Vec<Id> = sessions.iter().copied().chain(self.current()).collect();
+        let probes = self.context.probes();
+        let identity = &spec.identity;
+        let (mark, group) = (&*self.mark, self.groups.name());
+        let dead = match scope {
+            LookScope::After { dead } => Some(dead),
+            LookScope::Recovery { last } => last,
+            LookScope::Settled
+            | LookScope::Launch { .. }
+            | LookScope::Run(_)
+            | LookScope::Leftovers
+            | LookScope::Turn { .. } => None,
+        };
+        let since = self.context.opened_at;
+        let (sessions, own, probes) = (&*sessions, &*own, &*probes);
+        let whom = Whom { mark, group, identity, sessions, own, probes, dead, since };
+        let glimpse = || self.context.glimpse(BootTime(self.stirred.load(Ordering::Relaxed)));
+        let sighting = match scope {
+            LookScope::Settled | LookScope::After { .. } => find::settled(whom, glimpse),
+            LookScope::Recovery { last } => find::recovered(whom, last, &spec.control, glimpse),
+            LookScope::Leftovers => unreachable!("it was answered above"),
+            LookScope::Run(run) => {
+                find::leader(self.runs.iter().find(|(id, _)| *id == run).map(|(_, run)| &**run))
+            }
+            LookScope::Turn { last, since } => {
+                find::turn(whom, last, since.map(|since| self.context.ticks_at(since)))
+            }
+            LookScope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
+                Some((_, run)) => {
+                    let scan = || nearby.scan(Freshness::AMomentAgo);
+                    match find::launched(whom, run, leader, scan, glimpse) {
+                        Sighting::Running(process) => {
+                            run.saw_main(process);
+                            Sighting::Running(run.brought(process))
+                        }
+                        absent @ Sighting::Absent(_) => absent,
+                    }
+                }
+                // It never began, so it has started nothing.
+                None => find::settled(whom, glimpse),
+            },
+        };
+        if let (LookScope::Recovery { last }, Sighting::Running(process)) = (scope, &sighting) {
+            self.shell = (!last.is_some_and(|last| last.is(process))).then(|| id_of(process));
+        }
+        if let Sighting::Running(process) = &sighting {
+            self.proc_log.belongs_to(id_of(process), spec, &self.key, &self.context.sinks);
+        }
+        sighting
+    }
+
+    /// The process that the pid file names now, if it is another one of this proc: a program that replaces
+    /// itself says so there, and may go on beside its successor for a while.
+    pub fn successor(&mut self, process: &Process, spec: &Spec) -> Option<Process> {
+        if self.shell == Some(id_of(process)) {
+            let found = self.below_shell(id_of(process), spec);
+            // Of no use any more, unless the shell has still not begun what it is there for.
+            self.shell = self.shell.filter(|_| found.is_err());
+            return found.ok().flatten();
+        }
+        let Identity { pid_path, user, .. } = &spec.identity;
+        if pid_path.is_empty() || !pid_file_names_another(pid_path, user, process.pid) {
+            return None;
+        }
+        match self.look(LookScope::Settled, spec) {
+            Sighting::Running(other) => (!other.is(process)).then_some(other),
+            Sighting::Absent(_) => None,
+        }
+    }
+
+    /// The process that the shell of its command has begun, if it is one; an error: not yet.
+    fn below_shell(&self, shell: Id, spec: &Spec) -> Result<Option<Process>, NotYet> {
+        let Control { start_cmd, restart_cmd, .. } = &spec.control;
+        let scan = Scan::near(&[shell], Freshness::Now).unwrap_or_else(Scan::take);
+        find::below_shell(shell, &[start_cmd, restart_cmd], &spec.identity, &scan)
+    }
+
+    /// Describes a process. `None` when it is gone.
+    pub fn inspect(&mut self, process: &Process) -> Option<Instance> {
+        inspect::inspect(&self.context, id_of(process), &mut self.sample)
+    }
+
+    /// Where what belongs to this proc is to be looked for.
+    pub(super) fn nearby(&self, target: Option<Id>) -> Nearby {
+        if !self.are_all_in_groups() {
+            return self.nearby_ungrouped(target);
+        }
+        let leaders = self.runs().filter(|run| !run.has_ended()).map(|run| run.leader);
+        Nearby::Within {
+            groups: self.groups.all(),
+            own: self.watched().chain(leaders).chain(target).collect(),
+        }
+    }
+
+    pub(super) fn nearby_ungrouped(&self, target: Option<Id>) -> Nearby {
+        let leaders = self.runs().map(|run| run.leader);
+        // What is left of a dead stranger may be anywhere.
+        let is_lost =
+            |id: &Id| !leaders.clone().any(|leader| leader == *id) && pidfd::open_exactly(*id).is_err();
+        if self.context.has_inherited(&self.mark) || target.as_ref().is_some_and(is_lost) {
+            return Nearby::Everywhere;
+        }
+        Nearby::Below(
+            self.watched()
+                .chain(leaders.clone())
+                .chain(target)
+                .collect::<HashSet<Id>>()
+                .into_iter()
+                .collect(),
+        )
+    }
+}
+
+/// Where what belongs to a proc is to be looked for.
+pub(super) enum Nearby {
+    /// Below these processes of it, and among the orphans that came to the agent.
+    Below(Vec<Id>),
+    /// In its cgroups, and below these processes of it.
+    Within {
+        groups: Vec<PathBuf>,
+        own: Vec<Id>,
+    },
+    Everywhere,
+}
+
+impl Nearby {
+    pub(super) fn scan(&self, freshness: Freshness) -> Scan {
+        match self {
+            Nearby::Below(own) => Scan::near(own, freshness).unwrap_or_else(Scan::take),
+            Nearby::Within { groups, own } => Scan::within(groups, own),
+            Nearby::Everywhere => Scan::take(),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Starting a command for the proc, and where it writes to.
+
+use super::ProcExecutor;
+use crate::exec::output::command_output::CommandOutput;
+use crate::exec::output::proc_log::OpenedLog;
+use crate::exec::spawn::command::{NotStarted, PreparedCommand};
+use crate::exec::spawn::run::Run;
+use procfleet_core::Spec;
+use procfleet_core::process::Exit;
+use procfleet_core::spec::Control;
+use procfleet_core::supervise::{CommandEnd, Input, RunId};
+use procfleet_failpoint::{Point, hit};
+use rustix::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+impl ProcExecutor {
+    /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
+    pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
+        self.tidy();
+        self.stir();
+        let launch = self.context.prepare(&self.key, &self.mark, command, spec);
+        let started = launch.and_then(|launch| {
+            let output = self.output(run, &launch, spec);
+            let began = self.context.now();
+            let group = self.groups.make(began, run.0);
+            let started = Run::start(launch, began, output, group.as_ref().map(|(_, open)| open.as_fd()));
+            let group = group.map(|(group, _)| group);
+            if let (Err(_), Some(group)) = (&started, &group) {
+                self.groups.forget_if_empty(group);
+            }
+            started.map(|(run, pidfd, ending)| (run.in_group(group.map(Arc::from)), pidfd, ending))
+        });
+        match started {
+            Ok((mut started, pidfd, ending)) => {
+                hit(Point::AgentProcessSpawned);
+                tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
+                let (group, shell, tell) = (started.group.clone(), started.shell.clone(), self.teller());
+                let host = self.context.clone();
+                started.waiting = Some(self.context.exits.when_gone(pidfd, async move |pidfd| {
+                    let end = ending.take(pidfd).await;
+                    let exit = shell.exit().unwrap_or(Exit::Unknown);
+                    tell.send(Input::CommandEnded { run, end }).await;
+                    if let Some(process) = shell.watched() {
+                        tell.exited(process, exit).await;
+                        shell.is_told();
+                    }
+                    group.iter().for_each(|group| host.groups.command_ended(group));
+                }));
+                // One is all that most procs have for long.
+                self.runs.reserve_exact(1);
+                self.runs.push((run, Box::new(started)));
+            }
+            Err(NotStarted { code, reason }) => {
+                tracing::info!(key = %self.key, run = run.0, %reason, "command could not be started");
+                self.tell(Input::CommandEnded { run, end: CommandEnd::NotStarted { code, reason } });
+            }
+        }
+    }
+
+    /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong
+    /// with either keeps a process from being started.
+    fn output(&mut self, run: RunId, launch: &PreparedCommand, spec: &Spec) -> CommandOutput {
+        let Control { start_cmd, restart_cmd, .. } = &spec.control;
+        if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
+            self.note.clear();
+            let (opened, wrong) = self.proc_log.open(&self.context.sinks, spec, &self.key, launch.account());
+            if let Some(reason) = wrong {
+                tracing::warn!(key = %self.key, run = run.0, %reason, "no log: the output goes to the agent's folder");
+                self.note = format!("{reason}; its output is in the agent's folder");
+            }
+            match opened {
+                Ok(OpenedLog { live, file, from }) => return CommandOutput::Log { live, file, from },
+                Err(error) => {
+                    tracing::warn!(key = %self.key, run = run.0, %error, "no log: the output goes to a file of its own");
+                }
+            }
+        }
+        let in_use = |path: &Path| self.runs.iter().any(|(_, run)| run.writes_to(path));
+        match self.outputs.create(self.proc_log.folder(), run, self.context.wall_millis(), in_use) {
+            Ok((path, file)) => {
+                self.proc_log.also_keeps(path.clone());
+                CommandOutput::Own { path, file }
+            }
+            Err(error) => {
+                tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
+                CommandOutput::Nowhere
+            }
+        }
+    }
+
+    /// What is wrong with where the process writes to; else empty.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
+    /// The proc is not remembered any more.
+    pub fn forget_output(&self) {
+        self.proc_log.forget();
+    }
+}

@@ -1,0 +1,139 @@
+//! Ending what dead runs of the proc have left behind.
+
+use super::{ProcExecutor, signal};
+use crate::exec::cgroup;
+use crate::exec::procfs::{Id, Stat};
+use crate::exec::scan::tree::{self, Scan};
+use crate::exec::spawn::run::Run;
+use crate::exec::watch::children::Freshness;
+use procfleet_core::process::{Absence, Cause, Evidence, Found, Process};
+use procfleet_core::supervise::Signal;
+use procfleet_core::{BootTime, Sighting};
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+impl ProcExecutor {
+    /// Ends what dead runs have left behind. A run goes on as long as its shell does, unless the process that
+    /// it was started for is gone or has a successor; and a process that is being watched is not left behind,
+    /// unless it has one.
+    pub fn sweep(&mut self, signal: Signal) {
+        self.stir();
+        for group in self.left_groups() {
+            match signal {
+                Signal::Kill => cgroup::kill(&group),
+                Signal::Term | Signal::Other(_) => cgroup::signal(&group, signal::raw(signal)),
+            }
+        }
+        if self.are_all_in_groups() && !self.escaped && !self.has_escaped() {
+            return;
+        }
+        let nearby = self.nearby_ungrouped(None);
+        let mut left = 0;
+        let targets = |scan: &Scan| {
+            let found = self.left_in(scan);
+            left = scan.marked(&self.mark).len() - found.len();
+            found
+        };
+        match signal {
+            Signal::Term | Signal::Other(_) => {
+                let scan = nearby.scan(Freshness::Now);
+                let found = self.left_in(&scan);
+                tree::signal_all(&scan, found, signal::raw(signal));
+            }
+            Signal::Kill => {
+                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+                if left == 0 {
+                    self.context.inherits_no_more(&self.mark);
+                }
+            }
+        }
+    }
+
+    /// Kills what a launch has brought that began then and was cut off by the end of an earlier life of the
+    /// agent.
+    pub fn clear_since(&mut self, since: BootTime) {
+        self.stir();
+        let since = self.context.ticks_at(since);
+        let grouped: HashSet<u32> =
+            self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let own: HashSet<Id> = self.watched().chain(self.runs.iter().map(|(_, run)| run.leader)).collect();
+        tracing::info!(key = %self.key, "ending what a start that was cut off has brought");
+        tree::kill_all(Scan::take, |scan| {
+            let is_ours = |stat: &&Stat| grouped.contains(&stat.id.pid);
+            let mut ours: Vec<Id> = scan.all().into_iter().filter(is_ours).map(|stat| stat.id).collect();
+            ours.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
+            // What stays goes on with all below it, however young.
+            let stays = |id: &Id| id.start_ticks < since || own.contains(id);
+            let staying = scan.with_descendants(ours.iter().copied().filter(stays));
+            ours.retain(|id| !staying.contains(id));
+            ours
+        });
+    }
+
+    /// Something of the proc that a sweep would end.
+    pub(super) fn look_for_leftovers(&mut self) -> Sighting {
+        let grouped = self.left_groups().iter().flat_map(|group| cgroup::pids_in(group)).find_map(Stat::read);
+        let found = grouped.map(|stat| stat.id).or_else(|| {
+            let scan = match self.are_all_in_groups() {
+                true => Scan::near(&[], Freshness::AMomentAgo)?,
+                false => self.nearby_ungrouped(None).scan(Freshness::Now),
+            };
+            let found = self.left_in(&scan).first().copied();
+            self.escaped = found.is_some();
+            found
+        });
+        match found {
+            Some(Id { pid, start_ticks }) => Sighting::Running(Process {
+                pid,
+                start_ticks,
+                found: Found::Name,
+                evidence: Evidence::default(),
+            }),
+            None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
+        }
+    }
+
+    /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to
+    /// the agent.
+    fn has_escaped(&mut self) -> bool {
+        Scan::near(&[], Freshness::Now).is_some_and(|scan| !self.left_in(&scan).is_empty())
+    }
+
+    /// The groups of this proc in which only leftovers are.
+    pub(super) fn left_groups(&mut self) -> Vec<PathBuf> {
+        self.context.groups.hand_over(&mut self.groups);
+        if self.groups.is_empty() {
+            return Vec::new();
+        }
+        let at_work = self.runs().filter(|run| !self.is_retired(run) && run.is_at_work());
+        let kept: HashSet<u32> =
+            self.current().map(|id| id.pid).chain(at_work.map(|run| run.leader.pid)).collect();
+        let left = self.groups.left(|pid| kept.contains(&pid));
+        if self.groups.is_empty() {
+            self.context.groups.is_idle(&self.groups);
+        }
+        left
+    }
+
+    /// Those that bear the mark, are in no group and belong to nothing that goes on.
+    pub(super) fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
+        let current: Vec<Id> =
+            self.watches.iter().map(|(id, _)| *id).filter(|id| !self.retired.contains(id)).collect();
+        let mut kept: HashSet<Id> = scan.with_descendants(current);
+        let retired = &self.retired;
+        let goes_on = |run: &&mut Box<Run>| run.goes_on(scan) && !run.is_for(retired);
+        for run in self.runs.iter_mut().map(|(_, run)| run).filter(goes_on) {
+            kept.extend(run.members(scan, &self.mark));
+        }
+        // What is in a group stays or goes with it.
+        let grouped: HashSet<u32> =
+            self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);
+        scan.marked(&self.mark).iter().map(|stat| stat.id).filter(is_left).collect()
+    }
+
+    /// Whether all that was ever started for this proc is in a cgroup, as far as it was left there.
+    pub(super) fn are_all_in_groups(&self) -> bool {
+        self.groups.are_made() && !self.context.has_inherited(&self.mark)
+    }
+}

@@ -1,0 +1,118 @@
+//! Watching processes, and reporting their ends to the actor.
+
+use super::{ProcExecutor, id_of};
+use crate::exec::context::ExecContext;
+use crate::exec::spawn::run::RunShell;
+use crate::exec::watch::exits::ExitSubscription;
+use crate::exec::watch::{children, oom, pidfd};
+use crate::inbox::Inputs;
+use procfleet_core::process::{Exit, Process};
+use procfleet_core::supervise::Input;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::task::JoinHandle;
+
+/// How the end of a process comes to be known.
+#[derive(Debug)]
+pub(super) enum ExitWatch {
+    /// It is a run's shell, and who takes that one's ending tells.
+    Shell(RunShell),
+    Pidfd(ExitSubscription),
+    /// Something ran out, and it is polled.
+    Polled(JoinHandle<()>),
+}
+
+impl ExitWatch {
+    /// Whether its end has been told.
+    pub(super) fn is_over(&self) -> bool {
+        match self {
+            ExitWatch::Shell(shell) => shell.watched().is_none(),
+            ExitWatch::Pidfd(waiting) => waiting.is_over(),
+            ExitWatch::Polled(task) => task.is_finished(),
+        }
+    }
+}
+
+impl Drop for ExitWatch {
+    fn drop(&mut self) {
+        if let ExitWatch::Polled(task) = self {
+            task.abort();
+        }
+    }
+}
+
+impl ProcExecutor {
+    /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is
+    /// once.
+    pub fn watch(&mut self, process: Process) {
+        self.tidy();
+        let id = id_of(&process);
+        self.retired.retain(|retired| *retired != id);
+        if self.watches.iter().any(|(watched, _)| *watched == id) {
+            return;
+        }
+        oom::watch(id);
+        let tell = self.teller();
+        let watch = match self.runs().find(|run| run.leader == id).map(|run| run.shell.clone()) {
+            Some(shell) => match shell.is_watched_as(process) {
+                None => ExitWatch::Shell(shell),
+                Some(exit) => {
+                    self.stir();
+                    return self.tell(Input::Exited { process, exit });
+                }
+            },
+            None => {
+                let kept = children::keep(id.pid);
+                let ended = async move |exit| {
+                    if kept {
+                        children::let_go(id.pid);
+                    }
+                    tell.exited(process, exit).await;
+                };
+                match pidfd::open_confirmed(&process) {
+                    Ok(pidfd) => ExitWatch::Pidfd(self.context.exits.when_gone(pidfd, async move |pidfd| {
+                        ended(pidfd::exit(&pidfd, id).await).await;
+                    })),
+                    Err(error) => ExitWatch::Polled(tokio::spawn(async move {
+                        ended(pidfd::polled(process, error).await).await;
+                    })),
+                }
+            }
+        };
+        // One is all that most procs ever have.
+        self.watches.reserve_exact(1);
+        self.watches.push((id, watch));
+    }
+
+    pub(super) fn tell(&self, input: Input) {
+        let tell = self.teller();
+        tokio::spawn(async move { tell.send(input).await });
+    }
+
+    pub(super) fn teller(&self) -> InputSender {
+        InputSender {
+            inputs: self.inputs.clone(),
+            context: self.context.clone(),
+            stirred: self.stirred.clone(),
+        }
+    }
+}
+
+/// Says what has happened to the one whom it concerns.
+pub(super) struct InputSender {
+    inputs: Inputs,
+    context: Arc<ExecContext>,
+    stirred: Arc<AtomicU64>,
+}
+
+impl InputSender {
+    pub(super) async fn exited(&self, process: Process, exit: Exit) {
+        self.stirred.store(self.context.now().0, Ordering::Relaxed);
+        self.send(Input::Exited { process, exit }).await;
+    }
+
+    pub(super) async fn send(&self, input: Input) {
+        // Nobody listens any more only when the actor is gone, and then nobody needs to know.
+        let _ = self.inputs.send(Box::new(input)).await;
+    }
+}
