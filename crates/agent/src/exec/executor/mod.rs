@@ -22,6 +22,7 @@ use crate::exec::output::proc_log::ProcLog;
 use crate::exec::procfs::Id;
 use crate::exec::scan::inspect::CpuSample;
 use crate::exec::spawn::run::Run;
+use crate::exec::watch::exits::OwnedTask;
 use crate::exec::watch::{children, pidfd};
 use crate::inbox::Inputs;
 use procfleet_core::ProcKey;
@@ -59,6 +60,8 @@ pub struct ProcExecutor {
     shell: Option<Id>,
     /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
     stirred: Arc<AtomicU64>,
+    /// Inputs on their way to the actor.
+    sending: Vec<OwnedTask>,
 }
 
 impl ProcExecutor {
@@ -81,6 +84,7 @@ impl ProcExecutor {
             note: String::new(),
             shell: None,
             stirred: Arc::default(),
+            sending: Vec::new(),
         }
     }
 
@@ -109,6 +113,7 @@ impl ProcExecutor {
 
     /// Forgets what is over.
     fn tidy(&mut self) {
+        self.sending.retain(|task| !task.is_finished());
         self.watches.retain(|(_, watch)| !watch.is_over());
         self.retired.retain(|id| self.watches.iter().any(|(watched, _)| watched == id));
         self.context.reap_strays();

@@ -3,14 +3,13 @@
 use super::{ProcExecutor, id_of};
 use crate::exec::context::ExecContext;
 use crate::exec::spawn::run::RunShell;
-use crate::exec::watch::exits::ExitSubscription;
+use crate::exec::watch::exits::{ExitSubscription, OwnedTask};
 use crate::exec::watch::{children, oom, pidfd};
 use crate::inbox::Inputs;
 use procfleet_core::process::{Exit, Process};
 use procfleet_core::supervise::Input;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::task::JoinHandle;
 
 /// How the end of a process comes to be known.
 #[derive(Debug)]
@@ -19,7 +18,7 @@ pub(super) enum ExitWatch {
     Shell(RunShell),
     Pidfd(ExitSubscription),
     /// Something ran out, and it is polled.
-    Polled(JoinHandle<()>),
+    Polled(OwnedTask),
 }
 
 impl ExitWatch {
@@ -29,14 +28,6 @@ impl ExitWatch {
             ExitWatch::Shell(shell) => shell.watched().is_none(),
             ExitWatch::Pidfd(waiting) => waiting.is_over(),
             ExitWatch::Polled(task) => task.is_finished(),
-        }
-    }
-}
-
-impl Drop for ExitWatch {
-    fn drop(&mut self) {
-        if let ExitWatch::Polled(task) = self {
-            task.abort();
         }
     }
 }
@@ -53,7 +44,8 @@ impl ProcExecutor {
         }
         oom::watch(id);
         let tell = self.teller();
-        let watch = match self.runs().find(|run| run.leader == id).map(|run| run.shell.clone()) {
+        let shell = self.runs().find(|run| run.leader == id).map(|run| run.shell.clone());
+        let watch = match shell {
             Some(shell) => match shell.is_watched_as(process) {
                 None => ExitWatch::Shell(shell),
                 Some(exit) => {
@@ -73,7 +65,7 @@ impl ProcExecutor {
                     Ok(pidfd) => ExitWatch::Pidfd(self.context.exits.when_gone(pidfd, async move |pidfd| {
                         ended(pidfd::exit(&pidfd, id).await).await;
                     })),
-                    Err(error) => ExitWatch::Polled(tokio::spawn(async move {
+                    Err(error) => ExitWatch::Polled(OwnedTask::spawn(async move {
                         ended(pidfd::polled(process, error).await).await;
                     })),
                 }
@@ -84,9 +76,12 @@ impl ProcExecutor {
         self.watches.push((id, watch));
     }
 
-    pub(super) fn tell(&self, input: Input) {
+    /// Sends an input from a task: the caller is the actor that reads the inbox, and must not wait for space
+    /// in it.
+    pub(super) fn tell(&mut self, input: Input) {
         let tell = self.teller();
-        tokio::spawn(async move { tell.send(input).await });
+        self.sending.retain(|task| !task.is_finished());
+        self.sending.push(OwnedTask::spawn(async move { tell.send(input).await }));
     }
 
     pub(super) fn teller(&self) -> InputSender {

@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -40,17 +40,42 @@ struct Inner {
     number: u64,
     waits: HashMap<u64, Wait>,
     set: Option<Arc<OwnedFd>>,
-    /// The one that sleeps on the set.
-    listener: Option<JoinHandle<()>>,
+    /// The task that waits for events of the set.
+    listener: Option<OwnedTask>,
 }
 
 enum Wait {
-    Running(OwnedFd, Then),
-    /// What is to be done at its end is under way.
-    Ended,
+    Running {
+        pidfd: OwnedFd,
+        then: Then,
+        /// Where epoll cannot take the pidfd.
+        polling: Option<OwnedTask>,
+    },
+    /// The callback runs; its task removes this entry.
+    Ended(OwnedTask),
 }
 
-/// Dropping it ends the waiting.
+/// A task that is aborted when its owner drops it.
+#[derive(Debug)]
+pub(in crate::exec) struct OwnedTask(JoinHandle<()>);
+
+impl OwnedTask {
+    pub(in crate::exec) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> OwnedTask {
+        OwnedTask(tokio::spawn(task))
+    }
+
+    pub(in crate::exec) fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+impl Drop for OwnedTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Dropping it ends the waiting; a callback that runs already goes on.
 #[derive(Debug)]
 pub(in crate::exec) struct ExitSubscription {
     exits: Arc<Exits>,
@@ -66,7 +91,12 @@ impl ExitSubscription {
 
 impl Drop for ExitSubscription {
     fn drop(&mut self) {
-        let wait = self.exits.lock().waits.remove(&self.number);
+        let mut inner = self.exits.lock();
+        if let Some(Wait::Ended(_)) = inner.waits.get(&self.number) {
+            return;
+        }
+        let wait = inner.waits.remove(&self.number);
+        drop(inner);
         // What is dropped with it may wait for something itself, so the lock is not held.
         drop(wait);
     }
@@ -101,13 +131,13 @@ impl Exits {
             let flags = EventFlags::IN | EventFlags::ONESHOT;
             epoll::add(set.as_fd(), pidfd.as_fd(), EventData::new_u64(number), flags)
         });
-        inner.waits.insert(number, Wait::Running(pidfd, Box::new(move |pidfd| Box::pin(then(pidfd)))));
+        let polling = watched.err().map(|error| {
+            tracing::warn!(%error, "epoll_ctl failed; polling for the exit of one process");
+            OwnedTask::spawn(Exits::poll(Arc::downgrade(self), number))
+        });
+        let then: Then = Box::new(move |pidfd| Box::pin(then(pidfd)));
+        inner.waits.insert(number, Wait::Running { pidfd, then, polling });
         drop(inner);
-        if let Err(error) = watched {
-            tracing::warn!(%error, "a pidfd cannot be watched and is polled instead");
-            let exits = self.clone();
-            tokio::spawn(async move { exits.poll(number).await });
-        }
         ExitSubscription { exits: self.clone(), number }
     }
 
@@ -117,7 +147,7 @@ impl Exits {
             Some(set) => set.clone(),
             None => inner.set.insert(Arc::new(epoll::create(CreateFlags::CLOEXEC)?)).clone(),
         };
-        if inner.listener.as_ref().is_none_or(JoinHandle::is_finished) {
+        if inner.listener.as_ref().is_none_or(OwnedTask::is_finished) {
             // SAFETY: whoever listens holds the set, so its descriptor stays open, and the same, for as long
             // as it is registered.
             let listening = unsafe { AsyncFd::register_with_interest(set.clone(), Interest::READABLE) };
@@ -125,7 +155,7 @@ impl Exits {
                 listening.map_err(|error| Errno::from_io_error(&error.into()).unwrap_or(Errno::NOMEM))?;
             // It must not keep alive what it works for.
             let exits = Arc::downgrade(self);
-            inner.listener = Some(tokio::spawn(async move {
+            inner.listener = Some(OwnedTask::spawn(async move {
                 while let Ok(mut heard) = listening.readable().await {
                     let Some(exits) = exits.upgrade() else { return };
                     if exits.heard(listening.get_ref()) < AT_ONCE {
@@ -148,37 +178,35 @@ impl Exits {
         events.len()
     }
 
-    async fn poll(self: Arc<Exits>, number: u64) {
+    async fn poll(exits: Weak<Exits>, number: u64) {
         loop {
-            match self.lock().waits.get(&number) {
-                Some(Wait::Running(pidfd, _)) if !pidfd::is_gone(pidfd) => {}
-                Some(Wait::Running(..)) => break,
-                Some(Wait::Ended) | None => return,
+            let Some(exits) = exits.upgrade() else { return };
+            let is_gone = match exits.lock().waits.get(&number) {
+                Some(Wait::Running { pidfd, .. }) => pidfd::is_gone(pidfd),
+                Some(Wait::Ended(_)) | None => return,
+            };
+            if is_gone {
+                return exits.ended(number);
             }
+            drop(exits);
             tokio::time::sleep(POLL_EVERY).await;
         }
-        self.ended(number);
     }
+
     fn ended(self: &Arc<Exits>, number: u64) {
         let mut inner = self.lock();
-        // Nobody waits for it any more, or it is taken up already.
-        let Some(wait @ Wait::Running(..)) = inner.waits.get_mut(&number) else { return };
-        let wait = std::mem::replace(wait, Wait::Ended);
+        // The subscription was dropped, or the callback runs already.
+        let Some(Wait::Running { .. }) = inner.waits.get(&number) else { return };
+        let Some(Wait::Running { pidfd, then, polling }) = inner.waits.remove(&number) else { return };
+        let (exits, callback) = (Arc::downgrade(self), then(pidfd));
+        let task = OwnedTask::spawn(async move {
+            callback.await;
+            // Without the lock: dropping the entry aborts this task, which has nothing left to do.
+            let own = exits.upgrade().and_then(|exits| exits.lock().waits.remove(&number));
+            drop(own);
+        });
+        inner.waits.insert(number, Wait::Ended(task));
         drop(inner);
-        if let Wait::Running(pidfd, then) = wait {
-            let (exits, task) = (self.clone(), then(pidfd));
-            tokio::spawn(async move {
-                task.await;
-                exits.lock().waits.remove(&number);
-            });
-        }
-    }
-}
-
-impl Drop for Exits {
-    fn drop(&mut self) {
-        if let Some(listener) = &self.lock().listener {
-            listener.abort();
-        }
+        drop(polling);
     }
 }

@@ -195,23 +195,15 @@ fn a_rotation_that_was_cut_off_is_finished_and_not_repeated() {
     }
 }
 
-/// Not a test: what the torture below starts and kills. It rotates for ever.
+/// Several threads write numbered lines as fast as they can, while the process that rotates the log is killed
+/// again and again. That process is this test itself, started with `LOG` in its environment.
 #[test]
-fn rotates_until_it_is_killed() {
-    #[expect(clippy::disallowed_methods, reason = "it is how the torture tells its child what to do")]
-    let Ok(log) = std::env::var(LOG) else { return };
-    let (path, means) = log.rsplit_once(':').expect("a path and a means");
-    let means = ALL_MEANS.into_iter().find(|known| format!("{known:?}") == means).expect("a known one");
-    loop {
-        rotate(Path::new(path), Rotation { size: 32_768, keep: 100_000, means });
-    }
-}
-
-/// Several write numbered lines as fast as they can, and whoever rotates is killed again and again, at any
-/// moment.
-#[test]
-fn torture() {
+fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
     const WRITERS: u64 = 3;
+    #[expect(clippy::disallowed_methods, reason = "the parent passes the log to its child this way")]
+    if let Ok(log) = std::env::var(LOG) {
+        return rotate_until_killed(&log);
+    }
     for (means, rounds) in [(Means::Collapse, 40), (Means::Hole, 20)] {
         let log = Log::new(32_768, 100_000, means);
         let stop = AtomicBool::new(false);
@@ -243,7 +235,8 @@ fn torture() {
                 // Not at once, for it takes a while to begin, and then at a moment of its own.
                 let made = |log: &Log| copies(&log.path()).len();
                 let before = made(&log);
-                while made(&log) == before && began.elapsed() < Duration::from_secs(10) {
+                while made(&log) == before {
+                    assert!(began.elapsed() < Duration::from_secs(60), "the child rotates the log");
                     std::thread::yield_now();
                 }
                 let reached = Instant::now();
@@ -294,20 +287,25 @@ fn torture() {
     }
 }
 
+fn rotate_until_killed(log: &str) {
+    let (path, means) = log.rsplit_once(':').expect("a path and a means");
+    let means = ALL_MEANS.into_iter().find(|known| format!("{known:?}") == means).expect("a known one");
+    loop {
+        rotate(Path::new(path), Rotation { size: 32_768, keep: 100_000, means });
+    }
+}
+
 fn child(path: &Path, means: Means) -> std::process::Child {
     let program = std::env::current_exe().expect("this program");
+    let (_, module) = module_path!().split_once("::").expect("a module of this crate");
+    let test = format!("{module}::no_line_is_lost_or_doubled_while_the_rotating_process_is_killed");
     #[expect(
         clippy::disallowed_methods,
         reason = "it is this very program, and nothing that the agent looks after"
     )]
     let mut child = std::process::Command::new(program);
     child
-        .args([
-            "--exact",
-            "exec::rotate::tests::rotates_until_it_is_killed",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(["--exact", &test, "--nocapture", "--test-threads=1"])
         .env(LOG, format!("{}:{means:?}", path.display()))
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
