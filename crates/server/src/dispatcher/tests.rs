@@ -1,15 +1,20 @@
 //! The dispatcher on a real store, with sessions that a test plays.
 
 use super::*;
-use crate::clock::ClockMark;
-use crate::sessions::SessionReceiver;
+use crate::backlog::Load;
+use crate::clock::{ClockMark, ClockReading};
+use crate::session_channel::{CutReason, SessionReceiver};
 use crate::store::{
     CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, Replaces, RequestHead, TokenUse,
 };
 use procfleet_core::code::Code;
-use procfleet_core::id::{BusinessId, CloudId, Host};
+use procfleet_core::dispatch::WINDOW;
+use procfleet_core::grants::GrantScope;
+use procfleet_core::id::{BusinessId, CloudId, Host, ProcKey};
 use procfleet_core::op::OpKind;
 use procfleet_core::request::Target;
+use procfleet_core::spec::Spec;
+use procfleet_proto::link::{Ack, Cancel, server_message::Body};
 use std::future::pending;
 use tempfile::TempDir;
 
@@ -62,7 +67,7 @@ impl Fixture {
         self.task_with(ops, ago, begin, end, 0).await
     }
 
-    /// The same; the wall clock was so many milliseconds ahead of what it says now.
+    /// As `task`, accepted while the wall clock was `ahead` milliseconds ahead of its present setting.
     async fn task_with(&self, ops: usize, ago: i64, begin: i64, end: i64, ahead: i64) -> Vec<OpId> {
         self.task_of(None, ops, ago, begin, end, ahead).await
     }
@@ -108,7 +113,7 @@ impl Fixture {
         (0..ops).map(|index| OpId { task, index: u32::try_from(index).expect("few ops") }).collect()
     }
 
-    /// What the clocks said so many milliseconds ago.
+    /// The reading of the clocks `millis` ago.
     fn ago(&self, millis: i64, ahead: i64) -> ClockReading {
         let now = self.clock.reading();
         let earlier = Duration::from_millis(millis.unsigned_abs());
@@ -116,12 +121,12 @@ impl Fixture {
         ClockReading { wall: now.wall - millis + ahead, mark }
     }
 
-    /// One that was started long ago.
+    /// A dispatcher that was started long ago.
     async fn dispatcher(&self) -> Dispatcher {
-        self.keeper_with(Duration::ZERO).await
+        self.dispatcher_with(Duration::ZERO).await
     }
 
-    async fn keeper_with(&self, grace: Duration) -> Dispatcher {
+    async fn dispatcher_with(&self, grace: Duration) -> Dispatcher {
         let metrics = Arc::new(Metrics::new());
         let presences = Presences::new(metrics.clone());
         let backlog = Backlog::new(Load { ops: 1_000, bytes: 1_000_000 });
@@ -132,12 +137,12 @@ impl Fixture {
         dispatcher
     }
 
-    /// The agent connects, and says that it has taken nothing.
+    /// Connects the agent, with no op in its journal.
     async fn connect(&self, dispatcher: &Dispatcher) -> (Epoch, SessionReceiver) {
         let wall = self.clock.wall();
         let epoch = self.store.agent_connected(&self.agent, "0.1.0", "null", wall).await.expect("connected");
         let (sender, orders, _) = SessionSender::for_session();
-        let note = DispatcherMessage::Connected {
+        let message = DispatcherMessage::Connected {
             agent: self.agent.clone(),
             epoch,
             sender,
@@ -145,7 +150,7 @@ impl Fixture {
             heard: LastHeard::at(0),
             knows: KNOWS,
         };
-        assert!(dispatcher.send(note).await);
+        assert!(dispatcher.send(message).await);
         (epoch, orders)
     }
 
@@ -167,7 +172,7 @@ async fn next_op(receiver: &mut SessionReceiver) -> OpId {
     }
 }
 
-/// The agent may have carried it out while there was no server: only it can say.
+/// The agent may have carried out the op while the server was down: only the agent knows.
 #[tokio::test]
 async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
     for orderly in [false, true] {
@@ -191,8 +196,7 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
     }
 }
 
-/// Somebody set the wall clock while there was no server: what has not passed by the clock that nobody can
-/// set has not passed.
+/// The wall clock is set while the server is down: deadlines go by the boot-time clock.
 #[tokio::test]
 async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
     for ahead in [-HOUR, HOUR] {
@@ -224,9 +228,8 @@ async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
     }
 }
 
-/// Nothing needs to happen for it: no agent, no call.
 #[tokio::test]
-async fn what_was_open_at_the_start_ends_by_itself() {
+async fn ops_that_are_open_at_the_start_end_without_any_message() {
     let fixture = fixture().await;
     let never_sent = fixture.task(1, 60_000, 30_000, 60_000).await;
     let overdue = fixture.task(1, 90_000, -30_000, -1_000).await;
@@ -235,7 +238,7 @@ async fn what_was_open_at_the_start_ends_by_itself() {
     fixture.wait_until_ended(&dispatcher, overdue[0].task).await;
 }
 
-/// An agent that could not take what it was sent (its disk is full) is not out of reach for ever.
+/// An agent that cannot take ops (its disk is full) gets later ones once the earlier ones have ended.
 #[tokio::test]
 async fn ops_that_end_unconfirmed_make_room_for_others() {
     let fixture = fixture().await;
@@ -273,7 +276,7 @@ async fn a_cancelled_op_that_was_sent_is_asked_about_and_ends_with_what_its_agen
     dispatcher.send(DispatcherMessage::TaskCreated(ops[0].task)).await;
     assert_eq!(next_op(&mut orders).await, ops[0]);
     cancel(&fixture, &dispatcher, ops[0].task).await;
-    let asked = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
+    let asked = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
     assert_eq!(asked, Some(Body::Cancel(Cancel { ops: vec![ops[0].to_string()] })));
     let done = Outcome::without_agent(Code::Success, "it was quicker".to_owned(), OpKind::Query);
     let reports = vec![(ops[0], Some(done))];
@@ -284,7 +287,7 @@ async fn a_cancelled_op_that_was_sent_is_asked_about_and_ends_with_what_its_agen
     assert!(task.cancelled_at.is_some());
 }
 
-/// Also when the server ends in between: that somebody cancelled it is written down.
+/// The cancellation is in the store, so it survives a restart of the server.
 #[tokio::test]
 async fn a_cancelled_op_that_was_not_sent_ends_without_its_agent() {
     let fixture = fixture().await;
@@ -299,9 +302,9 @@ async fn a_cancelled_op_that_was_not_sent_ends_without_its_agent() {
     assert_eq!(rows.iter().map(code_of).collect::<Vec<_>>(), [Some(Code::Cancelled); 2]);
 }
 
-/// What it took before it was away, and what has ended here since, it must not begin any more.
+/// The agent must not begin ops that ended while it was away.
 #[tokio::test]
-async fn an_agent_that_comes_back_is_told_which_of_its_ops_have_ended() {
+async fn an_agent_that_reconnects_gets_a_cancel_for_its_ops_that_have_ended() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let ops = fixture.task(2, 0, 30_000, 60_000).await;
@@ -323,12 +326,12 @@ async fn an_agent_that_comes_back_is_told_which_of_its_ops_have_ended() {
             knows: KNOWS,
         })
         .await;
-    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
+    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
     assert_eq!(told, Some(Body::Cancel(Cancel { ops: vec![ops[1].to_string()] })));
 }
 
 #[tokio::test]
-async fn a_dismissed_agent_is_told_why_and_its_ops_end() {
+async fn a_dismissed_agent_gets_the_reason_and_its_ops_end() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let (_, mut orders) = fixture.connect(&dispatcher).await;
@@ -337,22 +340,22 @@ async fn a_dismissed_agent_is_told_why_and_its_ops_end() {
     assert_eq!(next_op(&mut orders).await, ops[0]);
     let reason = "was revoked".to_owned();
     dispatcher.send(DispatcherMessage::Dismissed { agent: fixture.agent.clone(), reason }).await;
-    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("it is told");
+    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
     assert!(matches!(told, Some(Body::Refused(refused)) if refused.reason.ends_with("was revoked")));
     assert_eq!(orders.recv().await, None, "and cut off");
     fixture.wait_until_ended(&dispatcher, ops[0].task).await;
-    // One that had got through the door before is shown out.
+    // A session that was accepted before the dismissal is refused, too.
     let (_, mut orders) = fixture.connect(&dispatcher).await;
     assert!(matches!(orders.recv().await, Some(Body::Refused(_))));
     assert_eq!(orders.recv().await, None);
 }
 
-/// Who has not come back yet after our own start may still do so: its ops wait for it.
+/// Agents may take a while to reconnect after a restart of the server: their ops wait.
 #[tokio::test]
-async fn nothing_is_said_about_absent_agents_for_a_while_after_the_start() {
+async fn ops_of_absent_agents_wait_for_the_grace_after_the_start() {
     let fixture = fixture().await;
     let ops = fixture.task(1, 60_000, 30_000, 60_000).await;
-    let dispatcher = fixture.keeper_with(Duration::from_secs(30)).await;
+    let dispatcher = fixture.dispatcher_with(Duration::from_secs(30)).await;
     let newer = fixture.task(1, 10_000, 30_000, 60_000).await;
     dispatcher.send(DispatcherMessage::TaskCreated(newer[0].task)).await;
     let overdue = fixture.task(1, 90_000, -30_000, -1_000).await;
@@ -363,16 +366,15 @@ async fn nothing_is_said_about_absent_agents_for_a_while_after_the_start() {
     assert_eq!(next_op(&mut orders).await, newer[0]);
 }
 
-/// It is cut when its sender is full, and is told everything when it comes back.
 #[tokio::test]
-async fn an_agent_that_does_not_read_is_cut_and_comes_back_to_all_of_it() {
+async fn an_agent_that_does_not_read_is_cut_and_gets_all_ops_after_it_reconnects() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let wall = fixture.clock.wall();
     let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("on");
     let (sender, orders, cut) = SessionSender::for_session();
     while sender.try_send(Body::Ack(Ack::default())).is_ok() {}
-    let note = DispatcherMessage::Connected {
+    let message = DispatcherMessage::Connected {
         agent: fixture.agent.clone(),
         epoch,
         sender,
@@ -380,7 +382,7 @@ async fn an_agent_that_does_not_read_is_cut_and_comes_back_to_all_of_it() {
         heard: LastHeard::at(0),
         knows: KNOWS,
     };
-    assert!(dispatcher.send(note).await);
+    assert!(dispatcher.send(message).await);
     let ops = fixture.task(2, 0, 30_000, 60_000).await;
     dispatcher.send(DispatcherMessage::TaskCreated(ops[0].task)).await;
     let reason = tokio::time::timeout(PATIENCE, cut.during(pending::<()>())).await.expect("it is cut");
@@ -391,9 +393,9 @@ async fn an_agent_that_does_not_read_is_cut_and_comes_back_to_all_of_it() {
     assert_eq!(next_op(&mut orders).await, ops[1]);
 }
 
-/// A disk that takes nothing makes results queue on the agents, and not here.
+/// If the disk takes no writes, results queue on the agents (back-pressure).
 #[tokio::test]
-async fn reports_have_so_much_room_and_no_more() {
+async fn reports_that_wait_to_be_written_are_bounded_in_bytes() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let (epoch, _orders) = fixture.connect(&dispatcher).await;
@@ -405,15 +407,18 @@ async fn reports_have_so_much_room_and_no_more() {
         let told = dispatcher.report(&fixture.agent, epoch, report(), REPORT_BYTES);
         assert!(tokio::time::timeout(PATIENCE, told).await.expect("what is written makes room"));
     }
-    let room = u32::try_from(REPORT_BYTES).expect("it fits");
-    drop(tokio::time::timeout(PATIENCE, dispatcher.room.acquire_many(room)).await.expect("all is written"));
+    let bytes = u32::try_from(REPORT_BYTES).expect("it fits");
+    drop(
+        tokio::time::timeout(PATIENCE, dispatcher.report_bytes.acquire_many(bytes))
+            .await
+            .expect("all is written"),
+    );
     fixture.store.clone().close().await.expect("it closes");
     dispatcher.report(&fixture.agent, epoch, report(), REPORT_BYTES).await;
     let one_more = dispatcher.report(&fixture.agent, epoch, report(), 1);
     assert!(futures_util::FutureExt::now_or_never(one_more).is_none(), "it waits");
 }
 
-/// What it says of its own ops still counts when it comes back.
 #[tokio::test]
 async fn an_agent_that_reports_the_op_of_another_is_cut() {
     let fixture = fixture().await;
@@ -422,7 +427,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
     dispatcher.send(DispatcherMessage::TaskCreated(ops[0].task)).await;
     let (sender, _orders, cut) = SessionSender::for_session();
     let liar: AgentId = "020000000001".parse().expect("an agent id");
-    let note = DispatcherMessage::Connected {
+    let message = DispatcherMessage::Connected {
         agent: liar.clone(),
         epoch: Epoch(1),
         sender,
@@ -430,7 +435,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
         heard: LastHeard::at(0),
         knows: KNOWS,
     };
-    assert!(dispatcher.send(note).await);
+    assert!(dispatcher.send(message).await);
     let outcome = Outcome::without_agent(Code::Success, "it was done", OpKind::Query);
     dispatcher.report(&liar, Epoch(1), vec![(ops[0], Some(outcome))], 100).await;
     let reason = tokio::time::timeout(PATIENCE, cut.during(pending::<()>())).await.expect("it is cut");

@@ -9,10 +9,10 @@
 use super::body;
 use super::error::CallError;
 use crate::secret;
+use crate::startup::setup::ADMIN;
 use crate::store::{AppTrust, NewAudit};
-use crate::usecase::refusals::RefusalSource;
-use crate::usecase::setup::ADMIN;
 use crate::usecase::{Caller, Services, users};
+use crate::workers::refusals::RefusalSource;
 use axum::http::HeaderMap;
 use procfleet_core::code::Code;
 use procfleet_core::grants::Rights;

@@ -12,9 +12,9 @@ use super::connection::SessionEnd;
 use super::listener::Link;
 use super::questions::AgentAnswer;
 use crate::agent_limits::{self, Bounded};
+use crate::events;
 use crate::metrics::Sent;
 use crate::store::{GroupsRecord, NewEvent, ProcRecord};
-use crate::usecase::events;
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{

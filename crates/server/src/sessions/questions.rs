@@ -4,8 +4,8 @@
 //! An agent is asked few at a time, and none that would not understand. An answer finds whoever asked by the
 //! number of the question, and only from the agent that was asked.
 
-use super::SessionSender;
 use crate::agent_limits::{self, OversizedMessage};
+use crate::session_channel::SessionSender;
 use procfleet_core::batch_size::BatchSize;
 use procfleet_core::id::{AgentId, Epoch};
 use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog, ReadSpec, SpecRead, server_message::Body};

@@ -1,8 +1,8 @@
 //! Apps: the callers of the API, their secrets and their grants. Only administrators come here.
 
-use super::setup::ADMIN;
 use super::{AppError, Caller, Services, audit, businesses};
 use crate::secret;
+use crate::startup::setup::ADMIN;
 use crate::store::{AppChange, AppRow, AppTrust, GrantChange, NewApp, StoreError};
 use procfleet_core::grants::{GrantScope, Grants};
 use procfleet_proto::http::fault::Faults;

@@ -1,59 +1,12 @@
 //! Events: what the agents told, for those who ask and for those who wait.
 
 use super::{AppError, Caller, Services, access};
-use crate::metrics::Metrics;
-use crate::store::{EventFilter, EventPage, EventRecord, FoundTarget, NewEvent, Store, StoreError};
-use procfleet_core::id::AgentId;
+use crate::store::{EventFilter, EventPage, EventRecord, FoundTarget};
 use procfleet_core::request::Target;
-use procfleet_core::supervise::Event;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::query::EventsQuery;
-use std::sync::Arc;
-use tokio::sync::watch;
 use tokio::time::Instant;
-
-/// Rung whenever there may be new events. It says nothing of them: whoever hears it reads the store.
-#[derive(Clone, Debug)]
-pub struct EventNotifier(Arc<watch::Sender<()>>);
-
-impl Default for EventNotifier {
-    fn default() -> Self {
-        EventNotifier(Arc::new(watch::channel(()).0))
-    }
-}
-
-impl EventNotifier {
-    pub fn ring(&self) {
-        self.0.send_replace(());
-    }
-
-    pub fn listen(&self) -> watch::Receiver<()> {
-        self.0.subscribe()
-    }
-}
-
-/// Stores what an agent told, once each.
-pub async fn take(
-    store: &Store,
-    metrics: &Metrics,
-    event_notifier: &EventNotifier,
-    agent: &AgentId,
-    events: Vec<NewEvent>,
-    now: i64,
-) -> Result<(), StoreError> {
-    let new = store.add_events(agent, events, now).await?;
-    for event in &new {
-        metrics.event(&event.kind);
-        if let Ok(Event::Exited { exit, .. }) = serde_json::from_str(&event.details) {
-            metrics.exit(exit);
-        }
-    }
-    if !new.is_empty() {
-        event_notifier.ring();
-    }
-    Ok(())
-}
 
 /// Those of the caller's businesses and namespaces, in the order in which they came.
 pub async fn list(

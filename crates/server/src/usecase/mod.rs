@@ -1,6 +1,6 @@
-//! The use cases, one file each. They know the store and the dispatcher, and nothing of HTTP.
+//! The use cases, one file each; helpers that they share are in `support`. They know the store and the
+//! dispatcher, and nothing of HTTP.
 
-pub mod access;
 pub mod agents;
 pub mod apps;
 pub mod audit;
@@ -12,17 +12,13 @@ pub mod logs;
 pub mod operate;
 pub mod process_groups;
 pub mod procs;
-pub mod refusals;
 pub mod registration;
-pub mod restored;
 pub mod results;
-pub mod retention;
 pub mod retry;
-pub mod scope;
 pub mod select;
-pub mod setup;
 pub mod specs;
 pub mod status;
+pub mod support;
 pub mod task_state;
 pub mod tasks;
 pub mod tokens;
@@ -33,12 +29,16 @@ pub mod webhooks;
 use crate::backlog::{Backlog, Full};
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
+use crate::events::EventNotifier;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::peer::AddressBlock;
 use crate::pki::{Ca, PkiError};
-use crate::sessions::{Presences, Questions};
+use crate::presences::Presences;
+use crate::sessions::Questions;
 use crate::store::{Store, StoreError};
+use crate::workers::refusals::Refusals;
+use crate::workers::webhooks::Troubles;
 use procfleet_core::code::Code;
 use procfleet_core::grants::{Denial, Rights};
 use procfleet_core::id::TaskId;
@@ -47,6 +47,7 @@ use procfleet_program::panics::Caught;
 use procfleet_proto::http::fault::Faults;
 use std::net::IpAddr;
 use std::sync::Arc;
+use support::access;
 use tokio::task::JoinError;
 
 /// What every use case may need.
@@ -60,10 +61,10 @@ pub struct Services {
     pub ca: Arc<Ca>,
     pub metrics: Arc<Metrics>,
     pub unfinished: registration::Unfinished,
-    pub event_notifier: events::EventNotifier,
-    pub troubles: webhooks::Troubles,
+    pub event_notifier: EventNotifier,
+    pub troubles: Troubles,
     pub questions: Questions,
-    pub refusals: refusals::Refusals,
+    pub refusals: Refusals,
     /// `None`: only our own users' tokens are known.
     pub login_service: Option<LoginService>,
     /// Where the administrator's app may come from; empty: anywhere.

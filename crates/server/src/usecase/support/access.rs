@@ -1,7 +1,7 @@
 //! Whether a caller may do what it asks for, and the record of what it was denied.
 
-use super::refusals::RefusalSource;
-use super::{AppError, Caller, Services, audit};
+use crate::usecase::{AppError, Caller, Services, audit};
+use crate::workers::refusals::RefusalSource;
 use procfleet_core::code::Code;
 use procfleet_core::grants::{self, Denial, GrantScope, Rights};
 use procfleet_core::id::BusinessId;
@@ -44,7 +44,7 @@ pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
 
 /// Whether the caller may see what processes of this OS account write: output may be in notes and messages,
 /// too. The account is empty where it is not known.
-pub(super) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
+pub(in crate::usecase) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
     match caller.rights.accounts() {
         GrantScope::All => true,
         GrantScope::Only(some) => some.contains(account),
@@ -52,7 +52,7 @@ pub(super) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
 }
 
 /// Whether the caller may know of what this app did.
-pub(super) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
+pub(in crate::usecase) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
     match *caller.rights {
         Rights::Administrator => true,
         Rights::Granted(_) => caller.app == app,

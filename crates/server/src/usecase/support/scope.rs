@@ -1,6 +1,6 @@
 //! What the scope of a JOB call stands for: the businesses that it is about.
 
-use super::{AppError, Caller, Services};
+use crate::usecase::{AppError, Caller, Services};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::fault::Faults;

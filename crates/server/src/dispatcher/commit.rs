@@ -1,0 +1,118 @@
+//! Writing outcomes in batches and acknowledging them after the commit.
+
+use super::RETRY;
+use super::work::Work;
+use crate::session_channel::{CutReason, Undelivered};
+use crate::store::{Applied, Finished};
+use procfleet_core::dispatch::OpProgress;
+use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
+use procfleet_core::op::Outcome;
+use procfleet_failpoint::{Point, hit};
+use procfleet_proto::link::{Ack, server_message::Body};
+use std::collections::{BTreeSet, HashMap};
+use tracing::{debug, error, info, warn};
+
+/// How many outcomes are written in one transaction.
+pub(super) const BATCH: usize = 2_000;
+/// If more ops than this end together, they share one line of the log.
+const LINES: usize = 32;
+
+impl Work {
+    /// An agent has the op, or reports its outcome.
+    pub(super) fn reported(&mut self, agent: &AgentId, epoch: Epoch, op: OpId, outcome: Option<Outcome>) {
+        if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(agent)) {
+            let unconfirmed = entry.open.progress == OpProgress::Sent(epoch);
+            entry.open.progress = OpProgress::Taken(epoch);
+            if unconfirmed {
+                self.confirmed(agent, epoch);
+            }
+        }
+        if let Some(outcome) = outcome {
+            self.finished.push(Finished { op, agent: Some(agent.clone()), outcome, at: self.clock.wall() });
+        }
+    }
+
+    /// Writes the outcomes and acknowledges them.
+    pub(super) async fn commit(&mut self) {
+        while self.retry_at.is_none() && !self.finished.is_empty() {
+            let batch: Vec<Finished> = self.finished.iter().take(BATCH).cloned().collect();
+            hit(Point::ServerReportUnwritten);
+            let applied = match self.store.finish_ops(batch.clone()).await {
+                Ok(applied) => applied,
+                Err(error) => {
+                    error!(
+                        error = &error as &dyn std::error::Error,
+                        "writing outcomes failed; they are kept in memory and tried again every second, and agents repeat what is not acknowledged. If this goes on, check the disk of the data folder"
+                    );
+                    self.retry_at = Some(self.clock.now() + RETRY);
+                    return;
+                }
+            };
+            hit(Point::ServerReportCommitted);
+            self.finished.drain(..batch.len());
+            self.acknowledge(batch, applied);
+            self.changes.send_modify(|generation| *generation += 1);
+        }
+        if self.finished.is_empty() {
+            self.report_permits.clear();
+        }
+    }
+
+    pub(super) fn acknowledge(&mut self, batch: Vec<Finished>, applied: Vec<Applied>) {
+        let mut acks: HashMap<AgentId, Vec<String>> = HashMap::new();
+        let one_by_one = batch.len() <= LINES;
+        let (mut ended, mut liars) = (0, BTreeSet::new());
+        let mut ended_of: HashMap<TaskId, usize> = HashMap::new();
+        for (finished, applied) in batch.into_iter().zip(applied) {
+            let op = finished.op;
+            match applied {
+                Applied::Now => {
+                    self.metrics.outcome(finished.outcome.code);
+                    ended += 1;
+                    match one_by_one {
+                        true => info!(%op, code = finished.outcome.code.number(), "op ended"),
+                        false => debug!(%op, code = finished.outcome.code.number(), "op ended"),
+                    }
+                }
+                Applied::Already => {}
+                Applied::Late => {
+                    self.metrics.late_reports.inc();
+                    let code = finished.outcome.code.number();
+                    info!(%op, code, "a late report was kept; the op keeps the outcome that it had");
+                }
+                // Acknowledged all the same: a repetition would not help.
+                Applied::Unknown => warn!(%op, "a report for an op that nobody gave out"),
+                Applied::NotYours => {
+                    warn!(%op, agent = ?finished.agent, "a report for another agent's op was refused");
+                    liars.extend(finished.agent);
+                    continue;
+                }
+            }
+            if self.forget(op) {
+                *ended_of.entry(op.task).or_default() += 1;
+            }
+            if let Some(agent) = finished.agent {
+                acks.entry(agent).or_default().push(op.to_string());
+            }
+        }
+        for (task, ops) in ended_of {
+            self.backlog.ended(task, ops);
+        }
+        if ended > 0 && !one_by_one {
+            info!(ops = ended, "ops ended");
+        }
+        for agent in liars {
+            self.cut(&agent, CutReason::NotItsOwn);
+        }
+        for (agent, ops) in acks {
+            // After a lost acknowledgement the agent repeats its report.
+            let Some(session) = self.sessions.get(&agent) else { continue };
+            let full = ops.chunks(500).any(|ops| {
+                session.sender.try_send(Body::Ack(Ack { ops: ops.to_vec() })) == Err(Undelivered::Full)
+            });
+            if full {
+                self.cut(&agent, CutReason::Slow);
+            }
+        }
+    }
+}

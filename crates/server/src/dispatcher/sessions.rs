@@ -1,0 +1,126 @@
+//! The connected agents: sessions that come, go, are replaced or dismissed.
+
+use super::Knows;
+use super::work::Work;
+use crate::session_channel::{CutReason, SessionSender};
+use procfleet_core::dispatch::{self, OpProgress};
+use procfleet_core::id::{AgentId, Epoch, OpId};
+use procfleet_proto::link::{Cancel, Drain, Refused, server_message::Body};
+use std::collections::VecDeque;
+use std::time::Duration;
+use tracing::warn;
+
+/// When the server stops, agents reconnect after this time plus a random part of a spread (jitter). The
+/// spread is `SPREAD_EACH` for each agent, which a server with two cores can accept, within the bounds.
+const COME_BACK: Duration = Duration::from_millis(500);
+const SPREAD_EACH: Duration = Duration::from_millis(2);
+const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+
+pub(super) struct Session {
+    pub(super) epoch: Epoch,
+    pub(super) sender: SessionSender,
+    pub(super) knows: Knows,
+    /// Number of ops that were sent and not confirmed.
+    pub(super) unconfirmed: usize,
+    /// Ops beyond the window; sent as earlier ones are confirmed.
+    pub(super) backlog: VecDeque<OpId>,
+}
+impl Work {
+    /// Registers a session. False: the session was refused.
+    pub(super) fn connected(
+        &mut self,
+        agent: AgentId,
+        epoch: Epoch,
+        sender: SessionSender,
+        taken: Vec<OpId>,
+        knows: Knows,
+    ) -> bool {
+        if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
+            sender.cut(CutReason::Replaced);
+            return false;
+        }
+        // The agent was dismissed while it connected.
+        if let Some(reason) = self.dismissed.get(&agent) {
+            let _ = sender.try_send(refusal(&agent, reason));
+            return false;
+        }
+        let ended = taken.iter().filter(|op| !self.ops.contains_key(op)).map(OpId::to_string);
+        let ended: Vec<String> = if knows.cancels { ended.collect() } else { Vec::new() };
+        if !ended.is_empty() {
+            // These ops ended while the agent was away; the agent must not begin them now.
+            let _ = sender.try_send(Body::Cancel(Cancel { ops: ended }));
+        }
+        let session = Session { epoch, sender, knows, unconfirmed: 0, backlog: VecDeque::new() };
+        if let Some(older) = self.sessions.insert(agent.clone(), session) {
+            older.sender.cut(CutReason::Replaced);
+        }
+        self.back_by.remove(&agent);
+        for op in taken {
+            if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(&agent)) {
+                entry.open.progress = OpProgress::Taken(epoch);
+            }
+        }
+        self.reconsider(&agent);
+        true
+    }
+
+    /// Ends the session of a retired or revoked agent, and lets its ops end.
+    pub(super) fn dismiss(&mut self, agent: AgentId, reason: String) {
+        if let Some(session) = self.sessions.remove(&agent) {
+            // Dropping the sender ends the connection after this message is written.
+            let _ = session.sender.try_send(refusal(&agent, &reason));
+            self.presences.remove(&agent);
+        }
+        self.back_by.remove(&agent);
+        self.reconsider(&agent);
+        self.dismissed.insert(agent, reason);
+    }
+
+    /// Removes an agent's session and returns it.
+    pub(super) fn gone(&mut self, agent: &AgentId) -> Option<Session> {
+        let session = self.sessions.remove(agent);
+        self.presences.remove(agent);
+        self.back_by.insert(agent.clone(), self.clock.now() + dispatch::RECONNECT_GRACE);
+        self.reconsider(agent);
+        session
+    }
+
+    /// Ends an agent's session at once. The agent may reconnect and is sent everything again.
+    pub(super) fn cut(&mut self, agent: &AgentId, reason: CutReason) {
+        if let Some(session) = self.gone(agent) {
+            warn!(%agent, %reason, "an agent was cut off");
+            session.sender.cut(reason);
+        }
+    }
+
+    /// One op less is unconfirmed: the next one may be sent.
+    pub(super) fn confirmed(&mut self, agent: &AgentId, epoch: Epoch) {
+        let Some(session) = self.sessions.get_mut(agent).filter(|session| session.epoch == epoch) else {
+            return;
+        };
+        session.unconfirmed = session.unconfirmed.saturating_sub(1);
+        // Skip ops that have ended meanwhile.
+        while let Some(op) = session.backlog.pop_front() {
+            if self.ops.contains_key(&op) {
+                self.dirty.insert(op);
+                return;
+            }
+        }
+    }
+
+    /// Asks all agents to reconnect later.
+    pub(super) fn leave(&mut self) {
+        let sessions = u32::try_from(self.sessions.len()).unwrap_or(u32::MAX);
+        let spread = SPREAD_EACH.saturating_mul(sessions).clamp(SPREAD.0, SPREAD.1);
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let drain = Drain { after_ms: millis(COME_BACK), spread_ms: millis(spread) };
+        for session in self.sessions.values() {
+            let _ = session.sender.try_send(Body::Drain(drain.clone()));
+        }
+        self.sessions.clear();
+    }
+}
+
+fn refusal(agent: &AgentId, reason: &str) -> Body {
+    Body::Refused(Refused { reason: format!("agent {agent} {reason}") })
+}

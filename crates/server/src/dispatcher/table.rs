@@ -1,0 +1,186 @@
+//! The table of open ops and their timers.
+
+use super::work::Work;
+use super::{RETIRED, RETRY, revoked};
+use crate::backlog::Load;
+use crate::clock::ClockReading;
+use crate::store::{OpenOpRow, StoreError};
+use procfleet_core::boot_time::BootTime;
+use procfleet_core::dispatch::{Cancelling, OpProgress, OpenOp};
+use procfleet_core::grants::GrantScope;
+use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
+use procfleet_core::spec::Spec;
+use procfleet_failpoint::{Point, hit};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tracing::{error, info};
+
+/// Stands for the sessions of an earlier server process. Epochs of the store begin with 1.
+const NO_SESSION: Epoch = Epoch(0);
+
+/// One open op.
+
+pub(super) struct Entry {
+    pub(super) open: OpenOp,
+    pub(super) proc: ProcKey,
+    pub(super) spec: Option<Arc<[u8]>>,
+    /// The op changes single fields of a stored spec.
+    pub(super) changes: bool,
+    pub(super) accounts: GrantScope<String>,
+    pub(super) target: String,
+    pub(super) agent: Option<AgentId>,
+    /// `Some`: the task was cancelled.
+    pub(super) cancelling: Option<Cancelling>,
+    pub(super) wake: Option<BootTime>,
+}
+
+impl Work {
+    pub(super) async fn load(&mut self) -> Result<(), StoreError> {
+        let open = self.store.open_ops().await?;
+        let mut present_until = HashMap::new();
+        for agent in self.store.agents().await? {
+            // `None`: connected until the last server process ended.
+            let gone = ClockReading { wall: agent.changed_at, mark: agent.changed_mark };
+            present_until.insert(agent.agent.clone(), (!agent.connected).then_some(gone));
+            if let Some(revocation) = agent.revoked {
+                self.dismissed.insert(agent.agent, revoked(&revocation.why));
+            }
+        }
+        for agent in open.iter().filter_map(|row| row.agent.as_ref()) {
+            if !present_until.contains_key(agent) {
+                self.dismissed.insert(agent.clone(), RETIRED.to_owned());
+            }
+        }
+        let mut specs: HashMap<TaskId, BTreeMap<*const Spec, usize>> = HashMap::new();
+        for row in &open {
+            let sizes = specs.entry(row.op.task).or_default();
+            if let Some(spec) = &row.spec {
+                sizes.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).len());
+            }
+        }
+        for (task, ops) in count_by_task(&open) {
+            let bytes = specs.get(&task).map_or(0, |sizes| sizes.values().sum());
+            self.backlog.restore(task, Load { ops, bytes });
+        }
+        if !open.is_empty() {
+            info!(ops = open.len(), "open ops taken up again");
+        }
+        // The store does not know which ops were sent. An agent that was connected after the op was accepted
+        // may have it, and even its outcome, so only the agent's report or the deadline ends the op.
+        self.add(open, |row| {
+            let until = row.agent.as_ref().and_then(|agent| present_until.get(agent));
+            match until.is_some_and(|until| until.is_none_or(|gone| !gone.is_before(row.accepted))) {
+                true => OpProgress::Sent(NO_SESSION),
+                false => OpProgress::Waiting,
+            }
+        });
+        Ok(())
+    }
+
+    /// Reads the ops of all new tasks in one query.
+    pub(super) async fn read_tasks(&mut self) {
+        if self.unread.is_empty() {
+            return;
+        }
+        match self.store.tasks_ops(self.unread.clone()).await {
+            Ok(rows) => {
+                hit(Point::ServerKeeperRead);
+                let open = count_by_task(&rows);
+                for task in std::mem::take(&mut self.unread) {
+                    self.backlog.opened(task, open.get(&task).copied().unwrap_or_default());
+                }
+                self.add(rows, |_| OpProgress::Waiting);
+            }
+            Err(error) => {
+                let tasks = self.unread.len();
+                error!(
+                    tasks,
+                    error = &error as &dyn std::error::Error,
+                    "reading new tasks from the store failed; their ops wait and the read is tried again every second. If this goes on, check the disk of the data folder"
+                );
+                self.retry_at = Some(self.clock.now() + RETRY);
+            }
+        }
+    }
+
+    pub(super) fn add(&mut self, rows: Vec<OpenOpRow>, progress: impl Fn(&OpenOpRow) -> OpProgress) {
+        // One copy of the spec for each request, shared by all of its targets.
+        let mut texts: HashMap<*const Spec, Arc<[u8]>> = HashMap::new();
+        for row in rows {
+            let spec = row
+                .spec
+                .as_ref()
+                .map(|spec| texts.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).into()).clone());
+            if let Some(agent) = &row.agent {
+                self.by_agent.entry(agent.clone()).or_default().insert(row.op);
+            }
+            let open = OpenOp {
+                kind: row.kind,
+                accepted: self.clock.moment_of(row.accepted.wall, row.accepted),
+                start_by: self.clock.moment_of(row.start_by, row.accepted),
+                deadline: self.clock.moment_of(row.deadline, row.accepted),
+                progress: progress(&row),
+            };
+            let target = row.target.to_string();
+            let cancelling = row.cancelled.then_some(Cancelling::Due);
+            let changes = row.spec.as_ref().is_some_and(|spec| !spec.change.is_empty());
+            let (proc, agent, accounts) = (row.proc, row.agent, row.accounts);
+            let entry = Entry { open, proc, spec, changes, accounts, target, agent, cancelling, wake: None };
+            self.ops.insert(row.op, Box::new(entry));
+            self.dirty.insert(row.op);
+        }
+    }
+
+    /// Removes an op that has ended. False: the op was not in the table.
+    pub(super) fn forget(&mut self, op: OpId) -> bool {
+        let Some(entry) = self.ops.remove(&op) else { return false };
+        if let Some(wake) = entry.wake {
+            self.timers.remove(&(wake, op));
+        }
+        let Some(agent) = entry.agent else { return true };
+        if let Some(ops) = self.by_agent.get_mut(&agent) {
+            ops.remove(&op);
+            if ops.is_empty() {
+                self.by_agent.remove(&agent);
+            }
+        }
+        // The op will not be confirmed any longer, so it does not count as unconfirmed.
+        if let OpProgress::Sent(epoch) = entry.open.progress {
+            self.confirmed(&agent, epoch);
+        }
+        true
+    }
+
+    /// Sets the op's timer, instead of an earlier one.
+    pub(super) fn wake(&mut self, op: OpId, at: BootTime) {
+        if let Some(entry) = self.ops.get_mut(&op) {
+            if let Some(old) = entry.wake.replace(at) {
+                self.timers.remove(&(old, op));
+            }
+            self.timers.insert((at, op));
+        }
+    }
+
+    /// When the next timer or retry is due.
+    pub(super) fn wake_at(&self) -> Option<BootTime> {
+        let timer = self.timers.first().map(|(moment, _)| *moment);
+        timer.into_iter().chain(self.retry_at).min()
+    }
+
+    /// Lets all open ops of the agent be decided.
+    pub(super) fn reconsider(&mut self, agent: &AgentId) {
+        self.dirty.extend(self.by_agent.get(agent).into_iter().flatten());
+    }
+}
+
+fn count_by_task(rows: &[OpenOpRow]) -> HashMap<TaskId, usize> {
+    let mut ops = HashMap::new();
+    for row in rows {
+        *ops.entry(row.op.task).or_default() += 1;
+    }
+    ops
+}
+
+fn text_of(spec: &Spec) -> Vec<u8> {
+    serde_json::to_vec(spec).expect("a spec is always JSON")
+}

@@ -1,0 +1,150 @@
+//! The dispatcher's loop: takes messages, then decides and commits until nothing is due.
+
+use super::DispatcherMessage;
+use super::commit::BATCH;
+use super::sessions::Session;
+use super::table::Entry;
+use crate::backlog::Backlog;
+use crate::clock::Clock;
+use crate::metrics::Metrics;
+use crate::presences::Presences;
+use crate::store::{Finished, Store};
+use procfleet_core::boot_time::BootTime;
+use procfleet_core::dispatch::Cancelling;
+use procfleet_core::id::{AgentId, OpId, TaskId};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::time::Instant;
+
+/// Tables of up to this many entries are not worth shrinking.
+const SMALL_TABLE: usize = 4_096;
+/// Longest sleep: tokio's timers do not count the time that the machine is suspended.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+pub(super) struct Work {
+    pub(super) store: Store,
+    pub(super) clock: Clock,
+    pub(super) presences: Presences,
+    pub(super) metrics: Arc<Metrics>,
+    /// Counts the open ops; ended ops make room for others.
+    pub(super) backlog: Backlog,
+    pub(super) changes: watch::Sender<u64>,
+    /// Boxed: a table of unboxed entries would be the largest object in memory, twice its size while it grows.
+    pub(super) ops: HashMap<OpId, Box<Entry>>,
+    pub(super) by_agent: HashMap<AgentId, BTreeSet<OpId>>,
+    pub(super) sessions: HashMap<AgentId, Session>,
+    /// Until when an agent that is away may reconnect before its ops are decided without it.
+    pub(super) back_by: HashMap<AgentId, BootTime>,
+    /// Agents that were retired or revoked, with the reason.
+    pub(super) dismissed: HashMap<AgentId, String>,
+    /// As `back_by`, for agents that have not connected since the server's own start.
+    pub(super) verdicts_from: BootTime,
+    pub(super) timers: BTreeSet<(BootTime, OpId)>,
+    /// Ops to decide about.
+    pub(super) dirty: BTreeSet<OpId>,
+    pub(super) finished: Vec<Finished>,
+    /// Tasks whose ops are still to be read from the store.
+    pub(super) unread: Vec<TaskId>,
+    /// Released when the reports that they belong to are written.
+    pub(super) report_permits: Vec<OwnedSemaphorePermit>,
+    pub(super) retry_at: Option<BootTime>,
+}
+
+impl Work {
+    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<DispatcherMessage>) {
+        let mut messages = Vec::new();
+        // Loaded ops have no timers yet, and possibly no message about them will ever arrive.
+        self.settle().await;
+        loop {
+            let wake =
+                self.wake_at().map(|moment| self.clock.instant_of(moment).min(Instant::now() + LOOK_AGAIN));
+            tokio::select! {
+                // Messages first: an outcome that has arrived in time must win over its deadline.
+                biased;
+                count = inbox.recv_many(&mut messages, BATCH) => if count == 0 { return },
+                () = sleep_until(wake) => {}
+            }
+            let mut stop = None;
+            for message in messages.drain(..) {
+                match message {
+                    DispatcherMessage::Stop(done) => stop = Some(done),
+                    message => self.take(message),
+                }
+            }
+            if self.retry_at.is_none_or(|at| self.clock.now() >= at) {
+                self.retry_at = None;
+                self.read_tasks().await;
+            }
+            self.settle().await;
+            if let Some(done) = stop {
+                self.leave();
+                let _ = done.send(());
+                return;
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, message: DispatcherMessage) {
+        match message {
+            DispatcherMessage::TaskCreated(task) => self.unread.push(task),
+            DispatcherMessage::Cancelled(task) => {
+                for (op, entry) in self.ops.iter_mut().filter(|(op, _)| op.task == task) {
+                    entry.cancelling.get_or_insert(Cancelling::Due);
+                    self.dirty.insert(*op);
+                }
+            }
+            DispatcherMessage::Connected { agent, epoch, sender, taken, heard, knows } => {
+                if self.connected(agent.clone(), epoch, sender, taken, knows) {
+                    self.presences.insert(agent, heard);
+                }
+            }
+            DispatcherMessage::Gone { agent, epoch } => {
+                if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
+                    self.gone(&agent);
+                }
+            }
+            DispatcherMessage::Dismissed { agent, reason } => self.dismiss(agent, reason),
+            DispatcherMessage::Reports { agent, epoch, reports, permit } => {
+                self.report_permits.extend(permit);
+                for (op, outcome) in reports {
+                    self.reported(&agent, epoch, op, outcome);
+                }
+            }
+            DispatcherMessage::Stop(_) => unreachable!("`run` handles it"),
+        }
+    }
+
+    /// Decides about every op that is due, until no decision causes another.
+    pub(super) async fn settle(&mut self) {
+        loop {
+            self.decide_due();
+            self.commit().await;
+            // An op that ended may let another be sent.
+            if self.dirty.is_empty() {
+                break;
+            }
+        }
+        self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
+        self.shrink();
+    }
+
+    /// Returns memory after a burst. Tables shrink only when less than an eighth is in use, so that the cost
+    /// of shrinking stays below the cost of the ops.
+    pub(super) fn shrink(&mut self) {
+        if self.ops.capacity() > SMALL_TABLE.max(8 * self.ops.len()) {
+            self.ops.shrink_to(2 * self.ops.len());
+        }
+        if self.finished.capacity() > SMALL_TABLE.max(8 * self.finished.len()) {
+            self.finished.shrink_to(2 * self.finished.len());
+        }
+    }
+}
+
+async fn sleep_until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}

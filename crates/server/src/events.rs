@@ -1,0 +1,50 @@
+//! Events of agents: stores new ones and wakes the waiters (long polls and the webhook worker).
+
+use crate::metrics::Metrics;
+use crate::store::{NewEvent, Store, StoreError};
+use procfleet_core::id::AgentId;
+use procfleet_core::supervise::Event;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Rung whenever there may be new events. It says nothing of them: whoever hears it reads the store.
+#[derive(Clone, Debug)]
+pub struct EventNotifier(Arc<watch::Sender<()>>);
+
+impl Default for EventNotifier {
+    fn default() -> Self {
+        EventNotifier(Arc::new(watch::channel(()).0))
+    }
+}
+
+impl EventNotifier {
+    pub fn ring(&self) {
+        self.0.send_replace(());
+    }
+
+    pub fn listen(&self) -> watch::Receiver<()> {
+        self.0.subscribe()
+    }
+}
+
+/// Stores what an agent told, once each.
+pub async fn take(
+    store: &Store,
+    metrics: &Metrics,
+    event_notifier: &EventNotifier,
+    agent: &AgentId,
+    events: Vec<NewEvent>,
+    now: i64,
+) -> Result<(), StoreError> {
+    let new = store.add_events(agent, events, now).await?;
+    for event in &new {
+        metrics.event(&event.kind);
+        if let Ok(Event::Exited { exit, .. }) = serde_json::from_str(&event.details) {
+            metrics.exit(exit);
+        }
+    }
+    if !new.is_empty() {
+        event_notifier.ring();
+    }
+    Ok(())
+}

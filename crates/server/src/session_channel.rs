@@ -1,0 +1,136 @@
+//! The queue from the dispatcher to one session: its sender, its receiver and the signal that closes it.
+//!
+//! The dispatcher holds the sender, the session the other two. Dropping the sender ends the session after the
+//! queued messages are written; [`SessionSender::cut`] ends it at once.
+
+use procfleet_proto::link::server_message::Body;
+use tokio::sync::{mpsc, oneshot};
+
+/// How many messages may wait for a slow agent. The dispatcher sends at most 64 ops ahead, so more than this
+/// means that the agent does not read.
+const OUTBOX: usize = 256;
+
+/// What the dispatcher writes into. Dropping it ends the connection when all that waits has been written;
+/// [`SessionSender::cut`] ends it at once.
+#[derive(Debug)]
+pub struct SessionSender {
+    // Boxed: the channel holds room for 32 at a time, for each of ten thousand agents.
+    queue: mpsc::Sender<Box<Body>>,
+    cut: oneshot::Sender<CutReason>,
+}
+
+/// The connection's end of it.
+#[derive(Debug)]
+pub struct SessionReceiver(mpsc::Receiver<Box<Body>>);
+
+/// Where the connection hears that it is cut.
+#[derive(Debug)]
+pub struct CloseSignal(oneshot::Receiver<CutReason>);
+
+/// Why the dispatcher ends a session at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CutReason {
+    #[error("it does not read what it is sent")]
+    Slow,
+    #[error("it reported an operation of another agent")]
+    NotItsOwn,
+    #[error("a newer connection of this agent has taken its place")]
+    Replaced,
+}
+
+impl CutReason {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            CutReason::Slow => "slow",
+            CutReason::NotItsOwn => "not_its_own",
+            CutReason::Replaced => "replaced",
+        }
+    }
+}
+
+/// The session cannot take more: it is ending, or its agent does not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    Full,
+    Ended,
+}
+
+impl SessionSender {
+    pub fn for_session() -> (SessionSender, SessionReceiver, CloseSignal) {
+        let ((queue, orders), (cut, cutting)) = (mpsc::channel(OUTBOX), oneshot::channel());
+        (SessionSender { queue, cut }, SessionReceiver(orders), CloseSignal(cutting))
+    }
+
+    /// Never waits: one agent must not keep the others waiting.
+    pub fn try_send(&self, body: Body) -> Result<(), Undelivered> {
+        self.queue.try_send(Box::new(body)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Undelivered::Full,
+            mpsc::error::TrySendError::Closed(_) => Undelivered::Ended,
+        })
+    }
+
+    /// For those who write beside the dispatcher and whose interest does not keep the connection open.
+    pub(crate) fn downgrade(&self) -> mpsc::WeakSender<Box<Body>> {
+        self.queue.downgrade()
+    }
+
+    /// Ends the connection, whatever still waits for it.
+    pub fn cut(self, reason: CutReason) {
+        // A session that has ended needs no cut.
+        let _ = self.cut.send(reason);
+    }
+}
+
+impl SessionReceiver {
+    /// `None`: there will be no more.
+    pub async fn recv(&mut self) -> Option<Body> {
+        self.0.recv().await.map(|body| *body)
+    }
+
+    pub(crate) fn try_recv(&mut self) -> Option<Body> {
+        self.0.try_recv().ok().map(|body| *body)
+    }
+}
+
+impl CloseSignal {
+    /// Runs a session until it ends by itself or is cut. The reason of a cut wins.
+    ///
+    /// [`SessionSender::cut`] sends the reason and then closes the queue. A session on another thread may see
+    /// the closed queue after it was polled for the reason, so the reason is looked for once more at the end.
+    pub async fn during<T>(mut self, session: impl Future<Output = T>) -> Result<T, CutReason> {
+        let ended = tokio::select! {
+            // The cut first: whatever the session waits for, it need not be waited for any more.
+            biased;
+            Ok(reason) = &mut self.0 => return Err(reason),
+            ended = session => ended,
+        };
+        self.0.try_recv().map_or(Ok(ended), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_proto::link::Drain;
+
+    /// The cut comes after the session was polled for it, and before the session looks at its queue.
+    #[tokio::test]
+    async fn a_session_that_sees_its_queue_closed_first_still_ends_with_the_reason_of_the_cut() {
+        let (outbox, mut orders, cut) = SessionSender::for_session();
+        let session = async {
+            outbox.cut(CutReason::NotItsOwn);
+            orders.recv().await
+        };
+        assert_eq!(cut.during(session).await, Err(CutReason::NotItsOwn));
+    }
+
+    #[tokio::test]
+    async fn a_session_whose_outbox_is_merely_dropped_writes_what_waits() {
+        let (outbox, mut orders, cut) = SessionSender::for_session();
+        let waiting = Body::Drain(Drain { after_ms: 1, spread_ms: 2 });
+        outbox.try_send(waiting.clone()).expect("there is room");
+        drop(outbox);
+        let session = async { (orders.recv().await, orders.recv().await) };
+        assert_eq!(cut.during(session).await, Ok((Some(waiting), None)));
+    }
+}

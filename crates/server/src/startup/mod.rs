@@ -1,0 +1,4 @@
+//! Steps of the server's start that write to the store before the first request is served.
+
+pub mod restored;
+pub mod setup;

@@ -1,0 +1,4 @@
+//! Helpers that several use cases share. They are not use cases themselves.
+
+pub mod access;
+pub mod scope;

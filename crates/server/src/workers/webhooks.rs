@@ -1,0 +1,196 @@
+//! Delivers events to webhooks in GSE's format, at least once.
+//!
+//! Each webhook has a cursor in the store. The cursor moves when the receiver answers with a success status.
+//! After a crash the last delivery may be repeated; repeated events have the same ids.
+
+use crate::events::EventNotifier;
+use crate::store::{EventFilter, EventPage, EventRecord, Store};
+use procfleet_core::grants::GrantScope;
+use procfleet_program::panics;
+use procfleet_proto::http::events::{Told, data_id, delivery, without_secrets};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+/// How many events one delivery has at most.
+const BATCH: u32 = 100;
+/// How long a receiver may take. An orderly end of the server waits for a delivery that is under way.
+const PATIENCE: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Why each receiver's last try failed; those without trouble are not in it.
+#[derive(Clone, Debug, Default)]
+pub struct Troubles(Arc<Mutex<HashMap<u64, String>>>);
+
+impl Troubles {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn get(&self, webhook: u64) -> String {
+        self.lock().get(&webhook).cloned().unwrap_or_default()
+    }
+}
+
+/// The part of the server that delivers.
+#[derive(Debug)]
+pub struct Delivery {
+    pub store: Store,
+    pub event_notifier: EventNotifier,
+    pub troubles: Troubles,
+    pub stop: watch::Receiver<bool>,
+}
+
+/// How the tries to reach one receiver stand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tries {
+    failures: u32,
+    /// Not before.
+    next: Option<Instant>,
+    under_way: bool,
+}
+
+impl Delivery {
+    pub async fn run(self) {
+        let mut stop = self.stop.clone();
+        let mut event_notifier = self.event_notifier.listen();
+        let mut tries: HashMap<u64, Tries> = HashMap::new();
+        let mut deliveries: JoinSet<(u64, Result<Delivered, String>)> = JoinSet::new();
+        loop {
+            let due = self.begin_due(&mut tries, &mut deliveries).await;
+            let ended = tokio::select! {
+                // The end first: what is under way is delivered once more after the next start, if need be.
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                Some(ended) = deliveries.join_next(), if !deliveries.is_empty() => ended.ok(),
+                // New events, or other webhooks.
+                _ = event_notifier.changed() => None,
+                () = tokio::time::sleep_until(due) => None,
+            };
+            if let Some((webhook, ended)) = ended {
+                self.ended(webhook, ended, tries.entry(webhook).or_default()).await;
+            }
+        }
+    }
+
+    /// Begins what is due, and says when to look again.
+    async fn begin_due(
+        &self,
+        tries: &mut HashMap<u64, Tries>,
+        deliveries: &mut JoinSet<(u64, Result<Delivered, String>)>,
+    ) -> Instant {
+        let now = Instant::now();
+        let mut due = now + LONGEST_PAUSE;
+        let webhooks = match self.store.webhooks().await {
+            Ok(webhooks) => webhooks,
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "webhooks cannot be read");
+                return now + FIRST_PAUSE;
+            }
+        };
+        tries.retain(|id, _| webhooks.iter().any(|webhook| webhook.id == *id));
+        self.troubles.lock().retain(|id, _| webhooks.iter().any(|webhook| webhook.id == *id));
+        for webhook in webhooks {
+            let tried = tries.entry(webhook.id).or_default();
+            match tried.next {
+                _ if tried.under_way => continue,
+                Some(next) if next > now => {
+                    due = due.min(next);
+                    continue;
+                }
+                Some(_) | None => {}
+            }
+            let page = EventPage::After(webhook.delivered, BATCH);
+            match self.store.events(EventFilter::default(), &GrantScope::All, page).await {
+                Ok(events) if events.is_empty() => {}
+                Ok(events) => {
+                    tried.under_way = true;
+                    deliveries.spawn_blocking(move || {
+                        let delivered = panics::catch_in(|| deliver(&webhook.url, &events));
+                        (webhook.id, delivered.unwrap_or_else(|caught| Err(caught.to_string())))
+                    });
+                }
+                Err(error) => {
+                    warn!(error = &error as &dyn std::error::Error, "events cannot be read for a webhook");
+                    due = due.min(now + FIRST_PAUSE);
+                }
+            }
+        }
+        due
+    }
+
+    async fn ended(&self, webhook: u64, ended: Result<Delivered, String>, tries: &mut Tries) {
+        tries.under_way = false;
+        let stored = match ended {
+            Ok(Delivered { up_to }) => {
+                self.store.webhook_delivered(webhook, up_to).await.map_err(|error| error.to_string())
+            }
+            Err(reason) => Err(reason),
+        };
+        match stored {
+            Ok(()) => {
+                if tries.failures > 0 {
+                    info!(webhook, "a webhook takes events again");
+                }
+                *tries = Tries::default();
+                self.troubles.lock().remove(&webhook);
+            }
+            Err(reason) => {
+                if tries.failures == 0 {
+                    warn!(webhook, %reason, "a webhook does not take events; they wait for it");
+                }
+                let pause = (FIRST_PAUSE * 2u32.saturating_pow(tries.failures.min(10))).min(LONGEST_PAUSE);
+                tries.failures += 1;
+                tries.next = Some(Instant::now() + pause);
+                self.troubles.lock().insert(webhook, reason);
+            }
+        }
+    }
+}
+
+/// The receiver has taken everything up to this event.
+#[derive(Clone, Copy, Debug)]
+struct Delivered {
+    up_to: u64,
+}
+
+/// Events of one data id at a time, in their order. The first failure ends it.
+fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
+    let agent =
+        ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).max_redirects(0).build().new_agent();
+    let mut up_to = 0;
+    for group in events.chunk_by(|one, next| data_id(one.event.report_id) == data_id(next.event.report_id)) {
+        let ids: Vec<String> = group
+            .iter()
+            .map(|record| format!("{}-{}", record.event.journal, record.event.journal_number))
+            .collect();
+        let told = group.iter().zip(&ids).map(|(record, id)| Told {
+            agent: &record.agent,
+            host: record.host,
+            proc: &record.event.proc,
+            proc_name: &record.event.proc_name,
+            kind: &record.event.kind,
+            message: &record.event.message,
+            at: record.event.at,
+            report_id: record.event.report_id,
+            id,
+        });
+        let number = group.first().map_or(0, |first| data_id(first.event.report_id));
+        match agent.post(url).send_json(delivery(number, told)) {
+            Ok(answer) if answer.status().is_success() => {
+                up_to = group.last().map_or(up_to, |last| last.number);
+            }
+            // What was taken before the failure is not sent again.
+            Ok(_) | Err(_) if up_to > 0 => return Ok(Delivered { up_to }),
+            // Somewhere else is not where the events were to go: whoever sends them away has not taken them.
+            Ok(answer) => return Err(format!("http status: {}", answer.status().as_u16())),
+            Err(error) => return Err(error.to_string().replace(url, &without_secrets(url))),
+        }
+    }
+    Ok(Delivered { up_to })
+}
