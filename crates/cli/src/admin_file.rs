@@ -5,7 +5,7 @@
 //! the way must belong to one of these two, and nobody else may write to such a folder (a sticky one, such as
 //! /tmp, is good enough: its entries are looked at).
 
-use crate::connection::Secret;
+use crate::login::Secret;
 use nix::unistd::{Uid, User, geteuid};
 use std::collections::VecDeque;
 use std::ffi::OsString;

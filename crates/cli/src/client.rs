@@ -1,8 +1,8 @@
 //! The HTTP client: one request, one answer, errors in words. It knows the envelope and the login, and
 //! nothing of what the verbs ask for.
 
-use crate::connection::ClientLogin;
 use crate::error::Error;
+use crate::login::ClientLogin;
 use crate::output::plain;
 use crate::tls::TlsConnector;
 use procfleet_core::code::Code;

@@ -8,13 +8,15 @@ mod admin_file;
 mod client;
 mod connection;
 mod error;
+mod login;
 mod output;
 mod tls;
 mod verb;
 mod wait;
 
-pub use connection::{ConnectionFlags, Secret};
+pub use connection::ConnectionFlags;
 pub use error::Error;
+pub use login::Secret;
 pub use output::{Asks, Colors, OutputFlag, PollPace, ProgressDisplay, Surroundings, When};
 pub use verb::{
     agents::Agents,

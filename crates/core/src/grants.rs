@@ -7,11 +7,11 @@
 //! host of a request is within the app's and the request's businesses is not decided for the request as a
 //! whole: it is that host's outcome, so callers ask [`Rights::businesses_within`] about each.
 
+pub use crate::grant_scope::GrantScope;
 use crate::id::BusinessId;
 use crate::op::OpKind;
 use crate::request::Request;
 use crate::spec::Spec;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -35,14 +35,6 @@ pub struct Grants {
     pub namespaces: GrantScope<Pattern>,
     pub ops: GrantScope<OpKind>,
     pub accounts: GrantScope<String>,
-}
-
-/// How much of one dimension. The serde form is stored with tasks and in agents' journals.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GrantScope<T: Ord> {
-    All,
-    Only(BTreeSet<T>),
 }
 
 /// A namespace, or all whose names begin alike: `web*`.
@@ -279,54 +271,6 @@ fn covers(by: &str, text: &str) -> bool {
     by == text || by.strip_suffix('*').is_some_and(|begin| text.starts_with(begin))
 }
 
-impl<T: Ord> GrantScope<T> {
-    /// For serde: what an older peer or record does not say is not limited.
-    pub fn all() -> GrantScope<T> {
-        GrantScope::All
-    }
-
-    pub fn is_all(&self) -> bool {
-        matches!(self, GrantScope::All)
-    }
-
-    pub fn allows(&self, one: &T) -> bool {
-        match self {
-            GrantScope::All => true,
-            GrantScope::Only(some) => some.contains(one),
-        }
-    }
-
-    fn insert(&mut self, one: T) {
-        match self {
-            GrantScope::All => {}
-            GrantScope::Only(some) => {
-                some.insert(one);
-            }
-        }
-    }
-
-    fn with(self, more: GrantScope<T>) -> GrantScope<T> {
-        match (self, more) {
-            (GrantScope::All, _) | (_, GrantScope::All) => GrantScope::All,
-            (GrantScope::Only(mut some), GrantScope::Only(more)) => {
-                some.extend(more);
-                GrantScope::Only(some)
-            }
-        }
-    }
-
-    fn without(self, less: &GrantScope<T>) -> GrantScope<T> {
-        match (self, less) {
-            (_, GrantScope::All) => GrantScope::Only(BTreeSet::new()),
-            (GrantScope::All, GrantScope::Only(_)) => GrantScope::All,
-            (GrantScope::Only(mut some), GrantScope::Only(less)) => {
-                some.retain(|one| !less.contains(one));
-                GrantScope::Only(some)
-            }
-        }
-    }
-}
-
 impl GrantScope<Pattern> {
     pub fn matches(&self, namespace: &str) -> bool {
         match self {
@@ -336,12 +280,6 @@ impl GrantScope<Pattern> {
                 Pattern::BeginsWith(begin) => namespace.starts_with(begin.as_str()),
             }),
         }
-    }
-}
-
-impl<T: Ord> Default for GrantScope<T> {
-    fn default() -> Self {
-        GrantScope::Only(BTreeSet::new())
     }
 }
 

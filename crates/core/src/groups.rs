@@ -9,7 +9,7 @@
 use crate::id::ProcKey;
 use crate::process::Process;
 use crate::spec::{ProcessGroup, Weight};
-use crate::supervise::LimitHistory;
+use crate::usage::LimitHistory;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

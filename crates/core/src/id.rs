@@ -1,6 +1,5 @@
 //! One id type per kind of thing. Each is parsed at the edge and trusted inside.
 
-use crate::spec::Instances;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -10,6 +9,9 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadId(String);
+
+/// Maximum number of instances of one proc on one host.
+pub const MAX_INSTANCES: u32 = 64;
 
 /// The one prefix of task ids, as GSE's callers know it.
 const TASK_PREFIX: &str = "GSETASK:";
@@ -62,7 +64,7 @@ impl OpId {
     #[must_use]
     pub fn part(self, instance: u32) -> OpId {
         let (whole, _) = self.whole();
-        OpId { index: whole.index + instance.min(Instances::MAX) * Self::PART, ..self }
+        OpId { index: whole.index + instance.min(MAX_INSTANCES) * Self::PART, ..self }
     }
 
     /// The op of which this is a part, and for which instance; or itself, if it is no part.
@@ -259,7 +261,7 @@ impl ProcKey {
             // Written in one way only, so that no two keys are the same instance.
             let plain = !number.starts_with('0') && !name.is_empty();
             let number = u32::try_from(digits(number).filter(|_| plain)?).ok()?;
-            (2..=Instances::MAX).contains(&number).then_some((name, number))
+            (2..=MAX_INSTANCES).contains(&number).then_some((name, number))
         });
         match numbered {
             Some((name, number)) => {
@@ -357,7 +359,7 @@ mod tests {
         for index in [0, 1, 99_999, OpId::PART - 1] {
             let op = OpId { task, index };
             assert_eq!(op.whole(), (op, None));
-            let parts: Vec<OpId> = (1..=Instances::MAX).map(|instance| op.part(instance)).collect();
+            let parts: Vec<OpId> = (1..=MAX_INSTANCES).map(|instance| op.part(instance)).collect();
             for (instance, part) in (1..).zip(&parts) {
                 assert_eq!(part.whole(), (op, Some(instance)));
                 assert_eq!(part.part(2), op.part(2));

@@ -11,6 +11,7 @@ pub mod clones;
 pub mod code;
 pub mod data_folder;
 pub mod dispatch;
+mod grant_scope;
 pub mod grants;
 pub mod groups;
 pub mod host_policy;
@@ -25,6 +26,7 @@ pub mod signal;
 pub mod spec;
 pub mod spread;
 pub mod supervise;
+mod usage;
 pub mod wal;
 
 pub use boot_time::BootTime;

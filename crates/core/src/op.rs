@@ -1,7 +1,7 @@
 //! One operation on one process at one host, and how it ended.
 
 use crate::code::Code;
-use crate::grants::GrantScope;
+use crate::grant_scope::GrantScope;
 use crate::spec::{LEAST_LIFE, Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

@@ -7,7 +7,7 @@
 //! field that an older peer does not know is ignored there, and one that it does not send has its default
 //! here.
 
-use crate::id::ProcKey;
+use crate::id::{MAX_INSTANCES, ProcKey};
 use crate::signal::SignalNumber;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -64,8 +64,8 @@ impl Spec {
 pub struct Instances(pub u32);
 
 impl Instances {
-    /// More of one proc on one host are not started by one request.
-    pub const MAX: u32 = 64;
+    /// One request starts no more of one proc on one host.
+    pub const MAX: u32 = MAX_INSTANCES;
 }
 
 impl Default for Instances {

@@ -1,5 +1,8 @@
 //! House rules that a compiler does not check.
 
+#[path = "house_rules/modules.rs"]
+mod modules;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -209,5 +212,35 @@ fn the_tests_that_the_security_page_names_are_there() {
         let (module, function) = name.split_once("::").expect("a module and a test");
         let function = function.rsplit("::").next().unwrap_or(function);
         assert!(has(module, function), "docs/operator/security.md names {name}, which is nowhere");
+    }
+}
+
+/// The arrows between the top-level modules of each crate point one way, and a reviewer sees a new one.
+#[test]
+fn modules_of_a_crate_form_no_cycle_and_their_graph_is_checked_in() {
+    let graphs: BTreeMap<String, modules::Graph> = crates()
+        .into_iter()
+        .map(|room| (room.clone(), modules::Graph::of(&root().join("crates").join(room).join("src"))))
+        .collect();
+    for (room, graph) in &graphs {
+        if let Some(cycle) = graph.cycle() {
+            panic!(
+                "crates/{room}: modules use one another in a cycle: {}. Move what both need into a module of its own",
+                cycle.join(" -> ")
+            );
+        }
+    }
+    let text: String = graphs.iter().map(|(room, graph)| format!("[{room}]\n{graph}\n")).collect();
+    let pinned = root().join("crates/procfleet/tests/house_rules/modules.txt");
+    if std::fs::read_to_string(&pinned).unwrap_or_default() != text {
+        let now = Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules.txt");
+        std::fs::write(&now, text).expect("the target folder");
+        panic!(
+            "the arrows between modules have changed. Read the difference; if it is wanted, check it in:\n\
+             diff {pinned} {now}\n\
+             cp {now} {pinned}",
+            now = now.display(),
+            pinned = pinned.display()
+        );
     }
 }

@@ -1,8 +1,24 @@
 //! A proc's state as its agent pushes it and the server stores it.
 
-use crate::http::native::ProcState;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcState {
+    Running,
+    Stopped,
+    Starting,
+    Stopping,
+    /// By an operation, or by the agent itself.
+    Restarting,
+    Reloading,
+    /// Something else is under way.
+    Changing,
+    /// Hosted, and started too often in vain.
+    GaveUp,
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcReport {

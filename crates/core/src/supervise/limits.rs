@@ -2,29 +2,11 @@
 
 use crate::process::Process;
 use crate::spec::{LimitSamples, Resource};
-use serde::{Deserialize, Serialize};
+use crate::usage::{LimitHistory, Usage};
 use std::fmt;
 
 /// How many samples an event tells of. Their number is a setting, and an event has to travel.
 const MOST_TOLD: usize = 20;
-
-/// What a process and all that belongs to it use at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Per cent of the whole host.
-    pub cpu: f64,
-    pub mem: f64,
-    /// Open files.
-    pub fd: u64,
-}
-
-impl Usage {
-    fn is_over(&self, limits: &Resource) -> bool {
-        limits.cpu.is_some_and(|limit| self.cpu > limit)
-            || limits.mem.is_some_and(|limit| self.mem > limit)
-            || limits.fd.is_some_and(|limit| self.fd > limit)
-    }
-}
 
 /// The samples of one process that were over a limit, without one between them that was not.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,15 +14,6 @@ pub(super) struct LimitStrain {
     process: Option<Process>,
     over: Vec<Usage>,
     past: LimitHistory,
-}
-
-/// Whether a process has ever kept within its limits. One that has not is no more started than one that does
-/// not live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LimitHistory {
-    #[default]
-    AlwaysOver,
-    OnceWithin,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -83,8 +83,8 @@ mod record;
 mod timetable;
 mod words;
 
+pub use crate::usage::{LimitHistory, Usage};
 pub use event::Severity;
-pub use limits::{LimitHistory, Usage};
 pub use machine::{Machine, group_refusal};
 pub use record::{Record, Rest, ScheduledRun};
 

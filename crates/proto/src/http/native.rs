@@ -2,6 +2,7 @@
 //!
 //! Every answer is wrapped in the same envelope as GSE's: [`Envelope`].
 
+pub use crate::state::ProcState;
 use procfleet_core::id::BusinessId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -209,22 +210,6 @@ pub struct ProcRow {
     pub reported_at: i64,
     /// False: the agent is away, and the row is what it said last.
     pub fresh: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ProcState {
-    Running,
-    Stopped,
-    Starting,
-    Stopping,
-    /// By an operation, or by the agent itself.
-    Restarting,
-    Reloading,
-    /// Something else is under way.
-    Changing,
-    /// Hosted, and started too often in vain.
-    GaveUp,
 }
 
 /// One row of `GET /api/v1/tasks` (query: `limit`).

@@ -31,7 +31,8 @@ pub(super) struct Work {
     /// Counts the open ops; ended ops make room for others.
     pub(super) backlog: Backlog,
     pub(super) changes: watch::Sender<u64>,
-    /// Boxed: a table of unboxed entries would be the largest object in memory, twice its size while it grows.
+    /// Boxed: a table of unboxed entries would be the largest object in memory, and twice as large while it
+    /// grows.
     pub(super) ops: HashMap<OpId, Box<Entry>>,
     pub(super) by_agent: HashMap<AgentId, BTreeSet<OpId>>,
     pub(super) sessions: HashMap<AgentId, Session>,

@@ -13,9 +13,10 @@ use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Stage, Survival};
-use crate::supervise::limits::{LimitHistory, LimitStrain, LimitVerdict, Usage};
+use crate::supervise::limits::{LimitStrain, LimitVerdict};
 use crate::supervise::policy::Fall;
 use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, words};
+use crate::usage::{LimitHistory, Usage};
 use std::sync::Arc;
 
 impl Machine {
