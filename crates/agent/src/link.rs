@@ -19,8 +19,8 @@ use procfleet_core::op::{OpKind, Outcome};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
 use procfleet_proto::link::{
-    BadMessage, Events, Hello, LINK_PATH, LogRead, OpOrder, ReadLog, ReadSpec, Reports, SpecRead,
-    States as StatesMessage, agent_message, decode_server, server_message::Body,
+    BadMessage, Events, Hello, LINK_PATH, LogRead, OmittedAccounts, OpOrder, ReadLog, ReadSpec, Reports,
+    SpecRead, States as StatesMessage, agent_message, decode_server, server_message::Body,
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use std::cell::Cell;
@@ -184,7 +184,8 @@ impl LinkSession<'_> {
         // The server pings; its silence for three of its own intervals is its end.
         let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
         let mut heard = Instant::now();
-        let mut questions = OpenQuestions::default();
+        let omitted = OmittedAccounts::of(&welcome);
+        let mut questions = OpenQuestions { answering: JoinSet::new(), omitted };
         let mut batch = BatchSize::up_to(EVENTS_BYTES);
         let mut events = match welcome.takes_events {
             true => Telling::Due,
@@ -248,7 +249,7 @@ impl LinkSession<'_> {
                         Body::ReadSpec(question) => {
                             questions.take_spec(self.supervisor, self.journal, question);
                         }
-                        body => self.heed(epoch, body).await?,
+                        body => self.heed(epoch, omitted, body).await?,
                     }
                 }
                 answer = questions.next() => send(&mut socket, answer).await?,
@@ -324,7 +325,7 @@ impl LinkSession<'_> {
         Ok(Telling::Awaited { sent })
     }
 
-    async fn heed(&self, epoch: Epoch, body: Body) -> Result<(), LinkEnd> {
+    async fn heed(&self, epoch: Epoch, omitted: OmittedAccounts, body: Body) -> Result<(), LinkEnd> {
         match body {
             Body::Op(op) => {
                 hit(Point::AgentOpReceived);
@@ -334,7 +335,7 @@ impl LinkSession<'_> {
                     return Ok(());
                 }
                 let kind = op.kind;
-                match OpOrder::try_from(op) {
+                match OpOrder::read(op, omitted) {
                     Ok(order) => self.supervisor.order(order).await,
                     // Nothing was run for the op, so the journal need not know it: if the op comes again, so
                     // does this answer.
@@ -387,10 +388,10 @@ fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
     Outcome::without_agent(code, message, OpKind::from_number(kind.into()).unwrap_or(OpKind::Start))
 }
 
-/// Questions that are being answered. They end with the session: whoever asked is told by the server.
-#[derive(Default)]
+/// Questions that are being answered. They end with the session; the server answers its callers then.
 struct OpenQuestions {
     answering: JoinSet<agent_message::Body>,
+    omitted: OmittedAccounts,
 }
 
 impl OpenQuestions {
@@ -399,9 +400,9 @@ impl OpenQuestions {
             let busy = LogRead { id: question.id, code: Code::Busy.number(), message, ..LogRead::default() };
             self.answering.spawn(async move { agent_message::Body::LogRead(busy) });
         } else {
-            let (host, id) = (supervisor.host(), question.id);
+            let (host, id, omitted) = (supervisor.host(), question.id, self.omitted);
             self.answering.spawn(async move {
-                let answer = panics::catch(log_query::answer(host, question)).await;
+                let answer = panics::catch(log_query::answer(host, question, omitted)).await;
                 agent_message::Body::LogRead(answer.unwrap_or_else(|caught| LogRead {
                     id,
                     code: Code::SystemError.number(),
@@ -417,9 +418,10 @@ impl OpenQuestions {
             let busy = SpecRead { id: question.id, code: Code::Busy.number(), message, spec: Vec::new() };
             self.answering.spawn(async move { agent_message::Body::SpecRead(busy) });
         } else {
-            let (host, journal, id) = (supervisor.host(), journal.clone(), question.id);
+            let (host, journal, id, omitted) =
+                (supervisor.host(), journal.clone(), question.id, self.omitted);
             self.answering.spawn(async move {
-                let answer = panics::catch(specs::answer(host, journal, question)).await;
+                let answer = panics::catch(specs::answer(host, journal, question, omitted)).await;
                 agent_message::Body::SpecRead(answer.unwrap_or_else(|caught| SpecRead {
                     id,
                     code: Code::SystemError.number(),
@@ -469,12 +471,16 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
+/// The next message of a kind that this version knows.
 async fn next(socket: &mut Socket) -> Result<Body, LinkEnd> {
     loop {
         match socket.next().await {
             None | Some(Ok(Message::Close(_))) => return Err(LinkEnd::Closed),
             Some(Err(error)) => return Err(error.into()),
-            Some(Ok(Message::Binary(bytes))) => return Ok(decode_server(&bytes)?),
+            Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
+                Err(BadMessage::Unknown) => debug!("a message of a newer kind was ignored"),
+                body => return Ok(body?),
+            },
             Some(Ok(_)) => {}
         }
     }
@@ -514,20 +520,27 @@ mod tests {
     use procfleet_core::id::TaskId;
     use procfleet_proto::link::{MAX_FRAME, Op};
 
+    const OMITTED: OmittedAccounts = OmittedAccounts::MeanEverybody;
+
     #[test]
     fn an_op_of_a_newer_server_is_answered_for_itself() {
         let op = Op { id: "20261116120000-1-0".to_owned(), kind: 77, ..Op::default() };
-        let fault = OpOrder::try_from(op.clone()).expect_err("no operation has this number");
+        let fault = OpOrder::read(op.clone(), OMITTED).expect_err("no operation has this number");
         let outcome = not_understood(77, &fault);
         assert_eq!(outcome.code, Code::UnknownOp);
         assert!(outcome.message.contains("unknown operation 77"), "{}", outcome.message);
 
         let spec = br#"{"identity": "of the next version"}"#.to_vec();
-        let fault =
-            OpOrder::try_from(Op { kind: OpKind::Start.number(), spec, ..op }).expect_err("no such spec");
+        let op = Op { kind: OpKind::Start.number(), spec, ..op };
+        let fault = OpOrder::read(op.clone(), OMITTED).expect_err("no such spec");
         let outcome = not_understood(0, &fault);
         assert_eq!(outcome.code, Code::ArgsInvalid);
         assert!(outcome.message.contains("sent a bad spec;"), "{}", outcome.message);
+
+        let fault = OpOrder::read(Op { spec: Vec::new(), ..op }, OmittedAccounts::AreRefused);
+        let outcome = not_understood(0, &fault.expect_err("accounts are required"));
+        assert_eq!(outcome.code, Code::ArgsInvalid);
+        assert!(outcome.message.contains("does not state the accounts"), "{}", outcome.message);
     }
 
     /// A hello that is too large would be refused, and the next one too.

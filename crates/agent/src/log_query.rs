@@ -3,7 +3,7 @@
 use crate::exec::{ExecContext, LogExcerpt, LogQuestion, Start};
 use procfleet_core::code::Code;
 use procfleet_core::id::ProcKey;
-use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
+use procfleet_proto::link::{LOG_BYTES, LogRead, OmittedAccounts, ReadLog};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +13,18 @@ const NO_REOPENING: &str = "this agent gives no renamed log its name back any mo
 /// However long the server would wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-pub(crate) async fn answer(context: Arc<ExecContext>, question: ReadLog) -> LogRead {
-    let accounts = question.readers_accounts();
+pub(crate) async fn answer(
+    context: Arc<ExecContext>,
+    question: ReadLog,
+    omitted: OmittedAccounts,
+) -> LogRead {
+    let accounts = question.readable_accounts(omitted);
     let ReadLog { id, namespace, name, at, lines, most, wait_ms, beyond, reopen, .. } = question;
     let proc = ProcKey { namespace, name };
-    let reading = match reopen {
-        true => Err((Code::UnknownOp, NO_REOPENING.to_owned())),
-        false => {
+    let reading = match (reopen, accounts) {
+        (true, _) => Err((Code::UnknownOp, NO_REOPENING.to_owned())),
+        (false, Err(fault)) => Err((Code::ArgsInvalid, format!("the server sent {fault}"))),
+        (false, Ok(accounts)) => {
             let start = at.map_or(Start::Last(lines), Start::At);
             let most = usize::try_from(most).unwrap_or(LOG_BYTES).min(LOG_BYTES);
             let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
@@ -51,8 +56,19 @@ mod tests {
             reopen: true,
             ..ReadLog::default()
         };
-        let answer = answer(host, question).await;
+        let answer = answer(host, question, OmittedAccounts::MeanEverybody).await;
         assert_eq!((answer.id, answer.code), (7, Code::UnknownOp.number()));
         assert!(answer.message.contains("copytruncate"), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn a_question_without_accounts_is_refused_if_the_server_always_states_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let host =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let question = ReadLog { id: 7, namespace: "web".to_owned(), ..ReadLog::default() };
+        let answer = answer(host, question, OmittedAccounts::AreRefused).await;
+        assert_eq!((answer.id, answer.code), (7, Code::ArgsInvalid.number()));
+        assert!(answer.message.contains("accounts"), "{answer:?}");
     }
 }

@@ -8,20 +8,26 @@ use procfleet_core::grants::GrantScope;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::Spec;
-use procfleet_proto::link::{MAX_FRAME, ReadSpec, SpecRead};
+use procfleet_proto::link::{MAX_FRAME, OmittedAccounts, ReadSpec, SpecRead};
 use std::sync::Arc;
 
 /// A larger spec does not fit a frame with what is around it. Requests are limited to less; only many changes
 /// of single fields add up to more.
 const LARGEST: usize = MAX_FRAME - 4 * 1024;
 
-pub(crate) async fn answer(context: Arc<ExecContext>, journal: Journal, question: ReadSpec) -> SpecRead {
-    let accounts = question.readers_accounts();
+pub(crate) async fn answer(
+    context: Arc<ExecContext>,
+    journal: Journal,
+    question: ReadSpec,
+    omitted: OmittedAccounts,
+) -> SpecRead {
+    let accounts = question.readable_accounts(omitted);
     let ReadSpec { id, namespace, name, .. } = question;
     let proc = ProcKey { namespace, name };
-    let told = match context.allow().refusal(OpKind::Query, None) {
-        Some(reason) => Err((Code::NotAllowed, reason)),
-        None => match journal.spec(proc.clone()).await {
+    let told = match (context.allow().refusal(OpKind::Query, None), accounts) {
+        (Some(reason), _) => Err((Code::NotAllowed, reason)),
+        (None, Err(fault)) => Err((Code::ArgsInvalid, format!("the server sent {fault}"))),
+        (None, Ok(accounts)) => match journal.spec(proc.clone()).await {
             Ok(Some(spec)) => told(&spec, &accounts),
             Ok(None) => Err((Code::NoSpec, format!("no spec of {proc} is stored on this host"))),
             Err(failure) => Err((Code::SystemError, format!("the journal cannot be read: {failure}"))),

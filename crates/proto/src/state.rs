@@ -16,8 +16,11 @@ pub enum ProcState {
     Reloading,
     /// Something else is under way.
     Changing,
-    /// Hosted, and started too often in vain.
+    /// Hosted, and given up after too many failed starts.
     GaveUp,
+    /// The agent is newer than the reader and reports a state that the reader does not know.
+    #[serde(other)]
+    Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,7 +61,7 @@ pub struct ProcReport {
     pub user: String,
 }
 
-/// What is under way with a proc.
+/// The operation that is under way for a proc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doing {
@@ -83,7 +86,7 @@ impl ProcReport {
         }
     }
 
-    /// A proc that is known by its name alone, and that nobody looks after for this reason.
+    /// A proc that is known by its name alone and not supervised, with the reason.
     pub fn left_alone(note: String) -> ProcReport {
         ProcReport {
             state: ProcState::GaveUp,

@@ -15,8 +15,8 @@ use procfleet_proto::http::document::{example_request, fields_of};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::link::token::JoinToken;
 use procfleet_proto::link::{
-    BadMessage, GroupsMessage, OpOrder, ProcStateMessage, Report, agent_message, decode_agent, decode_server,
-    server_message,
+    BadMessage, GroupsMessage, OmittedAccounts, OpOrder, ProcStateMessage, Report, agent_message,
+    decode_agent, decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use procfleet_testkit::fuzz::{Fuzz, reversed};
@@ -27,8 +27,8 @@ use std::fmt::{Debug, Display};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// An answer quotes what was sent, but not all of it: fifty faults, each with a place and a reason of 600
-/// characters at most.
+/// An answer quotes only a part of the request: at most fifty faults, each with a path and a reason of at
+/// most 600 characters.
 const LONGEST_ANSWER: usize = 51 * 2 * 601 * 4;
 
 fn golden(ending: &str) -> Vec<(PathBuf, String)> {
@@ -51,7 +51,7 @@ fn frames() -> Vec<Vec<u8>> {
     golden("hex").iter().map(|(_, text)| unhex(text)).collect()
 }
 
-/// It says what is wrong, and does not repeat what was sent.
+/// The text names the fault and does not repeat the message.
 fn check_refusal(refusal: &BadMessage) {
     let text = refusal.to_string();
     assert!(!text.is_empty() && text.len() < 200, "{text}");
@@ -70,7 +70,7 @@ fn frames_of_agents() {
     });
 }
 
-/// What the server does with a message before it believes it.
+/// The checks of the server before it uses a message.
 fn understand(body: agent_message::Body) {
     match body {
         agent_message::Body::Reports(reports) => {
@@ -135,7 +135,7 @@ fn frames_of_servers() {
             assert!(again.len() <= bytes.len(), "it has grown from {} to {}", bytes.len(), again.len());
             assert_eq!(decode_server(&again).expect("our own message"), body);
             if let server_message::Body::Op(op) = body {
-                match OpOrder::try_from(op) {
+                match OpOrder::read(op, OmittedAccounts::MeanEverybody) {
                     Ok(order) => {
                         let spec = order.spec.as_ref().map(|spec| serde_json::to_vec(spec).expect("JSON"));
                         let again = procfleet_proto::link::Op::new(
@@ -147,7 +147,10 @@ fn frames_of_servers() {
                             spec.as_deref(),
                             &order.accounts,
                         );
-                        assert_eq!(OpOrder::try_from(again).expect("our own op"), order);
+                        assert_eq!(
+                            OpOrder::read(again, OmittedAccounts::AreRefused).expect("our own op"),
+                            order
+                        );
                     }
                     Err(refusal) => check_refusal(&refusal),
                 }
@@ -156,7 +159,8 @@ fn frames_of_servers() {
     });
 }
 
-/// A good request of each API that reads one. What has no example is a query, whose values are texts.
+/// A valid request of each API that reads one. APIs without an example have query parameters, whose values
+/// are texts.
 fn requests() -> Vec<(&'static ApiEntry, Value)> {
     let reading = APIS.iter().filter(|api| api.read.is_some());
     let request = |api: &'static ApiEntry| {
@@ -176,7 +180,7 @@ fn check_faults(faults: &Faults) {
     assert!(!text.is_empty() && text.len() <= LONGEST_ANSWER, "an answer of {} bytes", text.len());
 }
 
-/// Every API's own reading code. What is understood does not depend on the order of fields.
+/// The reading code of every API. The result does not depend on the order of fields.
 #[test]
 fn bodies_of_every_api() {
     let (apis, good): (Vec<&ApiEntry>, Vec<Value>) = requests().into_iter().unzip();
@@ -204,7 +208,7 @@ fn check_round_trip<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
     assert_eq!(format!("{again:?}"), format!("{read:?}"));
 }
 
-/// What journals and stores keep.
+/// The stored formats of journals and stores.
 #[test]
 fn stored_specs_and_states() {
     let mut good: Vec<Vec<u8>> = golden("json").into_iter().map(|(_, text)| text.into_bytes()).collect();

@@ -11,9 +11,10 @@ use procfleet_core::spec::{Identity, ProcessGroup, Spec, Weight};
 use procfleet_proto::http::native::ProcState;
 use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
-    AccountList, Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage,
-    Hello, HostFacts, LogRead, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew, Renewed,
-    Report, Reports, SpecRead, States, Welcome, agent_message, decode_agent, decode_server, server_message,
+    Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
+    HostFacts, LogRead, OmittedAccounts, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew,
+    Renewed, Report, Reports, SpecRead, States, Welcome, agent_message, decode_agent, decode_server,
+    server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -67,7 +68,7 @@ fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_agents_say() {
+fn messages_of_agents_match_their_golden_files() {
     use agent_message::Body;
     let report = ProcReport {
         doing: None,
@@ -232,10 +233,19 @@ fn what_agents_say() {
 }
 
 #[test]
-fn what_servers_say() {
+fn messages_of_servers_match_their_golden_files() {
     use server_message::Body;
-    // The text of the first version; what is in a spec today is another matter.
+    // The text of the first version; today's spec has more fields.
     let spec = include_bytes!("golden/spec.json").trim_ascii();
+    let op = Op::new(
+        op_id(),
+        Epoch(3),
+        &proc(),
+        OpKind::Restart,
+        Duration::from_secs(60),
+        Some(spec),
+        &GrantScope::All,
+    );
     let rows = [
         (
             "welcome",
@@ -245,6 +255,7 @@ fn what_servers_say() {
                 heartbeat_ms: 30_000,
                 takes_events: false,
                 renew_in_ms: None,
+                limits_accounts: false,
             }),
         ),
         (
@@ -255,6 +266,7 @@ fn what_servers_say() {
                 heartbeat_ms: 30_000,
                 takes_events: true,
                 renew_in_ms: None,
+                limits_accounts: false,
             }),
         ),
         (
@@ -265,7 +277,12 @@ fn what_servers_say() {
                 heartbeat_ms: 30_000,
                 takes_events: true,
                 renew_in_ms: Some(0),
+                limits_accounts: false,
             }),
+        ),
+        (
+            "welcome_accounts",
+            Body::Welcome(Welcome { epoch: 3, limits_accounts: true, ..Welcome::default() }),
         ),
         (
             "read_spec",
@@ -273,15 +290,23 @@ fn what_servers_say() {
                 id: 3,
                 namespace: "web".to_owned(),
                 name: "nginx".to_owned(),
-                accounts: vec!["www".to_owned()],
-                only_accounts: None,
+                earlier_accounts: vec!["www".to_owned()],
+                accounts: None,
             }),
         ),
         (
             "read_spec_accounts",
             Body::ReadSpec(ReadSpec {
                 id: 3,
-                only_accounts: Some(AccountList { names: vec!["www".to_owned()] }),
+                accounts: Some((&GrantScope::Only(["www".to_owned()].into())).into()),
+                ..ReadSpec::default()
+            }),
+        ),
+        (
+            "read_spec_everybody",
+            Body::ReadSpec(ReadSpec {
+                id: 3,
+                accounts: Some((&GrantScope::All).into()),
                 ..ReadSpec::default()
             }),
         ),
@@ -297,17 +322,21 @@ fn what_servers_say() {
                 wait_ms: 30_000,
                 beyond: 10,
                 reopen: true,
-                accounts: vec!["www".to_owned()],
-                only_accounts: None,
+                earlier_accounts: vec!["www".to_owned()],
+                accounts: None,
             }),
         ),
         (
             "read_log_accounts",
             Body::ReadLog(ReadLog {
                 id: 3,
-                only_accounts: Some(AccountList { names: vec!["www".to_owned()] }),
+                accounts: Some((&GrantScope::Only(["www".to_owned()].into())).into()),
                 ..ReadLog::default()
             }),
+        ),
+        (
+            "read_log_everybody",
+            Body::ReadLog(ReadLog { id: 3, accounts: Some((&GrantScope::All).into()), ..ReadLog::default() }),
         ),
         (
             "op_accounts",
@@ -334,18 +363,9 @@ fn what_servers_say() {
             )),
         ),
         ("events_stored", Body::EventsStored(EventsStored { journal: "j1".to_owned(), up_to: 4 })),
-        (
-            "op",
-            Body::Op(Op::new(
-                op_id(),
-                Epoch(3),
-                &proc(),
-                OpKind::Restart,
-                Duration::from_secs(60),
-                Some(spec),
-                &GrantScope::All,
-            )),
-        ),
+        // A server of an earlier version omits the accounts to say "everybody".
+        ("op", Body::Op(Op { accounts: None, ..op.clone() })),
+        ("op_everybody", Body::Op(op)),
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
         ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 })),
         ("refused", Body::Refused(Refused { reason: "no".to_owned() })),
@@ -388,13 +408,13 @@ fn what_servers_say() {
 }
 
 #[test]
-fn a_spec_of_the_first_version_means_what_it_meant() {
+fn a_spec_of_the_first_version_is_still_understood() {
     let old: Spec = serde_json::from_slice(include_bytes!("golden/spec.json")).expect("readable");
     assert_eq!(old, spec());
 }
 
 #[test]
-fn orders_and_outcomes_come_through_whole() {
+fn orders_and_outcomes_survive_a_round_trip() {
     let json = serde_json::to_vec(&spec()).expect("JSON");
     let op = Op::new(
         op_id(),
@@ -405,24 +425,86 @@ fn orders_and_outcomes_come_through_whole() {
         Some(&json),
         &GrantScope::All,
     );
-    let order = OpOrder::try_from(op).expect("an order");
+    let order = OpOrder::read(op, OmittedAccounts::AreRefused).expect("an order");
     assert_eq!(
         (order.op, order.epoch, order.kind, order.spec),
         (op_id(), Epoch(3), OpKind::Kill, Some(spec()))
     );
-    for accounts in [GrantScope::All, GrantScope::default(), GrantScope::Only(["www".to_owned()].into())] {
-        let op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &accounts);
-        assert_eq!(OpOrder::try_from(op).expect("an order").accounts, accounts, "nobody is not everybody");
-    }
-    for accounts in [GrantScope::All, GrantScope::default(), GrantScope::Only(["www".to_owned()].into())] {
-        let only_accounts = AccountList::of(&accounts);
-        let log = ReadLog { only_accounts: only_accounts.clone(), ..ReadLog::default() };
-        let spec = ReadSpec { only_accounts, ..ReadSpec::default() };
-        assert_eq!(log.readers_accounts(), accounts, "nobody is not everybody");
-        assert_eq!(spec.readers_accounts(), accounts, "nobody is not everybody");
-    }
     let (op, done): (OpId, Option<Outcome>) = Report::done(op_id(), &outcome()).try_into().expect("a report");
     assert_eq!((op, done), (op_id(), Some(outcome())));
+}
+
+/// The accounts that an op, a question about a log and a question about a spec are limited to, after they
+/// were sent.
+fn accounts_received(messages: [server_message::Body; 3], omitted: OmittedAccounts) -> [Accounts; 3] {
+    messages.map(|body| match decode_server(&body.into_bytes()).expect("readable") {
+        server_message::Body::Op(op) => OpOrder::read(op, omitted).map(|order| order.accounts).ok(),
+        server_message::Body::ReadLog(question) => question.readable_accounts(omitted).ok(),
+        server_message::Body::ReadSpec(question) => question.readable_accounts(omitted).ok(),
+        body => panic!("{body:?}"),
+    })
+}
+
+/// `None`: the message is refused.
+type Accounts = Option<GrantScope<String>>;
+
+#[test]
+fn nobody_and_everybody_cannot_be_confused_by_an_empty_list() {
+    use server_message::Body;
+    let op = |accounts| Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, accounts);
+    let all = GrantScope::All;
+    let (nobody, some) = (GrantScope::default(), GrantScope::Only(["www".to_owned()].into()));
+    for accounts in [&all, &nobody, &some] {
+        let messages = [
+            Body::Op(op(accounts)),
+            Body::ReadLog(ReadLog { accounts: Some(accounts.into()), ..ReadLog::default() }),
+            Body::ReadSpec(ReadSpec { accounts: Some(accounts.into()), ..ReadSpec::default() }),
+        ];
+        for omitted in [OmittedAccounts::AreRefused, OmittedAccounts::MeanEverybody] {
+            let received = accounts_received(messages.clone(), omitted);
+            assert_eq!(received, [(); 3].map(|()| Some(accounts.clone())));
+        }
+    }
+    let omitting = [
+        Body::Op(Op { accounts: None, ..op(&all) }),
+        Body::ReadLog(ReadLog::default()),
+        Body::ReadSpec(ReadSpec::default()),
+    ];
+    assert_eq!(accounts_received(omitting.clone(), OmittedAccounts::AreRefused), [None, None, None]);
+    let everybody = [(); 3].map(|()| Some(all.clone()));
+    assert_eq!(accounts_received(omitting, OmittedAccounts::MeanEverybody), everybody);
+}
+
+#[test]
+fn an_outcome_of_a_newer_agent_is_a_system_error_that_names_what_is_unknown() {
+    let mut report = Report::done(op_id(), &outcome());
+    let done = report.done.as_mut().expect("an outcome");
+    done.content = br#"{"archive":{"files":3}}"#.to_vec();
+    let (_, outcome): (OpId, Option<Outcome>) = report.clone().try_into().expect("a report");
+    let outcome = outcome.expect("an outcome");
+    assert_eq!(outcome.code, Code::SystemError);
+    let code = Code::PostCheck.number().to_string();
+    for part in ["content of a kind", &code, "start process (nginx) failed"] {
+        assert!(outcome.message.contains(part), "{part}: {}", outcome.message);
+    }
+    // Malformed JSON is not of a newer version.
+    report.done.as_mut().expect("an outcome").content = b"{".to_vec();
+    assert!(<(OpId, Option<Outcome>)>::try_from(report).is_err());
+}
+
+#[test]
+fn a_state_of_a_newer_agent_keeps_what_every_version_knows() {
+    let mut message = ProcStateMessage::new(&proc(), 9, None);
+    message.forgotten = false;
+    message.report = br#"{"state":"hibernating","hosted":true,"pid":7}"#.to_vec();
+    let report = message.report().expect("readable").expect("a report");
+    assert_eq!((report.state, report.hosted, report.pid), (ProcState::Unknown, true, Some(7)));
+
+    message.report = br#"{"state":"running","hosted":true,"pid":7,"note":["of","parts"]}"#.to_vec();
+    assert!(message.report().expect_err("a note is a text").is_of_a_newer_peer());
+    let report = message.unreadable_report();
+    assert_eq!((report.state, report.hosted, report.pid), (ProcState::Unknown, true, Some(7)));
+    assert!(report.note.contains("upgrade the server"), "{}", report.note);
 }
 
 #[test]
@@ -433,9 +515,9 @@ fn nonsense_is_an_error_and_never_a_panic() {
     }
     let mut op = Op::new(op_id(), Epoch(3), &proc(), OpKind::Kill, Duration::ZERO, None, &GrantScope::All);
     op.kind = 5;
-    assert!(OpOrder::try_from(op.clone()).is_err());
+    assert!(OpOrder::read(op.clone(), OmittedAccounts::AreRefused).is_err());
     (op.kind, op.spec) = (0, b"{".to_vec());
-    assert!(OpOrder::try_from(op.clone()).is_err());
+    assert!(OpOrder::read(op.clone(), OmittedAccounts::AreRefused).is_err());
     (op.spec, op.id) = (Vec::new(), "x".to_owned());
-    assert!(OpOrder::try_from(op).is_err());
+    assert!(OpOrder::read(op, OmittedAccounts::AreRefused).is_err());
 }

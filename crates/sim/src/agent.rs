@@ -11,7 +11,7 @@ use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::{self, ConnectError, Socket};
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
-use procfleet_core::op::OpKind;
+use procfleet_core::op::{OpKind, Outcome};
 use procfleet_proto::link::{
     BadMessage, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, SpecRead, States,
     agent_message, decode_server, server_message::Body,
@@ -217,19 +217,15 @@ impl Agent {
             ip: String::new(),
         };
         send(socket, agent_message::Body::Hello(hello)).await?;
-        let answer = tokio::time::timeout(WELCOME, socket.next()).await.map_err(|_| SimSessionEnd::Closed)?;
-        match answer {
-            Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes)? {
-                Body::Welcome(welcome) => {
-                    let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
-                    Ok((Epoch(welcome.epoch), patience))
-                }
-                Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
-                // Nothing else may come first.
-                _ => Err(SimSessionEnd::Protocol(BadMessage::Empty)),
-            },
-            Some(Err(error)) => Err(error.into()),
-            Some(Ok(_)) | None => Err(SimSessionEnd::Closed),
+        let answer = tokio::time::timeout(WELCOME, first(socket)).await.map_err(|_| SimSessionEnd::Closed)?;
+        match answer? {
+            Body::Welcome(welcome) => {
+                let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
+                Ok((Epoch(welcome.epoch), patience))
+            }
+            Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
+            // Nothing else may come first.
+            _ => Err(SimSessionEnd::Protocol(BadMessage::Empty)),
         }
     }
 
@@ -242,7 +238,10 @@ impl Agent {
         let body = match message {
             None | Some(Ok(Message::Close(_))) => return Err(SimSessionEnd::Closed),
             Some(Err(error)) => return Err(error.into()),
-            Some(Ok(Message::Binary(bytes))) => decode_server(&bytes)?,
+            Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
+                Err(BadMessage::Unknown) => return Ok(()),
+                body => body?,
+            },
             // Pings are answered by the library when the socket is next flushed.
             Some(Ok(_)) => return Ok(socket.flush().await?),
         };
@@ -296,11 +295,20 @@ impl Agent {
         if self.random.percent(self.shared.script.drop.received_percent) {
             return Err(SimSessionEnd::Dropped);
         }
-        let kind = OpKind::from_number(u64::from(order.kind)).ok_or(BadMessage::Kind(order.kind))?;
+        let received = now_ns();
         count(&counters.begun);
+        let Some(kind) = OpKind::from_number(u64::from(order.kind)) else {
+            let reason = format!("a simulated agent does not know operation {}", order.kind);
+            let outcome = Outcome::without_agent(Code::UnknownOp, reason, OpKind::Start);
+            let report = Box::new(Report::done(op, &outcome));
+            let times = Times { received, reported: 0 };
+            self.ops.insert(op, UnconfirmedOp::Ended { report, sent: None, times });
+            count(&counters.ended);
+            return Ok(());
+        };
         let proc = ProcKey { namespace: order.namespace, name: order.name };
         let due = Instant::now() + self.shared.script.take(&mut self.random);
-        self.ops.insert(op, UnconfirmedOp::Running { due, kind, proc, received: now_ns(), told: false });
+        self.ops.insert(op, UnconfirmedOp::Running { due, kind, proc, received, told: false });
         Ok(())
     }
 
@@ -407,6 +415,20 @@ impl Agent {
         let every = self.shared.script.drop.every_secs;
         let after = -every * (1.0 - self.random.part()).ln();
         (every > 0.0).then(|| Instant::now() + Duration::from_secs_f64(after.min(86_400.0)))
+    }
+}
+
+/// The first message of a kind that this version knows.
+async fn first(socket: &mut Socket) -> Result<Body, SimSessionEnd> {
+    loop {
+        match socket.next().await {
+            Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
+                Err(BadMessage::Unknown) => {}
+                body => return Ok(body?),
+            },
+            Some(Err(error)) => return Err(error.into()),
+            Some(Ok(_)) | None => return Err(SimSessionEnd::Closed),
+        }
     }
 }
 

@@ -8,7 +8,8 @@
 //! - [`Fleet`]: all of them, running;
 //! - [`FleetPlan`]: how many, where to, and how they behave ([`Script`]);
 //! - [`Figures`]: what they have seen so far;
-//! - [`ManualPeer`]: one by hand, who may say whatever he likes.
+//! - [`ManualPeer`]: an agent by hand, which sends whatever a test wants;
+//! - [`ManualServer`]: a server by hand, likewise.
 //!
 //! What it does not have is a journal: when the fleet ends, what its agents had taken and not reported is
 //! gone, as if each host had lost its disk. While it runs, no connection that breaks makes it forget or
@@ -24,6 +25,7 @@ mod peer;
 mod procs;
 mod random;
 mod script;
+mod server;
 mod trace;
 
 pub use enroll::SimEnrollError;
@@ -32,3 +34,4 @@ pub use files::{room_for_agents, take_all_files};
 pub use fleet::{Fleet, FleetError, FleetPlan};
 pub use peer::{ManualPeer, PeerError, Talk};
 pub use script::{BadScript, DelayRange, Drops, Script, ScriptedEnd, Slow};
+pub use server::{ManualServer, ManualServerError, ManualSession};

@@ -91,7 +91,7 @@ impl Procs {
 
     fn content(&self, kind: OpKind, key: &ProcKey, now: i64) -> Content {
         let proc = self.known.get(key).cloned().unwrap_or_default();
-        if kind != OpKind::Query {
+        if !kind.is_query() {
             return Content::Control {
                 hosted: proc.hosted,
                 proc_name: key.name.clone(),

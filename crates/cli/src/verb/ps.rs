@@ -137,6 +137,7 @@ fn word(state: ProcState) -> &'static str {
         ProcState::Reloading => "reloading",
         ProcState::Changing => "changing",
         ProcState::GaveUp => "gave up",
+        ProcState::Unknown => "unknown",
     }
 }
 

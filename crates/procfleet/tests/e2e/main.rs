@@ -46,6 +46,7 @@ mod lost_log;
 mod lost_store;
 mod many_hosts;
 mod newer_agent;
+mod newer_server;
 mod operations;
 mod operator;
 mod periodic;

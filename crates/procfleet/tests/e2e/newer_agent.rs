@@ -1,11 +1,16 @@
 //! An agent that is newer than the server, as in the middle of an upgrade.
 
-use crate::hostile::{cuts, peer};
+use crate::hostile::{cuts, peer, welcome};
 use crate::up;
 use procfleet_core::code::Code;
+use procfleet_core::id::OpId;
 use procfleet_core::op::{OpKind, Outcome};
-use procfleet_proto::link::{Report, Reports, agent_message, server_message::Body};
+use procfleet_proto::link::{
+    GroupsMessage, ProcStateMessage, Report, Reports, States, agent_message, server_message::Body,
+};
+use procfleet_sim::Talk;
 use procfleet_testkit::Op;
+use serde_json::json;
 
 /// Field 4000 of a message, with two bytes; no version has it yet.
 const NEW_FIELD: [u8; 6] = [0x82, 0xfa, 0x01, 2, b'h', b'i'];
@@ -28,13 +33,7 @@ fn unknown_messages_fields_and_codes_of_a_newer_agent_do_not_end_its_session() {
 
     let proc = up.proc("there").on_host("10.6.2.1").starts("exec sleep 1000");
     let task = proc.submit(Op::Start);
-    let op = loop {
-        match talk.hear() {
-            Some(Body::Op(op)) => break op.id.parse().expect("an op's id"),
-            Some(_) => {}
-            None => panic!("the session has ended"),
-        }
-    };
+    let op = next_op(&mut talk);
     let mut report =
         Report::done(op, &Outcome::without_agent(Code::PostCheck, "of the next version", OpKind::Start));
     report.done.as_mut().expect("an outcome").code = 4_242;
@@ -48,7 +47,75 @@ fn unknown_messages_fields_and_codes_of_a_newer_agent_do_not_end_its_session() {
     );
     // The same session takes the next op.
     proc.submit(Op::Stop);
-    let next = std::iter::from_fn(|| talk.hear()).find(|said| matches!(said, Body::Op(_)));
-    assert!(next.is_some(), "the session goes on");
+    next_op(&mut talk);
     assert_eq!(cuts(&up, "protocol"), 0);
+}
+
+#[test]
+fn unknown_content_states_and_groups_of_a_newer_agent_do_not_end_its_session() {
+    let up = up();
+    let peer = peer(&up, "10.6.2.2");
+    let mut talk = welcome(&peer, "one");
+    let proc = up.proc("there").on_host("10.6.2.2").starts("exec sleep 1000");
+    let task = proc.submit(Op::Start);
+    let op = next_op(&mut talk);
+
+    let state = |name: &str, report: &str| ProcStateMessage {
+        namespace: "newer".to_owned(),
+        name: name.to_owned(),
+        revision: 1,
+        report: report.as_bytes().to_vec(),
+        forgotten: false,
+    };
+    let procs = vec![
+        state("unknown-state", r#"{"state":"hibernating","hosted":true,"pid":7}"#),
+        state("unknown-form", r#"{"state":"running","hosted":true,"pid":8,"note":["of","parts"]}"#),
+        state("known", r#"{"state":"running","hosted":true,"pid":9}"#),
+    ];
+    let mut groups = GroupsMessage::new("newer", 1, &[]);
+    groups.groups = br#"[{"id":"gse","cpu_pool_limit":"a fifth"}]"#.to_vec();
+    let states = States { all: true, procs, groups: vec![groups], log_lines_dropped: 0 };
+    talk.send(agent_message::Body::States(states).into_bytes());
+    let mut report = Report::done(op, &Outcome::without_agent(Code::Success, "archived", OpKind::Start));
+    report.done.as_mut().expect("an outcome").content = br#"{"archive":{"files":3}}"#.to_vec();
+    talk.send(agent_message::Body::Reports(Reports { reports: vec![report] }).into_bytes());
+
+    let outcome = task.outcome();
+    assert_eq!(outcome.code, u64::from(Code::SystemError.number()), "{outcome:?}");
+    assert!(
+        outcome.message.contains("content of a kind") && outcome.message.contains("archived"),
+        "{outcome:?}"
+    );
+    let rows = up.client.data("/api/v1/procs?namespace=newer");
+    let row = |name: &str| {
+        let mut rows = rows.as_array().expect("a list").iter();
+        rows.find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} in {rows:?}")).clone()
+    };
+    assert_eq!(row("known")["state"], "running");
+    assert_eq!(
+        (&row("unknown-state")["state"], &row("unknown-state")["pid"]),
+        (&json!("unknown"), &json!(7))
+    );
+    let unreadable = row("unknown-form");
+    assert_eq!((&unreadable["state"], &unreadable["hosted"]), (&json!("unknown"), &json!(true)));
+    assert!(
+        unreadable["note"].as_str().is_some_and(|note| note.contains("upgrade the server")),
+        "{unreadable}"
+    );
+    assert!(up.stderr().contains("upgrade the server"), "the log names it");
+    // The same session takes the next op.
+    proc.submit(Op::Stop);
+    next_op(&mut talk);
+    assert_eq!(cuts(&up, "protocol"), 0);
+}
+
+#[track_caller]
+fn next_op(talk: &mut Talk<'_>) -> OpId {
+    loop {
+        match talk.hear() {
+            Some(Body::Op(op)) => return op.id.parse().expect("an op's id"),
+            Some(_) => {}
+            None => panic!("the session has ended"),
+        }
+    }
 }

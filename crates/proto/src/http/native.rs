@@ -34,7 +34,7 @@ pub struct CreateToken {
     pub ttl_secs: u64,
     /// How many agents may join with it.
     pub uses: u32,
-    /// Its agents may take the place of one that is connected, or was within the last day.
+    /// An agent that joins may replace one that is connected or was within the last day.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replace: bool,
 }
@@ -50,7 +50,7 @@ pub struct CreatedToken {
     pub bk_cloud_id: u32,
     pub bk_biz_id: u32,
     pub uses: u32,
-    /// Its agents may take the place of one that is connected, or was within the last day.
+    /// An agent that joins may replace one that is connected or was within the last day.
     #[serde(default)]
     pub replace: bool,
     /// Seconds since 1970, UTC.
@@ -97,7 +97,7 @@ pub struct AgentRow {
     /// The business that it belongs to.
     pub bk_biz_id: u32,
     pub bk_biz_name: String,
-    /// When the certificate that it uses ends; seconds since 1970, UTC; 0 where nobody noted it.
+    /// When the agent's certificate expires; seconds since 1970, UTC; 0 if unknown.
     #[serde(default)]
     pub certificate_expires_at: i64,
     /// When it was revoked; 0: it was not.
@@ -105,7 +105,7 @@ pub struct AgentRow {
     pub revoked_at: i64,
     #[serde(default)]
     pub revoked_why: String,
-    /// What operators say of its host.
+    /// Labels of the host, set by operators.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
 }
@@ -163,7 +163,7 @@ pub struct LabelAgents {
 /// `GET /api/v1/ca`, and the answer to what changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CaView {
-    /// The SHA-256 of the CA's certificate: what join tokens pin.
+    /// The SHA-256 of the CA's certificate, which join tokens pin.
     pub sha256: String,
     /// That of its successor, while there is one.
     pub next_sha256: Option<String>,
@@ -208,7 +208,7 @@ pub struct ProcRow {
     pub started_at: i64,
     /// When the agent was last heard.
     pub reported_at: i64,
-    /// False: the agent is away, and the row is what it said last.
+    /// False: the agent is offline, and the row is its last report.
     pub fresh: bool,
 }
 
@@ -219,7 +219,7 @@ pub struct TaskRow {
     pub created_at: i64,
     pub bk_app_code: String,
     pub bk_username: String,
-    /// What it asks for, in words: `start web:nginx`.
+    /// The request in words: `start web:nginx`.
     pub summary: String,
     pub counts: Counts,
     /// When it was cancelled; seconds since 1970, UTC; 0: it was not.
@@ -238,7 +238,7 @@ pub struct Counts {
     pub failed: u64,
 }
 
-/// `GET /api/v1/tasks/{task_id}` (query: `wait_ms`: answer when something changed, or after so long).
+/// `GET /api/v1/tasks/{task_id}` (query: `wait_ms`, a long poll for a change).
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TaskView {
     #[serde(flatten)]
@@ -260,13 +260,13 @@ pub struct OpRow {
     /// 115 while it is open.
     pub error_code: u32,
     pub error_msg: String,
-    /// The same JSON text as in `get_proc_operate_result_v2`; empty while open.
+    /// The JSON text of `get_proc_operate_result_v2`; empty while open.
     pub content: String,
     /// When its agent reported it after the server had ended it without it: seconds since 1970, UTC; 0: it
     /// did not.
     #[serde(default)]
     pub late_at: i64,
-    /// What the agent said then. The outcome stays what it was.
+    /// The late report of the agent. The outcome does not change.
     #[serde(default)]
     pub late_code: u32,
     #[serde(default)]
@@ -283,7 +283,7 @@ pub struct AuditRow {
     pub from: String,
     /// `operate_proc_v2`, `token_create`, ...
     pub action: String,
-    /// What it was about: a task id, a token id.
+    /// The subject: a task id, a token id.
     pub subject: String,
     pub code: u32,
     pub detail: String,
@@ -329,8 +329,8 @@ pub struct AppView {
     pub grants: GrantLists,
 }
 
-/// What an app may use; `*` is everything of its list. In `POST /api/v1/apps/{code}/grant` and `…/revoke`:
-/// what is added or taken away.
+/// The grants of an app; `*` is everything of its list. In `POST /api/v1/apps/{code}/grant` and `…/revoke`:
+/// the grants to add or remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GrantLists {
     pub businesses: Vec<String>,

@@ -1,32 +1,35 @@
-//! Between the messages and `core`'s types.
+//! Conversions between the messages and `core`'s types.
 
 use super::{
     AccountList, AgentMessage, GroupsMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage,
-    agent_message, server_message,
+    Welcome, agent_message, op, read_log, read_spec, server_message,
 };
+use crate::http::native::ProcState;
 use crate::state::ProcReport;
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{BadId, Epoch, OpId, ProcKey};
-use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::op::{Content, OpKind, Outcome};
 use procfleet_core::spec::{ProcessGroup, Spec};
 use prost::Message;
 use std::time::Duration;
 
-/// What a peer sent cannot be used. The text names the field and never repeats the bytes.
+/// Why a message of a peer is invalid. The text names the field and never repeats the bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum BadMessage {
     #[error("not a message of this protocol")]
     Frame(#[from] prost::DecodeError),
     #[error("an empty message, or one that has no place here")]
     Empty,
-    /// The sender is newer. In a session the receiver skips such a message and goes on.
+    /// The sender is newer. The receiver skips such a message, and the session continues.
     #[error("a message of a kind that this version does not know")]
     Unknown,
     #[error("a bad op id")]
     OpId(#[from] BadId),
     #[error("an unknown operation {0}")]
     Kind(u32),
+    #[error("a message that does not state the accounts it is limited to")]
+    AccountsOmitted,
     #[error("a bad {field}")]
     Json {
         field: &'static str,
@@ -73,40 +76,55 @@ pub struct OpOrder {
     pub accounts: GrantScope<String>,
 }
 
-impl AccountList {
-    /// `None`: everybody.
-    pub fn of(accounts: &GrantScope<String>) -> Option<AccountList> {
-        match accounts {
-            GrantScope::All => None,
-            GrantScope::Only(some) => Some(AccountList { names: some.iter().cloned().collect() }),
-        }
+/// How to read a message that does not state the accounts it is limited to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OmittedAccounts {
+    /// From a server of an earlier version.
+    MeanEverybody,
+    /// From a server that always states them ([`Welcome::limits_accounts`]).
+    AreRefused,
+}
+
+impl OmittedAccounts {
+    pub fn of(welcome: &Welcome) -> OmittedAccounts {
+        if welcome.limits_accounts { OmittedAccounts::AreRefused } else { OmittedAccounts::MeanEverybody }
     }
 
-    pub fn scope(list: Option<AccountList>) -> GrantScope<String> {
-        list.map_or(GrantScope::All, |list| GrantScope::Only(list.names.into_iter().collect()))
-    }
-
-    /// `earlier` is the list that servers of earlier versions sent; there an empty one was everybody.
-    fn scope_or(list: Option<&AccountList>, earlier: &[String]) -> GrantScope<String> {
-        match list {
-            Some(list) => AccountList::scope(Some(list.clone())),
-            None if earlier.is_empty() => GrantScope::All,
-            None => GrantScope::Only(earlier.iter().cloned().collect()),
+    /// `earlier` is the list of servers of the first versions.
+    fn scope(self, earlier: &[String]) -> Result<GrantScope<String>, BadMessage> {
+        match self {
+            OmittedAccounts::AreRefused => Err(BadMessage::AccountsOmitted),
+            OmittedAccounts::MeanEverybody if earlier.is_empty() => Ok(GrantScope::All),
+            OmittedAccounts::MeanEverybody => Ok(GrantScope::Only(earlier.iter().cloned().collect())),
         }
     }
 }
 
+/// `None`: every account.
+pub(super) fn account_list(scope: &GrantScope<String>) -> Option<AccountList> {
+    match scope {
+        GrantScope::All => None,
+        GrantScope::Only(some) => Some(AccountList { names: some.iter().cloned().collect() }),
+    }
+}
+
+pub(super) fn scope_of(list: &AccountList) -> GrantScope<String> {
+    GrantScope::Only(list.names.iter().cloned().collect())
+}
+
 impl super::ReadLog {
-    /// Whose lines may be read.
-    pub fn readers_accounts(&self) -> GrantScope<String> {
-        AccountList::scope_or(self.only_accounts.as_ref(), &self.accounts)
+    /// The OS accounts whose output may be read.
+    pub fn readable_accounts(&self, omitted: OmittedAccounts) -> Result<GrantScope<String>, BadMessage> {
+        let stated = self.accounts.as_ref().map(read_log::Accounts::scope);
+        stated.map_or_else(|| omitted.scope(&self.earlier_accounts), Ok)
     }
 }
 
 impl super::ReadSpec {
-    /// Whose spec may be read.
-    pub fn readers_accounts(&self) -> GrantScope<String> {
-        AccountList::scope_or(self.only_accounts.as_ref(), &self.accounts)
+    /// The OS accounts whose specs may be read.
+    pub fn readable_accounts(&self, omitted: OmittedAccounts) -> Result<GrantScope<String>, BadMessage> {
+        let stated = self.accounts.as_ref().map(read_spec::Accounts::scope);
+        stated.map_or_else(|| omitted.scope(&self.earlier_accounts), Ok)
     }
 }
 
@@ -129,14 +147,17 @@ impl Op {
             kind: kind.number(),
             start_within_ms: u64::try_from(start_within.as_millis()).unwrap_or(u64::MAX),
             spec: spec.unwrap_or_default().to_vec(),
-            only_accounts: AccountList::of(accounts),
+            accounts: Some(accounts.into()),
         }
     }
 }
 
-impl TryFrom<Op> for OpOrder {
-    type Error = BadMessage;
-    fn try_from(op: Op) -> Result<OpOrder, BadMessage> {
+impl OpOrder {
+    pub fn read(op: Op, omitted: OmittedAccounts) -> Result<OpOrder, BadMessage> {
+        let accounts = match op.accounts.as_ref().map(op::Accounts::scope) {
+            Some(stated) => stated,
+            None => omitted.scope(&[])?,
+        };
         let spec = match op.spec.as_slice() {
             [] => None,
             json => Some(from_json("spec", json)?),
@@ -148,7 +169,7 @@ impl TryFrom<Op> for OpOrder {
             kind: OpKind::from_number(u64::from(op.kind)).ok_or(BadMessage::Kind(op.kind))?,
             start_within: Duration::from_millis(op.start_within_ms),
             spec,
-            accounts: AccountList::scope(op.only_accounts),
+            accounts,
         })
     }
 }
@@ -182,7 +203,12 @@ impl TryFrom<Report> for (OpId, Option<Outcome>) {
         let outcome = report
             .done
             .map(|done| {
-                let content = from_json("content", &done.content)?;
+                let content = match from_json("content", &done.content) {
+                    Err(fault) if fault.is_of_a_newer_peer() => {
+                        return Ok(unknown_content(done.code, &done.message));
+                    }
+                    content => content?,
+                };
                 Ok::<_, BadMessage>(match Code::from_number(done.code) {
                     Some(code) => Outcome::new(code, done.message, content),
                     None => Outcome::new(Code::SystemError, unknown_code(done.code, &done.message), content),
@@ -200,6 +226,29 @@ fn unknown_code(number: u32, message: &str) -> String {
     )
 }
 
+/// A newer agent may have more kinds of content. As with a code, refusing the report would make the agent
+/// repeat it until the server is upgraded.
+fn unknown_content(code: u32, message: &str) -> Outcome {
+    let reason = format!(
+        "the agent answered with code {code} and content of a kind that this server does not know; upgrade the \
+         server: {message}"
+    );
+    let content = Content::Control { hosted: false, proc_name: String::new(), setup_path: String::new() };
+    Outcome::new(Code::SystemError, reason, content)
+}
+
+impl BadMessage {
+    /// Whether the text is well-formed JSON with a field or value that this version does not know. Malformed
+    /// JSON is a fault of the peer and not a sign of its age.
+    pub fn is_of_a_newer_peer(&self) -> bool {
+        matches!(self, BadMessage::Json { source, .. } if source.is_data())
+    }
+}
+
+/// The note of a proc whose report cannot be read.
+const UNREADABLE_STATE: &str =
+    "the agent reports this state in a form that this server does not know; upgrade the server";
+
 impl ProcStateMessage {
     /// `None`: the proc is forgotten.
     pub fn new(proc: &ProcKey, revision: u64, report: Option<&ProcReport>) -> ProcStateMessage {
@@ -212,9 +261,21 @@ impl ProcStateMessage {
         }
     }
 
-    /// Checks that the report can be read; what is stored is its text.
+    /// Checks that the report can be read. The server stores its text.
     pub fn report(&self) -> Result<Option<ProcReport>, BadMessage> {
         if self.forgotten { Ok(None) } else { from_json("state", &self.report).map(Some) }
+    }
+
+    /// The part of a newer agent's report that every version knows.
+    pub fn unreadable_report(&self) -> ProcReport {
+        let json: serde_json::Value = serde_json::from_slice(&self.report).unwrap_or_default();
+        ProcReport {
+            state: ProcState::Unknown,
+            hosted: json["hosted"].as_bool().unwrap_or_default(),
+            pid: json["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()),
+            user: json["user"].as_str().unwrap_or_default().to_owned(),
+            ..ProcReport::left_alone(UNREADABLE_STATE.to_owned())
+        }
     }
 }
 

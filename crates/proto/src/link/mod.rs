@@ -8,7 +8,7 @@
 mod convert;
 pub mod token;
 
-pub use convert::{BadMessage, Done, OpOrder, decode_agent, decode_server};
+pub use convert::{BadMessage, Done, OmittedAccounts, OpOrder, decode_agent, decode_server};
 
 /// The path of the link, and of enrolment, on the server's link port.
 pub const LINK_PATH: &str = "/link/v1";
@@ -95,7 +95,7 @@ pub struct Hello {
     /// The ops that the agent has in its journal without an outcome: they need not be sent again.
     #[prost(string, repeated, tag = "4")]
     pub taken: Vec<String>,
-    /// What the host is; absent from agents of the first version.
+    /// Facts about the host; absent from agents of the first version.
     #[prost(message, optional, tag = "5")]
     pub host: Option<HostFacts>,
     /// Whether this agent understands [`Renewed`] and [`Cancel`]; one of an earlier version would end the
@@ -112,17 +112,17 @@ pub struct Hello {
     /// ([`procfleet_core::spec::Spec::change`]); one of an earlier version would replace the whole spec.
     #[prost(bool, tag = "12")]
     pub changes_specs: bool,
-    /// Whether this agent heeds [`Op::only_accounts`] and [`ReadLog::only_accounts`]. One of an earlier
-    /// version ignores them, so it is given no op and asked no question of an app that is limited to
-    /// accounts.
+    /// Whether this agent checks [`Op::accounts`], [`ReadLog::accounts`] and [`ReadSpec::accounts`]. An agent
+    /// of an earlier version ignores them, so the server sends it no op and no question of an app that is
+    /// limited to accounts.
     #[prost(bool, tag = "13")]
     pub limits_accounts: bool,
-    /// The address that the agent was told its host is known by; empty: the one that it connects from.
+    /// The configured address of the host; empty: the address of the connection.
     #[prost(string, tag = "14")]
     pub ip: String,
 }
 
-/// What does not change while an agent runs.
+/// Properties that do not change while an agent runs.
 #[derive(Clone, PartialEq, prost::Message, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct HostFacts {
@@ -161,6 +161,10 @@ pub struct Welcome {
     /// In how long the agent is to ask for its next certificate; absent from servers that renew none.
     #[prost(uint64, optional, tag = "9")]
     pub renew_in_ms: Option<u64>,
+    /// Whether this server always states the accounts of [`Op`], [`ReadLog`] and [`ReadSpec`]. The agent then
+    /// refuses a message that omits them. Servers of earlier versions omit them to say "everybody".
+    #[prost(bool, tag = "10")]
+    pub limits_accounts: bool,
 }
 
 /// Carry this out, once.
@@ -177,23 +181,67 @@ pub struct Op {
     /// GSE's number of the operation.
     #[prost(uint32, tag = "5")]
     pub kind: u32,
-    /// From now on, so long; then it must not begin any more.
+    /// The op must begin within this time from now.
     #[prost(uint64, tag = "6")]
     pub start_within_ms: u64,
     /// JSON; empty: use the stored one.
     #[prost(bytes = "vec", tag = "7")]
     pub spec: Vec<u8>,
-    /// Refuse it if any other OS account has to do with it. Absent: any account may.
-    #[prost(message, optional, tag = "8")]
-    pub only_accounts: Option<AccountList>,
+    /// Refuse the op if it involves any other OS account. Servers of earlier versions omit it for
+    /// "everybody".
+    #[prost(oneof = "op::Accounts", tags = "8, 9")]
+    pub accounts: Option<op::Accounts>,
 }
 
-/// OS accounts by their names. An empty list is nobody; "everybody" is said by its absence.
+/// OS accounts by their names. An empty list is nobody.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AccountList {
     #[prost(string, repeated, tag = "1")]
     pub names: Vec<String>,
 }
+
+/// Every OS account.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Everybody {}
+
+/// The OS accounts that a message is limited to. "Everybody" and "nobody" are different variants on the wire,
+/// so neither a forgotten field nor an empty list means "everybody". The tags of a protobuf oneof belong to
+/// its message, so each message has its own.
+macro_rules! accounts {
+    ($message:ident, only = $only:tt, everybody = $everybody:tt) => {
+        pub mod $message {
+            #[derive(Clone, PartialEq, prost::Oneof)]
+            pub enum Accounts {
+                #[prost(message, tag = $only)]
+                Only(super::AccountList),
+                #[prost(message, tag = $everybody)]
+                Everybody(super::Everybody),
+            }
+
+            impl From<&procfleet_core::grants::GrantScope<String>> for Accounts {
+                fn from(scope: &procfleet_core::grants::GrantScope<String>) -> Accounts {
+                    match super::convert::account_list(scope) {
+                        Some(list) => Accounts::Only(list),
+                        None => Accounts::Everybody(super::Everybody {}),
+                    }
+                }
+            }
+
+            impl Accounts {
+                pub fn scope(&self) -> procfleet_core::grants::GrantScope<String> {
+                    match self {
+                        Accounts::Only(list) => super::convert::scope_of(list),
+                        Accounts::Everybody(_) => procfleet_core::grants::GrantScope::All,
+                    }
+                }
+            }
+        }
+    };
+}
+
+accounts!(op, only = "8", everybody = "9");
+accounts!(read_log, only = "11", everybody = "12");
+accounts!(read_spec, only = "5", everybody = "6");
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Reports {
@@ -235,11 +283,11 @@ pub struct States {
     pub all: bool,
     #[prost(message, repeated, tag = "2")]
     pub procs: Vec<ProcStateMessage>,
-    /// Namespaces whose process groups have changed; all that have some after a connect. Absent from agents
-    /// that know none.
+    /// Namespaces whose process groups have changed; after a connect, all namespaces with groups. Absent from
+    /// agents that do not know groups.
     #[prost(message, repeated, tag = "3")]
     pub groups: Vec<GroupsMessage>,
-    /// How many lines of its own log the agent has lost since it last said so.
+    /// Number of lines of its own log that the agent has lost since its last report.
     #[prost(uint64, tag = "4")]
     pub log_lines_dropped: u64,
 }
@@ -251,7 +299,7 @@ pub struct GroupsMessage {
     /// Grows with every change that this agent reports.
     #[prost(uint64, tag = "2")]
     pub revision: u64,
-    /// JSON of a list of [`procfleet_core::spec::ProcessGroup`]; an empty list: there are none any more.
+    /// JSON of a list of [`procfleet_core::spec::ProcessGroup`]; an empty list if the groups were removed.
     #[prost(bytes = "vec", tag = "3")]
     pub groups: Vec<u8>,
 }
@@ -268,12 +316,12 @@ pub struct ProcStateMessage {
     /// JSON of [`crate::state::ProcReport`]; empty if the proc is forgotten.
     #[prost(bytes = "vec", tag = "4")]
     pub report: Vec<u8>,
-    /// The proc is not to be remembered any more.
+    /// The proc was unregistered.
     #[prost(bool, tag = "5")]
     pub forgotten: bool,
 }
 
-/// What happened to procs without an op. Each is sent until it is confirmed.
+/// Events of procs. Each is sent until it is confirmed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Events {
     #[prost(message, repeated, tag = "1")]
@@ -298,7 +346,7 @@ pub struct EventMessage {
     /// `exited`, `gave_up`, ...
     #[prost(string, tag = "6")]
     pub kind: String,
-    /// What happened, for people.
+    /// The event in words.
     #[prost(string, tag = "7")]
     pub message: String,
     /// JSON of `core`'s event.
@@ -324,41 +372,41 @@ pub struct EventsStored {
     pub up_to: u64,
 }
 
-/// What has this proc written? It is a question and no op: nothing is run, nothing is journalled, and nobody
-/// asks twice.
+/// Asks for the output of a proc. This is a query and not an op: no command is run, nothing is journalled,
+/// and the question is not repeated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ReadLog {
-    /// The answer bears the same number.
+    /// The answer has the same number.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(string, tag = "2")]
     pub namespace: String,
     #[prost(string, tag = "3")]
     pub name: String,
-    /// From this place on; absent: the last `lines`.
+    /// The offset of the first byte; absent: the last `lines`.
     #[prost(uint64, optional, tag = "4")]
     pub at: Option<u64>,
     #[prost(uint32, tag = "5")]
     pub lines: u32,
-    /// At most so many bytes; the agent may have less to give.
+    /// The maximum number of bytes; the agent may return fewer.
     #[prost(uint32, tag = "6")]
     pub most: u32,
-    /// So long at most, until the log goes beyond this place.
+    /// How long to wait for the log to grow beyond the offset `beyond`.
     #[prost(uint64, tag = "7")]
     pub wait_ms: u64,
     #[prost(uint64, tag = "8")]
     pub beyond: u64,
-    /// Only servers of earlier versions say so: give a renamed log its name back. Agents refuse it. The tag
-    /// stays taken, for an agent that did not know it would answer as if it had been done.
+    /// Only from servers of earlier versions: give a renamed log its name back. Agents refuse it. The tag
+    /// stays reserved, because an agent that does not know it would answer as if it had been done.
     #[prost(bool, tag = "9")]
     pub reopen: bool,
-    /// What servers of earlier versions say: only if the log is of one of these OS accounts; none: whoever it
-    /// is of.
+    /// The list of servers of the first versions: only if the log is of one of these OS accounts. An empty
+    /// list was everybody.
     #[prost(string, repeated, tag = "10")]
-    pub accounts: Vec<String>,
-    /// Only what runs of these OS accounts wrote. Absent: whoever wrote it.
-    #[prost(message, optional, tag = "11")]
-    pub only_accounts: Option<AccountList>,
+    pub earlier_accounts: Vec<String>,
+    /// Only the output of runs of these OS accounts.
+    #[prost(oneof = "read_log::Accounts", tags = "11, 12")]
+    pub accounts: Option<read_log::Accounts>,
 }
 
 /// The answer to [`ReadLog`].
@@ -371,39 +419,39 @@ pub struct LogRead {
     pub code: u32,
     #[prost(string, tag = "3")]
     pub message: String,
-    /// The place of the first byte.
+    /// The offset of the first byte.
     #[prost(uint64, tag = "4")]
     pub begin: u64,
     #[prost(bytes = "vec", tag = "5")]
     pub bytes: Vec<u8>,
-    /// The place behind the last byte of the log.
+    /// The offset after the last byte of the log.
     #[prost(uint64, tag = "6")]
     pub end: u64,
-    /// How many bytes between what was asked for and the beginning are gone.
+    /// Number of bytes between the requested offset and `begin` that are lost.
     #[prost(uint64, tag = "7")]
     pub skipped: u64,
-    /// What the log is called on the host.
+    /// The path of the log on the host.
     #[prost(string, tag = "8")]
     pub file: String,
 }
 
-/// Which spec is stored for this proc? A question as [`ReadLog`] is one.
+/// Asks for the stored spec of a proc; a query like [`ReadLog`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ReadSpec {
-    /// The answer bears the same number.
+    /// The answer has the same number.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(string, tag = "2")]
     pub namespace: String,
     #[prost(string, tag = "3")]
     pub name: String,
-    /// The form of servers of earlier versions: only if the spec is of one of these OS accounts; an empty
-    /// list is everybody.
+    /// The list of servers of the first versions: only if the spec is of one of these OS accounts. An empty
+    /// list was everybody.
     #[prost(string, repeated, tag = "4")]
-    pub accounts: Vec<String>,
-    /// Only if the spec is of one of these OS accounts. Absent: whoever it is of.
-    #[prost(message, optional, tag = "5")]
-    pub only_accounts: Option<AccountList>,
+    pub earlier_accounts: Vec<String>,
+    /// Only if the spec is of one of these OS accounts.
+    #[prost(oneof = "read_spec::Accounts", tags = "5, 6")]
+    pub accounts: Option<read_spec::Accounts>,
 }
 
 /// The answer to [`ReadSpec`].
@@ -449,7 +497,7 @@ pub struct Enroll {
     /// A certificate signing request in DER.
     #[prost(bytes = "vec", tag = "2")]
     pub csr: Vec<u8>,
-    /// The address that the host is known by; empty: the one that the server sees.
+    /// The address of the host; empty: the address of the connection.
     #[prost(string, tag = "3")]
     pub ip: String,
     #[prost(string, tag = "4")]
@@ -466,7 +514,7 @@ pub struct Enrolled {
     /// The CA's certificate in DER.
     #[prost(bytes = "vec", tag = "3")]
     pub ca: Vec<u8>,
-    /// More CAs that the server may come to use, in DER: there are two while one takes the other's place.
+    /// Further CAs that the server may use, in DER: there are two during a rotation.
     #[prost(bytes = "vec", repeated, tag = "4")]
     pub more_cas: Vec<Vec<u8>>,
 }
@@ -474,8 +522,7 @@ pub struct Enrolled {
 /// An agent asks for its next certificate, and says when it has kept it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Renew {
-    /// A certificate signing request in DER, for a key that was made for it; empty: `kept` is what it is
-    /// about.
+    /// A certificate signing request in DER, for a new key; empty: the message confirms `kept`.
     #[prost(bytes = "vec", tag = "1")]
     pub csr: Vec<u8>,
     /// The SHA-256 of a certificate that is safe on the agent's disk: it will come back with this one.
@@ -483,9 +530,9 @@ pub struct Renew {
     pub kept: Vec<u8>,
 }
 
-/// With a certificate: the answer to [`Renew`]. Without: the agent is to ask for one in so long; in place of
-/// a [`Welcome`] it means that the agent's certificate has expired, and that nothing else will be heard of
-/// it.
+/// With a certificate: the answer to [`Renew`]. Without: the agent should renew its certificate in
+/// `renew_in_ms`. Instead of a [`Welcome`] it means that the agent's certificate has expired, and that only
+/// its renewal is accepted.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Renewed {
     /// In DER.
@@ -498,7 +545,7 @@ pub struct Renewed {
     pub renew_in_ms: u64,
 }
 
-/// Nobody waits for these ops any more: what has not begun must not begin, and each gets its outcome soon.
+/// These ops are cancelled: an op that has not begun must not begin, and each gets its outcome soon.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Cancel {
     #[prost(string, repeated, tag = "1")]

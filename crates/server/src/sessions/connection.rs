@@ -313,6 +313,7 @@ async fn talk(
         heartbeat_ms: u64::try_from(HEARTBEAT.as_millis()).unwrap_or(u64::MAX),
         takes_events: true,
         renew_in_ms: Some(certificates::millis(renew_in)),
+        limits_accounts: true,
     };
     if let Err(end) = in_time(send(socket, Body::Welcome(welcome))).await {
         return end;

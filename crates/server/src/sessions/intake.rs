@@ -205,8 +205,15 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
     let mut shortened = 0;
     for state in states.procs {
-        let report = state.report()?;
+        // A state in a newer form must not end the session: the agent would send it again in the next one.
+        let (report, is_newer) = match state.report() {
+            Err(fault) if fault.is_of_a_newer_peer() => (Some(state.unreadable_report()), true),
+            report => (report?, false),
+        };
         let proc = ProcKey { namespace: state.namespace, name: state.name };
+        if is_newer && link.budgets.complain(agent, link.clock.now()) {
+            warn!(%agent, %proc, "the agent is newer and reports a state that this server cannot read; upgrade the server");
+        }
         let Some(mut report) = report else {
             forgotten.push(proc);
             continue;
@@ -215,8 +222,8 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
         shortened += usize::from(bounded == Bounded::Cut);
         let status = match bounded {
             // The agent's own text: a newer agent's may have fields that this server does not know.
-            Bounded::AsSent => String::from_utf8_lossy(&state.report).into_owned(),
-            Bounded::Clamped | Bounded::Cut => {
+            Bounded::AsSent if !is_newer => String::from_utf8_lossy(&state.report).into_owned(),
+            Bounded::AsSent | Bounded::Clamped | Bounded::Cut => {
                 serde_json::to_string(&report).expect("a report has only text keys, so it is JSON")
             }
         };
@@ -225,7 +232,16 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     link.metrics.shortened(Sent::States, shortened);
     let mut groups = Vec::with_capacity(states.groups.len());
     for message in states.groups {
-        let of_namespace = message.groups()?;
+        let of_namespace = match message.groups() {
+            Err(fault) if fault.is_of_a_newer_peer() => {
+                if link.budgets.complain(agent, link.clock.now()) {
+                    let namespace = &message.namespace;
+                    warn!(%agent, namespace, "the agent is newer and reports process groups that this server cannot read; they are not stored; upgrade the server");
+                }
+                continue;
+            }
+            groups => groups?,
+        };
         let GroupsMessage { namespace, revision, .. } = message;
         groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
     }

@@ -159,7 +159,7 @@ impl Questions {
         agent: &AgentId,
         question: ReadLog,
     ) -> Result<LogRead, Unanswered> {
-        let is_limited = question.only_accounts.is_some();
+        let is_limited = question.accounts.as_ref().is_none_or(|accounts| !accounts.scope().is_all());
         let understood = move |knows: Understands| match knows {
             Understands { logs: false, .. } => Err(Unanswered::TooOld),
             Understands { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
@@ -176,7 +176,7 @@ impl Questions {
     }
 
     pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
-        let is_limited = question.only_accounts.is_some();
+        let is_limited = question.accounts.as_ref().is_none_or(|accounts| !accounts.scope().is_all());
         let body = |id, _page| Body::ReadSpec(ReadSpec { id, ..question });
         let understood = move |knows: Understands| match knows {
             Understands { specs: true, accounts, .. } if accounts || !is_limited => Ok(()),
@@ -248,6 +248,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfleet_core::grants::GrantScope;
+
+    fn everybodys() -> ReadLog {
+        ReadLog { accounts: Some((&GrantScope::All).into()), ..ReadLog::default() }
+    }
+
+    fn everybodys_spec() -> ReadSpec {
+        ReadSpec { accounts: Some((&GrantScope::All).into()), ..ReadSpec::default() }
+    }
 
     fn agent(id: &str) -> AgentId {
         id.parse().expect("an agent id")
@@ -257,19 +266,19 @@ mod tests {
     async fn an_answer_counts_only_from_whom_was_asked() {
         let questions = Questions::default();
         let (one, other) = (agent("a1"), agent("a2"));
-        assert_eq!(questions.ask(&one, ReadLog::default()).await, Err(Unanswered::Away));
+        assert_eq!(questions.ask(&one, everybodys()).await, Err(Unanswered::Away));
         let (outbox, mut asked, _cut) = SessionSender::for_session();
         questions.connected(&other, Epoch(1), &outbox, Understands::default());
-        assert_eq!(questions.ask(&other, ReadLog::default()).await, Err(Unanswered::TooOld));
-        assert_eq!(questions.ask_spec(&other, ReadSpec::default()).await, Err(Unanswered::TooOld));
+        assert_eq!(questions.ask(&other, everybodys()).await, Err(Unanswered::TooOld));
+        assert_eq!(questions.ask_spec(&other, everybodys_spec()).await, Err(Unanswered::TooOld));
 
         let all = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&one, Epoch(2), &outbox, all);
-        let limited = ReadLog { only_accounts: Some(Default::default()), ..ReadLog::default() };
+        let limited = ReadLog { accounts: Some((&GrantScope::default()).into()), ..ReadLog::default() };
         assert_eq!(questions.ask(&one, limited).await, Err(Unanswered::Unchecked));
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, ReadLog::default()).await }
+            async move { questions.ask(&one, everybodys()).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
@@ -280,7 +289,7 @@ mod tests {
 
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, ReadLog::default()).await }
+            async move { questions.ask(&one, everybodys()).await }
         });
         asked.recv().await.expect("a question");
         questions.gone(&one, Epoch(1));
@@ -291,7 +300,7 @@ mod tests {
         questions.connected(&one, Epoch(3), &outbox, all);
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask_spec(&one, ReadSpec::default()).await }
+            async move { questions.ask_spec(&one, everybodys_spec()).await }
         });
         let Some(Body::ReadSpec(question)) = asked.recv().await else { panic!("a question") };
         let answer = SpecRead { id: question.id, spec: b"{}".to_vec(), ..SpecRead::default() };
@@ -300,7 +309,7 @@ mod tests {
 
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, ReadLog { most: 10, ..ReadLog::default() }).await }
+            async move { questions.ask(&one, ReadLog { most: 10, ..everybodys() }).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = LogRead { id: question.id, bytes: vec![0; 11], ..LogRead::default() };
@@ -318,7 +327,7 @@ mod tests {
         let understands = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&agent("a1"), Epoch(2), &outbox, understands);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
-        assert_eq!(questions.ask_within(soon, &agent, ReadLog::default()).await, Err(Unanswered::Silent));
+        assert_eq!(questions.ask_within(soon, &agent, everybodys()).await, Err(Unanswered::Silent));
         assert!(lock(&questions.inner.open).is_empty(), "it was withdrawn");
     }
 }

@@ -11,7 +11,7 @@ use procfleet_core::id::{AgentId, Host};
 use procfleet_core::request::Target;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, split};
-use procfleet_proto::link::{AccountList, LOG_BYTES, LogRead, ReadLog};
+use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -119,7 +119,7 @@ fn question(caller: &Caller, of: &LogOf) -> ReadLog {
     ReadLog {
         namespace: of.proc.namespace.clone(),
         name: of.proc.name.clone(),
-        only_accounts: AccountList::of(caller.rights.accounts()),
+        accounts: Some(caller.rights.accounts().into()),
         ..ReadLog::default()
     }
 }

@@ -9,7 +9,7 @@ use procfleet_core::spec::Spec;
 use procfleet_proto::http::logs::LogOf;
 use procfleet_proto::http::native::SpecView;
 use procfleet_proto::http::spec_form;
-use procfleet_proto::link::{AccountList, ReadSpec, SpecRead};
+use procfleet_proto::link::{ReadSpec, SpecRead};
 use tracing::warn;
 
 pub async fn show(services: &Services, caller: &Caller, of: LogOf) -> Result<SpecView, AppError> {
@@ -18,7 +18,7 @@ pub async fn show(services: &Services, caller: &Caller, of: LogOf) -> Result<Spe
     let question = ReadSpec {
         namespace: of.proc.namespace.clone(),
         name: of.proc.name.clone(),
-        only_accounts: AccountList::of(caller.rights.accounts()),
+        accounts: Some(caller.rights.accounts().into()),
         ..ReadSpec::default()
     };
     let answer = match services.questions.ask_spec(&agent, question).await {
