@@ -25,7 +25,7 @@ pub(super) fn definitions(generator: &mut SchemaGenerator, words: &mut Words) ->
     described.collect()
 }
 
-/// Comments in the code are for those who read it; what is said here has words of its own.
+/// Comments in the code are for its readers; the document has its own texts.
 fn plain(schema: &mut Value) {
     // An enum whose variants have comments is written as one schema per variant.
     if let Some(variants) = schema.get("oneOf").and_then(Value::as_array) {

@@ -22,7 +22,7 @@ pub struct ApiEntry {
     pub repeats: Repeats,
 }
 
-/// Reads a request, or notes what it would read; what it understood can be shown.
+/// Reads a request, or records the fields that it would read; the result can be shown.
 pub type ReadCall = fn(RequestBody<'_>) -> Result<Box<dyn Debug>, Faults>;
 
 /// Where a request's fields stand.
@@ -94,7 +94,7 @@ const fn api(name: &'static str, family: Family, read: ReadCall) -> ApiEntry {
     }
 }
 
-/// One that is asked for nothing.
+/// An API without a request.
 const fn plain(name: &'static str, family: Family) -> ApiEntry {
     ApiEntry { name, family, read: None, varies: None, body: FieldPlace::InBody, repeats: Repeats::Each }
 }

@@ -1,8 +1,8 @@
 //! The API's own document: OpenAPI 3.1, made from the code that reads requests and the types of the answers.
 //!
-//! `apis` says which code reads which API's requests, `request` turns what that code asks for into schemas,
-//! `answer` does it for the types of answers, and `words` has what a machine cannot know: what everything
-//! means, in English and Chinese. Which paths there are comes from whoever serves them.
+//! `apis` maps each API to the code that reads its requests, `request` turns the fields that this code reads
+//! into schemas, `answer` makes schemas of the types of answers, and `words` has the descriptions in English
+//! and Chinese. The server supplies the paths.
 
 mod answer;
 pub mod apis;
@@ -35,7 +35,7 @@ pub enum Method {
     PostOrGet,
 }
 
-/// What comes back.
+/// The form of the answer.
 #[derive(Clone, Copy, Debug)]
 pub enum AnswerEntry {
     /// JSON, in the envelope.
@@ -55,16 +55,16 @@ pub struct ServedPath {
     pub answer: AnswerEntry,
 }
 
-/// The document, and what is wrong with it.
+/// The document, and its faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     pub json: Value,
-    /// What has no words, words for what is not there, what is served or described and not both. The tests
-    /// see to it that there is none.
+    /// Missing and unused texts, and APIs that are only served or only described. A test requires that there
+    /// are none.
     pub faults: Vec<String>,
 }
 
-/// The document of what is served.
+/// The document of the served APIs.
 pub fn openapi(served: &[ServedPath], version: &str) -> Document {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = "/components/schemas".into();

@@ -1,4 +1,4 @@
-//! Schemas of requests, from what the reading code asks for.
+//! Schemas of requests, from the fields that the reading code asks for.
 
 use super::apis::{ApiEntry, Family};
 use super::words::Words;
@@ -19,7 +19,7 @@ pub(super) fn runs(api: &ApiEntry) -> Option<Runs> {
     let read = api.read?;
     let run = |given: &[(&'static str, i64)]| {
         let recorder = Recorder::with(given);
-        // What the code makes of a recorder is of no interest: there is nothing in it.
+        // The result of reading a recorder is ignored, because a recorder has no values.
         let _ = read((&recorder).into());
         recorder.into_record()
     };
@@ -41,8 +41,7 @@ pub(super) fn runs(api: &ApiEntry) -> Option<Runs> {
     Some(Runs { record, sometimes })
 }
 
-/// The places of all fields of an API's requests, in the order in which they are read; also under their other
-/// names.
+/// The JSON paths of all fields of an API's requests, in reading order, including aliases.
 pub fn fields_of(api: &ApiEntry) -> Vec<String> {
     let Some(Runs { record, .. }) = runs(api) else { return Vec::new() };
     let mut fields: Vec<String> = record.fields.iter().map(|(path, _)| path.clone()).collect();
@@ -201,7 +200,7 @@ fn schema_of(api: &ApiEntry, runs: &Runs, path: &str, shape: &Shape, words: &mut
     if filled && schema["type"] == "array" {
         schema["minItems"] = json!(1);
     }
-    // Whoever must send something sometimes may send null for it at other times.
+    // A field that is required only sometimes may be null.
     if need == FieldNeed::None {
         match schema.get_mut("anyOf").and_then(Value::as_array_mut) {
             Some(several) => several.push(json!({"type": "null"})),
