@@ -89,6 +89,11 @@ impl OpKind {
         }
     }
 
+    /// Whether the op only reads: its outcome is a status, and nothing is changed.
+    pub fn is_query(self) -> bool {
+        self == OpKind::Query
+    }
+
     /// Whether it is taken when a disk is full: it ends something, changes nothing that is stored, or makes
     /// room.
     pub fn is_taken_on_a_full_disk(self) -> bool {
