@@ -23,7 +23,7 @@ mod hosting_file;
 pub mod identity;
 pub mod inbox;
 mod journal;
-pub mod lifecycle;
+mod lifecycle;
 mod link;
 mod log_query;
 mod outbox;
@@ -283,7 +283,7 @@ async fn tend_memory(
     tokio::time::sleep(SOON).await;
     loop {
         journal.shrink().await;
-        lifecycle::memory::give_memory_back();
+        procfleet_program::memory::trim_heap();
         supervisor.burst().await;
     }
 }

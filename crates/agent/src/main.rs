@@ -12,6 +12,6 @@ struct Main {
 }
 
 fn main() -> ExitCode {
-    procfleet_agent::lifecycle::signals::hold_signals();
+    procfleet_program::signals::block_signals();
     procfleet_agent::program::main(Main::parse().args)
 }

@@ -4,11 +4,13 @@
 use crate::AgentError;
 use crate::config::{AgentFolder, AgentSettings, ServerAddress, read_policy};
 use crate::exec::{Containment, Rotation, allow_many_files};
-use crate::lifecycle::memory::use_little_memory;
 use crate::lifecycle::reexec::{begin_anew_with, renew};
-use crate::lifecycle::signals::{ignore_reopen_signal, release_signals};
+use crate::lifecycle::signals::ignore_reopen_signal;
 use crate::lifecycle::upgrade;
 use clap::ValueEnum;
+use procfleet_program::memory::configure_allocator;
+use procfleet_program::signals::{stop_requested, unblock_signals};
+use procfleet_program::systemd::quoted;
 use procfleet_program::{EXIT_PANICKED, LogArgs, print_error, printed};
 use procfleet_proto::link::token::JoinToken;
 use std::error::Error;
@@ -124,11 +126,11 @@ impl std::fmt::Debug for Args {
 /// with what the program was given, and somebody has to look.
 const NEEDS_SOMEBODY: u8 = 78;
 
-/// Runs the agent until it is told to stop, or does what looks after it. To be called with signals held
-/// (`hold_signals`).
+/// Runs the agent until it is told to stop, or does what looks after it. To be called with signals blocked
+/// (`block_signals`).
 pub fn main(args: Args) -> ExitCode {
     if args.verb.is_some() {
-        release_signals();
+        unblock_signals();
     }
     match &args.verb {
         None if args.print_systemd_unit => return print_systemd_unit(&args),
@@ -183,7 +185,7 @@ pub fn main(args: Args) -> ExitCode {
     let config =
         AgentSettings { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
-    use_little_memory();
+    configure_allocator();
     // Orphans come to the first thread, and what another one makes is in a list of its own
     // (`exec/watch/children.rs`).
     let agent = std::thread::Builder::new().name("agent".to_owned());
@@ -241,10 +243,10 @@ fn serve(config: AgentSettings, until_stdin_closes: bool) -> Result<AgentEnding,
         signal(SignalKind::hangup())
     };
     ignore_reopen_signal();
-    release_signals();
+    unblock_signals();
     let stop = async move {
         tokio::select! {
-            () = told_to_stop() => AgentEnding::Stop,
+            () = stop_requested() => AgentEnding::Stop,
             () = stdin_closed(), if until_stdin_closes => AgentEnding::Stop,
             () = told_to_renew(hangup) => AgentEnding::Renew,
         }
@@ -290,19 +292,6 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     printed(&include_str!("agent.service").replace("@COMMAND@", &command))
 }
 
-/// As systemd reads it.
-pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:[]@+".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => {
-            let escaped =
-                word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-            format!("\"{escaped}\"")
-        }
-    }
-}
-
 fn failed(error: &dyn Error) -> ExitCode {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -312,20 +301,6 @@ fn failed(error: &dyn Error) -> ExitCode {
     }
     print_error(&text);
     ExitCode::FAILURE
-}
-
-/// SIGTERM or Ctrl-C. The handlers are there when the call returns, and not only when the future runs.
-pub fn told_to_stop() -> impl Future<Output = ()> {
-    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    async move {
-        let (Ok(mut term), Ok(mut int)) = signals else {
-            return std::future::pending().await;
-        };
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
-    }
 }
 
 /// SIGHUP.

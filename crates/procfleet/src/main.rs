@@ -4,12 +4,12 @@ mod generate;
 mod server;
 mod store;
 mod unit;
+#[cfg(feature = "agent")]
 mod up;
 
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use procfleet_agent::lifecycle::signals::{hold_signals, release_signals};
-use procfleet_agent::program;
+use procfleet_program::signals::{block_signals, unblock_signals};
 use procfleet_program::{EXIT_PANICKED, PartEnded, print_error};
 use procfleet_server::ServerError;
 use std::process::ExitCode;
@@ -28,11 +28,13 @@ struct Main {
 #[derive(Subcommand)]
 enum Command {
     /// Everything on this machine: a server, and an agent for this host
+    #[cfg(feature = "agent")]
     Up(up::Args),
     /// The server: API, and the link for agents
     Server(ServerProgram),
     /// The agent: carries out operations on this host and keeps hosted processes alive
-    Agent(program::Args),
+    #[cfg(feature = "agent")]
+    Agent(procfleet_agent::program::Args),
     /// Back up the server's store, or put a backup back
     #[command(subcommand)]
     Store(store::StoreVerb),
@@ -56,24 +58,28 @@ struct ServerProgram {
 }
 
 fn main() -> ExitCode {
-    hold_signals();
+    block_signals();
     let matches = Main::command().get_matches();
     let main = Main::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match main.command {
-        // These unblock what they hold when they listen for it.
-        Command::Up(_) | Command::Server(_) | Command::Agent(_) => {}
+        // These unblock signals when they have handlers.
+        Command::Server(_) => {}
+        #[cfg(feature = "agent")]
+        Command::Up(_) | Command::Agent(_) => {}
         Command::Store(_)
         | Command::Openapi
         | Command::Completions(_)
         | Command::Man(_)
-        | Command::Client(_) => release_signals(),
+        | Command::Client(_) => unblock_signals(),
     }
     let done = match main.command {
+        #[cfg(feature = "agent")]
         Command::Up(args) => unless_panicked(|| up::run(args)),
         Command::Server(args) if args.print_systemd_unit => print_unit(&matches),
         Command::Server(args) => unless_panicked(|| server::run(args.server)),
         Command::Store(verb) => store::run(verb),
-        Command::Agent(args) => return program::main(args),
+        #[cfg(feature = "agent")]
+        Command::Agent(args) => return procfleet_agent::program::main(args),
         Command::Openapi => print_document(),
         Command::Completions(args) => generate::completions(&args, Main::command()),
         Command::Man(args) => generate::man(&args, Main::command()),

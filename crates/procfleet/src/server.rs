@@ -1,8 +1,7 @@
 //! `procfleet server`.
 
 use anyhow::{Context, Result};
-use procfleet_agent::lifecycle::signals::release_signals;
-use procfleet_agent::program;
+use procfleet_program::signals::{stop_requested, unblock_signals};
 use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
 use procfleet_server::config::{ServerSettings, TlsSource};
@@ -135,8 +134,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     runtime.block_on(async {
         let mut server = Server::start(args.into()).await?;
         // Before anybody is told that it is ready, and may tell it to end.
-        let stop = program::told_to_stop();
-        release_signals();
+        let stop = stop_requested();
+        unblock_signals();
         server.add_part("the return of memory", tend_memory());
         announce(&format!(
             "procfleet server is ready: {} (agents: https://{})",
@@ -158,6 +157,6 @@ pub(crate) async fn tend_memory() {
     let mut now_and_then = tokio::time::interval(MEMORY);
     loop {
         now_and_then.tick().await;
-        let _ = tokio::task::spawn_blocking(procfleet_agent::lifecycle::memory::give_memory_back).await;
+        let _ = tokio::task::spawn_blocking(procfleet_program::memory::trim_heap).await;
     }
 }

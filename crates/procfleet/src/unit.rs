@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, ValueHint};
-use procfleet_agent::program::quoted;
+use procfleet_program::systemd::quoted;
 use std::path::Path;
 
 /// The flag that asks for the unit; it is not a part of it.

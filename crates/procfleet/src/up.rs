@@ -9,9 +9,9 @@ use crate::NEEDS_SOMEBODY;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use procfleet_agent::exec::Containment;
-use procfleet_agent::lifecycle::signals::release_signals;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
+use procfleet_program::signals::{stop_requested, unblock_signals};
 use procfleet_program::{LogArgs, announce as say};
 use procfleet_proto::http::native::CreateToken;
 use procfleet_server::usecase::{Caller, tokens};
@@ -65,8 +65,8 @@ async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
     let mut server = Server::start(args.server.into()).await?;
     // Before anybody is told that it is ready, and may tell it to end.
-    let stop = program::told_to_stop();
-    release_signals();
+    let stop = stop_requested();
+    unblock_signals();
     server.add_part("the return of memory", crate::server::tend_memory());
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };

@@ -144,14 +144,16 @@ fn a_type_name_is_defined_once() {
     }
 }
 
-/// `agent/src/exec` works with processes, `agent/src/lifecycle` with the agent program itself.
+/// `agent/src/exec` works with processes, `agent/src/lifecycle` with the agent program itself, and
+/// `program/src/memory.rs` calls two functions of glibc that have no safe wrapper.
 #[test]
-fn unsafe_stays_in_exec_and_lifecycle() {
-    let allowed = ["agent/src/exec/", "agent/src/lifecycle/"];
+fn unsafe_stays_where_it_is_explained() {
+    let allowed = ["agent/src/exec/", "agent/src/lifecycle/", "program/src/memory.rs"];
     for room in crates() {
         for file in rust_files(&root().join("crates").join(room).join("src")) {
             let text = std::fs::read_to_string(&file).expect("a file");
-            let is_unsafe = text.lines().any(|line| line.contains("unsafe {") || line.contains("unsafe fn"));
+            let words = ["unsafe {", "unsafe fn", "unsafe extern", "unsafe impl"];
+            let is_unsafe = words.iter().any(|word| text.contains(word));
             let path = file.to_string_lossy();
             assert!(!is_unsafe || allowed.iter().any(|dir| path.contains(dir)), "{path}");
         }

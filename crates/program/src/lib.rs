@@ -5,13 +5,19 @@
 //! - [`panics`]: a panic is logged with its place and counted. It ends the program, unless it was
 //!   [contained](panics::contain) in a single request or session.
 //! - [`Parts`]: the tasks that a program consists of. None of them may end before the program does.
+//! - [`signals`]: the program's own signals, from its start to its end.
+//! - [`memory`]: settings of the allocator.
+//! - [`systemd`]: quoting for unit files.
 //! - [`print()`], [`announce`], [`print_error`]: lines for people. None of them panics, as `println!` does
 //!   when nobody reads.
 
 mod log;
+pub mod memory;
 pub mod panics;
 mod parts;
+pub mod signals;
 mod stream;
+pub mod systemd;
 
 pub use log::{LogArgs, LogFormat, LogGuard};
 pub use parts::{PartEnded, Parts};

@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
 
 const ABOUT: &str = "\
 Thousands of agents in one process, each with a key, a certificate and a session of its own over procfleet's real link.
@@ -187,7 +186,7 @@ async fn watch(fleet: &Fleet, every: Duration, for_secs: Option<Duration>, json:
     let began = Instant::now();
     let mut told = Figures::default();
     let mut ready = false;
-    let stop = told_to_stop();
+    let stop = procfleet_program::signals::stop_requested();
     tokio::pin!(stop);
     loop {
         let figures = fleet.figures();
@@ -219,14 +218,6 @@ fn line(figures: Figures, json: bool) -> String {
     match json {
         true => serde_json::to_string(&figures).expect("numbers are JSON"),
         false => figures.to_string(),
-    }
-}
-
-async fn told_to_stop() {
-    let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
-    tokio::select! {
-        _ = terminated.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::signals;
 use crate::exec::allow_files_as_given;
+use procfleet_program::signals::unblock_signals;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -18,7 +19,7 @@ pub(crate) fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     allow_files_as_given();
     signals::ignore_hangup();
     // An earlier version would never unblock what it inherits.
-    signals::release_signals();
+    unblock_signals();
     let error = std::process::Command::new(program).args(arguments).exec();
     tracing::error!(program = %program.display(), %error, "the new program cannot be run; the old one begins anew");
     // Its file may have another name by now, or none.

@@ -52,7 +52,7 @@ enum Wait {
         polling: Option<OwnedTask>,
     },
     /// The callback runs; its task removes this entry.
-    Ended(OwnedTask),
+    Ended(#[expect(dead_code, reason = "owned, so that the task ends with `Exits`")] OwnedTask),
 }
 
 /// A task that is aborted when its owner drops it.
