@@ -76,11 +76,11 @@ class Server:
         return int(re.search(r"^procfleet_agents_connected (\d+)", text, re.MULTILINE).group(1))
 
     def memory_kib(self):
-        return measure.pss_kib([self.process.pid])
+        return measure.memory_kib(self.process.pid)
 
     def memory_used(self):
-        most = measure.peak_kib(self.process.pid)
-        return f"{self.memory_kib() / 1024:.0f} and {most / 1024:.0f}"
+        now, most = self.memory_kib(), measure.peak_kib(self.process.pid)
+        return f"{now['pss_kib'] / 1024:.0f}, {now['private_dirty_kib'] / 1024:.0f} and {most / 1024:.0f}"
 
     def cpu_ns(self):
         return measure.cpu_ns([self.process.pid])
@@ -209,11 +209,11 @@ def run(bench, options):
         sim.wait_connected(server, options.agents, options.patience)
         took = time.monotonic() - began
         bench.say(f"join and connect {options.agents}: all are there, s", f"{took:.1f}")
-        server.empty_kib = empty
+        server.empty = empty
         for name, part in parts.items():
             if not options.only or name in options.only:
                 if part is come_back:
-                    bench.say("server: memory after all of this, and at most, MiB", server.memory_used())
+                    bench.say("server: PSS and private dirty memory after all of this, and peak RSS, MiB", server.memory_used())
                 print(name, flush=True)
                 part(bench, options, server, sim)
     finally:
@@ -225,9 +225,10 @@ def run(bench, options):
 def connected(bench, options, server, sim):
     time.sleep(SETTLE)
     full = server.memory_kib()
-    bench.say("server: memory without agents, MiB (PSS)", f"{server.empty_kib / 1024:.1f}")
-    bench.say(f"server: memory with {options.agents}, MiB (PSS)", f"{full / 1024:.1f}")
-    bench.say("memory per connected agent, KiB", f"{(full - server.empty_kib) / options.agents:.1f}")
+    for title, name in (("PSS", "pss_kib"), ("private dirty", "private_dirty_kib")):
+        bench.say(f"server: {title} memory without agents, MiB", f"{server.empty[name] / 1024:.1f}")
+        bench.say(f"server: {title} memory with {options.agents}, MiB", f"{full[name] / 1024:.1f}")
+        bench.say(f"{title} memory per connected agent, KiB", f"{(full[name] - server.empty[name]) / options.agents:.1f}")
     used, began = server.cpu_ns(), time.monotonic()
     time.sleep(options.idle)
     share = (server.cpu_ns() - used) / 1e9 / (time.monotonic() - began)

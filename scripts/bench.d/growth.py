@@ -4,23 +4,13 @@ import csv
 import math
 import os
 
-
-def memory_kib(pid):
-    """Anonymous, private dirty and proportional memory of a process, in KiB."""
-    wanted = {"Anonymous:": "anonymous_kib", "Private_Dirty:": "private_dirty_kib", "Pss:": "pss_kib"}
-    found = {}
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-        for line in file:
-            name, value, *_ = line.split()
-            if name in wanted:
-                found[wanted[name]] = int(value)
-    return found
+import measure
 
 
 def process_figures(pid):
     """Figures of one process; empty if the process has ended."""
     try:
-        figures = memory_kib(pid)
+        figures = measure.memory_kib(pid)
         figures["files"] = len(os.listdir(f"/proc/{pid}/fd"))
         figures["threads"] = len(os.listdir(f"/proc/{pid}/task"))
     except OSError:

@@ -137,19 +137,27 @@ def argv(pid):
         return []
 
 
-def pss_kib(pids):
-    """Memory with each shared page divided among those that share it."""
-    total = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            total += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
-    return total
+def memory_kib(pid):
+    """Anonymous, private dirty and proportional memory of a process, in KiB."""
+    wanted = {"Anonymous:": "anonymous_kib", "Private_Dirty:": "private_dirty_kib", "Pss:": "pss_kib"}
+    found = {}
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        for line in file:
+            name, value, *_ = line.split()
+            if name in wanted:
+                found[wanted[name]] = int(value)
+    return found
+
+
+def memory_of_all_kib(pids):
+    """The sums of the same figures over several processes."""
+    each = [memory_kib(pid) for pid in pids]
+    return {name: sum(figures[name] for figures in each) for name in ("anonymous_kib", "private_dirty_kib", "pss_kib")}
 
 
 def anonymous_kib(pid):
-    """Memory that is no file's: what the program itself has taken and not given back."""
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:"))
+    """Memory that belongs to no file: heap, stacks and changed pages of private mappings."""
+    return memory_kib(pid)["anonymous_kib"]
 
 
 def peak_kib(pid):

@@ -7,6 +7,7 @@ a folder of the bench's own, under a `helper -r` that is init to it, and talks t
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -57,9 +58,12 @@ class Peer:
         if done.returncode != 0:
             raise RuntimeError(f"{command[:3]} ended with {done.returncode}: {self.last_words()}")
 
-    def last_words(self):
+    def all_words(self):
         with open(self.log.name, encoding="utf-8", errors="replace") as log:
-            return log.read()[-500:].strip()
+            return log.read()
+
+    def last_words(self):
+        return self.all_words()[-500:].strip()
 
     def wait_until(self, what, ready):
         deadline = time.monotonic() + READY
@@ -102,19 +106,21 @@ class Peer:
 
 
 class Procfleet(Peer):
-    """`procfleet up`: the agent is the supervisor, and the server has rows of its own.
+    """`procfleet-agent`, built with the `dist` profile, is the supervisor; `procfleet server` has rows of its own.
 
     One call is one operate_proc_multi with an element for each process: foreground start_cmd, no pid file, no stop_cmd (so
     SIGTERM), start_check_secs 1, start_interval 1.
     """
 
     name = "procfleet"
+    server = None
     # Only a life of more than 10 s is stable, and followed by a restart at once.
     life = 10.5
 
     @classmethod
     def find(cls, bench):
-        return None if os.access(bench.procfleet, os.X_OK) else f"{bench.procfleet} is not built"
+        missing = [file for file in (bench.procfleet, bench.agent) if not os.access(file, os.X_OK)]
+        return f"{missing[0]} is not built" if missing else None
 
     @staticmethod
     def version(bench):
@@ -123,19 +129,42 @@ class Procfleet(Peer):
 
     def begin(self):
         data = os.path.join(self.folder, "data")
-        command = [self.bench.procfleet, "up", "--data", data, "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0"]
-        self.launch(command, env={**os.environ, "PROCFLEET_LOG": self.bench.log_level})
-        self.wait_until("procfleet up", lambda: "procfleet is ready" in self.last_words())
+        env = {**os.environ, "PROCFLEET_LOG": self.bench.log_level}
+        self.launch([self.bench.procfleet, "server", "--data", data, "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0"],
+                    env=env)
+        self.server = self.reaper
+        ready = re.compile(r"procfleet server is ready: \S+ \(agents: (\S+)\)")
+        self.wait_until("procfleet server", lambda: ready.search(self.all_words()))
         with open(os.path.join(data, "admin.json"), encoding="utf-8") as file:
             self.admin = file.read()
         self.address = json.loads(self.admin)["url"].removeprefix("http://")
         self.task = None
+        token = subprocess.run([self.bench.procfleet, "token", "create", "--data", data], check=True, capture_output=True,
+                               text=True).stdout.strip()
+        link = ready.search(self.all_words()).group(1)
+        self.launch([self.bench.agent, "--server", link, "--data", os.path.join(self.folder, "agent")],
+                    env={**env, "PROCFLEET_TOKEN": token})
+        self.wait_until("the agent", self.is_connected)
+
+    def is_connected(self):
+        connection = http.client.HTTPConnection(self.address, timeout=self.bench.patience)
+        connection.request("GET", "/metrics", headers={"X-Bkapi-Authorization": self.admin})
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return "\nprocfleet_agents_connected 1\n" in text
+
+    def end(self):
+        agent, self.reaper = self.reaper, self.server
+        if agent and agent is not self.server:
+            agent.terminate()
+            agent.wait()
+        super().end()
 
     def processes(self):
-        below = measure.descendants(self.reaper.pid)
-        ours = [pid for pid in below if measure.program(pid) == os.path.realpath(self.bench.procfleet)]
-        agents = [pid for pid in ours if measure.argv(pid)[1:2] == ["agent"]]
-        return {"": agents, "server": [pid for pid in ours if pid not in agents]}
+        def running(reaper, file):
+            return [pid for pid in measure.descendants(reaper.pid) if measure.program(pid) == os.path.realpath(file)]
+
+        return {"": running(self.reaper, self.bench.agent), "server": running(self.server, self.bench.procfleet)}
 
     def post(self, api, body):
         connection = http.client.HTTPConnection(self.address, timeout=self.bench.patience)

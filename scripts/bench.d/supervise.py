@@ -30,7 +30,7 @@ class Bench:
         self.patience = options.patience
         self.keep = options.keep
         self.log_level = options.log
-        self.procfleet = os.path.abspath(options.procfleet)
+        self.procfleet, self.agent = os.path.abspath(options.procfleet), os.path.abspath(options.agent)
         self.npm = os.path.join(ROOT, "target", "bench-npm")
         # Short, for the paths of unix sockets are; and on a disk, for what is durable must cost what it costs.
         self.folder = tempfile.mkdtemp(prefix="pfbench-", dir=options.folder)
@@ -194,7 +194,8 @@ def remember_call(column, peer, verb, began, last):
 
 def remember_memory(column, peer):
     for who, pids in peer.processes().items():
-        column.cells[f"memory {who} {peer.count}"] = measure.pss_kib(pids) / 1024
+        for name, kib in measure.memory_of_all_kib(pids).items():
+            column.cells[f"{name} {who} {peer.count}"] = kib
         column.cells[f"processes {who} {peer.count}"] = len(pids)
 
 
@@ -254,9 +255,12 @@ def lines(options):
             yield (f"restart after kill -9, of {count}: {name}, ms",
                    lambda cells, count=count, part=part: percentile_text(cells.get(f"restart {count}"), part))
     for who, title in (("", "supervisor"), ("server", "server")):
-        for count in (0, options.middle, options.large):
-            yield (f"{title}: memory at {count}, MiB (PSS)",
-                   lambda cells, who=who, count=count: number_text(cells.get(f"memory {who} {count}"), 1))
+        for kind, name in (("PSS", "pss_kib"), ("private dirty", "private_dirty_kib")):
+            for count in (0, options.middle, options.large):
+                yield (f"{title}: {kind} memory at {count}, MiB",
+                       lambda cells, who=who, name=name, count=count: mebibytes_text(cells.get(f"{name} {who} {count}")))
+        yield (f"{title}: anonymous memory for each process beyond {options.middle}, KiB",
+               lambda cells, who=who: growth_text(cells, f"anonymous_kib {who}", options.middle, options.large))
         yield (f"{title}: processes at {options.large}",
                lambda cells, who=who: number_text(cells.get(f"processes {who} {options.large}"), 0))
         yield (f"{title}: CPU in {options.idle:g} s idle at {options.large}, % of a core",
@@ -275,6 +279,17 @@ def percentile_text(values, part):
 
 def number_text(value, digits):
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def mebibytes_text(kib):
+    return number_text(None if kib is None else kib / 1024, 1)
+
+
+def growth_text(cells, name, fewer, more):
+    before, after = cells.get(f"{name} {fewer}"), cells.get(f"{name} {more}")
+    if before is None or after is None or fewer == more:
+        return ""
+    return f"{(after - before) / (more - fewer):.1f}"
 
 
 def seconds_text(values):
@@ -298,7 +313,9 @@ def read_options():
     add("--idle", type=float, metavar="SECONDS", help="how long the CPU of an idle supervisor is counted (30)")
     add("--patience", type=float, default=300, metavar="SECONDS", help="how long one start or stop of all may take (300)")
     add("--record", action="store_true", help="write the report into docs/bench/supervise.md")
-    add("--procfleet", default=os.path.join(ROOT, "target", "release", "procfleet"), metavar="FILE", help="the binary")
+    add("--procfleet", default=os.path.join(ROOT, "target", "release", "procfleet"), metavar="FILE", help="the server")
+    add("--agent", default=os.path.join(ROOT, "target", "dist", "procfleet-agent"), metavar="FILE",
+        help="the agent that is measured, built as it is handed out (target/dist/procfleet-agent)")
     add("--folder", metavar="FOLDER", help="where the temp folder is made; its disk is the one that counts (the system's)")
     add("--log", default="info", metavar="FILTER", help="procfleet's PROCFLEET_LOG (info, its default)")
     add("--keep", action="store_true", help="keep the temp folder with all configurations and logs")
