@@ -41,10 +41,7 @@ pub(crate) async fn join(config: &AgentSettings) -> Result<AgentIdentity, Enroll
     loop {
         match try_to_join(config).await {
             Err(EnrollError::Connect(error @ (ConnectError::Tcp(..) | ConnectError::Silent(_)))) => {
-                warn!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot reach the server to join; trying again"
-                );
+                warn!(error = &error as &dyn std::error::Error, "cannot reach the server to join; retrying");
                 tokio::time::sleep(AGAIN).await;
             }
             other => return other,

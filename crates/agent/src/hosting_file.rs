@@ -168,7 +168,7 @@ impl HostingFile {
                 true
             }
             Err(error) => {
-                warn!(file = %self.path.display(), %error, "the hosting file cannot be written; trying again");
+                warn!(file = %self.path.display(), %error, "cannot write the hosting file; retrying");
                 false
             }
         }

@@ -175,7 +175,7 @@ pub async fn run(
     let stop = async {
         let ending = stop.await;
         if ending == AgentEnding::Renew {
-            info!("the agent is to be renewed; ops that are under way have a moment to end");
+            info!("re-executing the agent after running ops have ended, or after 10 s");
             let _ = tokio::time::timeout(LAST_OPS, supervisor.idle()).await;
         }
         ending
@@ -226,7 +226,7 @@ fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
     };
     // A full disk is no reason not to look after processes.
     if let Err(error) = life.tell(&config.data) {
-        tracing::warn!(%error, "the agent cannot say that it is ready; it cannot be upgraded meanwhile");
+        tracing::warn!(%error, "cannot write agent.json; `procfleet agent upgrade` does not work until the next start");
     }
 }
 

@@ -93,16 +93,20 @@ pub(crate) async fn stay_connected(
         failures = if welcomed { 0 } else { failures + 1 };
         let pause = match end {
             LinkEnd::Drained { pause } => {
-                info!("the server is ending; coming back in {pause:?}");
+                info!("server is shutting down; reconnecting in {pause:?}");
                 pause
             }
             LinkEnd::Renewed => {
-                info!("the certificate had expired and was renewed; coming back with the new one");
+                info!("expired certificate renewed; reconnecting");
                 Duration::ZERO
             }
             end => {
                 let pause = back_off(failures);
-                warn!(reason = &end as &dyn std::error::Error, ?pause, "no session with the server");
+                warn!(
+                    reason = &end as &dyn std::error::Error,
+                    ?pause,
+                    "session with the server failed; reconnecting"
+                );
                 pause
             }
         };
@@ -224,7 +228,7 @@ impl LinkSession<'_> {
                         Some(Err(error)) => return Err(error.into()),
                         Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
                             Err(BadMessage::Unknown) => {
-                                debug!("a message of a newer kind was ignored");
+                                debug!("ignored a message of a newer protocol version");
                                 continue;
                             }
                             body => body?,
@@ -313,7 +317,10 @@ impl LinkSession<'_> {
         let events = match self.journal.oldest_events(bytes).await {
             Ok(events) => events,
             Err(failure) => {
-                warn!(error = &failure as &dyn std::error::Error, "events cannot be read from the journal");
+                warn!(
+                    error = &failure as &dyn std::error::Error,
+                    "cannot read events from the journal; retrying"
+                );
                 return Ok(Telling::Done);
             }
         };
@@ -331,7 +338,7 @@ impl LinkSession<'_> {
                 hit(Point::AgentOpReceived);
                 let id: OpId = op.id.parse().map_err(BadMessage::from)?;
                 if op.epoch != epoch.0 {
-                    warn!(op = %id, "an op of another session was ignored");
+                    warn!(op = %id, "ignored an op of another session");
                     return Ok(());
                 }
                 let kind = op.kind;
@@ -366,7 +373,7 @@ impl LinkSession<'_> {
             | Body::Renewed(_)
             | Body::ReadLog(_)
             | Body::ReadSpec(_) => {
-                debug!("a message that has no meaning here was ignored");
+                debug!("ignored a message that is not expected in this state");
                 Ok(())
             }
         }
@@ -384,7 +391,7 @@ fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
         "this agent, version {VERSION}, cannot carry out the op: the server sent {fault}; upgrade the agent; \
          nothing was done"
     );
-    warn!(%message, "an op was refused: the server is of a newer version");
+    warn!(%message, "refused an op of a newer protocol version");
     Outcome::without_agent(code, message, OpKind::from_number(kind.into()).unwrap_or(OpKind::Start))
 }
 
@@ -442,7 +449,9 @@ impl OpenQuestions {
         loop {
             match self.answering.join_next().await {
                 Some(Ok(answer)) => return answer,
-                Some(Err(error)) => warn!(%error, "answering a question broke off"),
+                Some(Err(error)) => {
+                    warn!(%error, "a query for a log or spec panicked; it is answered with a system error")
+                }
                 None => std::future::pending().await,
             }
         }

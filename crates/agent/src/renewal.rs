@@ -49,7 +49,7 @@ impl Renewal {
             Err(error) => {
                 warn!(
                     error = &error as &dyn std::error::Error,
-                    "no key could be made for the next certificate"
+                    "cannot create a key for the next certificate; retrying"
                 );
                 None
             }
@@ -74,17 +74,20 @@ impl Renewal {
         // Whatever could not be used must not take the place of what can: it may be the answer to an earlier
         // request.
         if let Err(error) = tls::with_identity(&identity) {
-            warn!(error = &error as &dyn std::error::Error, "a new certificate cannot be used; asking again");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "the new certificate is not usable; requesting another"
+            );
             return None;
         }
         if let Err(error) = credentials.replace(identity) {
             warn!(
                 error = &error as &dyn std::error::Error,
-                "a new certificate could not be kept; asking again"
+                "cannot store the new certificate; requesting another"
             );
             return None;
         }
-        info!("the certificate was renewed");
+        info!("certificate renewed");
         self.due = Some(later(now, renew_in_ms));
         Some(Body::Renew(Renew { csr: Vec::new(), kept }))
     }

@@ -73,7 +73,7 @@ impl Groups {
                     return Err(ExecError::NoCgroups { reason });
                 }
                 Err(reason) => {
-                    tracing::info!(%reason, "no cgroups: processes are kept together by descent");
+                    tracing::info!(%reason, "cgroups are not available; processes are tracked by descent");
                     None
                 }
             },
@@ -99,7 +99,7 @@ impl Groups {
         if text != known
             && let Err(error) = fs::write(&file, text)
         {
-            tracing::warn!(file = %file.display(), %error, "where the cgroups are could not be written down");
+            tracing::warn!(file = %file.display(), %error, "cannot write the path of the cgroups to the data folder; after a restart the agent may not find them");
         }
         let in_use = place.as_ref().and_then(|place| locked(place, FlockOperation::NonBlockingLockShared));
         Ok(Groups {
@@ -238,7 +238,7 @@ impl ProcGroups {
                 Err(error) => last = error,
             }
         }
-        tracing::warn!(group = %group.display(), error = %last, "no cgroup for a command: it is known by its descent");
+        tracing::warn!(group = %group.display(), error = %last, "cannot create a cgroup; the command is tracked by descent");
         None
     }
 
@@ -344,14 +344,14 @@ pub(super) fn kill(group: &Path) {
     let spared = spared();
     // Whoever moved the agent in there did not mean to have it killed.
     if pids_in(group).iter().any(|pid| spared.contains(pid)) {
-        tracing::warn!(group = %group.display(), "the agent is in a group of a proc: it is not killed as a whole");
+        tracing::warn!(group = %group.display(), "the agent runs in a cgroup of this proc; its processes are killed one by one");
         return signal(group, Signal::KILL);
     }
     match fs::write(group.join("cgroup.kill"), "1") {
         Ok(()) => tracing::debug!(group = %group.display(), "killed"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => {
-            tracing::warn!(group = %group.display(), %error, "a cgroup could not be killed as a whole");
+            tracing::warn!(group = %group.display(), %error, "cgroup.kill failed; its processes are killed one by one");
             signal(group, Signal::KILL);
         }
     }
@@ -367,7 +367,7 @@ pub(super) fn signal(group: &Path, signal: Signal) {
     for (pid, pidfd) in held.into_iter().filter(|(pid, _)| still.contains(pid)) {
         match rustix::process::pidfd_send_signal(pidfd, signal) {
             Ok(()) | Err(Errno::SRCH) => {}
-            Err(error) => tracing::warn!(pid, ?signal, %error, "a process could not be signalled"),
+            Err(error) => tracing::warn!(pid, ?signal, %error, "cannot signal a process"),
         }
     }
 }

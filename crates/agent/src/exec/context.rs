@@ -85,7 +85,7 @@ impl ExecContext {
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         if let Err(error) = command::make_room() {
             // The first process to be made tries again, and says what is wrong.
-            tracing::debug!(%error, "nothing is ready yet to make processes");
+            tracing::debug!(%error, "cannot prepare the spawner; the first command tries again");
         }
         children::adopt_orphans();
         oom::listen();

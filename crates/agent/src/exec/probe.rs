@@ -106,7 +106,7 @@ impl<'a> RunningProbe<'a> {
     fn new(prober: &'a Prober, run: Run, note: PathBuf) -> RunningProbe<'a> {
         let Id { pid, start_ticks } = run.leader;
         if let Err(error) = fs::write(&note, format!("{pid} {start_ticks}")) {
-            tracing::debug!(file = %note.display(), %error, "a probe is not written down");
+            tracing::debug!(file = %note.display(), %error, "cannot record a probe; it is not ended if the agent crashes");
         }
         RunningProbe { prober, run, note }
     }
@@ -136,7 +136,7 @@ impl Drop for RunningProbe<'_> {
 pub fn end_old_probes(context: &ExecContext) {
     for note in command_output::notes_of_probes(context.output_folder()) {
         if let Some((leader, mark)) = old_probe(context, &note) {
-            tracing::info!(pid = leader.pid, "ending a probe of the agent's last life");
+            tracing::info!(pid = leader.pid, "killing a probe that an earlier agent process left");
             let mut known = HashSet::new();
             tree::kill_all(Scan::take, |scan| {
                 known = scan.run_members(leader, SessionState::Open, &known, &mark);

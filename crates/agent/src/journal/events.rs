@@ -41,7 +41,7 @@ impl Journal {
         if let Err(failure) = written.await {
             warn!(
                 error = &failure as &dyn std::error::Error,
-                "a confirmation of events could not be written"
+                "cannot record acknowledged events; they may be sent again"
             );
         }
     }

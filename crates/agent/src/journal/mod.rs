@@ -165,7 +165,7 @@ impl Journal {
         if let Err(failure) = self.reserve.fill() {
             warn!(
                 error = &failure as &dyn std::error::Error,
-                "no disk space can be reserved for the journal; if the disk becomes full, stop and kill may fail"
+                "cannot reserve disk space for the journal; stop and kill may fail when the disk is full"
             );
         }
     }
@@ -174,7 +174,10 @@ impl Journal {
     pub(crate) async fn make_room(&self) {
         let made = self.thread.write(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
         if let Err(failure) = made.await {
-            warn!(error = &failure as &dyn std::error::Error, "confirmed ops could not be deleted");
+            warn!(
+                error = &failure as &dyn std::error::Error,
+                "cannot delete acknowledged ops from the journal; retrying in an hour"
+            );
         }
     }
 
@@ -266,7 +269,7 @@ impl Journal {
                 Err(failure) => {
                     error!(
                         error = &failure as &dyn std::error::Error,
-                        "the journal cannot be written; trying again"
+                        "cannot write the journal; retrying. Ops wait meanwhile: check the disk of the data folder"
                     );
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
@@ -292,7 +295,10 @@ impl Journal {
         });
         // Unwritten, the outcome is only reported once more after the next start.
         if let Err(failure) = written.await {
-            warn!(error = &failure as &dyn std::error::Error, "a confirmation could not be written");
+            warn!(
+                error = &failure as &dyn std::error::Error,
+                "cannot record an acknowledgement; the outcome may be sent again"
+            );
         }
     }
 
@@ -465,7 +471,7 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         let record: Record = match serde_json::from_str(&text) {
             Ok(record) => record,
             Err(failure) => {
-                error!(proc = %key, %failure, "a proc's record cannot be read; the proc is left alone");
+                error!(proc = %key, %failure, "cannot read a proc's record in the journal; the proc is not supervised. Register it again");
                 past.unreadable.push((key, failure.to_string()));
                 continue;
             }
@@ -491,7 +497,10 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         let (op, state): (String, i64) = (row.get(0)?, row.get(3)?);
         let request: String = row.get(4)?;
         let (Ok(op), Ok(order)) = (op.parse::<OpId>(), serde_json::from_str::<Order>(&request)) else {
-            error!(op, "an op in the journal cannot be read");
+            error!(
+                op,
+                "cannot read an op in the journal; the op is dropped and expires on the server. Send it again"
+            );
             continue;
         };
         if state == 2 {
@@ -501,7 +510,9 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
                 (Ok(outcome), (whole, Some(instance))) => {
                     divided.entry(whole).or_default().insert(instance, Some(outcome));
                 }
-                (Err(failure), _) => error!(%op, %failure, "an outcome in the journal cannot be read"),
+                (Err(failure), _) => {
+                    error!(%op, %failure, "cannot read an outcome in the journal; it is not reported, and the op expires on the server. Check the process by hand")
+                }
             }
             continue;
         }
@@ -534,7 +545,9 @@ fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
         let (namespace, text): (String, String) = (row.get(0)?, row.get(1)?);
         match serde_json::from_str(&text) {
             Ok(groups) => past.groups.push((namespace, groups)),
-            Err(failure) => error!(namespace, %failure, "process groups in the journal cannot be read"),
+            Err(failure) => {
+                error!(namespace, %failure, "cannot read process groups in the journal; their limits do not apply. Set them again")
+            }
         }
     }
     Ok(past)

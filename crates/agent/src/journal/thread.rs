@@ -106,7 +106,7 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<JournalJob>) {
                 if let Err(failure) = &committed {
                     tracing::error!(
                         error = failure as &dyn std::error::Error,
-                        "a commit of the journal failed"
+                        "journal commit failed; its ops are refused. Check the disk of the data folder"
                     );
                 }
                 (answers, committed.is_ok())
@@ -114,7 +114,7 @@ fn work(mut connection: Connection, mut inbox: mpsc::Receiver<JournalJob>) {
             Err(failure) => {
                 tracing::error!(
                     error = &failure as &dyn std::error::Error,
-                    "the journal takes no transaction"
+                    "cannot begin a journal transaction; its ops are refused. Check the disk of the data folder"
                 );
                 (jobs.drain(..).map(|job| job(None)).collect(), false)
             }
@@ -144,7 +144,9 @@ fn cover(connection: &Connection) {
         connection.execute("INSERT OR REPLACE INTO meta VALUES ('covered', random())", []).ok()
     });
     if covered.is_none() {
-        tracing::error!("what could not be committed could not be covered either");
+        tracing::error!(
+            "journal commit failed and its WAL frames could not be overwritten; restart the agent (the journal is checked at start)"
+        );
     }
 }
 

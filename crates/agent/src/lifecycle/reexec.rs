@@ -21,7 +21,7 @@ pub(crate) fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     // An earlier version would never unblock what it inherits.
     unblock_signals();
     let error = std::process::Command::new(program).args(arguments).exec();
-    tracing::error!(program = %program.display(), %error, "the new program cannot be run; the old one begins anew");
+    tracing::error!(program = %program.display(), %error, "cannot execute the new program; re-executing the old one. Check the file and upgrade again");
     // Its file may have another name by now, or none.
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
 }

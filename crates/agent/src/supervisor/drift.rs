@@ -148,7 +148,7 @@ impl Files {
             let said = finding.to_text(file, first.as_ref(), user);
             match before.map_or("", |known| &known.said) {
                 before if before == said => {}
-                _ if said.is_empty() => info!(proc = %key, file = file.path, "a config is as expected again"),
+                _ if said.is_empty() => info!(proc = %key, file = file.path, "configmap file matches again"),
                 // The actor makes an event of the note.
                 _ => {}
             }

@@ -238,7 +238,7 @@ struct SupervisorWork {
 impl SupervisorWork {
     async fn run(mut self, past: Past, mut intake: mpsc::Receiver<SupervisorMessage>) {
         if !past.procs.is_empty() {
-            info!(procs = past.procs.len(), "taking up the procs of the last life");
+            info!(procs = past.procs.len(), "resuming procs from the journal");
         }
         for proc in past.procs {
             self.take_up(proc).await;
@@ -312,10 +312,10 @@ impl SupervisorWork {
     fn sampled(&mut self, round: Round) {
         self.look_at_disk();
         for (key, input) in self.pools.sampled(&round) {
-            info!(proc = %key, "its namespace uses too much, and it is its turn to be ended");
+            info!(proc = %key, "process group is over its limit; ending this proc");
             // One that has no room for it is told with the next samples, if it is still so.
             if let Some(Err(error)) = self.actors.get(&key).map(|actor| actor.try_send(Box::new(input))) {
-                warn!(proc = %key, %error, "a proc could not be told that its namespace uses too much");
+                warn!(proc = %key, %error, "cannot queue the end of a proc whose process group is over its limit; retrying at the next sample");
             }
         }
         for Sampled { key, process, usage, told, .. } in round {
@@ -339,7 +339,7 @@ impl SupervisorWork {
         self.actors.values().for_each(Inputs::stop);
         let last_steps = async { while self.running.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_STEPS, last_steps).await.is_err() {
-            warn!(actors = self.running.len(), "some actors were cut off");
+            warn!(actors = self.running.len(), "some actors did not stop in time and were aborted");
             self.running.shutdown().await;
         }
     }
@@ -421,7 +421,7 @@ impl SupervisorWork {
             Err(failure) => {
                 error!(
                     error = &failure as &dyn std::error::Error,
-                    "ops could not be written down and were not taken"
+                    "cannot journal ops; they are refused. Check the disk of the data folder"
                 );
                 for (key, order) in orders {
                     match order.kind {
@@ -446,7 +446,7 @@ impl SupervisorWork {
                     let spec = parts.first().and_then(|(_, part)| part.spec.as_ref());
                     let refusal = self.around.context.allow().refusal(order.kind, spec);
                     if let Some(reason) = refusal {
-                        warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "an op was refused");
+                        warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "op refused");
                         for (key, part) in parts {
                             let reason = reason.clone();
                             let outcome = Outcome::without_agent(Code::NotAllowed, reason, part.kind);
@@ -455,7 +455,7 @@ impl SupervisorWork {
                         continue;
                     }
                     let instances = parts.len();
-                    info!(op = %order.op, proc = %key, kind = order.kind.verb(), instances, "op taken");
+                    info!(op = %order.op, proc = %key, kind = order.kind.verb(), instances, "op accepted");
                     self.around.outbox.taken(order.op);
                     for (key, part) in parts {
                         self.deliver(&key, part).await;
@@ -487,7 +487,7 @@ impl SupervisorWork {
             Err(failure) => {
                 return error!(
                     error = &failure as &dyn std::error::Error,
-                    "a cancelled op cannot be looked up"
+                    "cannot read a cancelled op from the journal; it is not cancelled. Cancel it again"
                 );
             }
         };
@@ -516,9 +516,9 @@ impl SupervisorWork {
         if self.around.full_disk.set(is_full) {
             match is_full {
                 true => error!(
-                    "the disk of the data folder is full; starts are refused until there is room, stop and kill are not"
+                    "disk of the data folder is full; starts are refused until there is space, stop and kill work. Free disk space"
                 ),
-                false => info!("the disk of the data folder has room again"),
+                false => info!("disk of the data folder has space again"),
             }
             for actor in self.actors.values() {
                 // Only a wake-up: the actor then publishes its state. One that has no room for it publishes

@@ -328,7 +328,7 @@ impl Asker {
                 self.asked_round = subject.round;
                 let version = version(&said);
                 if version.is_empty() {
-                    info!(proc = %self.key, ?said, "version_cmd said no version");
+                    info!(proc = %self.key, ?said, "version_cmd printed no version");
                 }
                 see(&self.tell, |seen| seen.version = version);
             }

@@ -175,7 +175,7 @@ fn an_op_that_was_cancelled_while_its_agent_was_away_does_not_begin_when_it_is_b
     let under_way = proc.submit(Op::Start);
     proc.wait_for_runs(1);
     let (unwanted, wanted) = (proc.submit(Op::Restart), proc.submit(Op::Unhost));
-    wait_until(PATIENCE, "it has taken all of them", || joined.stderr().matches("op taken").count() == 3);
+    wait_until(PATIENCE, "it has taken all of them", || joined.stderr().matches("op accepted").count() == 3);
     assert!(!under_way.has_ended() && !unwanted.has_ended() && !wanted.has_ended());
     joined.end(Signal::KILL);
     proc.open_gate(programs::GATE);

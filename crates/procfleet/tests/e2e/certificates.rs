@@ -32,7 +32,7 @@ fn cli(up: &Up, args: &[&str]) -> Value {
 }
 
 fn renewals(agent: &Joined) -> usize {
-    agent.stderr().matches("the certificate was renewed").count()
+    agent.stderr().matches("certificate renewed").count()
 }
 
 /// The key and the certificate that it would come back with.

@@ -81,7 +81,7 @@ fn supervision_goes_on_when_the_reader_of_the_log_reads_nothing() {
                 seen.lock().expect("no panic").extend_from_slice(&some[..count]);
             }
         });
-        for words in ["server is up", "agent is up", "op taken"] {
+        for words in ["server is up", "agent is up", "op accepted"] {
             wait_until(PATIENCE, &format!("the log has {words:?} once it is read"), || {
                 String::from_utf8_lossy(&seen.lock().expect("no panic")).contains(words)
             });

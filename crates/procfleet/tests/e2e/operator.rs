@@ -48,7 +48,7 @@ fn the_log_is_json_where_that_is_wanted_and_has_the_lines_of_its_level() {
     proc.op(Op::Kill).assert_success();
     wait_until(PATIENCE, "server and agent have told of it", || {
         let log = up.stderr();
-        ["op taken", "op ended"].iter().all(|words| log.contains(words))
+        ["op accepted", "op ended"].iter().all(|words| log.contains(words))
     });
     up.end(Signal::TERM);
     let mut levels = Vec::new();

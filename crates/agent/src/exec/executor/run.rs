@@ -66,13 +66,13 @@ impl ProcExecutor {
             self.note.clear();
             let (opened, wrong) = self.proc_log.open(&self.context.sinks, spec, &self.key, launch.account());
             if let Some(reason) = wrong {
-                tracing::warn!(key = %self.key, run = run.0, %reason, "no log: the output goes to the agent's folder");
+                tracing::warn!(key = %self.key, run = run.0, %reason, "cannot open the log of log_path; output goes to the agent's data folder");
                 self.note = format!("{reason}; its output is in the agent's folder");
             }
             match opened {
                 Ok(OpenedLog { live, file, from }) => return CommandOutput::Log { live, file, from },
                 Err(error) => {
-                    tracing::warn!(key = %self.key, run = run.0, %error, "no log: the output goes to a file of its own");
+                    tracing::warn!(key = %self.key, run = run.0, %error, "cannot open the proc's log; output goes to a file of this run");
                 }
             }
         }
@@ -83,7 +83,7 @@ impl ProcExecutor {
                 CommandOutput::Own { path, file }
             }
             Err(error) => {
-                tracing::warn!(key = %self.key, run = run.0, %error, "no file for a command's output: it will be lost");
+                tracing::warn!(key = %self.key, run = run.0, %error, "cannot create an output file; the command's output is lost");
                 CommandOutput::Nowhere
             }
         }

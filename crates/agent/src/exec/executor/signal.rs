@@ -21,7 +21,7 @@ impl ProcExecutor {
         self.stir();
         let nearby = self.nearby(None);
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
-        tracing::info!(key = %self.key, pid = run.leader.pid, "ending a command and all that it started");
+        tracing::info!(key = %self.key, pid = run.leader.pid, "killing a command and its descendants");
         if let Some(group) = &run.group {
             return cgroup::kill(group);
         }
@@ -34,7 +34,7 @@ impl ProcExecutor {
         self.stir();
         let nearby = self.nearby(None);
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
-        tracing::info!(key = %self.key, pid = run.leader.pid, "telling a command and all that it started to end");
+        tracing::info!(key = %self.key, pid = run.leader.pid, "sending SIGTERM to a command and its descendants");
         if let Some(group) = &run.group {
             return cgroup::signal(group, rustix::process::Signal::TERM);
         }
@@ -47,7 +47,7 @@ impl ProcExecutor {
     /// to be kept.
     pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
         let id = target_of(&process);
-        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and all that it started");
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and its descendants");
         self.stir();
         let nearby = self.nearby(Some(id));
         match (signal, detached) {
@@ -88,7 +88,7 @@ impl ProcExecutor {
     /// successor may be its child.
     pub fn signal_retired(&mut self, process: Process, signal: Signal, spare: &[Process]) {
         let id = target_of(&process);
-        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation");
+        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation of the process");
         self.stir();
         let scan = self.nearby(Some(id)).scan(Freshness::Now);
         let spared = scan.with_descendants(spare.iter().map(id_of));
@@ -106,7 +106,7 @@ impl ProcExecutor {
             return;
         }
         if let Err(error) = pidfd::send(id, raw(signal)) {
-            tracing::warn!(key = %self.key, pid = id.pid, ?signal, %error, "a process could not be signalled");
+            tracing::warn!(key = %self.key, pid = id.pid, ?signal, %error, "cannot signal a process");
         }
     }
 

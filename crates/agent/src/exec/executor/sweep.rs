@@ -57,7 +57,7 @@ impl ProcExecutor {
         let grouped: HashSet<u32> =
             self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let own: HashSet<Id> = self.watched().chain(self.runs.iter().map(|(_, run)| run.leader)).collect();
-        tracing::info!(key = %self.key, "ending what a start that was cut off has brought");
+        tracing::info!(key = %self.key, "killing processes of an interrupted start");
         tree::kill_all(Scan::take, |scan| {
             let is_ours = |stat: &&Stat| grouped.contains(&stat.id.pid);
             let mut ours: Vec<Id> = scan.all().into_iter().filter(is_ours).map(|stat| stat.id).collect();

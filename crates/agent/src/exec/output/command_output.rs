@@ -71,7 +71,7 @@ impl Outputs {
             }
             surplus -= 1;
             if let Err(error) = fs::remove_file(old) {
-                tracing::debug!(file = %old.display(), %error, "an old output file could not be removed");
+                tracing::debug!(file = %old.display(), %error, "cannot remove an old output file");
             }
             false
         });
@@ -159,8 +159,8 @@ pub(in crate::exec) fn trim(path: &Path) {
         }
     });
     match trimmed {
-        Ok(()) => tracing::info!(file = %path.display(), bytes = data.len(), "an output file was trimmed"),
-        Err(error) => tracing::warn!(file = %path.display(), %error, "an output file could not be trimmed"),
+        Ok(()) => tracing::info!(file = %path.display(), bytes = data.len(), "output file trimmed"),
+        Err(error) => tracing::warn!(file = %path.display(), %error, "cannot trim an output file"),
     }
 }
 

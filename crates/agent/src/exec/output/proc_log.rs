@@ -116,7 +116,7 @@ impl Sinks {
                 false => fs::rename(&path, folder.join(OWN)),
             });
             if let Err(error) = moved {
-                tracing::warn!(file = %path.display(), %error, "an output file could not be put into its folder");
+                tracing::warn!(file = %path.display(), %error, "cannot move an output file into the proc's folder");
             }
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Sinks {
             // Its process may go on, and write.
             let since = changed(OWN).map_or(since, |written| written.max(since));
             if SystemTime::now().duration_since(since).is_ok_and(|age| age > KEPT_AFTER) {
-                tracing::info!(folder = %path.display(), "the output of a forgotten proc is removed");
+                tracing::info!(folder = %path.display(), "removed the output of an unregistered proc");
                 let _ = fs::remove_dir_all(path);
             }
         }
@@ -234,7 +234,7 @@ impl ProcLog {
             };
             if let Err(error) = live.tracked.accounts.begin(&account.name, from) {
                 // Nobody but apps with all accounts can read it then; the process is started all the same.
-                tracing::warn!(log = %live.path.display(), %error, "the account of a run could not be written down");
+                tracing::warn!(log = %live.path.display(), %error, "cannot record the account of a run; only apps that may use all accounts can read its lines");
             }
             lock(&self.inner).live = Some(live.clone());
             Ok(OpenedLog { live, file, from })
@@ -326,7 +326,7 @@ impl ProcLog {
         match live.rotate(sinks.rotation) {
             Ok(rotated) if rotated == Rotated::default() => false,
             Ok(Rotated { copies, dropped }) => {
-                tracing::info!(log = %live.path.display(), copies, dropped, "a log was rotated");
+                tracing::info!(log = %live.path.display(), copies, dropped, "log rotated");
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -335,7 +335,7 @@ impl ProcLog {
                 false
             }
             Err(error) => {
-                tracing::warn!(log = %live.path.display(), %error, "a log could not be rotated");
+                tracing::warn!(log = %live.path.display(), %error, "cannot rotate a log");
                 false
             }
         }

@@ -430,7 +430,7 @@ impl Rotator<'_> {
         let surplus = copies.len().saturating_sub(usize::try_from(self.rotation.keep).unwrap_or(usize::MAX));
         for copy in &copies[..surplus] {
             if let Err(error) = fs::remove_file(&copy.path) {
-                tracing::debug!(file = %copy.path.display(), %error, "an old copy of a log could not be removed");
+                tracing::debug!(file = %copy.path.display(), %error, "cannot remove an old copy of a log");
             }
         }
     }

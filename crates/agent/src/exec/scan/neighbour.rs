@@ -28,7 +28,7 @@ impl AgentPresence {
         };
         let listening = listen();
         if let Err(error) = &listening {
-            tracing::warn!(%error, "other agents on this host cannot see that this one lives");
+            tracing::warn!(%error, "cannot listen on the presence socket; other agents on this host may take its processes for their own");
         }
         AgentPresence(listening.ok())
     }

@@ -329,7 +329,7 @@ pub(in crate::exec) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item =
             Ok(()) => tracing::debug!(pid = id.pid, ?signal, "signalled"),
             // It ended by itself.
             Err(Errno::SRCH) => {}
-            Err(error) => tracing::warn!(pid = id.pid, ?signal, %error, "a process could not be signalled"),
+            Err(error) => tracing::warn!(pid = id.pid, ?signal, %error, "cannot signal a process"),
         }
     }
 }
@@ -350,5 +350,5 @@ pub(in crate::exec) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut
         new.sort_by_key(|id| (id.start_ticks, id.pid));
         signal_all(&scan, new, Signal::KILL);
     }
-    tracing::warn!("processes that were to be killed kept appearing");
+    tracing::warn!("new processes kept appearing while killing a process tree; giving up");
 }

@@ -128,7 +128,7 @@ impl PreparedCommand {
         // A program that opens /dev/stdout anew needs the file to be its own.
         let give = |file: &File| {
             if let Err(error) = rustix::fs::fchown(file, Some(self.account.uid), Some(self.account.gid)) {
-                tracing::debug!(%error, "an output file stays the agent's own");
+                tracing::debug!(%error, "cannot chown an output file; the agent keeps it");
             }
         };
         let file = match output {

@@ -89,7 +89,7 @@ pub fn allow_many_files() {
     if FILES_GIVEN.set(given).is_ok() && given.current != given.maximum {
         let all = Rlimit { current: given.maximum, maximum: given.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, all) {
-            tracing::debug!(%error, "the agent may not open more files");
+            tracing::debug!(%error, "cannot raise RLIMIT_NOFILE");
         }
     }
 }
@@ -99,7 +99,7 @@ pub(crate) fn allow_files_as_given() {
     if let Some(given) = FILES_GIVEN.get()
         && let Err(error) = setrlimit(Resource::Nofile, *given)
     {
-        tracing::warn!(%error, "what the successor starts may open more files than it should");
+        tracing::warn!(%error, "cannot lower RLIMIT_NOFILE; processes of the new agent inherit the higher limit");
     }
 }
 
@@ -242,14 +242,14 @@ fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
         let group = child.recipe.group;
         match clone3(child, group, room) {
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
-                tracing::info!("this host refuses clone3: processes enter their cgroups themselves");
+                tracing::info!("clone3 is refused; processes enter their cgroups after clone");
                 NO_CLONE3.store(true, Ordering::Relaxed);
             }
             // No room for one more, whatever group it is in.
             Err(error @ (Errno::AGAIN | Errno::NOMEM)) => return Err(error),
             // The group cannot take it, or is gone. Rather a process without one than none.
             Err(error) if group.is_some() => {
-                tracing::warn!(%error, "a process could not be put into its cgroup and is known by its descent");
+                tracing::warn!(%error, "CLONE_INTO_CGROUP failed; the process is tracked by descent");
                 return clone3(child, None, room);
             }
             answer => return answer,

@@ -59,8 +59,8 @@ pub(in crate::exec) fn adopt_orphans() {
         Ok(()) if procfs::children(std::process::id(), None).is_some() => {
             children.kept = Some(HashSet::new())
         }
-        Ok(()) => tracing::debug!("the kernel does not list children"),
-        Err(error) => tracing::debug!(%error, "orphans go to the first process, not to the agent"),
+        Ok(()) => tracing::debug!("the kernel does not list children in /proc; not adopting orphans"),
+        Err(error) => tracing::debug!(%error, "PR_SET_CHILD_SUBREAPER failed; orphans go to init"),
     }
 }
 

@@ -173,7 +173,9 @@ impl Exits {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         match epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&at_once)) {
             Ok(_) => events.iter().for_each(|event| self.ended(event.data.u64())),
-            Err(error) => tracing::warn!(%error, "the ends of processes cannot be heard"),
+            Err(error) => {
+                tracing::warn!(%error, "epoll_wait failed; process exits are not reported until it succeeds")
+            }
         }
         events.len()
     }

@@ -59,7 +59,7 @@ pub(in crate::exec) fn listen() {
     oom.way = match open_log() {
         Ok(log) => Way::Log(log),
         Err(reason) => {
-            tracing::info!(%reason, "the kernel's log cannot be used: out-of-memory kills are known by the counters of cgroups alone");
+            tracing::info!(%reason, "cannot read /dev/kmsg; OOM kills are detected by cgroup counters only");
             Way::Counters(OomCounters::default())
         }
     };

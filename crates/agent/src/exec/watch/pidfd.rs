@@ -72,7 +72,7 @@ pub(in crate::exec) async fn polled(process: Process, mut error: Errno) -> Exit 
         if error == Errno::SRCH {
             return Exit::Unknown;
         }
-        tracing::warn!(pid = id.pid, %error, "a process cannot be watched and is polled instead");
+        tracing::warn!(pid = id.pid, %error, "pidfd_open failed; polling for the exit of one process");
         if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
             return Exit::Unknown;
         }
@@ -96,7 +96,7 @@ pub(in crate::exec) async fn gone(pidfd: &OwnedFd) {
                 return;
             }
         }
-        Err(error) => tracing::warn!(%error, "a pidfd cannot be watched and is polled instead"),
+        Err(error) => tracing::warn!(%error, "cannot register a pidfd; polling for the exit of one process"),
     }
     while !is_gone(pidfd) {
         tokio::time::sleep(POLL_EVERY).await;
