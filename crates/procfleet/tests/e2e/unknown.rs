@@ -7,6 +7,7 @@ use procfleet_testkit::{
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use tempfile::TempDir;
 
 /// Its entry in GSE's status.
 fn status(proc: &Proc) -> Value {
@@ -72,18 +73,71 @@ fn a_namesake_of_another_account_is_not_taken_for_roots_process() {
     let proc = up.proc("by-name").starts(&programs::foreground());
     proc.start();
     proc.op(Op::Stop).assert_success();
+    let (mut stranger, _folder) = namesake(&proc, &[]);
+    check_left_alone(&proc, &mut stranger);
+}
+
+/// The same with a pid file, in a folder where any user can leave one.
+#[test]
+fn a_namesake_with_a_pid_file_of_its_own_is_not_taken_for_roots_process() {
+    if !has(Need::Root, account() == "root") {
+        return;
+    }
+    let up = up();
+    let proc = with_shared_pid_file(up.proc("by-file"));
+    proc.start();
+    proc.op(Op::Stop).assert_success();
+    let (mut stranger, _folder) = namesake(&proc, &[]);
+    let pid_path = leave_pid_file(&proc, stranger.pid());
+    let expected = format!("pid file {pid_path} names pid {}", stranger.pid());
+    assert_eq!(proc.op(Op::Query).pid(), None);
+    for (op, words) in [(Op::Stop, "no need to stop"), (Op::Kill, "no need to kill")] {
+        proc.op(op).assert(829, words).assert_says(&expected);
+    }
+    assert!(stranger.is_running(), "nobody's process is not ended for root's proc");
+}
+
+/// With a pid file in a folder that every user can write to, as in `/tmp`.
+fn with_shared_pid_file(proc: Proc) -> Proc {
+    let shared = proc.folder.join("shared");
+    fs::create_dir(&shared).expect("our own folder");
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).expect("our own folder");
+    let pid_path = shared.join(programs::PID_FILE);
+    let pid_path = pid_path.to_str().expect("a plain path");
+    proc.identity("pid_path", pid_path).starts(&format!("echo $$ > {pid_path}; {}", programs::foreground()))
+}
+
+/// The pid file names this process, and `nobody` has written it.
+fn leave_pid_file(proc: &Proc, pid: u32) -> String {
+    let path = proc.request["spec"]["identity"]["pid_path"].as_str().expect("it has one").to_owned();
+    let _ = fs::remove_file(&path);
+    fs::write(&path, pid.to_string()).expect("our own folder");
+    std::os::unix::fs::chown(&path, Some(65534), None).expect("root may");
+    path
+}
+
+/// A program of the proc's name that `nobody` runs in the proc's folder, in a session of its own.
+fn namesake(proc: &Proc, environment: &[(&str, &str)]) -> (Program, TempDir) {
     let elsewhere = tempfile::tempdir().expect("a temp dir");
     fs::set_permissions(elsewhere.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
     let namesake = elsewhere.path().join(programs::NAME);
     fs::copy("/bin/sleep", &namesake).expect("a copy");
     let namesake = namesake.to_str().expect("a plain path");
-    let arguments = ["--reuid", "nobody", "--clear-groups", namesake, "1000"];
+    let arguments = ["--reuid", "nobody", "--clear-groups", "setsid", namesake, "1000"];
     let mut stranger = Program::new("setpriv").args(arguments).current_dir(&proc.folder);
+    for (name, value) in environment {
+        stranger = stranger.env(name, value);
+    }
     stranger.start();
     wait_until(PATIENCE, "the stranger runs its program", || {
         fs::read(format!("/proc/{}/cmdline", stranger.pid()))
             .is_ok_and(|line| line.starts_with(namesake.as_bytes()))
     });
+    (stranger, elsewhere)
+}
+
+/// The stranger is neither shown nor ended, and root's process is started beside it.
+fn check_left_alone(proc: &Proc, stranger: &mut Program) {
     assert_eq!(proc.op(Op::Query).pid(), None);
     let pid = proc.start();
     assert_ne!(pid, stranger.pid());

@@ -356,9 +356,9 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         if only_described && !user::may_signal(&user, pid) {
             return Err(Cause::AnotherAccounts { path, pid, user });
         }
-        // A file that the process wrote itself is as good as what else is known of the process.
-        let trust = || PathTrust::spec(&user).and(procfs::owners(pid).into_iter().flatten());
-        if only_described && let Some(doubt) = way.doubt(&trust()) {
+        // The process's own account is not trusted: any user can run a program of this name and write its
+        // pid.
+        if only_described && let Some(doubt) = way.doubt(&PathTrust::spec(&user)) {
             return Err(Cause::Untrusted { path, pid, reason: doubt.to_string() });
         }
         Ok(process(stat.id, Found::PidFile))
