@@ -687,7 +687,7 @@ mod tests {
                     self.states.news().await;
                 }
             };
-            let so = tokio::time::timeout(Duration::from_secs(30), so).await;
+            let so = tokio::time::timeout(Duration::from_secs(120), so).await;
             assert!(so.is_ok(), "{:?}", self.reports());
         }
 
@@ -724,7 +724,7 @@ mod tests {
                     }
                 }
             };
-            tokio::time::timeout(Duration::from_secs(20), running).await.expect("it runs")
+            tokio::time::timeout(Duration::from_secs(120), running).await.expect("it runs")
         }
     }
 
@@ -774,7 +774,7 @@ mod tests {
                 alone.journal.event_news().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), told).await.expect("they are told when there is room");
+        tokio::time::timeout(Duration::from_secs(120), told).await.expect("they are told when there is room");
         alone.outbox.confirmed(&[order(0, OpKind::Start).op]);
         alone.supervisor.order(order(1, OpKind::Kill)).await;
         assert_eq!(alone.answer().await, Code::Success.number(), "what must be durable came after it");
@@ -817,7 +817,7 @@ mod tests {
                 outbox.news().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), taken).await.expect("the order is taken");
+        tokio::time::timeout(Duration::from_secs(120), taken).await.expect("the order is taken");
         unwound.send(()).expect("the actor waits");
         assert!(running.await.is_err_and(|error| error.is_panic()), "the panic is passed on");
         assert!(matches!(journal.standing(op).await, Ok(Standing::Open(_))), "the next life has the op");

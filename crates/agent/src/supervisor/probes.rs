@@ -570,7 +570,7 @@ mod tests {
                     self.probes.changed().expect("something is asked").await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(20), seen).await.expect("it is seen in time");
+            tokio::time::timeout(Duration::from_secs(120), seen).await.expect("it is seen in time");
         }
     }
 
@@ -580,7 +580,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), asked).await.expect("it comes in time");
+        tokio::time::timeout(Duration::from_secs(120), asked).await.expect("it comes in time");
     }
 
     fn process(pid: u32) -> ProbeReadiness {

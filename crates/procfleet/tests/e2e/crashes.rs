@@ -184,7 +184,7 @@ fn the_agent_dies_in_the_check_window_of_a_start() {
         up.proc("foreground").starts(&programs::foreground()),
     ];
     let begun = procs.each_ref().map(|proc| {
-        let task = proc.clone().policy("start_check_secs", 10).submit(Op::Start);
+        let task = proc.clone().policy("start_check_secs", 60).submit(Op::Start);
         let pid = wait_for(PATIENCE, "the process runs", || proc.program_pid());
         assert!(!task.has_ended());
         (task, pid)

@@ -28,7 +28,7 @@ const ROUNDS: u64 = 25;
 /// The agent is killed so long after a round's first order, at most.
 const LATEST_KILL_MILLIS: u64 = 500;
 /// How long a proc may take to be as it should be: restarts that follow each other quickly are spread.
-const SETTLING: Duration = Duration::from_secs(60);
+const SETTLING: Duration = Duration::from_secs(120);
 
 /// Takes the lock of its proc, which dies with it, and tells that it was started.
 const BODY: &str = "exec 9>>lock

@@ -179,7 +179,7 @@ fn a_process_that_dies_right_after_a_slow_command_was_not_started() {
     let up = up();
     let slow = programs::slow_daemon_that_dies(3);
     let proc = |name: &str| {
-        let proc = up.proc(name).with_pid_file().policy("start_check_secs", 2);
+        let proc = up.proc(name).with_pid_file().policy("start_check_secs", 5);
         proc.script("web.sh", &format!("#!/bin/sh\n{slow}\n"))
     };
     let procs = [

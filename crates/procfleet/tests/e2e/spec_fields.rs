@@ -85,16 +85,21 @@ fn the_last_answer_about_health_shows_at_once() {
     let up = up();
     let proc = up
         .proc("ill")
-        .starts(&programs::foreground())
-        .control("health_cmd", "echo run >> asked; echo port 80 does not answer; exit 1");
-    proc.start();
-    wait_until(PATIENCE, "the first answer shows", || {
-        proc.op(Op::Query).instance()["health"] == "unhealthy: port 80 does not answer"
+        .starts(&format!("rm -f asked; {}", programs::foreground()))
+        .control("health_cmd", "echo run >> asked; echo failure $(wc -l < asked); exit 1");
+    let asked = || proc.read("asked").lines().count();
+    // The second check follows 30 s after the first. A loaded machine may need another process to be that quick.
+    wait_until(PATIENCE * 3, "the first failure shows before the second check", || {
+        proc.op(Op::Restart).assert_success();
+        let shown = wait_for(PATIENCE, "a failure shows", || {
+            let health = proc.op(Op::Query).instance()["health"].clone();
+            health.as_str().filter(|health| !health.is_empty()).map(str::to_owned)
+        });
+        let events = format!("/api/v1/events?namespace={}&kind=unhealthy", proc.namespace);
+        let events = up.client.data(&events)["events"].clone();
+        assert!(asked() >= 3 || events == json!([]), "an event before the third failure: {events}");
+        shown == "unhealthy: failure 1"
     });
-    // The next question comes 30 s later.
-    assert_eq!(proc.read("asked"), "run\n");
-    let events = format!("/api/v1/events?namespace={}&kind=unhealthy", proc.namespace);
-    assert_eq!(up.client.data(&events)["events"], json!([]), "one failure is no illness");
 }
 
 /// A probe that hangs holds up nothing: no op, and not the agent's end.

@@ -20,7 +20,7 @@ fn status(proc: &Proc) -> Value {
 fn a_failed_start_leaves_nothing_unknown() {
     let up = up();
     let unnamed = |name: &str| up.proc(name).with_pid_file().identity("proc_name", "nginx");
-    let late = "(setsid sh -c './web 0.3; sleep 5; exec ./web 1000' </dev/null >/dev/null 2>&1 &)";
+    let late = "(setsid sh -c './web 0.3; sleep 60; exec ./web 1000' </dev/null >/dev/null 2>&1 &)";
     let procs = [
         // A daemon that never writes its pid file and has another name.
         unnamed("unnamed").starts(&programs::silent_daemon()),
@@ -28,7 +28,7 @@ fn a_failed_start_leaves_nothing_unknown() {
         unnamed("failed").starts(&format!("{}; exit 3", programs::silent_daemon())),
         unnamed("deaf").starts("(trap '' TERM; setsid ./web 1000 >/dev/null 2>&1 &)"),
         // It would come again after the end of the check.
-        up.proc("late").starts(late),
+        up.proc("late").starts(late).policy("start_check_secs", 5),
     ];
     at_once(procs, |proc| {
         let outcome = proc.op(Op::Start);
