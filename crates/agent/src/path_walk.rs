@@ -348,6 +348,34 @@ mod tests {
         assert!(walk(Path::new("a")).is_err(), "there is nowhere to begin");
     }
 
+    /// Paths and links of random text lead where the kernel would lead them, or fail as they do there.
+    #[test]
+    fn fuzzed_paths_and_links() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let top = fs::canonicalize(folder.path()).expect("it is there");
+        fs::create_dir_all(top.join("a/b")).expect("our folder");
+        fs::write(top.join("a/b/file"), "text").expect("our folder");
+        symlink("../a", top.join("a/up")).expect("our folder");
+        let good = ["a/b/file", "./a//up/b/../b/file", "link/../a/b", "../link", "a/b/file/..", "link/link"];
+        let link = top.join("link");
+        procfleet_testkit::fuzz::Fuzz::cases(3_000).text(&good, |text| {
+            let (target, path) = text.split_at(text.floor_char_boundary(text.len() / 2));
+            let _ = fs::remove_file(&link);
+            // An empty text or one with a NUL cannot be a link; then there is none.
+            let _ = symlink(target, &link);
+            for path in [top.join("link"), top.join(format!("./{path}")), top.join(format!("./{text}"))] {
+                let expected = fs::canonicalize(&path);
+                match (walk(&path), expected) {
+                    (Ok(walked), Ok(real)) => assert_eq!(walked.real(), real, "{path:?}"),
+                    (Err(error), Err(expected)) => {
+                        assert_eq!(error.kind(), expected.kind(), "{path:?}: {error} and {expected}");
+                    }
+                    (walked, expected) => panic!("{path:?}: {walked:?} and {expected:?}"),
+                }
+            }
+        });
+    }
+
     /// What changes after the walk does not matter any more.
     #[test]
     fn what_was_walked_to_cannot_be_exchanged() {

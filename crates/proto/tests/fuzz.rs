@@ -4,15 +4,17 @@
 //! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by
 //! `scripts/fuzz`.
 
+use procfleet_core::change::{FIELDS, UnknownFields};
 use procfleet_core::host_policy::Allow;
 use procfleet_core::id::{AgentId, BusinessId, Host, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_core::select::Term;
 use procfleet_core::spec::Spec;
 use procfleet_proto::cron::CronRule;
-use procfleet_proto::http::document::apis::{APIS, ApiEntry};
+use procfleet_proto::http::document::apis::{self, APIS, ApiEntry};
 use procfleet_proto::http::document::{example_request, fields_of};
 use procfleet_proto::http::fault::Faults;
+use procfleet_proto::http::typos::{self, Unread};
 use procfleet_proto::link::token::JoinToken;
 use procfleet_proto::link::{
     BadMessage, GroupsMessage, OmittedAccounts, OpOrder, ProcStateMessage, Report, agent_message,
@@ -197,6 +199,60 @@ fn bodies_of_every_api() {
                 check_faults(&other);
             }
             (one, other) => panic!("{}: {one:?} and {other:?}", apis[place].name),
+        }
+    });
+}
+
+/// Each field that is named as unknown is in the request, and each suggestion is a name that the reader knows.
+#[test]
+fn unknown_fields_of_requests() {
+    let request = example_request("operate_proc_v2").expect("it has an example");
+    let known: Vec<String> = fields_of(apis::find("operate_proc_v2").expect("it is documented"));
+    let is_known = |meant: &str| {
+        known.iter().any(|path| path == meant || path.rsplit('.').next().is_some_and(|name| name == meant))
+    };
+    Fuzz::cases(5_000).json(&[request], |_, body| {
+        let Some(fields) = body.as_object() else { return };
+        for Unread { path, meant } in typos::in_request(fields) {
+            let first = path.split(['.', '[']).next().unwrap_or_default();
+            let is_sent = fields.keys().any(|name| *name == path || name == first);
+            assert!(is_sent || fields.keys().any(|name| path.starts_with(name)), "{path:?} was not sent");
+            assert!(meant.as_deref().is_none_or(is_known), "{meant:?} instead of {path:?}");
+        }
+    });
+}
+
+/// Whatever an order names as changed, the other fields stay as they are stored.
+#[test]
+fn changes_of_stored_specs() {
+    let mut stored = Spec::default();
+    stored.identity.user = "www".to_owned();
+    stored.control.start_cmd = "./start".to_owned();
+    stored.labels.insert("team".to_owned(), "shop".to_owned());
+    let mut sent = Spec::default();
+    sent.identity.user = "root".to_owned();
+    sent.control.stop_cmd = "./stop".to_owned();
+    sent.change = ["user", "stop_cmd", "labels", "instance_num"].map(str::to_owned).to_vec();
+    let good = [serde_json::to_vec(&sent).expect("JSON"), serde_json::to_vec(&stored).expect("JSON")];
+    Fuzz::cases(15_000).bytes(&good, |bytes| {
+        let Ok(sent) = serde_json::from_slice::<Spec>(bytes) else { return };
+        let named = sent.change.clone();
+        let unknown = named.iter().any(|name| !FIELDS.contains(&name.as_str()));
+        match sent.clone().changing(Some(&stored)) {
+            Err(UnknownFields { names }) => {
+                assert!(unknown && names.iter().all(|name| named.contains(name)), "{names:?}");
+            }
+            Ok(spec) if named.is_empty() => assert_eq!(spec, sent),
+            Ok(spec) => {
+                assert!(!unknown && spec.change.is_empty(), "{named:?}");
+                let is_named = |name: &str| named.iter().any(|named| named == name);
+                let source = |name: &str| if is_named(name) { &sent } else { &stored };
+                assert_eq!(spec.identity.user, source("user").identity.user);
+                assert_eq!(spec.control.start_cmd, source("start_cmd").control.start_cmd);
+                assert_eq!(spec.control.stop_cmd, source("stop_cmd").control.stop_cmd);
+                let again = Spec { change: named.clone(), ..sent.clone() }.changing(Some(&spec));
+                assert_eq!(again, Ok(spec), "a change that is made twice is made once");
+            }
         }
     });
 }

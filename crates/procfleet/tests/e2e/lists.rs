@@ -89,19 +89,23 @@ fn a_list_is_shown_again_until_nobody_reads_it() {
 fn an_agent_that_is_away_can_be_forgotten() {
     let up = up();
     let token = up.token(&[]);
-    let ip = "127.0.0.12";
-    let mut gone = Joined::start(up.binary(), &up.link(), &up.folder(ip), ip, Some(&token));
+    // As texts these two addresses have the opposite order.
+    let [near, ip] = ["127.0.0.2", "127.0.0.10"];
+    let start = |ip: &str| Joined::start(up.binary(), &up.link(), &up.folder(ip), ip, Some(&token));
+    let (mut gone, mut other) = (start(ip), start(near));
     gone.wait_until_connected(&up, ip);
-    assert_eq!(column(&cli(&up, &["agents"]), "ip"), ["127.0.0.1", ip], "in the order of addresses");
-    let refused = up.cli(&["agents", "forget", "0:127.0.0.12"]);
+    other.wait_until_connected(&up, near);
+    let listed = column(&cli(&up, &["agents"]), "ip");
+    assert_eq!(listed, ["127.0.0.1", near, ip], "in the order of addresses");
+    let refused = up.cli(&["agents", "forget", "0:127.0.0.10"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("is connected; only one that is away can be forgotten"), "{refused:?}");
     gone.end(Signal::TERM);
     wait_until(PATIENCE, "it has gone", || {
         cli(&up, &["agents", "--state", "away"]).as_array().is_some_and(|rows| rows.len() == 1)
     });
-    assert_eq!(column(&cli(&up, &["agents", "forget", "0:127.0.0.12"]), "ip"), [ip]);
-    assert_eq!(column(&cli(&up, &["agents"]), "ip"), ["127.0.0.1"]);
+    assert_eq!(column(&cli(&up, &["agents", "forget", "0:127.0.0.10"]), "ip"), [ip]);
+    assert_eq!(column(&cli(&up, &["agents"]), "ip"), ["127.0.0.1", near]);
     assert_eq!(cli(&up, &["audit", "--action", "agents_forget"]).as_array().map(Vec::len), Some(1));
     let unknown = up.cli(&["stop", "x", "--host", ip]);
     assert!(unknown.stdout.contains("failed (117)"), "{unknown:?}");

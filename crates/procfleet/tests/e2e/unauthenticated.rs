@@ -186,6 +186,39 @@ fn idle_connections_cost_little_memory() {
     }
 }
 
+/// The same with TLS: before the handshake, and after a request, when the session's keys must be kept.
+#[test]
+fn idle_tls_connections_cost_little_memory() {
+    const MANY: usize = 200;
+    const EACH_KIB: [u64; 2] = [16, 96];
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--tls"]);
+    let client = || {
+        let client = Client::new(&up.client.url, "nobody", "");
+        assert_eq!(client.page("/healthz").status, 200);
+        client
+    };
+    // Memory that is needed once does not count for each connection.
+    let files = open_files(up.pid());
+    (0..20).for_each(|_| drop(client()));
+    let before = anonymous_kib(up.pid());
+    let held: Vec<TcpStream> = (0..MANY).map(|_| connect_from(ELSEWHERE, up.client.address())).collect();
+    wait_until(PATIENCE, "all are held", || open_files(up.pid()) >= files + MANY);
+    let silent = anonymous_kib(up.pid()).saturating_sub(before);
+    assert!(silent < MANY as u64 * EACH_KIB[0], "{silent} KiB for {MANY} connections without a handshake");
+    drop(held);
+    wait_until(PATIENCE, "all are closed", || open_files(up.pid()) < files + MANY / 2);
+
+    // Each client keeps its connection open.
+    let before = anonymous_kib(up.pid());
+    let idle: Vec<Client> = (0..MANY).map(|_| client()).collect();
+    // The buffers of HTTP are released a second after the answer.
+    let_pass(Duration::from_secs(3));
+    let cost = anonymous_kib(up.pid()).saturating_sub(before);
+    println!("{silent} KiB for {MANY} without a handshake, {cost} KiB for {MANY} after a request");
+    assert!(cost < MANY as u64 * EACH_KIB[1], "{cost} KiB for {MANY} TLS connections after a request");
+    assert!(idle.iter().all(|client| client.page("/healthz").status == 200), "they serve on");
+}
+
 fn open_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count()
 }

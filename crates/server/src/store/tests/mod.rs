@@ -9,6 +9,7 @@ mod groups;
 mod lifecycle;
 mod process_groups;
 mod procs;
+mod readmit;
 mod retention;
 mod submissions;
 mod tasks;
