@@ -1,6 +1,7 @@
-//! The rule by which a process is ours, row by row: the table of docs/agent/identity.md. Each row is played
-//! with a pid file that is true, one whose process is gone, and one whose number was given to the row's
-//! process after ours had died.
+//! The rule by which a process is ours, row by row: the table of docs/agent/identity.md. Rows about marks,
+//! names, folders and accounts are played with a pid file that is true, one whose process is gone, and one
+//! whose number was given to the row's process after ours had died. Rows about cgroups, sessions, threads and
+//! other agents have tests of their own below.
 
 use crate::support::*;
 use procfleet_agent::exec::{Containment, ExecContext, ProcExecutor};
@@ -318,4 +319,69 @@ async fn a_process_without_a_mark_belongs_to_the_proc_whose_cgroup_holds_it() {
     assert!(matches!(cause(proc.settled_without_file()), Cause::NoSuchName { .. }));
     kill(theirs);
     until_gone(theirs).await;
+}
+
+/// Row 1: the kernel shows a thread under its number as it shows a process.
+#[tokio::test]
+async fn a_pid_file_that_names_a_thread_names_nothing_that_runs() {
+    let mut proc = Proc::with_pid_file("table-thread");
+    // This test program has threads.
+    let tasks = fs::read_dir("/proc/self/task").expect("our own threads").flatten();
+    let threads = tasks.filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok());
+    let thread = { threads }.find(|thread| *thread != std::process::id()).expect("a second thread");
+    assert!(Path::new(&format!("/proc/{thread}/stat")).exists());
+    proc.write("web.pid", thread.to_string());
+    let expected = Cause::DeadPid { path: proc.spec.identity.pid_path.clone(), pid: thread };
+    assert_eq!(cause(proc.settled()), expected);
+    assert_eq!(cause(proc.recovered(None)), expected);
+}
+
+/// Row 9: a process without a mark that has another name than the spec's. Without cgroups nothing but its
+/// session says who started it.
+#[tokio::test]
+async fn a_process_in_the_session_of_a_command_is_ours() {
+    for (name, prefix, is_ours) in [("table-session", "", true), ("table-no-session", "setsid ", false)] {
+        let mut proc = Proc::contained(name, Containment::Tree);
+        proc.spec.identity.pid_path = proc.path("web.pid").to_str().expect("a plain path").to_owned();
+        proc.program("beat");
+        proc.run(&format!(
+            "env -i PATH=\"$PATH\" {prefix}./beat 1000 & echo $! > pid.new; mv pid.new web.pid; wait"
+        ));
+        let pid = proc.pid_in("web.pid").await;
+        until_called(pid, "beat").await;
+        let sighting = proc.settled();
+        let expected = if is_ours { Verdict::Ours } else { Verdict::Stranger };
+        assert_eq!(seen(name, &sighting, pid), expected, "{name}");
+        kill(pid);
+        until_gone(pid).await;
+    }
+}
+
+/// Row 11: a process of the spec's name that does not run from `setup_path`.
+#[tokio::test]
+async fn a_namesake_from_elsewhere_is_ours_if_it_began_after_a_command() {
+    let mut proc = Proc::with_pid_file("table-began");
+    let elsewhere = tempfile::tempdir().expect("a temp dir");
+    fs::set_permissions(elsewhere.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("our folder");
+    let namesake = elsewhere.path().join("web");
+    install("/bin/sleep", &namesake);
+    let before = Stranger::start(&namesake, Path::new("/"));
+    // Start times are ticks of 10 ms; the command must not begin in the same one.
+    let began = process(before.pid()).start_ticks;
+    until("a tick has passed", || {
+        let uptime = fs::read_to_string("/proc/uptime").expect("the kernel's clock");
+        let secs: f64 = uptime.split(' ').next()?.parse().ok()?;
+        (secs * 100.0 > began as f64 + 2.0).then_some(())
+    })
+    .await;
+    proc.run("exec sleep 1000");
+    let after = Stranger::start(&namesake, Path::new("/"));
+    for (process, verdict) in [(&before, Verdict::Stranger), (&after, Verdict::Ours)] {
+        proc.write("web.pid", process.pid().to_string());
+        assert_eq!(seen("a namesake", &proc.settled(), process.pid()), verdict);
+    }
+    // An agent that has just started knows no command that could have begun it.
+    proc.forget();
+    assert_eq!(seen("a namesake", &proc.settled(), after.pid()), Verdict::Stranger);
 }
