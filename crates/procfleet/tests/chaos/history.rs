@@ -3,6 +3,7 @@
 //! Each op runs a command that appends the task's own word, and whose agent it was, to one log. Each task has
 //! a key for each of its hosts, and one for a host that nobody knows.
 
+use crate::short_lived;
 use procfleet_testkit::{Answer, Client, Op, Proc, ask_again};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -242,6 +243,9 @@ fn check_runs(
             (_, 2..) => {
                 verdict.twice += 1;
                 verdict.note(format!("{word}: run {times} times; {code} {message}"));
+            }
+            (SUCCESS, _) if short_lived::must_fail(&place.0) => {
+                verdict.untrue(format!("{word}: success, and its process died within the check"));
             }
             (SUCCESS, 0) if *op == Op::Start => {
                 verdict.lost += 1;

@@ -21,6 +21,7 @@ mod panics;
 mod points;
 mod proxy;
 mod random;
+mod short_lived;
 mod table;
 mod world;
 

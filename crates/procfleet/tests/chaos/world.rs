@@ -3,6 +3,7 @@
 use crate::history::{self, Runs, Sent, Verdict};
 use crate::overtake;
 use crate::proxy::Proxy;
+use crate::short_lived;
 use procfleet_testkit::{Client, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -402,6 +403,19 @@ impl Workload {
                 begins.fetch_add(2, Ordering::SeqCst);
                 let both = proc.play(&client, round, || {});
                 all.lock().expect("nobody panics with it").extend(both);
+            }
+        }));
+        let (stopped, all, begins, client) =
+            (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+        let (short, host) = (short_lived::proc(world), addresses[0].clone());
+        callers.push(std::thread::spawn(move || {
+            for round in 0.. {
+                if stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+                begins.fetch_add(1, Ordering::SeqCst);
+                let start = short_lived::play(&client, &short, &host, round);
+                all.lock().expect("nobody panics with it").push(start);
             }
         }));
         Workload { stop, sent, begun, callers }
