@@ -24,13 +24,13 @@ fn operations(document: &Value) -> Vec<(String, String, Value)> {
 }
 
 #[test]
-fn everything_has_words_in_both_languages() {
+fn every_api_and_field_has_a_text_in_both_languages() {
     let faults = document::document().faults;
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]
-fn what_is_checked_in_is_what_the_code_says() {
+fn the_checked_in_api_document_is_up_to_date() {
     let kept = include_str!("../../../docs/api/openapi.json");
     assert!(
         kept == document::text(),
@@ -53,7 +53,7 @@ fn every_api_is_documented_once() {
 }
 
 #[test]
-fn references_lead_somewhere() {
+fn every_reference_of_the_api_document_resolves() {
     fn walk(document: &Value, value: &Value) {
         match value {
             Value::Object(fields) => {
@@ -71,7 +71,7 @@ fn references_lead_somewhere() {
 }
 
 #[test]
-fn the_examples_are_true() {
+fn the_examples_match_their_schemas() {
     let document = json();
     for (method, path, operation) in operations(&document) {
         for content in [
@@ -94,7 +94,7 @@ fn the_examples_are_true() {
 
 /// The reading code and the schema agree on the example requests and on what is left out of them.
 #[test]
-fn what_the_schema_requires_is_what_the_reader_requires() {
+fn the_schema_requires_the_fields_that_the_reader_requires() {
     let document = json();
     for (method, path, operation) in operations(&document) {
         let content = &operation["requestBody"]["content"]["application/json"];
@@ -111,7 +111,7 @@ fn what_the_schema_requires_is_what_the_reader_requires() {
     }
 }
 
-/// What an API refuses is everything but what it reads.
+/// A strict API refuses every field that it does not read.
 #[test]
 fn strict_apis_know_the_fields_that_they_read() {
     let mut strict = 0;
@@ -275,7 +275,7 @@ fn rust_code() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn every_row_names_tests_that_are_there() {
+fn every_row_names_existing_tests() {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance");
     let code = rust_code();
     let mut gone = BTreeSet::new();

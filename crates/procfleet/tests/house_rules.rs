@@ -60,7 +60,7 @@ fn dependencies_point_one_way() {
 }
 
 #[test]
-fn core_needs_next_to_nothing() {
+fn core_depends_on_serde_and_thiserror_only() {
     let manifest = std::fs::read_to_string(root().join("crates/core/Cargo.toml")).expect("a manifest");
     let dependencies =
         manifest.split("[dependencies]").nth(1).and_then(|rest| rest.split('[').next()).expect("a table");
@@ -70,7 +70,7 @@ fn core_needs_next_to_nothing() {
 }
 
 #[test]
-fn every_file_says_what_it_is_for() {
+fn every_file_begins_with_a_module_comment() {
     for room in crates() {
         for file in rust_files(&root().join("crates").join(room).join("src")) {
             let text = std::fs::read_to_string(&file).expect("a file");
@@ -161,7 +161,7 @@ fn unsafe_stays_where_it_is_explained() {
 }
 
 #[test]
-fn error_numbers_stand_in_one_file() {
+fn error_numbers_are_written_in_one_file() {
     for file in rust_files(&root().join("crates/server/src"))
         .into_iter()
         .chain(rust_files(&root().join("crates/agent/src")))
@@ -200,7 +200,7 @@ fn test_lines<'a>(file: &Path, text: &'a str) -> Vec<(usize, &'a str)> {
 /// check that something did not happen early. Below `src` only assertions count: the tests there have loops of
 /// their own. Tests with a paused clock are exempt, and so are those of `core`, whose time is simulated.
 #[test]
-fn no_test_says_how_soon_something_happens() {
+fn no_test_asserts_how_soon_something_happens() {
     for (line, soon) in [
         ("assert!(took < Duration::from_secs(1));", true),
         ("assert!(now - instance.began_at < 30);", true),
@@ -240,7 +240,7 @@ fn no_test_says_how_soon_something_happens() {
 
 /// Each statement of the security page names the tests that show it.
 #[test]
-fn the_tests_that_the_security_page_names_are_there() {
+fn the_security_page_names_existing_tests() {
     let page = std::fs::read_to_string(root().join("docs/operator/security.md")).expect("the page");
     let folders = ["crates/procfleet/tests/e2e", "crates/agent/tests/exec_processes", "crates/server/src"];
     let files: Vec<PathBuf> = folders.iter().flat_map(|folder| rust_files(&root().join(folder))).collect();

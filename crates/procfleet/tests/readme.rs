@@ -49,7 +49,7 @@ fn copy_example(to: &Path) {
 }
 
 #[test]
-fn the_readme_tells_the_truth() {
+fn the_commands_of_the_readme_work() {
     let up = Up::start(env!("CARGO_BIN_EXE_procfleet"));
     let home = up.folder("readme");
     copy_example(&home.join("examples/hello"));

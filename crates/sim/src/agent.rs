@@ -32,7 +32,7 @@ const READ_AHEAD: usize = 64;
 /// Reports in one message, so that it fits a frame.
 const BATCH: usize = 100;
 
-/// What all agents of the fleet share.
+/// State that all agents of the fleet share.
 pub(crate) struct FleetShared {
     pub(crate) server: ServerAddress,
     pub(crate) script: Script,
@@ -73,7 +73,7 @@ pub(crate) struct Agent {
     started_at: i64,
     slow: bool,
     procs: Procs,
-    /// States that the server has yet to be told.
+    /// States that the server has not got yet.
     states: Vec<ProcStateMessage>,
     ops: BTreeMap<OpId, UnconfirmedOp>,
     confirmed: VecDeque<OpId>,
@@ -166,7 +166,7 @@ impl Agent {
             }
             let wake = self.next_wake().into_iter().chain(drop_at).chain([silent_at]).min();
             let wake = wake.expect("there is always the server's silence to wait for");
-            // One that is slow rests between two messages.
+            // A slow agent pauses between two messages.
             let wake = if read_at > now { wake.min(read_at) } else { wake };
             tokio::select! {
                 biased;
@@ -387,7 +387,7 @@ impl Agent {
         self.confirmed.push_back(op);
     }
 
-    /// A new session hears every outcome again, and is told in its hello what runs.
+    /// A new session gets every unconfirmed outcome again, and its hello names the running ops.
     fn rewind(&mut self) {
         self.states.clear();
         for known in self.ops.values_mut() {

@@ -1,4 +1,4 @@
-//! What the fleet has seen so far. Every agent counts; anybody may read.
+//! Counters of the fleet. Every agent adds to them, and any thread may read them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -5,8 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// For the program itself: its runtime, its files, and connections that are on their way out.
 const RESERVED: u64 = 64;
 
-/// Raises the number of open files from the soft limit to the hard one, and says what it is now. `None`:
-/// there is no limit.
+/// Raises RLIMIT_NOFILE from the soft limit to the hard one and returns it. `None`: there is no limit.
 pub fn take_all_files() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

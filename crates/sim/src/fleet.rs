@@ -24,7 +24,7 @@ const JOINING: usize = 64;
 const JOIN_AGAIN: Duration = Duration::from_secs(2);
 const FLUSH: Duration = Duration::from_millis(50);
 
-/// What a fleet is.
+/// The settings of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetPlan {
     pub server: ServerAddress,
@@ -36,7 +36,7 @@ pub struct FleetPlan {
     /// Where keys and certificates are kept.
     pub data: PathBuf,
     pub script: Script,
-    /// The same seed makes the same choices.
+    /// Seed of all random choices.
     pub seed: u64,
     /// The first connects are spread over this.
     pub spread: Duration,
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_follow_one_another_as_far_as_they_go() {
+    fn addresses_are_consecutive_up_to_the_last_one() {
         for (first, index, expected) in [
             ("10.0.0.1", 0, Some("10.0.0.1")),
             ("10.0.0.1", 255, Some("10.0.1.0")),

@@ -1,4 +1,4 @@
-//! Who the agents are: one file for all of them, a line for each, so that a fleet can come back.
+//! The identities of the agents: one file with a line for each agent, so that a fleet can come back.
 //!
 //! A line is written when its agent has joined and never changes; a last line that a crash cut off is an
 //! agent that has not joined yet.
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fleet_is_known_again_and_a_line_that_was_cut_off_is_not() {
+    fn identities_are_read_again_and_a_truncated_line_is_skipped() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let ip = IpAddr::from([10, 0, 0, 1]);
         let identity = || AgentIdentity {

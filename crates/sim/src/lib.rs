@@ -11,9 +11,9 @@
 //! - [`ManualPeer`]: an agent by hand, which sends whatever a test wants;
 //! - [`ManualServer`]: a server by hand, likewise.
 //!
-//! What it does not have is a journal: when the fleet ends, what its agents had taken and not reported is
-//! gone, as if each host had lost its disk. While it runs, no connection that breaks makes it forget or
-//! repeat an op.
+//! A simulated fleet has no journal: when it ends, ops that its agents had taken and not reported are lost,
+//! as if each host had lost its disk. While it runs, a broken connection makes it neither forget nor repeat
+//! an op.
 
 mod agent;
 mod enroll;

@@ -78,7 +78,7 @@ struct Args {
     /// The first connects of those that have joined are spread over so many seconds
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     spread: f64,
-    /// The same seed makes the same choices
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How many threads the fleet may keep busy
@@ -135,7 +135,7 @@ fn run(args: Args) -> Result<(), String> {
     watched
 }
 
-/// A reader that is gone is no reason to end.
+/// A closed standard output does not end the fleet.
 fn say(line: &str) {
     let _ = procfleet_program::print(format!("{line}\n"));
 }
@@ -181,7 +181,7 @@ fn seconds(flag: &str, seconds: f64) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("{flag}: {seconds} is no length of time"))
 }
 
-/// Says how things stand whenever that has changed, until it is told to stop.
+/// Prints the counters whenever they have changed, until a signal comes.
 async fn watch(fleet: &Fleet, every: Duration, for_secs: Option<Duration>, json: bool) -> Result<(), String> {
     let began = Instant::now();
     let mut told = Figures::default();

@@ -60,7 +60,7 @@ impl ManualPeer {
         Ok(Talk { socket: self.runtime.block_on(connecting)?, peer: self })
     }
 
-    /// What an honest agent would say first, in its life of this name.
+    /// The first message of an honest agent, with this boot id.
     pub fn hello(&self, boot_id: &str) -> agent_message::Body {
         agent_message::Body::Hello(Hello {
             agent: self.identity.agent.to_string(),
@@ -97,7 +97,7 @@ impl Talk<'_> {
         let _ = self.peer.runtime.block_on(self.socket.send(Message::Text(text.into())));
     }
 
-    /// What the server says next. `None`: nothing any more, for the connection has ended.
+    /// The next message of the server. `None`: the connection has ended.
     ///
     /// # Panics
     /// If the server neither says anything nor ends the connection.

@@ -1,4 +1,5 @@
-//! The processes of one simulated host: what an op does to them, and what the server is told of it.
+//! The processes of one simulated host: the effect of an op on them, and the states that are sent to the
+//! server.
 
 use crate::script::ScriptedEnd;
 use procfleet_core::code::Code;
@@ -153,9 +154,9 @@ fn state(key: &ProcKey, proc: Option<&SimProc>, revision: u64, now: i64) -> Proc
 mod tests {
     use super::*;
 
-    /// What an op does follows from what was before, as on a real host.
+    /// The effect of an op depends on the state before, as on a real host.
     #[test]
-    fn ops_change_the_procs_that_they_are_about() {
+    fn ops_change_their_own_procs() {
         let mut procs = Procs::default();
         let key = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
         let well = ScriptedEnd { code: 0, weight: 1, message: String::new() };

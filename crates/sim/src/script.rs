@@ -46,7 +46,7 @@ pub struct ScriptedEnd {
 pub struct Drops {
     /// The op has been read; the server does not know that yet.
     pub received_percent: f64,
-    /// The server was told that the agent has it.
+    /// The server knows that the agent has the op.
     pub taken_percent: f64,
     /// The outcome was sent, and its acknowledgement is not awaited.
     pub reported_percent: f64,
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_read_whole_with_all_its_faults() {
+    fn every_fault_of_a_script_is_reported() {
         let script = Script::from_json(
             r#"{"take_ms": [10, 20], "end": [{"code": 0, "weight": 9}, {"code": 836, "message": "too late"}],
                 "drop": {"taken_percent": 5, "away_ms": [100, 2000]}, "slow": {"agents_percent": 1, "read_every_ms": 500}}"#,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_short_forms_of_it() {
+    fn flags_are_short_forms_of_a_script() {
         assert_eq!("5".parse(), Ok(DelayRange(5, 5)));
         assert_eq!("5-7".parse(), Ok(DelayRange(5, 7)));
         assert_eq!("836=3".parse(), Ok(ScriptedEnd { code: 836, weight: 3, message: String::new() }));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn endings_come_by_their_weight() {
+    fn endings_are_chosen_by_weight() {
         let script = Script::from_json(
             r#"{"end": [{"code": 0, "weight": 3}, {"code": 836}, {"code": 822, "weight": 0}]}"#,
         );

@@ -22,7 +22,7 @@ pub struct Client {
     pub username: String,
 }
 
-/// What a call was answered with.
+/// The answer to a call.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -61,12 +61,12 @@ impl Client {
         Client { agent, url, app_code, app_secret, username: "admin".to_owned() }
     }
 
-    /// The same server, called by another app, which names no user.
+    /// A client of this server for another app, which names no user.
     pub fn as_app(&self, app_code: &str, app_secret: &str) -> Client {
         Client { username: String::new(), ..Client::new(&self.url, app_code, app_secret) }
     }
 
-    /// The same app, naming another user.
+    /// A client of this app that names another user.
     pub fn naming(&self, username: &str) -> Client {
         Client { username: username.to_owned(), ..self.clone() }
     }

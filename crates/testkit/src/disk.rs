@@ -5,7 +5,7 @@ use crate::program::Program;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What fills it: until there is not even room for a byte.
+/// Block sizes of `dd`, down to a byte, so that nothing is left free.
 const FILLERS: [&str; 3] = ["64k", "4k", "1"];
 
 /// It goes when it is dropped.
@@ -13,7 +13,7 @@ const FILLERS: [&str; 3] = ["64k", "4k", "1"];
 pub struct Disk(PathBuf);
 
 impl Disk {
-    /// `None`: the tests were told to do without.
+    /// `None`: PROCFLEET_TESTS_WITHOUT excludes it.
     #[track_caller]
     pub fn mount(at: &Path, size: &str) -> Option<Disk> {
         fs::create_dir_all(at).expect("our own folder");

@@ -39,8 +39,7 @@ impl Fifo {
 }
 
 impl HeldReader {
-    /// The reader gets this text. Whoever reads the file from now on finds an ordinary one with the same
-    /// text.
+    /// Sends this text to the reader. Later readers find an ordinary file with the same text.
     pub fn release(mut self, text: &str) {
         let draft = self.path.with_extension("draft");
         fs::write(&draft, text).expect("our own folder");

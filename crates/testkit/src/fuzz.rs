@@ -1,4 +1,4 @@
-//! Inputs that nobody would write: good ones, changed at random. The same seed makes the same.
+//! Fuzzing: valid inputs, changed at random. A seed always makes the same inputs.
 
 use serde_json::{Map, Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -19,7 +19,7 @@ pub struct Fuzz {
 }
 
 impl Fuzz {
-    /// So many cases, always the same; or as many as there is time for, if somebody gave some.
+    /// A fixed number of cases, always the same ones; or as many as fit into `PROCFLEET_FUZZ_SECONDS`.
     pub fn cases(cases: u64) -> Fuzz {
         let seconds = setting(SECONDS).and_then(|text| text.parse().ok()).map(Duration::from_secs);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos().into();
@@ -210,7 +210,7 @@ fn odd(random: &mut Random, old: Value, good: &[Value]) -> Value {
     }
 }
 
-/// The same, with the fields of every object in the opposite order.
+/// A copy in which the fields of every object are in the opposite order.
 pub fn reversed(value: &Value) -> Value {
     match value {
         Value::Array(items) => items.iter().map(reversed).collect(),

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;
 
-/// It is told to end, and then killed, when it is dropped.
+/// Dropping it ends the agent with SIGTERM, and kills it if it goes on.
 #[derive(Debug)]
 pub struct Joined {
     program: Program,

@@ -1,4 +1,4 @@
-//! What end-to-end tests need: the built program, calls to it, little programs to supervise, and waiting.
+//! Tools for end-to-end tests: the built program, calls to it, little programs to supervise, and waiting.
 //!
 //! It knows procfleet only from outside, as its users do: by its command line, its HTTP API, its files and
 //! the processes that it starts. Tests say what they expect; when the product or the machine does not go

@@ -1,8 +1,8 @@
-//! What a test needs of the machine that it runs on, and not every machine allows.
+//! Requirements of tests that not every machine meets.
 //!
-//! A test that cannot be run fails and says what is missing: counted as passed, it would say what nobody has
-//! seen. Whoever cannot have it otherwise names what is missing in `PROCFLEET_TESTS_WITHOUT`; `scripts/test`
-//! then says at its end what was not tested.
+//! A test whose requirement is not met fails and names it, because a passed test would claim something that
+//! was not tested. Requirements that a machine cannot meet are named in `PROCFLEET_TESTS_WITHOUT`;
+//! `scripts/test` then lists at its end what was not tested.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -47,7 +47,7 @@ impl Need {
         }
     }
 
-    /// What the machine must allow.
+    /// The permission or resource that the machine must provide.
     fn means(self) -> &'static str {
         match self {
             Need::Root => "tests to run as root",
@@ -65,7 +65,8 @@ impl Need {
     }
 }
 
-/// What was found of it. Without it the test fails here; `None` says that it is to be left out.
+/// Returns the resource. If it is missing, the test fails here, unless it is excluded: then the answer is
+/// `None`.
 #[track_caller]
 pub fn need<T, E: Display>(need: Need, found: Result<T, E>) -> Option<T> {
     let why = match found {
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_a_failure_unless_it_is_named() {
+    fn a_missing_need_fails_the_test_unless_it_is_excluded() {
         let judged = |without| left_out(Need::Mount, "Operation not permitted", without);
         let missing = "a tmpfs to be mounted (root, or CAP_SYS_ADMIN): Operation not permitted";
         let rows = [
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_handed_over() {
+    fn a_met_need_is_handed_over() {
         assert_eq!(need(Need::Root, Ok::<u8, &str>(7)), Some(7));
         assert!(has(Need::Cgroups, true));
     }

@@ -1,4 +1,4 @@
-//! What an answer should look like: JSON in which `…` stands for what may differ.
+//! Patterns for answers: JSON in which `…` stands for a part that may differ.
 //!
 //! | pattern | matches |
 //! |---|---|

@@ -76,7 +76,7 @@ impl Proc {
         Proc { client, folder, name: name.to_owned(), namespace: namespace.to_owned(), request }
     }
 
-    /// What start runs.
+    /// Sets `start_cmd`.
     pub fn starts(self, command: &str) -> Proc {
         self.control("start_cmd", command)
     }
@@ -211,8 +211,8 @@ impl Proc {
         rows.first().cloned()
     }
 
-    /// Its row as soon as it has this state. What the agent has told may be a moment old: a row that was
-    /// there before something happened may still be there after it.
+    /// Waits for a row with this state. Reports of the agent may be late: a row from before a change may
+    /// still be there after it.
     #[track_caller]
     pub fn row_when(&self, deadline: Duration, state: &str) -> Value {
         wait_for(deadline, &format!("{} is {state}", self.name), || {

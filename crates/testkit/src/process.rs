@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 thread_local! {
-    /// When the processes were started whose pids this test was told.
+    /// Start times of the processes whose pids this test knows.
     static REMEMBERED: RefCell<HashMap<u32, u64>> = RefCell::default();
 }
 
@@ -25,8 +25,8 @@ fn is_remembered(pid: u32, stat: &Stat) -> bool {
     REMEMBERED.with_borrow(|known| known.get(&pid).is_none_or(|start_time| *start_time == stat.start_time))
 }
 
-/// From now on this thread means by the pid the process that has it now. What tells a test a pid does so by
-/// itself.
+/// Binds the pid, for this thread, to the process that has it now. The functions that return a pid call this
+/// themselves.
 pub fn remember(pid: u32) -> u32 {
     REMEMBERED.with_borrow_mut(|known| match start_time(pid) {
         Some(start_time) => known.insert(pid, start_time),
@@ -101,14 +101,14 @@ fn marked(is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let variables = String::from_utf8_lossy(&environment);
         let mut marks = variables.split('\0').filter_map(|variable| variable.strip_prefix("PROCFLEET_PROC="));
-        // What stands before the namespace is the agent's own business.
+        // The part before the slash is internal to the agent.
         marks.any(|mark| is_wanted(mark.split_once('/').map_or(mark, |(_, key)| key)))
     };
     let is_alive = |pid: &u32| stat(*pid).is_some_and(|stat| stat.is_alive());
     all().into_iter().filter(bears).filter(is_alive).collect()
 }
 
-/// Those that live.
+/// The running children of a process.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let is_child = |pid: &u32| stat(*pid).is_some_and(|stat| stat.parent == parent && stat.is_alive());
     all().into_iter().filter(is_child).collect()

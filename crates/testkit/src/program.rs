@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What is said on standard input.
+/// The text for standard input.
 #[derive(Clone, Copy, Debug)]
 pub enum Stdin<'a> {
     Nothing,

@@ -1,14 +1,14 @@
 //! Little programs to supervise, as commands for `start_cmd`: `/bin/sh`, `sleep` and `setsid` are all they
 //! need.
 //!
-//! All of them run the program [`NAME`] in the proc's folder, which sleeps. Those that write a pid file write
+//! All of them run the program [`NAME`] in the proc's folder, which sleeps. Programs with a pid file write
 //! [`PID_FILE`]. Each run of a command appends a line to [`RUNS`].
 
 /// The file name of the program that sleeps.
 pub const NAME: &str = "web";
 pub const PID_FILE: &str = "web.pid";
 pub const RUNS: &str = "runs";
-/// What [`gated_daemon`] waits for.
+/// The file for which [`gated_daemon`] waits.
 pub const GATE: &str = "gate";
 
 /// Leaves a line behind.

@@ -1,9 +1,8 @@
-//! Whether a value is what the API's own document says: the part of JSON Schema that the document uses, and
-//! no more.
+//! Checks a value against the API's own document: the part of JSON Schema that the document uses.
 
 use serde_json::{Map, Value};
 
-/// What says something to readers and nothing about a value.
+/// Keywords for readers, which say nothing about a value.
 const ANNOTATIONS: [&str; 6] = ["description", "format", "title", "default", "example", "contentMediaType"];
 
 /// Everything in `value` that is not as `schema` says; empty if all is. References are looked up in

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The receive buffer. A larger one would hide from the agent how slow the way is.
 const BUFFER: usize = 4096;
-/// So much passes at once.
+/// Bytes that pass at once.
 const PIECE: usize = 512;
 
 /// A proxy on loopback. Its connections end when it is dropped.
@@ -52,7 +52,7 @@ impl SlowProxy {
         SlowProxy { address, shared }
     }
 
-    /// What an agent takes for the server.
+    /// The address that an agent uses as its server.
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }

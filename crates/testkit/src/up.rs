@@ -27,7 +27,7 @@ const LOG_SHOWN: usize = 12_000;
 pub struct Up {
     binary: PathBuf,
     program: Program,
-    /// What it is given beside its addresses and folder.
+    /// Arguments other than its addresses and folder.
     flags: Vec<String>,
     /// Of the agents' link.
     link_address: Ipv4Addr,
@@ -48,20 +48,20 @@ impl Up {
         Up::start_with(binary, &[])
     }
 
-    /// The same with more flags, which it keeps when it is started again.
+    /// As [`Up::start`], with more flags, which it keeps when it is started again.
     #[track_caller]
     pub fn start_with(binary: impl AsRef<Path>, flags: &[&str]) -> Up {
         Up::start_on(binary, flags, None, |_| {})
     }
 
-    /// The same with the logs of server and agent going there. Their words cannot be read by [`Up::stderr`]
-    /// then.
+    /// As [`Up::start`], with the logs of server and agent going there. [`Up::stderr`] cannot read them then.
     #[track_caller]
     pub fn start_logging_to(binary: impl AsRef<Path>, stderr: OwnedFd) -> Up {
         Up::start_on(binary, &[], Some(stderr), |_| {})
     }
 
-    /// The same with its data folder on a disk of this size. `None`: the tests were told to do without.
+    /// As [`Up::start`], with its data folder on a disk of this size. `None`: PROCFLEET_TESTS_WITHOUT
+    /// excludes it.
     #[track_caller]
     pub fn start_on_disk(binary: impl AsRef<Path>, size: &str) -> Option<(Up, Disk)> {
         let mut disk = None;
@@ -147,7 +147,7 @@ impl Up {
         self.begin();
     }
 
-    /// What it is given, too, when it is started again.
+    /// Adds flags for the next start.
     pub fn add_flags(&mut self, flags: &[&str]) {
         self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
     }
@@ -233,7 +233,7 @@ impl Up {
         let agent = self.agent_pid();
         kill(agent, Signal::KILL);
         wait_until(PATIENCE, "the agent is dead", || !process::is_running(agent));
-        // Whatever connects from now on is its successor.
+        // Every later connection is its successor's.
         self.sessions_before.store(self.sessions(), Ordering::Relaxed);
         agent
     }
@@ -333,7 +333,7 @@ impl Drop for Up {
                 .into_iter()
                 .for_each(|agent| kill(agent, Signal::KILL));
         }
-        // One whose `up` was killed may still be on its way out.
+        // An agent whose `up` was killed may still be ending.
         process::kill_with_argument(&self.data().join("agent"));
         // Only now: while the agent lives, it starts what is hosted again.
         process::kill_marked(&self.namespace);

@@ -4,7 +4,7 @@ use procfleet_testkit::{Program, Stranger, dead_pid, is_running, wait_for};
 use std::time::Duration;
 
 #[test]
-fn what_was_started_ends_with_its_owner() {
+fn a_program_ends_when_its_owner_is_dropped() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let mut stranger = Stranger::start(folder.path());
     let pid = stranger.pid();
@@ -14,7 +14,7 @@ fn what_was_started_ends_with_its_owner() {
 }
 
 #[test]
-fn it_ends_also_when_the_test_fails() {
+fn a_program_ends_when_its_test_fails() {
     let failed = std::thread::spawn(|| {
         let folder = tempfile::tempdir().expect("a temp dir");
         let stranger = Stranger::start(folder.path());
@@ -25,7 +25,7 @@ fn it_ends_also_when_the_test_fails() {
 }
 
 #[test]
-fn a_finished_program_tells_all() {
+fn a_finished_program_has_its_code_and_output() {
     let finished = Program::new("/bin/sh").args(["-c", "echo out; echo err >&2; exit 5"]).run();
     let told = (finished.code, finished.stdout.as_str(), finished.stderr.as_str());
     assert_eq!(told, (Some(5), "out\n", "err\n"));
@@ -34,6 +34,6 @@ fn a_finished_program_tells_all() {
 
 #[test]
 #[should_panic(expected = "in vain for this: the impossible")]
-fn waiting_has_an_end() {
+fn waiting_ends_at_the_deadline() {
     wait_for(Duration::from_millis(30), "the impossible", || None::<()>);
 }

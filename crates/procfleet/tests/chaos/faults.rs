@@ -126,7 +126,7 @@ fn disk_full(name: &str, side: Side) -> Row {
         disk.fill();
         let mut trouble = check_full_disk(side, &procs, pids, &refused);
         wait(Duration::from_secs(3));
-        // Whoever dies while there is no room comes back when there is some.
+        // A program that dies while the disk is full starts again when there is space.
         world.kill(side);
         disk.free();
         world.start_side(side, "");
@@ -144,12 +144,12 @@ fn disk_full(name: &str, side: Side) -> Row {
         trouble
     });
     drop(disk);
-    // What was mounted kept its folder from being taken away with the world.
+    // The mount kept this folder from being removed with the world.
     let _ = fs::remove_dir_all(place);
     row
 }
 
-/// What can be done on a full disk, and what cannot. The procs are to be queried, stopped and killed.
+/// Checks that procs can be queried, stopped and killed on a full disk, and that nothing else is accepted.
 fn check_full_disk(side: Side, procs: &[Proc; 3], pids: [u32; 3], refused: &Proc) -> Vec<String> {
     let mut trouble = Vec::new();
     let said = match side {
@@ -232,7 +232,7 @@ fn fsync_and_kill(name: &str) -> Row {
             let is_refused = one.code(&world.client) == Some(REFUSED);
             sent.push(one);
             if is_refused {
-                // Whoever was told that nothing was done must be right for ever.
+                // An outcome that says that nothing was done must stay true.
                 refused += 1;
                 break;
             }
@@ -380,8 +380,8 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
     row
 }
 
-/// Somebody sets the server's wall clock, again and again, while ops are under way: none ends because of it,
-/// and none waits longer.
+/// The server's wall clock is set again and again while ops are running: no op ends because of it, and no op
+/// waits longer.
 fn server_clock_is_set(name: &str) -> Row {
     let folder = folder();
     let clock = WallClock::new(folder.path());
@@ -434,8 +434,8 @@ fn server_clock_is_set(name: &str) -> Row {
     row
 }
 
-/// Somebody sets an agent's wall clock, again and again: what it hosts stays as it is, what runs in cycles
-/// keeps its pace, and what follows the wall clock follows it.
+/// An agent's wall clock is set again and again: hosted processes stay as they are, cycles keep their pace,
+/// and crontab rules follow the wall clock.
 fn agent_clock_is_set(name: &str) -> Row {
     let folder = folder();
     let clock = WallClock::new(folder.path());
@@ -543,7 +543,7 @@ time_t time(time_t *to) {
         clock
     }
 
-    /// So many seconds ahead of the kernel's.
+    /// Seconds ahead of the kernel's clock.
     fn set(&self, off: i64) {
         // In place: whoever looks at it has this very file.
         let file = fs::OpenOptions::new().write(true).open(&self.off).expect("our own file");

@@ -1,8 +1,8 @@
 //! Some hundreds of simulated agents beside a real one, each a target of every task, while the server is
 //! killed again and again.
 //!
-//! The simulated ones break their connections too, at each step of an op and without one. What they did is in
-//! their trace: a line for each op that was carried out, reported and acknowledged.
+//! The simulated agents break their connections too, at each step of an op and without one. Their trace has a
+//! line for each op that was carried out, reported and acknowledged.
 
 use crate::dice::Dice;
 use crate::history::{self, Runs, Sent};
@@ -24,7 +24,7 @@ const MOST_KILLS: u64 = 20;
 const TASKS_EACH: usize = 3;
 /// It is killed at most so many milliseconds after the last of them was accepted.
 const LATEST_MILLIS: u64 = 400;
-/// How long the fleet may take to be told that all it reported is stored.
+/// Deadline for the server's confirmation that all reports are stored.
 const CONFIRMED: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -83,7 +83,7 @@ fn play(seed: u64, agents: usize, kills: u64) -> Row {
         if confirmed.is_none() {
             trouble.push(format!("not all that was begun is confirmed: {figures}"));
         }
-        // Whoever is dropped writes its trace to the end.
+        // Dropping the fleet writes its trace to the end.
         drop(fleet);
         let mut runs = world.runs();
         let simulated = traced(&trace, &sent);
@@ -122,7 +122,7 @@ fn start(world: &World, seed: u64, agents: usize, trace: &Path) -> Fleet {
     Fleet::start(plan).expect("a fleet")
 }
 
-/// What the trace says, in the words of the history.
+/// The trace, as runs of the history.
 fn traced(trace: &Path, sent: &[Sent]) -> Runs {
     let names: BTreeMap<String, (String, String)> =
         sent.iter().flat_map(|one| one.ops().map(|(op, ip)| (op, (one.word.clone(), ip.clone())))).collect();

@@ -17,7 +17,7 @@ const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 6, 1, 1));
 const NAMESPACE: &str = "flood";
 const EVENT_BYTES: usize = 60 * 1024;
 const STATES_EACH: u64 = 200;
-/// So many messages of either kind are sent on one connection.
+/// Messages of either kind that are sent on one connection.
 const MESSAGES: u64 = 200;
 /// How soon it connects again.
 const AGAIN: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What was sent, and what must be true of it in the end.
+//! The tasks that were sent, and the checks of their whole history.
 //!
 //! Each op runs a command that appends the task's own word, and whose agent it was, to one log. Each task has
 //! a key for each of its hosts, and one for a host that nobody knows.
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
 const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
-/// Nobody's.
+/// An address that no host has.
 pub(crate) const NOWHERE: &str = "10.255.255.9";
 /// How soon a call that failed is sent again, and how soon an outcome is asked for again.
 const AGAIN: Duration = Duration::from_millis(40);
@@ -55,7 +55,7 @@ pub(crate) fn says_gone(code: u64) -> bool {
 /// How often the command of a task was run on a host: by the task's word and the host's address.
 pub(crate) type Runs = BTreeMap<(String, String), usize>;
 
-/// What became of a whole history. All counts but the first are of broken promises.
+/// The result of a whole history. All counts but `tasks` and `ops` are broken promises.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
     tasks: usize,
@@ -70,9 +70,9 @@ pub(crate) struct Verdict {
     /// nobody sent.
     pub(crate) untrue: usize,
     pub(crate) codes: BTreeMap<u64, usize>,
-    /// What outcomes that are no successes say, one of each code.
+    /// The message of one failed outcome for each code.
     pub(crate) examples: BTreeMap<u64, String>,
-    /// What is wrong.
+    /// Descriptions of the faults.
     pub(crate) notes: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn send(client: &Client, proc: &Proc, hosts: &[String], word: &str, t
     send_op(client, &proc.clone().policy("auto_type", 2).starts(&command), hosts, Op::Start, word)
 }
 
-/// The same for any op.
+/// As [`send`], for any op.
 pub(crate) fn send_op(client: &Client, proc: &Proc, hosts: &[String], op: Op, word: &str) -> Sent {
     let mut body = proc.body(op);
     let hosts: Vec<String> = hosts.iter().cloned().chain([NOWHERE.to_owned()]).collect();
@@ -135,7 +135,7 @@ impl Sent {
         self.body["meta"]["name"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The same request as a task of its own.
+    /// Sends this request again as a task of its own.
     pub(crate) fn send_again(&self, client: &Client, word: &str) -> Sent {
         let task = submit_until_accepted(client, &self.body, word);
         Sent { word: word.to_owned(), task, left: Vec::new(), ..self.clone() }
@@ -204,7 +204,7 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], runs: impl FnOnce() -> Runs)
         if !one.left.is_empty() {
             verdict.untrue(format!("{} ({}): {:?} ran after its outcome", one.word, one.task, one.left));
         }
-        // The same request under the same key is the same task, now and for ever.
+        // A repeated request with the same key always gets the same task.
         let again = submit(client, &one.body, &one.word);
         if again.as_ref() != Some(&one.task) {
             verdict.lost += 1;
@@ -219,7 +219,8 @@ fn sorted<'a>(keys: impl Iterator<Item = &'a String>) -> BTreeSet<&'a String> {
     keys.collect()
 }
 
-/// What commands have left in the log. `hosts`: the address of each agent, by the name that it gives itself.
+/// The runs that commands have appended to the log. `hosts`: the address of each agent, by the name that it
+/// gives itself.
 pub(crate) fn runs_in(log: &Path, hosts: &BTreeMap<String, String>) -> Runs {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let mut runs = Runs::new();
@@ -268,9 +269,9 @@ fn check_runs(
     }
 }
 
-/// What the store itself says, when its server has ended: each task that was sent is there once, and each op
-/// ended in time. `others`: tasks that are not of this history. Whose clock has jumped cannot say what came
-/// late.
+/// Checks the store after its server has ended: each task that was sent is there once, and each op ended in
+/// time. `others`: tasks that are not of this history. A server whose clock has jumped cannot tell which op
+/// was late.
 pub(crate) fn check_store(verdict: &mut Verdict, store: &Path, others: usize, clock_jumped: bool) {
     let opened = rusqlite::Connection::open_with_flags(store, rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE);
     let connection = opened.expect("the server's store");

@@ -35,7 +35,7 @@ use table::Row;
 #[derive(Parser)]
 #[command(name = "scripts/chaos")]
 struct Args {
-    /// The same seed makes the same choices
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How often each point and the random game are played, and a fleet's server is killed (20 times at most)

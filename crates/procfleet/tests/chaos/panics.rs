@@ -60,7 +60,7 @@ fn play(point: Point, name: &str, seed: u64, rounds: u64) -> Row {
     Row::played(name, played, verdict, trouble)
 }
 
-/// What is wrong with a program that should have ended.
+/// The faults of a program that should have ended.
 fn end(world: &mut World, side: Side) -> Option<String> {
     if !world.wait_until_ended(side) {
         return Some("the program went on".to_owned());
@@ -70,7 +70,7 @@ fn end(world: &mut World, side: Side) -> Option<String> {
     (code != Some(PANICKED) || !is_told).then(|| format!("it ended with {code:?} and said {said}"))
 }
 
-/// What is wrong with a program that should have gone on.
+/// The faults of a program that should have gone on.
 fn go_on(world: &mut World, side: Side) -> Option<String> {
     if !world.wait_until_said(side, "panicked: this request or session is given up") {
         return Some("nothing panicked".to_owned());

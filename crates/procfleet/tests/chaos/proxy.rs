@@ -13,7 +13,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[repr(u8)]
 pub(crate) enum Way {
     Open = 0,
-    /// Nothing arrives, and nobody is told; what was sent arrives later.
+    /// Nothing arrives and no connection is closed. Data that was sent arrives later.
     Stalled = 1,
     /// Half of what is sent never arrives.
     Lossy = 2,

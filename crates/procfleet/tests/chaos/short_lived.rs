@@ -1,5 +1,5 @@
-//! Starts of a daemon that dies right after a slow start command, before the end of its check. Whatever is killed
-//! meanwhile, such a start must not answer 0.
+//! Starts of a daemon that dies right after a slow start command, before the end of its check. Such a start
+//! must not answer 0, even if the agent or the server is killed meanwhile.
 //!
 //! One more caller of the workload has a proc of its own for them. `history` counts a success as untrue.
 

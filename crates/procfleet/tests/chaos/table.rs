@@ -1,4 +1,4 @@
-//! What is printed: a row for each game.
+//! The printed table: a row for each game.
 
 use crate::history::Verdict;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ pub(crate) struct Row {
     pub(crate) name: String,
     rounds: u64,
     verdict: Option<Verdict>,
-    /// What else went wrong.
+    /// Faults that the history does not count.
     trouble: Vec<String>,
     /// Why it was not played.
     left_out: Option<String>,

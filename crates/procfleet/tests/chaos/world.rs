@@ -243,7 +243,7 @@ impl World {
     /// Starts it again; the plan is for its next life.
     pub(crate) fn start_side(&mut self, side: Side, plan: &str) {
         match side {
-            // One that a plan ends while it starts has begun all the same.
+            // A server that its plan ends while it starts has started all the same.
             Side::Server => _ = self.try_start_server(plan),
             Side::Agent(place) => self.begin_agent(place, plan, None),
         }
@@ -284,7 +284,7 @@ impl World {
         Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
     }
 
-    /// The same with a folder of its own.
+    /// As [`World::proc`], with a folder of its own.
     pub(crate) fn own_proc(&self, name: &str) -> Proc {
         let folder = self.folder.path().join(name);
         std::fs::create_dir_all(&folder).expect("our own folder");
@@ -305,7 +305,7 @@ impl World {
         Workload::start(self, addresses)
     }
 
-    /// What all commands on its hosts have left behind.
+    /// The runs that all commands on its hosts have logged.
     pub(crate) fn runs(&self) -> Runs {
         let name = |host: &Host| {
             let name = std::fs::read_to_string(host.data.join("output/.instance")).expect("its own name");
@@ -321,7 +321,7 @@ impl World {
         self.close(verdict)
     }
 
-    /// What is left to be judged when the server has ended.
+    /// Ends the server and checks its store.
     pub(crate) fn close(&mut self, mut verdict: Verdict) -> Verdict {
         self.server.end(Signal::TERM, PATIENCE);
         let store = self.server_data.join("server.db");
@@ -358,7 +358,7 @@ fn binary() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_procfleet"))
 }
 
-/// Callers that send one task after the other, until they are told to stop.
+/// Callers that send one task after the other until the workload ends.
 #[derive(Debug)]
 pub(crate) struct Workload {
     stop: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! What stands in a case's file. A field that is not known here is a mistake, and refused.
+//! The contents of a case's file. A field that is not known here is a mistake, and refused.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use std::path::Path;
 pub(crate) struct Case {
     /// Which rule, document or caller it stands for.
     pub(crate) about: String,
-    /// What its steps repeat, under names of its own.
+    /// Values that its steps repeat, by name.
     #[serde(default)]
     pub(crate) values: Map<String, Value>,
     pub(crate) steps: Vec<Step>,
@@ -19,7 +19,7 @@ pub(crate) struct Case {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
-    /// What is to be seen here, where the request does not say it.
+    /// The purpose of the step, where the request does not show it.
     #[serde(default)]
     pub(crate) note: String,
     pub(crate) request: Request,

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     if let (true, Some(stage)) = (conclusion.has_failed(), stage.get()) {
         eprintln!("---- warnings and errors in up's log ----\n{}", stage.complaints());
     }
-    // What it started ends with it, which an exit would not wait for.
+    // Dropping the player ends all that it started; `exit` would not wait for that.
     drop(stage);
     conclusion.exit_code()
 }

@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_millis(50);
 /// while somebody has it open.
 const PROCESS: (&str, &str) = ("proc-test", "/bin/sleep");
 
-/// What all cases share.
+/// State that all cases share.
 pub(crate) struct Stage {
     up: Up,
     variables: Variables,
@@ -43,7 +43,7 @@ impl Stage {
         Stage { up, variables }
     }
 
-    /// What went wrong inside, if the server or its agent said so.
+    /// The internal errors that the server or its agent has logged.
     pub(crate) fn complaints(&self) -> String {
         let log = self.up.stderr();
         let told = log.lines().filter(|line| [" WARN ", "ERROR "].iter().any(|word| line.contains(word)));

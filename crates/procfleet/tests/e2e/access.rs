@@ -1,4 +1,4 @@
-//! Who may do what: apps, users, businesses, grants, and the record of it all.
+//! Access control: apps, users, businesses, grants, and the audit trail.
 
 use crate::up;
 use procfleet_testkit::{Client, Finished, Joined, Op, PATIENCE, Up, account, programs, wait_until};
@@ -71,7 +71,7 @@ pub(crate) fn shop_agent(up: &Up) -> Joined {
 }
 
 #[test]
-fn apps_come_and_go() {
+fn apps_are_created_rotated_disabled_and_enabled() {
     let up = up();
     let first = app(&up, "web", &[]);
     assert_eq!(first.data("/api/v1/agents"), json!([]), "it is let in, and sees nothing");
@@ -125,7 +125,7 @@ fn the_administrator_cannot_be_restricted() {
 }
 
 #[test]
-fn only_administrators_manage() {
+fn only_administrators_may_manage() {
     let up = up();
     let app = granted_app(&up, "web");
     for path in ["apps", "apps/web", "audit", "businesses", "business_sets"] {
@@ -155,7 +155,7 @@ fn only_administrators_manage() {
 }
 
 #[test]
-fn a_user_is_named_by_those_that_are_trusted_to() {
+fn only_a_trusted_app_may_name_a_user() {
     let up = up();
     let (plain, trusted) = (granted_app(&up, "plain"), app(&up, "trusted", &["--trusted"]));
     grant(&up, &trusted, &["--all"]);
@@ -176,7 +176,7 @@ fn a_user_is_named_by_those_that_are_trusted_to() {
     let expected = [("trusted", ""), ("trusted", "bob"), ("plain", "")];
     assert_eq!(users, expected.map(|(app, user)| (json!(app), json!(user))));
 
-    // The CLI, too, names nobody unless it is told to.
+    // The CLI names no user either unless a flag says so.
     let (code, secret) = (plain.app_code.as_str(), plain.app_secret.as_str());
     let login = ["ps", "--url", &up.client.url, "--app-code", code, "--app-secret", secret];
     done(up.cli(&login));
@@ -185,7 +185,7 @@ fn a_user_is_named_by_those_that_are_trusted_to() {
 }
 
 #[test]
-fn what_is_not_granted_is_denied_and_all_of_it_is_named() {
+fn a_denied_call_names_all_missing_grants() {
     let up = up();
     let app = app(&up, "web", &[]);
     let proc = up.proc("mine").starts(&programs::foreground());
@@ -267,7 +267,7 @@ fn every_fault_of_a_grant_is_named() {
 }
 
 #[test]
-fn a_host_of_another_business_is_that_hosts_outcome() {
+fn a_host_of_another_business_fails_alone() {
     let up = up();
     let mut agent = shop_agent(&up);
     let (web, shop) = (granted_app(&up, "web"), granted_app(&up, "shop"));
@@ -335,7 +335,7 @@ fn a_host_of_another_business_is_that_hosts_outcome() {
 }
 
 #[test]
-fn results_are_for_the_app_that_asked() {
+fn results_are_shown_only_to_the_app_that_asked() {
     let up = up();
     let (mine, other) = (granted_app(&up, "mine"), granted_app(&up, "other"));
     let task = operate(&mine, up.proc("secret").body(Op::Query)).task();
@@ -358,7 +358,7 @@ fn results_are_for_the_app_that_asked() {
 }
 
 #[test]
-fn businesses_and_their_sets() {
+fn hosts_belong_to_businesses_and_businesses_to_sets() {
     let up = up();
     let agents = json_of(up.cli(&["agents", "--json"]));
     assert_eq!((&agents[0]["bk_biz_id"], &agents[0]["bk_biz_name"]), (&json!(1), &json!("default")));
@@ -386,7 +386,7 @@ fn businesses_and_their_sets() {
 }
 
 #[test]
-fn whatever_changes_something_is_recorded() {
+fn every_change_is_in_the_audit_trail() {
     let up = up();
     let web = app(&up, "web", &["--trusted"]);
     grant(&up, &web, &["--all"]);

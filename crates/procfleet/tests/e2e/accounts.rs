@@ -27,7 +27,7 @@ fn limited(up: &Up) -> Client {
     app
 }
 
-/// The same proc as the app would send it.
+/// This proc as the app would send it.
 fn as_other(proc: &Proc, app: &Client) -> Proc {
     let mut mine = proc.clone().identity("user", OTHER);
     mine.client = app.clone();
@@ -55,7 +55,7 @@ fn registration(mine: &Proc, api: &str) -> u64 {
 }
 
 #[test]
-fn an_account_that_is_not_granted_is_safe_from_an_app_that_names_its_own() {
+fn an_app_cannot_reach_processes_of_an_account_that_it_is_not_granted() {
     if !is_root() {
         return;
     }
@@ -102,7 +102,7 @@ fn an_account_that_is_not_granted_is_safe_from_an_app_that_names_its_own() {
     assert!(theirs.read("reloaded").is_empty() && !theirs.folder.join("reloaded").exists());
     assert_eq!(theirs.row().expect("it is listed")["hosted"], true);
 
-    // What it is doing may be seen, but not what it says.
+    // The app may see the state of the process, but not its output.
     wait_until(PATIENCE, "its version is known", || {
         theirs.row().is_some_and(|row| row["version"] == "6.6.6-secret")
     });
@@ -118,7 +118,7 @@ fn an_account_that_is_not_granted_is_safe_from_an_app_that_names_its_own() {
     assert_eq!((&seen["kind"], &seen["details"]), (&json!("started"), &Value::Null));
     assert!(seen["message"].as_str().is_some_and(|said| said.starts_with("not shown")), "{seen}");
 
-    // What root's run wrote stays root's when the proc is another account's.
+    // The output of root's run stays root's when the proc belongs to another account later.
     theirs.op(Op::Stop).assert_success();
     let handed_over = theirs.clone().identity("user", OTHER).starts("echo words of nobody; exec ./web 1000");
     handed_over.op(Op::Start).assert_success();
@@ -170,7 +170,7 @@ fn a_process_of_another_account_is_not_taken_over_by_its_mark() {
 
 /// It would carry out what it does not check.
 #[test]
-fn an_agent_that_cannot_check_accounts_is_given_no_op_of_a_limited_app() {
+fn an_agent_that_cannot_check_accounts_gets_no_op_of_a_limited_app() {
     let up = up();
     let app = limited(&up);
     let old = peer(&up, "10.6.0.7");

@@ -1,5 +1,5 @@
-//! The agent itself: upgraded in place, with a journal that cannot be used, on a full disk. Whatever happens
-//! to it, it forgets, repeats and restarts nothing.
+//! The agent itself: upgraded in place, with a journal that cannot be used, on a full disk. In all cases it
+//! forgets, repeats and restarts nothing.
 
 use crate::events::events_of;
 use crate::{at_once, up};
@@ -59,7 +59,7 @@ fn an_agent_is_upgraded_in_place_without_touching_a_process() {
     let pids = procs.each_ref().map(Proc::start);
     let (pid, born) = (agent.pid(), start_time(agent.pid()));
 
-    // What is not fit is refused, and nothing is touched.
+    // An unfit program is refused, and nothing is touched.
     let script = bin.join("script");
     fs::write(&script, "#!/bin/sh\necho procfleet 9.9.9\n").expect("our own folder");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("our own file");
@@ -103,15 +103,15 @@ fn an_agent_is_upgraded_in_place_without_touching_a_process() {
     });
 }
 
-/// What the agent was given is what its processes get, also after it has become its successor; and being told
-/// to renew again and again ends nobody.
+/// Processes get the limits that the agent was started with, also after the agent has re-executed itself.
+/// Repeated requests to re-execute end no process.
 #[test]
-fn a_renewed_agent_gives_its_processes_what_it_was_given() {
+fn a_reexecuted_agent_passes_its_own_limits_on() {
     const FILES: &str = "500";
     const SPARED: &str = "-900";
     let up = up();
     let data = up.folder("joined");
-    // Whoever may not be spared is not.
+    // Without the right to lower oom_score_adj, the write fails and the value stays.
     let command = format!(
         "echo {SPARED} 2> /dev/null > /proc/self/oom_score_adj; ulimit -Sn {FILES}; exec {} \"$@\"",
         up.binary().display()
@@ -170,7 +170,7 @@ fn impostor(folder: &Path, name: &str, version: &str) -> PathBuf {
 
 /// The new program hangs: the old one is put back, and whoever looks after the agent starts it.
 #[test]
-fn an_upgrade_that_does_not_come_up_is_taken_back() {
+fn an_upgrade_that_fails_to_start_is_rolled_back() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let program = copy(Path::new(env!("CARGO_BIN_EXE_procfleet")), &folder.path().join("procfleet"));
     let up = Up::start(&program);
@@ -196,7 +196,7 @@ fn an_upgrade_that_does_not_come_up_is_taken_back() {
 }
 
 #[test]
-fn a_broken_journal_is_said_and_nothing_begins_anew() {
+fn an_agent_with_a_broken_journal_says_so_and_starts_nothing_twice() {
     let up = up();
     let data = up.folder("joined");
     let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
@@ -263,11 +263,11 @@ fn a_broken_journal_is_said_and_nothing_begins_anew() {
     let repaired = repair(&up);
     assert_eq!(repaired.code, Some(0), "{repaired:?}");
     assert!(repaired.stdout.contains("procs saved: none"), "{repaired:?}");
-    // What is sent within the second of the repair may have been sent before it.
+    // A message that was sent within the second of the repair may have been sent before it.
     let_pass(Duration::from_millis(1_100));
     let mut agent = start(None);
     agent.wait_until_connected(&up, IP);
-    // Hosted anew, each is found where it is, and not started a second time.
+    // Hosted again, each process is found and not started a second time.
     for (proc, pid) in procs.iter().zip(pids) {
         proc.op(Op::Host).assert_success().assert_hosted(true);
         assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "{}", proc.name);
@@ -294,7 +294,7 @@ fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
     assert_ne!(refused.code, 0, "{refused:?}");
     assert!(refused.message.contains("is the disk full?"), "{refused:?}");
     assert_eq!(stopped.runs(), 1, "what could not be written down was not done");
-    // It comes back while there is no room, or as soon as there is some; until then its processes go on.
+    // The agent comes back on the full disk or as soon as there is space; until then its processes go on.
     agent.end(Signal::KILL);
     let mut early = start(None);
     wait_until(PATIENCE, "it is up, or says why not", || {
@@ -316,7 +316,7 @@ fn a_full_disk_makes_the_agent_forget_repeat_or_restart_nothing() {
     agent.end(Signal::TERM);
 }
 
-/// What fills a disk is most often a process, and it must be possible to stop it.
+/// A disk is most often filled by a process, and it must be possible to stop that process.
 #[test]
 fn on_a_full_disk_processes_can_still_be_queried_stopped_and_killed() {
     let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "32m") else { return };
@@ -389,7 +389,7 @@ fn a_proc_whose_record_cannot_be_read_is_left_alone() {
 
 /// Another boot id: no pid of before means anything, also where somebody has it now.
 #[test]
-fn after_a_boot_what_is_hosted_is_started_and_nothing_else() {
+fn after_a_boot_only_hosted_procs_are_started() {
     let up = up();
     let data = up.folder("joined");
     let start = |token: Option<&str>| Joined::start(up.binary(), &up.link(), &data, IP, token);
@@ -427,7 +427,7 @@ fn after_a_boot_what_is_hosted_is_started_and_nothing_else() {
     }
 }
 
-/// Whoever upgrades is killed, and so is the agent: there is always a whole program, and no process is
+/// The upgrading program and the agent are killed: there is always a whole program, and no process is
 /// touched.
 #[test]
 fn an_upgrade_that_is_cut_off_leaves_everything_whole() {
@@ -471,9 +471,9 @@ fn an_upgrade_that_is_cut_off_leaves_everything_whole() {
     check_untouched(&procs, &pids);
 }
 
-/// Nobody is there to be told, and nothing waits for that; later all is told, once.
+/// Without a server nothing waits for a report; later the server gets each event once.
 #[test]
-fn what_happens_while_the_server_is_away_is_told_once_when_it_is_back() {
+fn events_during_a_server_outage_arrive_once_afterwards() {
     let mut up = up();
     let data = up.folder("joined");
     let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
@@ -493,7 +493,7 @@ fn what_happens_while_the_server_is_away_is_told_once_when_it_is_back() {
     let proc = Proc { client: up.client.clone(), ..proc };
     let alive = dead.pop().expect("the last one runs");
     proc.row_with_pid(alive);
-    // One that was killed while its start was being checked is a start that failed.
+    // A process that was killed while its start was being checked is a start that failed.
     let ends = || {
         let events = events_of(&up, &proc);
         let is_end =

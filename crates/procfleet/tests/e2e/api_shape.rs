@@ -68,7 +68,7 @@ fn the_content_type_does_not_matter() {
 }
 
 #[test]
-fn the_login_may_stand_in_the_header() {
+fn the_login_may_be_in_the_header() {
     let up = up();
     let task = up.client.post_with_header("/api/v2/proc/operate_proc_v2", &unhost(&up, "header")).task();
     up.client.outcome(&task).assert_success();
@@ -101,7 +101,7 @@ fn every_answer_is_in_the_envelope() {
     let fields: Vec<&str> = refused.body.as_object().expect("an object").keys().map(String::as_str).collect();
     assert_eq!(fields, ["result", "code", "message", "data", "request_id"]);
 
-    // What is no call at all has a request id, too: the caller's own, or a new one.
+    // A request that is not a call has a request id, too: the caller's own, or a new one.
     for (method, path, status) in
         [("POST", "/api/v9/nothing", 404), ("GET", "/", 404), ("DELETE", "/api/v1/agents", 405)]
     {
@@ -116,7 +116,7 @@ fn every_answer_is_in_the_envelope() {
 
 /// Every habit of real callers in one request: it is accepted and works.
 #[test]
-fn the_habits_of_callers_are_tolerated() {
+fn unusual_but_common_requests_are_accepted() {
     let up = up();
     type Habit = (&'static str, fn(&mut Value));
     let habits: &[Habit] = &[
@@ -330,9 +330,9 @@ fn the_content_of_a_query() {
     );
 }
 
-/// The same answer as often as one asks.
+/// A repeated question gets the same answer.
 #[test]
-fn results_stay() {
+fn results_stay_the_same_when_read_again() {
     let up = up();
     let task = up.client.operate(unhost(&up, "stays"));
     let first = up.client.results(&task);
@@ -342,7 +342,7 @@ fn results_stay() {
 
 /// The result may be asked for by GET, with the fields in the query.
 #[test]
-fn results_may_be_asked_for_by_get() {
+fn results_can_be_read_by_get() {
     let up = up();
     let task = up.client.operate(unhost(&up, "got"));
     let first = up.client.results(&task);
@@ -359,7 +359,7 @@ fn results_may_be_asked_for_by_get() {
 
 /// Under another method than POST nothing is done, and the answer is in the envelope of the API.
 #[test]
-fn operations_come_by_post_alone() {
+fn operations_are_accepted_by_post_only() {
     let up = up();
     let (login, body) = (up.client.authorization(), unhost(&up, "posted").to_string());
     let headers = [("X-Bkapi-Authorization", login.as_str()), ("X-Bkapi-Request-Id", "mine")];
@@ -440,7 +440,7 @@ fn a_login_in_the_query_of_a_get_is_accepted_and_never_logged() {
 
 /// However often a host is named in one request, it is one op.
 #[test]
-fn the_same_host_twice_is_one_op() {
+fn a_host_that_is_named_twice_gets_one_op() {
     let up = up();
     let mut body = unhost(&up, "twice");
     let host = json!({"ip": "127.0.0.1", "bk_cloud_id": 0});

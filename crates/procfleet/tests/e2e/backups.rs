@@ -37,7 +37,7 @@ fn has_app(up: &Up, code: &str) -> bool {
     up.client.data("/api/v1/apps").to_string().contains(&format!("\"{code}\""))
 }
 
-/// What a second try to start the server on this data says.
+/// The message of a second attempt to start the server on this data.
 #[track_caller]
 fn refused_start(data: &Path) -> String {
     let done = Program::new(env!("CARGO_BIN_EXE_procfleet"))

@@ -1,4 +1,4 @@
-//! What cannot be carried out is refused in words: all faults at once, and nothing is stored.
+//! Invalid requests are refused with a message: all faults at once, and nothing is stored.
 
 use crate::up;
 use procfleet_testkit::{Op, Up, programs};
@@ -173,7 +173,7 @@ fn every_fault_of_a_request_is_named_at_once() {
 }
 
 #[test]
-fn many_requests_must_be_a_list_of_them() {
+fn operate_proc_multi_requires_a_list() {
     let up = up();
     for (body, words) in [
         (json!({}), "proc_operate_req"),
@@ -187,7 +187,7 @@ fn many_requests_must_be_a_list_of_them() {
 }
 
 #[test]
-fn what_is_not_json_is_refused() {
+fn a_body_that_is_not_json_is_refused() {
     let up = up();
     let login = up.client.authorization();
     let headers = [("X-Bkapi-Authorization", login.as_str()), ("Content-Type", "application/json")];
@@ -349,7 +349,7 @@ fn an_unknown_api_is_named() {
 
 /// Passed over, it would make the call the app's own, and the record would name nobody.
 #[test]
-fn a_login_that_is_no_text_is_refused() {
+fn a_login_that_is_not_a_string_is_refused() {
     let up = up();
     let hosts = json!({"hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]});
     for (field, value) in [("bk_token", json!(5)), ("bk_token", json!(["x"])), ("bk_username", json!({}))] {
@@ -364,9 +364,9 @@ fn a_login_that_is_no_text_is_refused() {
     }
 }
 
-/// What only the host can judge is an outcome of that host, in words.
+/// A fault that only the host can judge is that host's outcome, with a message.
 #[test]
-fn what_the_host_cannot_use_is_its_outcome() {
+fn a_spec_that_a_host_cannot_use_fails_on_that_host() {
     let up = up();
     let proc = |name: &str| up.proc(name).starts(&programs::foreground()).control("reload_cmd", "true");
     let missing = up.folder("there").join("not-there");
@@ -417,7 +417,7 @@ fn an_op_without_a_spec_needs_a_known_proc() {
 
 /// Callers that only want the status fill in the name and leave the rest empty.
 #[test]
-fn a_query_needs_no_more_than_a_name() {
+fn a_query_needs_only_a_name() {
     let up = up();
     let proc = up.proc("asked").with_pid_file().starts(&programs::daemon());
     let mut asked = proc.clone();
@@ -431,8 +431,8 @@ fn a_query_needs_no_more_than_a_name() {
     assert_eq!(asked.pid(), Some(pid));
 }
 
-/// GSE's callers send fields that nobody reads here, so they are no fault; but whoever writes `strat_cmd` is
-/// told.
+/// GSE's callers send fields that procfleet does not read, so these are not a fault; but the answer names a
+/// typo such as `strat_cmd`.
 #[test]
 fn a_typo_in_a_spec_is_named() {
     let up = up();
@@ -459,7 +459,7 @@ fn a_typo_in_a_spec_is_named() {
     let said = own.body["message"].as_str().expect("a text");
     assert!(own.body["result"] == true && said.contains("did you mean start_cmd?"), "{}", own.body);
 
-    // What a person wrote into a file has no other fields: all of them are refused, and nothing is sent.
+    // A file that a person wrote may have no unknown fields: all of them are refused, and nothing is sent.
     let file = up.folder("files").join("spec.json");
     std::fs::write(&file, body.to_string()).expect("our own file");
     let file = file.to_str().expect("text");

@@ -70,7 +70,7 @@ fn two_requests_for_one_key_refuse_only_the_later_one() {
     let codes: Vec<&Value> =
         view["ops"].as_array().expect("a list").iter().map(|op| &op["error_code"]).collect();
     assert_eq!(codes, [&json!(0), &json!(0), &json!(811)], "{view}");
-    // What was refused was perhaps not understood, and is no failure of a host: it is not tried again.
+    // A refused element is not a failure of a host, so a retry does not repeat it.
     let retry = up.client.post(&format!("/api/v1/tasks/{task}/retry"), json!({}));
     retry.assert_refused(1_000_811, &["nothing to try again"]);
     twice.op(Op::Stop).assert_success();
@@ -146,7 +146,7 @@ fn an_odd_host_is_refused_for_itself() {
     let (nobody, here) = (format!(":{namespace}:hosts"), proc.key());
     check(&results(&up, &task), &[(&nobody, 117, "agent_id_list[0]: is empty"), (&here, 0, "success")]);
 
-    // Whoever asks for many is answered for those that can be.
+    // A caller that asks for many is answered for the valid ones.
     let meta = &proc.request["meta"];
     wait_until(PATIENCE, "the process is known", || {
         let status =

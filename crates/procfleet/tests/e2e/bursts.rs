@@ -1,5 +1,4 @@
-//! Bursts of tasks: what is accepted and has not ended is bounded, and whoever finds no room is told when to
-//! come again.
+//! Bursts of tasks: the number of open ops is bounded, and a caller beyond the bound gets a Retry-After.
 
 use procfleet_testkit::{Op, PATIENCE, Proc, Up, connect_from, wait_until};
 use serde_json::{Value, json};

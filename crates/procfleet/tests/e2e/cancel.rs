@@ -12,7 +12,7 @@ fn cli(up: &Up, args: &[&str]) -> Value {
 }
 
 #[test]
-fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
+fn cancel_drops_waiting_ops_and_does_not_wait_for_running_ones() {
     let up = up();
     let proc = up.proc("slow").with_pid_file().starts(&programs::gated_daemon());
     let under_way = proc.submit(Op::Start);
@@ -28,14 +28,14 @@ fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
     cli(&up, &["task", "cancel", &under_way.id]);
     under_way.outcome().assert(826, "cancelled: start was under way; what it has begun goes on");
     assert_eq!(proc.read(programs::PID_FILE), "", "it was not waited for");
-    // What was begun comes to its end all the same, once.
+    // An op that has begun runs to its end, once.
     proc.open_gate(programs::GATE);
     let row = proc.row_when(PATIENCE, "running");
     assert_eq!((&row["hosted"], proc.runs()), (&json!(true), 1));
     assert_eq!(seen(&under_way.id)["counts"], json!({"total": 1, "open": 0, "succeeded": 0, "failed": 1}));
     proc.op(Op::Stop).assert_success();
 
-    // Again is no error, and neither is it too late; nothing changes, and nothing is recorded twice.
+    // A repeated or late cancel is not an error; nothing changes, and nothing is recorded twice.
     let before = seen(&waiting.id);
     assert_eq!(cli(&up, &["task", "cancel", &waiting.id])["cancelled_at"], before["cancelled_at"]);
     assert_eq!(seen(&waiting.id), before);
@@ -53,7 +53,7 @@ fn what_has_not_begun_does_not_begin_and_what_runs_is_not_waited_for() {
 fn an_op_that_waits_for_an_absent_host_ends_when_it_is_cancelled() {
     const IP: &str = "127.0.0.7";
     let up = up();
-    // Nobody starts this one again.
+    // Unlike the agent of `up`, this agent is not started again.
     let mut joined = Joined::start(up.binary(), &up.link(), &up.folder("second"), IP, Some(&up.token(&[])));
     joined.wait_until_connected(&up, IP);
     joined.end(Signal::KILL);
@@ -68,7 +68,7 @@ fn an_op_that_waits_for_an_absent_host_ends_when_it_is_cancelled() {
 }
 
 #[test]
-fn a_task_is_tried_again_where_it_failed_and_nowhere_else() {
+fn a_retry_repeats_only_the_failed_ops() {
     let up = up();
     let proc = up.proc("here").starts(&programs::foreground());
     let mut body = proc.body(Op::Start);
@@ -127,8 +127,7 @@ fn wait_until_away(up: &Up, ip: &str) {
     });
 }
 
-/// The op had ended here, as far as anybody could know. What its host says of it afterwards is not thrown
-/// away.
+/// The op had already ended for the server. A report that its host sends afterwards is kept.
 #[test]
 fn a_report_that_comes_too_late_is_kept_and_marked() {
     const IP: &str = "127.0.0.7";
@@ -161,10 +160,10 @@ fn a_report_that_comes_too_late_is_kept_and_marked() {
     assert!(metrics.contains("procfleet_late_reports_total 1"), "{metrics}");
 }
 
-/// The agent had written it down and was killed before its turn came. What it finds there afterwards nobody
-/// may want any more.
+/// The agent had journalled the op and was killed before its turn came. It must not begin the op after the
+/// cancel.
 #[test]
-fn an_op_that_was_cancelled_while_its_agent_was_away_does_not_begin_when_it_is_back() {
+fn an_op_that_was_cancelled_while_its_agent_was_away_never_begins() {
     const IP: &str = "127.0.0.8";
     let up = up();
     let data = up.folder("second");

@@ -41,7 +41,7 @@ fn kept(data: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn certificates_rotate_again_and_again_under_an_op_that_runs() {
+fn certificates_rotate_while_an_op_runs() {
     let up = up_with("6");
     let data = up.folder("second");
     let mut joined = join(&up, &data, Some(&up.token(&[])));
@@ -70,7 +70,7 @@ fn certificates_rotate_again_and_again_under_an_op_that_runs() {
     proc.op(Op::Kill).assert_success();
 }
 
-/// One that was off for too long may renew, and nothing else, before it is let in.
+/// An agent whose certificate has expired may renew it, and nothing else, before it gets a session.
 #[test]
 fn an_agent_whose_certificate_has_expired_renews_it_and_comes_back() {
     let up = up_with("2");
@@ -116,7 +116,7 @@ fn a_revoked_agent_is_cut_off_at_once_and_only_a_token_brings_its_host_back() {
         "0:{IP}: its agent was revoked (its disk was stolen); only a new token lets its host in again; whether the \
          operation was carried out is not known"
     ));
-    // What comes later has its reason at once.
+    // Later ops get the reason at once.
     let outcome = proc.op(Op::Query);
     assert_eq!(outcome.code, 117);
     assert!(outcome.message.contains("its agent was revoked (its disk was stolen)"), "{outcome:?}");
@@ -157,7 +157,7 @@ fn a_revoked_agent_is_cut_off_at_once_and_only_a_token_brings_its_host_back() {
 }
 
 #[test]
-fn a_host_that_joins_again_retires_its_old_self_with_all_that_it_was_doing() {
+fn a_host_that_joins_again_retires_its_old_agent_and_its_ops() {
     let up = up_with("3600");
     let mut old = join(&up, &up.folder("old"), Some(&up.token(&[])));
     old.wait_until_connected(&up, IP);
@@ -234,7 +234,7 @@ fn a_new_ca_takes_over_without_a_gap() {
 
 /// By command, whoever still uses the old CA is left outside.
 #[test]
-fn a_ca_that_is_retired_by_force_takes_its_certificates_with_it() {
+fn a_ca_that_is_retired_by_force_invalidates_its_certificates() {
     let up = up_with("3600");
     let data = up.folder("second");
     let mut joined = join(&up, &data, Some(&up.token(&[])));

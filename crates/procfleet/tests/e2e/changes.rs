@@ -67,7 +67,7 @@ fn spec_flags_change_fields_of_the_stored_spec() {
 }
 
 #[test]
-fn what_was_shown_can_be_edited_and_sent_again() {
+fn a_shown_spec_can_be_edited_and_sent_again() {
     let up = up();
     let proc = up.proc("edited").starts(&programs::foreground());
     proc.start();
@@ -126,7 +126,7 @@ fn a_stored_spec_is_shown_to_those_who_may_use_its_account() {
     grant(&["--account", &account()]);
     assert_eq!(reader.data(&path)["spec"]["identity"]["user"], account());
 
-    // Whose account is meant, is not known where the flags do not say it.
+    // A change that does not name the account is made for the account that the host has stored.
     let change = |fields: Value| {
         let mut body = proc.body(Op::Host);
         body["change"] = fields;

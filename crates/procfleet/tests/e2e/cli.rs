@@ -234,7 +234,7 @@ fn credentials_come_from_flags_environment_or_file() {
     assert_exit(&bare().args(["ps"]).run(), 5);
 }
 
-/// Somebody left a folder in which the client is called, with an admin.json that names another server.
+/// The client is called in a folder that somebody else left, with an admin.json that names another server.
 #[test]
 fn a_secret_is_not_sent_to_the_server_of_another_source() {
     let elsewhere = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -264,7 +264,7 @@ fn a_secret_is_not_sent_to_the_server_of_another_source() {
     let flags = ps().args(["--app-code", "ops", "--app-secret", "hush-hush"]);
     check(flags, &["--app-code and --app-secret is given without --url", "procfleet-data/admin.json"]);
 
-    // What somebody else may have written is not read at all.
+    // A file that another account may have written is not read at all.
     mode(0o644);
     check(ps(), &["procfleet-data/admin.json is not used: others may read or write it (mode 0644)"]);
     mode(0o600);

@@ -1,4 +1,4 @@
-//! How an agent keeps the processes of a proc together: who is told, and what becomes of the cgroups.
+//! Containment of a proc's processes: where it is shown, and when its cgroups are removed.
 
 use procfleet_testkit::{Need, Op, PATIENCE, Signal, Up, is_running, kill, need, wait_for, wait_until};
 use std::fs;
@@ -32,7 +32,7 @@ fn the_server_knows_which_containment_an_agent_has() {
 }
 
 #[test]
-fn the_groups_of_what_runs_to_its_end_are_removed() {
+fn the_cgroups_of_finished_runs_are_removed() {
     let up = crate::up();
     let Some(place) = need(Need::Cgroups, place(&up).ok_or("the agent makes none")) else { return };
     let home = |name: &str| place.join(format!("{}+{name}", up.namespace));
@@ -41,7 +41,7 @@ fn the_groups_of_what_runs_to_its_end_are_removed() {
     let once = up.proc("once").policy("auto_type", 2).starts("echo run >> runs");
     once.op(Op::Start).assert_success();
     is_gone(&home("once"));
-    // Something does, and ends some day. Nobody orders anything meanwhile.
+    // A process outlives the command and ends later, without any op meanwhile.
     let leaves = "(sh -c 'echo $$ > left.new; mv left.new left; exec sleep 1000' </dev/null >/dev/null 2>&1 &); \
                   until test -s left; do sleep 0.01; done";
     let once = up.proc("leaves").policy("auto_type", 2).policy("detached", "keep").starts(leaves);

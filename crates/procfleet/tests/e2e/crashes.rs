@@ -1,4 +1,4 @@
-//! What happens when things die: processes, the agent, the whole of `up`; and orders that meet each other.
+//! Deaths of processes, of the agent and of the whole of `up`; and ops that overtake each other.
 
 use crate::{at_once, up};
 use procfleet_testkit::{
@@ -83,7 +83,7 @@ fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     let shown = up.cli(&["ps", "--namespace", &proc.namespace]);
     assert!(shown.stdout.contains("gave up after 2 restarts"), "{shown:?}");
 
-    // An order begins anew.
+    // An op resets the count of restarts.
     let healthy = proc.starts(&programs::foreground());
     let pid = healthy.start();
     assert_eq!(healthy.row_with_pid(pid)["note"], "");
@@ -328,7 +328,7 @@ fn server_and_agent_die_together_right_after_the_answer() {
             0 => assert_eq!(proc.runs(), 1),
             _ => assert!(ended.code == 805 && proc.runs() <= 1, "{ended:?} {}", proc.runs()),
         }
-        // Whatever happened, later ops work.
+        // In any case, later ops work.
         let outcome = proc.op(Op::Start);
         assert!(matches!(outcome.code, 0 | 828), "{outcome:?}");
         assert_eq!(proc.runs(), 1);
@@ -382,7 +382,7 @@ fn a_stop_overtakes_a_start_whose_command_runs() {
     check_stop_overtakes(proc, |proc| proc.wait_for_runs(1));
 }
 
-/// The start command and all that it has started are ended. There is no process yet, so `stop_cmd` and
+/// The start command and all that it has started are ended. Because no process is known yet, `stop_cmd` and
 /// `kill_cmd` are not run.
 #[track_caller]
 fn check_overtaken_start_does_not_go_on(up: &Up) {
@@ -426,7 +426,7 @@ fn a_start_that_was_overtaken_does_not_go_on() {
 }
 
 #[test]
-fn nor_does_it_without_cgroups() {
+fn a_start_that_was_overtaken_does_not_go_on_without_cgroups() {
     check_overtaken_start_does_not_go_on(&Up::start_with(
         env!("CARGO_BIN_EXE_procfleet"),
         &["--containment", "tree"],
@@ -435,7 +435,7 @@ fn nor_does_it_without_cgroups() {
 
 /// Orders wait for each other, and each is answered.
 #[test]
-fn orders_in_a_row_are_all_answered() {
+fn every_op_of_a_sequence_is_answered() {
     let up = up();
     let proc =
         up.proc("row").with_pid_file().starts(&programs::daemon()).control("reload_cmd", "echo r >> reloads");
@@ -489,7 +489,7 @@ fn a_stop_that_overtakes_a_start_leaves_nothing_to_stop() {
     }
 }
 
-/// What a stop is still ending is not taken for a running process by the start that follows.
+/// The start that follows does not take a process that a stop is still ending for a running one.
 #[test]
 fn a_start_after_a_stop_that_overtook_a_start_runs() {
     let up = up();
@@ -505,9 +505,9 @@ fn a_start_after_a_stop_that_overtook_a_start_runs() {
     }
 }
 
-/// Whatever the agent was doing when it died: every op ends, and every process is there once.
+/// Whenever the agent dies, every op ends and every process exists once.
 #[test]
-fn in_whatever_moment_the_agent_dies_there_is_one_of_each() {
+fn killing_the_agent_at_random_times_leaves_one_process_per_proc() {
     let up = up();
     let procs: Vec<Proc> = (0..6)
         .map(|n| match n % 3 {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
 const ANY_PORT: &str = "127.0.0.1:0";
-/// Somebody has to look: starting again would not help.
+/// EX_CONFIG: starting again would not help.
 const NEEDS_SOMEBODY: i32 = 78;
 
 fn programs() -> [Vec<&'static str>; 3] {
@@ -58,7 +58,7 @@ fn a_folder_that_is_used_for_something_else_is_refused_and_left_as_it_is() {
 
 /// An agent in a server's folder, or a server in an agent's, would mix up two programs' files.
 #[test]
-fn the_folder_of_a_server_is_none_for_an_agent() {
+fn an_agent_refuses_the_data_folder_of_a_server() {
     let up = up();
     for args in programs() {
         let folder = if args[0] == "agent" { up.data() } else { up.data().join("agent") };

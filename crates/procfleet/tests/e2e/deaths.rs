@@ -1,4 +1,4 @@
-//! Deaths that are told apart: by the kernel for want of memory, and with a core dump.
+//! Deaths with a reason of their own: by the OOM killer, and with a core dump.
 
 use crate::events::events_of;
 use crate::up;
@@ -12,7 +12,7 @@ use std::time::Duration;
 struct Cell(PathBuf);
 
 impl Cell {
-    /// Where this host lets one be made: version 1 or 2. `None`: the tests were told to do without.
+    /// A cgroup with this limit, version 1 or 2. `None`: PROCFLEET_TESTS_WITHOUT excludes it.
     #[track_caller]
     fn new(up: &Up, mebibytes: u64) -> Option<Cell> {
         need(Need::MemoryCgroup, Cell::make(up, mebibytes))
@@ -61,12 +61,12 @@ fn exited(up: &Up, proc: &Proc) -> Value {
 }
 
 #[test]
-fn a_kill_by_the_kernel_for_want_of_memory_is_told_apart() {
+fn an_oom_kill_is_reported_as_such() {
     let up = up();
     // The parser and the counters have tests of their own in the agent's `exec/watch/oom.rs`.
     let Some(cell) = Cell::new(&up, 16) else { return };
     let join = format!("echo $$ > {}/cgroup.procs", cell.0.display());
-    // It buffers a line that has no end, once it is told to.
+    // It buffers an endless line once the file `go` is there.
     let proc = up
         .proc("hungry")
         .policy("start_interval", 1)
@@ -101,7 +101,7 @@ fn a_kill_by_the_kernel_for_want_of_memory_is_told_apart() {
 
 /// Whether the kernel writes a core is the host's own setting.
 #[test]
-fn a_core_dump_is_told() {
+fn a_core_dump_is_reported() {
     let up = up();
     let proc = up
         .proc("crashing")

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const IP: &str = "127.0.0.2";
-/// What `scripts/test` has time for.
+/// The number of rounds that `scripts/test` has time for.
 const ROUNDS: u64 = 25;
 /// The agent is killed so long after a round's first order, at most.
 const LATEST_KILL_MILLIS: u64 = 500;
@@ -37,7 +37,7 @@ echo \"start $$ $1\" >> log
 ";
 
 #[test]
-fn whatever_moment_the_agent_is_killed_in_nothing_is_doubled_or_forgotten() {
+fn killing_the_agent_at_random_times_neither_repeats_nor_loses_an_op() {
     let (rounds, seed) = (number("DUPLICATE_ROUNDS").unwrap_or(ROUNDS), number("DUPLICATE_SEED"));
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("{rounds} rounds with DUPLICATE_SEED={seed}");
@@ -91,7 +91,7 @@ struct Fleet<'a> {
     checked: Checked,
 }
 
-/// What was looked at, for the table at the end.
+/// Counts for the table at the end.
 #[derive(Debug, Default)]
 struct Checked {
     kills: usize,
@@ -293,7 +293,7 @@ impl Member {
     /// Hosting and the process, as soon as they agree with each other and with what was done.
     fn settled(&self, deed: Deed, code: Option<u64>) -> Option<(bool, Option<u32>)> {
         let Some(row) = self.proc.row() else {
-            // Nobody has ever started it, and a stop of what is not known leaves nothing.
+            // The proc was never started, and a stop of an unknown proc leaves nothing.
             return self.running().is_empty().then_some((false, None));
         };
         let hosted = row["hosted"] == true;

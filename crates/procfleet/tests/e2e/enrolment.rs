@@ -1,4 +1,4 @@
-//! How agents join, stay, and are turned away. Whoever is refused is told why, and so is the server's log.
+//! How agents join, stay, and are refused. A refused agent gets the reason, and so does the server's log.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, PATIENCE, Program, Signal, Up, is_running, programs, wait_until};
@@ -72,7 +72,7 @@ fn a_second_agent_joins_works_and_comes_back_without_its_token() {
 
 /// The key never leaves the host, and nobody else there may read it.
 #[test]
-fn what_an_agent_keeps_is_its_own() {
+fn the_data_folder_of_an_agent_is_private() {
     use std::os::unix::fs::PermissionsExt;
     let up = up();
     let data = up.folder("second");
@@ -85,7 +85,7 @@ fn what_an_agent_keeps_is_its_own() {
     assert_eq!(mode(&up.data().join("ca.key.pem")), 0o600);
 }
 
-/// The same proc on two agents is two procs, also when both agents are on one machine.
+/// A proc on two agents is two procs, also when both agents are on one machine.
 #[test]
 fn two_agents_on_one_machine_do_not_touch_each_others_processes() {
     let up = up();
@@ -262,7 +262,7 @@ fn an_outcome_waits_for_the_server_to_come_back() {
 
 /// An agent that is away is 117 for its host, soon and for it alone.
 #[test]
-fn an_op_for_an_agent_that_is_away_ends_soon() {
+fn an_op_for_an_absent_agent_ends_with_117() {
     let up = up();
     let mut agent = join(&up, &up.folder("second"), Some(&up.token(&[])));
     agent.wait_until_connected(&up, IP);
@@ -282,8 +282,8 @@ fn an_op_for_an_agent_that_is_away_ends_soon() {
     results[0].1.assert(117, "Can not find Agent by ip 0:127.0.0.2: its agent is not connected");
 }
 
-/// A host that is set up anew joins with a token for that, and the agent that it had is no more. Without it,
-/// a token that came into the wrong hands does not take a host away.
+/// A host that is set up again joins with a token for replacing, and its earlier agent is retired. Any other
+/// token, such as a stolen one, does not take a host away.
 #[test]
 fn a_new_agent_takes_the_place_of_an_old_one_only_with_a_token_for_that() {
     let up = up();
@@ -313,7 +313,7 @@ fn a_new_agent_takes_the_place_of_an_old_one_only_with_a_token_for_that() {
     wait_until_server_says(&up, "was retired");
     up.proc("here").on_host(IP).starts(&programs::foreground()).start();
     agent.end(Signal::TERM);
-    // Whoever listens is told, and it is recorded.
+    // The takeover is an event and in the audit trail.
     let events = up.client.data("/api/v1/events?kind=agent_replaced");
     assert_eq!(
         (events["events"].as_array().map(Vec::len), &events["events"][0]["ip"]),
@@ -435,7 +435,7 @@ fn tokens_are_listed_revoked_and_bounded() {
 }
 
 #[test]
-fn an_address_that_no_host_has_is_refused() {
+fn an_address_that_no_host_can_have_is_refused() {
     let up = up();
     let token = up.token(&["--uses", "10"]);
     for (place, ip) in

@@ -32,7 +32,7 @@ fn kill_and_replace(proc: &Proc) -> u32 {
 }
 
 #[test]
-fn a_death_and_a_restart_are_told_once_with_what_happened() {
+fn a_death_and_a_restart_are_one_event_each_with_the_reason() {
     let up = up();
     let proc = up.proc("told").starts(&programs::foreground());
     proc.start();
@@ -50,13 +50,13 @@ fn a_death_and_a_restart_are_told_once_with_what_happened() {
     let metrics = up.client.page("/metrics").text;
     assert!(metrics.contains("procfleet_events_total{kind=\"exited\"} 1"), "{metrics}");
     assert!(metrics.contains("procfleet_exits_total{how=\"signal\"} 1"), "{metrics}");
-    // A stop is no event: somebody asked for it.
+    // A stop is not an event, because a caller asked for it.
     proc.op(Op::Stop).assert_success();
     assert_eq!(kinds(&events_of(&up, &proc)), ["started", "exited", "restart_succeeded"]);
 }
 
 #[test]
-fn a_question_waits_for_the_next_event() {
+fn a_long_poll_waits_for_the_next_event() {
     let up = up();
     let proc = up.proc("awaited").starts(&programs::foreground());
     proc.start();
@@ -159,7 +159,7 @@ fn a_webhook_gets_every_event_until_it_has_taken_it() {
     }
     let pid = kill_and_replace(&proc);
     let (head, first) = deliveries.recv_timeout(PATIENCE).expect("a delivery");
-    // Who it is for sees all of it.
+    // The receiver gets the whole URL, with its secrets.
     assert!(head.starts_with("POST /events?key=k3y&to=all HTTP/1.1"), "{head}");
     assert!(head.to_lowercase().contains("authorization: basic b3bzonmzy3jlda=="), "{head}");
     assert_eq!(first["data_id"], 4711, "the spec's own alarm: {first}");

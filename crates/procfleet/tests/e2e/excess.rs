@@ -15,7 +15,7 @@ use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_for, wa
 use serde_json::Value;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What `/metrics` says of agents' excess.
+/// The counters of `/metrics` for agents that exceed their limits.
 fn counted(up: &Up, counter: &str, what: &str) -> u64 {
     let line = format!("procfleet_agent_{counter}_total{{what=\"{what}\"}} ");
     let page = up.client.page("/metrics").text;
@@ -62,7 +62,7 @@ fn state(name: &str, revision: u64, report: Option<&ProcReport>) -> ProcStateMes
 }
 
 #[test]
-fn a_flood_of_events_is_bounded_counted_and_keeps_nobody_else_waiting() {
+fn a_flood_of_events_is_bounded_counted_and_delays_no_other_agent() {
     const SENT: u64 = 300;
     let up = up();
     let peer = peer(&up, "10.6.1.1");
@@ -101,7 +101,7 @@ fn a_flood_of_events_is_bounded_counted_and_keeps_nobody_else_waiting() {
 }
 
 #[test]
-fn an_event_of_an_unknown_kind_or_an_impossible_time_is_stored_as_what_can_be_true() {
+fn an_event_with_an_unknown_kind_or_an_impossible_time_is_stored_corrected() {
     let up = up();
     let peer = peer(&up, "10.6.1.2");
     let mut talk = welcome(&peer, "one");
@@ -130,7 +130,7 @@ fn an_event_of_an_unknown_kind_or_an_impossible_time_is_stored_as_what_can_be_tr
 }
 
 #[test]
-fn an_agent_with_too_many_procs_is_bounded_read_more_slowly_and_still_heard() {
+fn an_agent_with_too_many_procs_is_throttled_and_still_served() {
     const SENT: u64 = 30_000;
     const STORED: u64 = 20_000;
     let up = up();
@@ -143,7 +143,7 @@ fn an_agent_with_too_many_procs_is_bounded_read_more_slowly_and_still_heard() {
     }
     wait_until(PATIENCE, "the others were dropped", || counted(&up, "dropped", "states") == SENT - STORED);
     assert_eq!(count(&up, "SELECT count(*) FROM procs WHERE namespace = 'flood'"), STORED);
-    // What is known is still kept up to date.
+    // Known procs are still kept up to date.
     let known = ProcReport::left_alone("news".to_owned());
     send_states(&mut talk, vec![state("p7", 2, Some(&known))]);
     let row = |name: &str| up.client.data(&format!("/api/v1/procs?namespace=flood&name={name}"))[0].clone();
@@ -166,7 +166,7 @@ fn an_agent_with_too_many_procs_is_bounded_read_more_slowly_and_still_heard() {
 }
 
 #[test]
-fn an_agent_that_sends_what_no_agent_sends_is_cut_off_and_told_why() {
+fn an_agent_that_exceeds_its_limits_is_disconnected_with_the_reason() {
     let up = up();
     let peer = peer(&up, "10.6.1.4");
     let check = |what: &str, message: agent_message::Body| {
@@ -194,7 +194,7 @@ fn an_agent_that_sends_what_no_agent_sends_is_cut_off_and_told_why() {
 }
 
 #[test]
-fn the_facts_that_an_agent_tells_of_its_host_are_bounded() {
+fn the_host_facts_of_an_agent_are_bounded() {
     let up = up();
     let peer = peer(&up, "10.6.1.5");
     let long = || "f".repeat(15_000);
@@ -228,7 +228,7 @@ fn ask_and_answer(up: &Up, peer: &ManualPeer, ip: &str, answer: impl FnOnce(u64)
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| up.client.get(&path).body);
         let Some(Body::ReadLog(question)) = talk.hear() else { panic!("a question") };
-        // What nobody asked for is ignored.
+        // An answer without a question is ignored.
         let unasked = LogRead { id: question.id + 1, bytes: b"lies\n".to_vec(), ..LogRead::default() };
         talk.send(agent_message::Body::LogRead(unasked).into_bytes());
         talk.send(agent_message::Body::LogRead(answer(question.id)).into_bytes());

@@ -1,4 +1,4 @@
-//! What scripts learn from the client's exit status, its standard output and its standard error.
+//! The client's exit status, standard output and standard error, as scripts use them.
 
 use crate::up;
 use procfleet_testkit::{Finished, programs};
@@ -11,7 +11,7 @@ fn check(finished: &Finished, code: i32, stdout: &str) {
 }
 
 #[test]
-fn what_is_already_so_is_a_success_for_scripts() {
+fn an_op_without_effect_exits_with_0() {
     let up = up();
     let proc = up.proc("scripted").starts(&programs::foreground());
     proc.start();
@@ -43,7 +43,7 @@ fn what_is_already_so_is_a_success_for_scripts() {
 }
 
 #[test]
-fn what_nobody_knows_is_unknown() {
+fn the_status_of_an_unknown_proc_exits_with_4() {
     let up = up();
     for target in [&[][..], &["--host", "127.0.0.1"], &["--host", "9:10.9.9.9"]] {
         for verb in ["status", "is-running"] {

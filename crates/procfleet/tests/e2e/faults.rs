@@ -1,5 +1,4 @@
-//! What goes wrong around the agent: starts that take it down, pid files that mislead, procs that were
-//! forgotten.
+//! Faults around the agent: starts that end it, pid files that mislead, procs that were unregistered.
 
 use crate::up;
 use procfleet_testkit::{Op, PATIENCE, is_running, programs};
@@ -20,9 +19,9 @@ fn a_process_whose_start_kills_the_agent_is_given_up() {
     assert_eq!((bystander.pid(), bystander.runs()), (Some(pid), 1), "nobody else notices");
 }
 
-/// Unregistering leaves the process running. Whoever starts the proc again must not get a second one.
+/// Unregistering leaves the process running. A later start of the proc must not start a second one.
 #[test]
-fn what_was_unregistered_is_found_again() {
+fn an_unregistered_process_is_found_again() {
     let up = up();
     // Neither a pid file nor its name tells where it is.
     let proc = up.proc("forgotten").identity("proc_name", "other").starts(&programs::foreground());

@@ -20,7 +20,7 @@ fn info(proc: &Proc) -> Value {
     body
 }
 
-/// The same without its spec.
+/// As [`info`], without the spec.
 fn name(proc: &Proc) -> Value {
     let mut body = info(proc);
     body.as_object_mut().expect("an object").remove("spec");
@@ -93,7 +93,7 @@ fn an_update_replaces_what_is_started_next() {
     assert_eq!(operate(&up, &mended, 0)["error_code"], 0);
 }
 
-/// `disk` and `net` are reserved: they are accepted, and their sender is told that nothing comes of them.
+/// `disk` and `net` are reserved: they are accepted with a warning that they have no effect.
 #[test]
 fn reserved_limits_are_answered_with_a_warning() {
     let up = up();
@@ -116,7 +116,7 @@ fn reserved_limits_are_answered_with_a_warning() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_request_names_its_missing_fields() {
     let up = up();
     let proc = up.proc("faulty").starts(&programs::foreground());
     let mut body = info(&proc);

@@ -107,7 +107,7 @@ fn a_simulated_fleet_is_a_fleet() {
     assert!(trouble.contains("there is no token"), "{trouble}");
 }
 
-/// Whatever breaks, repeats itself or dawdles: each op is begun once, and has its outcome.
+/// With broken connections, repeated reports and slow agents, each op is begun once and has its outcome.
 #[test]
 fn no_op_is_lost_or_doubled_by_agents_in_trouble() {
     let up = up();
@@ -135,7 +135,7 @@ fn no_op_is_lost_or_doubled_by_agents_in_trouble() {
 
 /// `kill -9` of the server in the middle of an op on all of them.
 #[test]
-fn all_come_back_after_the_server_was_killed() {
+fn all_agents_reconnect_after_the_server_was_killed() {
     let mut up = up();
     let fleet = fleet(&up, AGENTS, r#"{"take_ms": [0, 2000]}"#);
     let task = operate(&up, AGENTS, Op::Restart);
@@ -146,7 +146,7 @@ fn all_come_back_after_the_server_was_killed() {
     assert_eq!(outcomes(&up, AGENTS, &task), [(0, AGENTS)]);
     assert_eq!(fleet.figures().begun, AGENTS as u64);
 
-    // And once more, after an orderly end, of which each was told.
+    // And once more after an orderly end, which the server announced to each agent.
     up.end(Signal::TERM);
     wait_until(GATHERING, "all were told", || fleet.figures().drained == AGENTS as u64);
     up.again_with_the_same_link();

@@ -1,4 +1,4 @@
-//! What programs say on a full disk: that the disk is full, and which.
+//! Messages on a full disk: they say that the disk is full, and which one.
 
 use crate::up;
 use procfleet_testkit::{Disk, Finished, Joined, Op, PATIENCE, Program, Signal, Up, wait_until};

@@ -45,7 +45,7 @@ fn set_here(up: &Up, groups: Value) {
 fn groups_are_set_shown_replaced_and_cleared() {
     let up = up();
     assert_eq!(get(&up.client, &up.namespace), Vec::<Value>::new());
-    // What is answered can be seen at once, each time.
+    // A change is visible as soon as it is answered, each time.
     for round in 0..20 {
         let names = [format!("a{round}"), format!("b{round}")];
         set_here(&up, json!([group(&names[0], 20.5), group(&names[1], 0.0)]));

@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 /// Connections that ask for nothing are let go after a while, and until then they do not take the agent's
 /// place.
 #[test]
-fn idle_connections_are_closed_and_harm_nobody() {
+fn idle_connections_are_closed() {
     let up = up();
     let address = up.client.url.strip_prefix("http://").expect("an http url").to_owned();
     let connect = || {
@@ -58,7 +58,7 @@ pub(crate) fn welcome<'a>(peer: &'a ManualPeer, life: &str) -> Talk<'a> {
     talk
 }
 
-/// The same for an agent that says something else of itself.
+/// As [`welcome`], with a changed hello.
 #[track_caller]
 pub(crate) fn welcome_as<'a>(peer: &'a ManualPeer, change: impl FnOnce(&mut Hello)) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
@@ -86,7 +86,7 @@ fn check_cut(up: &Up, peer: &ManualPeer, reason: &str, misbehave: impl FnOnce(&m
     wait_until(PATIENCE, &format!("it is counted as {reason}"), || cuts(up, reason) == before + 1);
 }
 
-/// Whoever breaks the protocol is cut off and counted; it may come back and do better, and nobody else
+/// An agent that breaks the protocol is disconnected and counted. It may come back, and no other agent
 /// notices.
 #[test]
 fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
@@ -123,7 +123,7 @@ fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     wait_until(PATIENCE, "it is counted", || cuts(&up, "replaced") == 1);
     drop(newer);
 
-    // What comes before the welcome is refused.
+    // A message before the welcome is refused.
     let mut talk = peer.connect().expect("it is let in");
     talk.send(b"garbage".as_slice());
     assert!(!talk.rest().iter().any(|said| matches!(said, Body::Welcome(_))));
@@ -139,10 +139,10 @@ fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     proc.op(Op::Stop).assert_success();
 }
 
-/// Whatever an agent says after its welcome, one message after the other: the server goes on, and so do all
-/// others.
+/// An agent sends random messages after its welcome, one after the other: the server goes on, and so do all
+/// other agents.
 #[test]
-fn sessions_of_nonsense_harm_nobody() {
+fn sessions_of_random_bytes_do_no_harm() {
     let up = up();
     let (server, peer) = (up.pid(), peer(&up, "10.6.0.4"));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto/tests/golden");
@@ -165,7 +165,7 @@ fn sessions_of_nonsense_harm_nobody() {
         talk.send(nonsense);
         talk.send(good);
         talk.send(nonsense);
-        // It is heard to the end before it is hung up on.
+        // The server reads all of it before it closes the connection.
         talk.send_text("enough");
         talk.rest();
     });
@@ -196,7 +196,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// The agent's folder was copied with the host's disk, and both copies run.
 #[test]
-fn two_agents_with_one_certificate_are_both_put_aside() {
+fn two_agents_with_one_certificate_are_both_disconnected() {
     const IP: &str = "127.0.0.6";
     let up = up();
     let (data, copied) = (up.folder("first"), up.folder("copied"));
@@ -204,7 +204,7 @@ fn two_agents_with_one_certificate_are_both_put_aside() {
     let mut first = start(&data, Some(&up.token(&[])));
     first.wait_until_connected(&up, IP);
     let id = row(&up, IP)["bk_agent_id"].as_str().expect("an id").to_owned();
-    // Restarts, orderly or not, are no clones.
+    // Restarts, orderly or not, do not count as clones.
     for signal in [Signal::KILL, Signal::TERM, Signal::KILL] {
         first.end(signal);
         first = start(&data, None);

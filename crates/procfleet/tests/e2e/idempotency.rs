@@ -1,4 +1,4 @@
-//! The same call, sent again: one task, and one run.
+//! A repeated call is one task and one run.
 
 use crate::up;
 use procfleet_testkit::{Client, Op, Proc, Up, programs};
@@ -33,7 +33,7 @@ fn check_one_run(client: &Client, proc: &Proc, task: &str) {
 }
 
 #[test]
-fn the_same_key_gets_the_same_task_and_one_run() {
+fn a_repeated_key_gets_the_same_task_and_one_run() {
     let up = up();
     let proc = counted(&up, "once");
     let body = proc.body(Op::Start);
@@ -163,7 +163,7 @@ fn a_request_id_that_comes_again_after_another_operation_is_a_new_task() {
     up.client.outcome(&second).assert_success();
     assert!(proc.pid().is_some(), "it runs again");
     assert_eq!(send(Op::Start, &proc), second, "and this is a repeat again");
-    // Whoever asked for the other operation, and without an id.
+    // A stop without an id, also by another caller, counts as another operation in between.
     proc.op(Op::Stop).assert_success();
     let third = send(Op::Start, &proc);
     assert!(third != first && third != second);
@@ -173,7 +173,7 @@ fn a_request_id_that_comes_again_after_another_operation_is_a_new_task() {
 
 /// Two platforms that count their calls from 1 do not meet.
 #[test]
-fn a_key_is_its_apps_own() {
+fn a_key_belongs_to_its_app() {
     let up = up();
     let made = up.cli(&["app", "create", "platform", "--trusted", "--json"]);
     let app: Value = serde_json::from_str(&made.stdout).unwrap_or_else(|error| panic!("{error}: {made:?}"));

@@ -9,7 +9,7 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Goes into the background and writes its pid where it is told to. Each run leaves the number of its
+/// Goes into the background and writes its pid into `PROCFLEET_PID_PATH`. Each run leaves the number of its
 /// instance.
 const DAEMON: &str = "echo $PROCFLEET_INSTANCE >> runs; \
     (setsid sh -c 'echo $$ > $PROCFLEET_PID_PATH.new; mv $PROCFLEET_PID_PATH.new $PROCFLEET_PID_PATH; exec ./web 1000' \
@@ -29,7 +29,7 @@ fn alone(proc: &Proc, instance: u32) -> Proc {
     alone
 }
 
-/// What a query lists, in its order.
+/// The pids that a query lists, in its order.
 #[track_caller]
 fn listed(outcome: &Outcome) -> Vec<Option<u32>> {
     let instances = outcome.content["process"][0]["instance"].as_array().expect("a query lists instances");
@@ -121,7 +121,7 @@ fn every_operation_reaches_all_instances_in_the_foreground() {
 }
 
 #[test]
-fn one_that_fails_is_named_and_the_others_run() {
+fn a_failing_instance_is_named_and_the_others_run() {
     let up = up();
     let command = format!("test $PROCFLEET_INSTANCE != 2 || {{ echo no port left; exit 3; }}; {FOREGROUND}");
     let proc = with_instances(up.proc("partly").starts(&command), 3);
@@ -199,7 +199,7 @@ fn scripts_that_know_one_pid_file_end_all_instances() {
 
 /// A proc of its own may be called like an instance of another.
 #[test]
-fn a_proc_that_is_merely_called_so_is_none_of_the_instances() {
+fn a_proc_named_like_an_instance_is_not_an_instance() {
     let up = up();
     let proc = with_instances(up.proc("web").starts(FOREGROUND), 1);
     let namesake = alone(&proc, 2).control("start_cmd", "echo $PROCFLEET_NAME >> names; exec ./web 1000");

@@ -191,7 +191,7 @@ fn scripts_beside_the_program_start_and_end_it() {
 }
 
 #[test]
-fn what_is_missing_on_the_host_is_said() {
+fn missing_scripts_paths_and_accounts_are_named_in_the_outcome() {
     let up = up();
     let bare = Script::new(&up, "bare");
     let said = bare.check(&operate_proc(), 0, 65535);
@@ -219,7 +219,7 @@ fn what_is_missing_on_the_host_is_said() {
 }
 
 #[test]
-fn no_name_brings_a_command_along() {
+fn a_proc_name_cannot_inject_a_command() {
     let up = up();
     let proc = Script::new(&up, "names").script("start.sh", "echo \"$#:$1\" >> told; exit 3");
     let names = [
@@ -267,7 +267,7 @@ fn no_name_brings_a_command_along() {
 }
 
 #[test]
-fn commands_of_the_callers_own_run_it() {
+fn operate_process_runs_the_callers_commands() {
     let up = up();
     let key = format!("C:\\jobs/{}:web", up.namespace);
     let proc = Script::new(&up, "commands").with(json!({
@@ -423,7 +423,7 @@ fn a_scope_says_whose_hosts_are_meant() {
     let set = json!({"bk_scope_type": "biz_set", "bk_scope_id": "2"});
     assert_eq!(data(&alive(&up.client, set.clone())), rows(1, 1));
 
-    // What there is not.
+    // Scopes that do not exist.
     for (scope, words) in [
         (json!({"bk_biz_id": 9}), "bk_biz_id: there is no business 9"),
         (json!({"bk_scope_type": "biz", "bk_scope_id": "9"}), "bk_scope_id: there is no business 9"),
@@ -433,7 +433,7 @@ fn a_scope_says_whose_hosts_are_meant() {
         alive(&up.client, scope).assert_refused(ILLEGAL, &[words]);
     }
 
-    // What was not granted is denied, whether it is there or not, and all of it is named.
+    // A missing grant is denied, whether its object exists or not, and all missing grants are named.
     let web = app(&up, "web", &[]);
     let user = format!("account {:?}", account());
     let denied = ["business 7", "namespace \"job\"", "op start", &user];
@@ -475,7 +475,7 @@ fn a_scope_says_whose_hosts_are_meant() {
 }
 
 #[test]
-fn every_path_and_method_serves_them() {
+fn the_job_apis_are_served_on_every_path() {
     let up = up();
     let proc = Script::new(&up, "paths").script("start.sh", "exit 3");
     let made = proc.submit(&operate_proc(), 0);
@@ -557,7 +557,7 @@ fn a_call_is_accepted_once() {
 }
 
 #[test]
-fn each_api_names_the_others_tasks_in_its_own_way() {
+fn each_api_shows_tasks_of_the_other_api() {
     let up = up();
     let proc = Script::new(&up, "seen").script("start.sh", "exit 3");
     let made = proc.submit(&operate_proc(), 0);

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-/// All eight operations on a process that does as it is told.
+/// All eight operations on a well-behaved process.
 #[track_caller]
 fn check_well_behaved(proc: Proc) {
     let proc = proc.control("reload_cmd", "echo reloaded >> reloaded");
@@ -161,7 +161,7 @@ fn a_process_that_ignores_sigterm() {
 /// With a `kill_after` a stop or restart ends it by force, and the outcome says so. Specs of our own client
 /// have one.
 #[test]
-fn a_stop_or_restart_kills_what_does_not_end_where_the_spec_says_so() {
+fn a_stop_or_restart_kills_after_kill_after() {
     let up = up();
     let procs = [
         up.proc("deaf").starts(&programs::deaf_to_term()),
@@ -227,7 +227,7 @@ while :; do sleep 0.05; done
     proc.op(Op::Stop).assert_success().assert_hosted(false);
     assert_eq!(proc.read("signals"), "reload\nstop\n");
     assert_nothing_left(&proc);
-    // One that does not expect the signal dies of it.
+    // A process that does not handle the signal dies of it.
     let proc = up.proc("surprised").starts(&programs::foreground()).control("reload_signal", "USR2");
     proc.start();
     proc.op(Op::Reload).assert(836, "reload process (web) failed");
@@ -266,7 +266,7 @@ fn a_reload_after_which_the_process_is_gone() {
         reloaded.code == 836
     });
     assert_eq!(proc.pid(), None);
-    // One that is hosted comes back.
+    // A hosted process comes back.
     let proc = daemon("hosted").control("reload_cmd", "kill $(cat web.pid)");
     proc.start();
     proc.op(Op::Reload).assert(836, "reload process (web) failed").assert_hosted(true);
@@ -377,7 +377,7 @@ fn a_pid_file_that_names_a_dead_pid() {
     proc.op(Op::Stop).assert_success();
 }
 
-/// A command that does not write it anew, so that it goes on naming nobody.
+/// A command that does not write the pid file, so that it goes on naming a dead process.
 #[test]
 fn a_start_that_leaves_a_dead_pid_in_its_pid_file() {
     let up = up();
@@ -529,7 +529,7 @@ fn a_run_once_proc_counts_as_hosted_while_it_runs() {
 /// `auto_type` 2 with a command that goes into the background: what it left is known, and ends with a stop or
 /// kill.
 #[test]
-fn what_runs_once_and_goes_into_the_background_is_looked_after() {
+fn a_run_once_command_that_goes_into_the_background_is_tracked() {
     let up = up();
     let left = |proc: &Proc| -> u32 {
         let pid = wait_for(PATIENCE, "something is left", || proc.read("left").trim().parse().ok());
@@ -554,7 +554,7 @@ fn what_runs_once_and_goes_into_the_background_is_looked_after() {
         proc.op(Op::Start).assert_success();
         let second = left(proc);
         proc.row_with_pid(second);
-        // One that ends by itself is not started again.
+        // A process that ends by itself is not started again.
         kill(second, Signal::KILL);
         proc.row_when(PATIENCE, "stopped");
         proc.op(op).assert(829, "no need to");
@@ -568,7 +568,7 @@ fn what_runs_once_and_goes_into_the_background_is_looked_after() {
     assert_eq!(failing.op(Op::Query).pid(), Some(pid), "the agent that comes back knows it");
     failing.op(Op::Stop).assert_success();
     assert!(!is_running(pid));
-    // What is to be kept is not looked after.
+    // With `detached: keep`, leftovers are not tracked.
     let kept = proc("kept").policy("detached", "keep");
     kept.op(Op::Start).assert_success();
     let first = left(&kept);
@@ -582,7 +582,7 @@ fn what_runs_once_and_goes_into_the_background_is_looked_after() {
 /// Commands run as their user, in their folder, in a session of their own, with nothing of the agent's
 /// environment.
 #[test]
-fn commands_have_clean_surroundings() {
+fn commands_run_with_a_clean_environment() {
     let up = up();
     let proc = up.proc("clean").starts("env > environment; pwd > folder; id -un > user; exec ./web 1000");
     // Only root can become somebody else.
@@ -612,7 +612,7 @@ fn commands_have_clean_surroundings() {
 
 /// The end of a long output is in the message, and not all of it.
 #[test]
-fn the_end_of_a_long_output_is_told() {
+fn an_outcome_has_the_end_of_a_long_output() {
     let up = up();
     let proc = up
         .proc("talkative")

@@ -16,7 +16,7 @@ setsid sh -c 'echo $$ >> escaped; exec sleep 1000' &
 exec ./web 1000
 ";
 
-/// Who got away from the present process.
+/// The pids of the processes that the present process has detached.
 fn escaped(proc: &Proc, count: usize) -> Vec<u32> {
     let path = proc.folder.join("escaped");
     let pids = wait_for(PATIENCE, "all have got away", || {
@@ -35,7 +35,7 @@ fn place(up: &Up) -> Option<String> {
 }
 
 fn check(up: &Up) {
-    // One without environment and parents cannot be told from a stranger where there are no groups.
+    // Without cgroups, a process without environment and parent cannot be distinguished from a stranger.
     let (argument, count) = if place(up).is_some() { ("all", 5) } else { ("", 4) };
     let proc = up.proc("scatter").script("scatter", SCATTER).starts(&format!("./scatter {argument}"));
     for op in [Op::Stop, Op::Kill] {
@@ -70,7 +70,7 @@ fn a_stop_a_kill_and_a_restart_leave_nothing() {
 }
 
 #[test]
-fn nor_do_they_without_cgroups() {
+fn a_stop_a_kill_and_a_restart_leave_nothing_without_cgroups() {
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]);
     assert_eq!(place(&up), None);
     check(&up);
@@ -234,7 +234,7 @@ while :; do setsid sleep 0.1; done
 
 /// `detached: keep`: what has left the process stays, whatever happens to the process and the agent.
 #[test]
-fn what_is_detached_is_kept_where_the_spec_says_so() {
+fn detached_keep_leaves_detached_processes_alone() {
     let up = crate::up();
     let proc = up
         .proc("manager")
@@ -288,7 +288,7 @@ sleep 1
     up.kill_agent();
     assert_eq!(start.outcome().code, 805);
     wait_until(PATIENCE, "the next has begun", || proc.read("begun").lines().count() == 2);
-    // Whoever waits there goes on now.
+    // The daemons that wait at the gate go on now.
     let open = std::thread::spawn(move || fs::write(gate, "go\ngo\ngo\n"));
     assert_eq!(restart.outcome().code, 0);
     drop(open);

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
-fn the_first_words_say_where_it_is_and_what_to_try() {
+fn up_prints_its_address_and_a_first_command() {
     let up = up();
     let said = up.stdout();
     let lines: Vec<&str> = said.lines().collect();
@@ -31,7 +31,7 @@ fn the_first_words_say_where_it_is_and_what_to_try() {
 }
 
 #[test]
-fn admin_json_is_for_its_owner_alone() {
+fn admin_json_is_readable_by_its_owner_only() {
     let mut up = up();
     let path = up.data().join("admin.json");
     let mode = fs::metadata(&path).expect("up writes it").permissions().mode();

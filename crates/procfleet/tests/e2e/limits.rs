@@ -76,7 +76,7 @@ fn a_process_that_uses_too_much_is_ended_and_comes_back_if_it_is_hosted() {
     });
 }
 
-/// What the list shows of a process is what all that belongs to it uses.
+/// The list shows the usage of a process with all its descendants.
 #[test]
 fn the_list_shows_what_the_whole_tree_uses() {
     let up = up();
@@ -132,7 +132,7 @@ fn limits_hold_for_a_run_once_and_while_a_start_is_checked() {
         let row = proc.row_when(PATIENCE, "stopped");
         assert!(row["note"].as_str().is_some_and(|note| note.contains("used too much")), "{row}");
     });
-    // One that keeps within its limits ends well.
+    // A run within its limits succeeds.
     let modest = limited(up.proc("modest"), "fd", 1000).policy("auto_type", 2).starts("./web 0.1");
     modest.op(Op::Start).assert_success();
 }

@@ -76,7 +76,7 @@ fn times_are_local_unless_utc_is_wanted() {
 }
 
 #[test]
-fn a_list_is_shown_again_until_nobody_reads_it() {
+fn a_watched_list_is_printed_until_its_reader_closes() {
     let up = up();
     let mut watching =
         Program::new(up.binary()).args(["agents", "--watch", "1"]).env("PROCFLEET_DATA", up.data());
@@ -109,7 +109,7 @@ fn an_agent_that_is_away_can_be_forgotten() {
     assert_eq!(cli(&up, &["audit", "--action", "agents_forget"]).as_array().map(Vec::len), Some(1));
     let unknown = up.cli(&["stop", "x", "--host", ip]);
     assert!(unknown.stdout.contains("failed (117)"), "{unknown:?}");
-    // An app that is no administrator forgets nobody.
+    // Only an administrator may forget an agent.
     let secret = cli(&up, &["app", "create", "other"])["secret"].as_str().expect("a secret").to_owned();
     let other = up.client.as_app("other", &secret);
     let body = json!({"agents": ["0:127.0.0.1"]});

@@ -1,4 +1,4 @@
-//! What processes write: read through the server, rotated on the host, and followed through whatever happens.
+//! Logs of processes: read through the server, rotated on the host, and followed through restarts.
 
 use crate::access::{OTHER, granted_app};
 use crate::up;
@@ -70,7 +70,7 @@ fn the_newest_lines_are_shown() {
 }
 
 #[test]
-fn what_cannot_be_read_says_why() {
+fn a_log_that_cannot_be_read_is_answered_with_the_reason() {
     let up = up();
     let client = &up.client;
     let wrong = "/api/v1/logs?lines=many&instance=0&host=x&agent=a+b&since=-1&wait_ms=soon&tail=1";
@@ -142,7 +142,7 @@ fn an_agent_that_is_away_is_named() {
 }
 
 #[test]
-fn a_revoked_host_is_not_meant_unless_it_is_named() {
+fn a_revoked_host_is_left_out_unless_it_is_named() {
     const IP: &str = "127.0.0.2";
     let up = up();
     let mut joined = Joined::start(up.binary(), &up.link(), &up.folder("second"), IP, Some(&up.token(&[])));
@@ -194,7 +194,7 @@ fn following_goes_on_through_rotation_and_the_agents_death() {
     assert!(shown.lines().eq(expected.iter().map(String::as_str)), "every line once, and in its order");
     assert!(followed.is_running(), "{}", followed.stderr());
     assert_eq!(followed.end(Signal::INT, PATIENCE).0.code(), Some(0), "Ctrl-C is how it ends");
-    // What is in copies is read as if it were one file.
+    // The copies are read as if they were one file.
     let all = logs(&up, &proc, &["--lines", "5500"]);
     assert!(all.lines().eq(expected[500..].iter().map(String::as_str)), "{} lines", all.lines().count());
     let one = up.client.data(&question(&proc, "&lines=1&since=0"));
@@ -230,10 +230,10 @@ fn a_log_that_others_empty_or_rename_is_still_read() {
     goes_on("the deleted log is read");
 }
 
-/// What a command wrote last is in its outcome, also when what it wrote before was taken out of the file
+/// The last output of a command is in its outcome, also when earlier output was rotated out of the file
 /// meanwhile.
 #[test]
-fn an_outcome_has_the_last_words_of_a_command_whose_log_was_rotated() {
+fn an_outcome_has_the_last_output_of_a_command_whose_log_was_rotated() {
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "2"]);
     // It goes on until its log has been rotated.
     let command = "until ls $COPIES* > /dev/null 2>&1; do head -c 100000 /dev/zero | tr '\\0' x | fold -w 99; sleep 0.2; done; \

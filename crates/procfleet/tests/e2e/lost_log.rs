@@ -14,7 +14,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_procfleet");
 /// O_NONBLOCK of Linux.
 const NONBLOCK: i32 = 0o4000;
 
-/// Ops end, a hosted process that dies is restarted, and neither server nor agent was started anew for it.
+/// Ops end, a hosted process that dies is restarted, and neither server nor agent was restarted for it.
 #[track_caller]
 fn check(up: &Up) {
     let agent = up.agent_pid();
@@ -96,7 +96,7 @@ fn supervision_goes_on_when_the_reader_of_the_log_reads_nothing() {
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = pipe().expect("a pipe");
     let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-    // Opened anew: the flag must not be one of the writer that the programs get.
+    // Opened a second time: O_NONBLOCK must not be set for the writer that the programs get.
     let mut own: File =
         OpenOptions::new().write(true).custom_flags(NONBLOCK).open(path).expect("our own pipe");
     loop {
@@ -110,7 +110,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 
 /// `procfleet ps | head -1`.
 #[test]
-fn a_client_whose_reader_has_seen_enough_ends_well() {
+fn a_client_exits_with_0_when_its_output_is_closed() {
     let up = up();
     for args in [
         &["agents"][..],

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// What the exit code says: somebody has to look.
+/// EX_CONFIG: an operator has to look.
 const NEEDS_SOMEBODY: i32 = 78;
 
 fn begun(verb: &[&str], data: &Path) -> Program {
@@ -135,7 +135,7 @@ fn a_store_that_is_gone_is_not_silently_replaced() {
     comes_up(&data);
 }
 
-/// Whatever it had made by then is taken up, and what is missing is made.
+/// The next start keeps the files that the first has made, and makes the missing ones.
 #[test]
 fn a_first_start_that_is_killed_at_any_moment_comes_up_the_next_time() {
     for made in
@@ -148,7 +148,7 @@ fn a_first_start_that_is_killed_at_any_moment_comes_up_the_next_time() {
         cut_off.end(Signal::KILL, PATIENCE);
         comes_up(&data);
     }
-    // As far as the moments can be told apart by what is there.
+    // The moments of a first start, distinguished by the files that exist.
     let (_folder, whole) = data();
     for missing in [
         &["admin.json"][..],

@@ -20,7 +20,7 @@ fn connected(up: &Up) -> usize {
 }
 
 #[test]
-fn of_200_hosts_two_are_out_of_reach_and_spoil_nothing() {
+fn two_unreachable_hosts_of_200_do_not_affect_the_others() {
     let up = up();
     let token = up.token(&["--uses", "300"]);
     // One is enrolled and then stopped, and of the other nobody has ever heard.

@@ -45,7 +45,7 @@ fn unknown_messages_fields_and_codes_of_a_newer_agent_do_not_end_its_session() {
         outcome.message.contains("4242") && outcome.message.contains("of the next version"),
         "{outcome:?}"
     );
-    // The same session takes the next op.
+    // The session also takes the next op.
     proc.submit(Op::Stop);
     next_op(&mut talk);
     assert_eq!(cuts(&up, "protocol"), 0);

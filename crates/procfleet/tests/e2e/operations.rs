@@ -61,7 +61,7 @@ fn a_process_is_started_queried_reloaded_and_stopped() {
 
 /// A restart leaves hosting as it was: here there was none.
 #[test]
-fn a_restart_of_what_is_stopped_starts_it_unhosted() {
+fn a_restart_of_a_stopped_proc_starts_it_unhosted() {
     let up = up();
     let proc = up.proc("restarted").with_pid_file().starts(&programs::daemon());
     proc.op(Op::Restart).assert_success().assert_hosted(false);
@@ -74,7 +74,7 @@ fn a_restart_of_what_is_stopped_starts_it_unhosted() {
     assert_eq!((proc.pid(), proc.runs()), (None, 2));
 }
 
-/// What runs is not replaced by a start with another spec, but it is by hosting.
+/// A start with another spec does not replace a running process, but hosting does.
 #[test]
 fn the_spec_is_replaced_by_hosting_and_not_by_a_refused_start() {
     let up = up();
@@ -202,7 +202,7 @@ fn a_process_that_dies_right_after_a_slow_command_was_not_started() {
             proc = proc.control("restart_cmd", &format!("kill $(cat web.pid); {slow}"));
         }
         proc.op(op).assert(836, &format!("{verb} process (web) failed, for post-check status not alive"));
-        // What is hosted is tried again.
+        // A hosted process is tried again.
         if op == Op::Start {
             assert_eq!(proc.pid(), None, "{}", proc.name);
         }
@@ -289,7 +289,7 @@ fn a_colon_does_not_move_between_namespace_and_name() {
 
 /// People read what is under way, and GSE's callers see the process as soon as it was seen.
 #[test]
-fn what_is_under_way_is_called_by_its_name() {
+fn a_row_shows_which_op_is_running() {
     let up = up();
     let proc = up
         .proc("slow")

@@ -1,4 +1,4 @@
-//! What an operator sets up once: units, logs, completion, manual pages.
+//! One-time setup by an operator: units, logs, completion, manual pages.
 
 use crate::up;
 use procfleet_testkit::{Op, PATIENCE, Program, Signal, Up, programs, wait_until};

@@ -12,7 +12,7 @@ fn run_of(secs: &str) -> String {
     format!("echo begin $(date +%s%N) >> log; ./web {secs}; echo end $(date +%s%N) >> log")
 }
 
-/// The same; it does not end before [`open`] was called.
+/// As [`run_of`], but it does not end before [`open`] was called.
 fn gated_run() -> String {
     "echo begin $(date +%s%N) >> log; while [ ! -e gate ]; do ./web 0.05; done; echo end >> log".to_owned()
 }
@@ -63,7 +63,7 @@ fn check_not_early(proc: &Proc, began: Instant, cycle: Duration) {
 }
 
 #[test]
-fn what_runs_every_second_runs_until_it_is_stopped() {
+fn a_proc_that_runs_every_second_runs_until_it_is_stopped() {
     let up = up();
     let ruled = up.proc("rule").policy("auto_type", 0).policy("crontab_rule", "* * * * * *");
     let procs = [every(up.proc("cycle"), 1), ruled].map(|proc| proc.starts(&run_of("0.1")));
@@ -100,7 +100,7 @@ fn a_slow_run_is_not_overtaken_by_the_next() {
         events_of(&up, &proc).iter().any(|event| event["kind"] == "run_missed")
     });
     assert!(!is_running(pid), "each run has its own process");
-    // Unhosted, the run goes on to its end, and there is no other.
+    // Unhosted, the run goes on to its end, and no other run follows.
     close(&proc);
     let ends = || proc.read("log").matches("end").count();
     wait_until(PATIENCE, "another run is under way", || beginnings(&proc).len() > ends());
@@ -114,7 +114,7 @@ fn a_slow_run_is_not_overtaken_by_the_next() {
 }
 
 #[test]
-fn how_a_start_is_answered() {
+fn the_start_of_a_periodic_proc_answers_its_first_run() {
     let up = up();
     let proc = |name: &str| every(up.proc(name), 3600);
     let ends = proc("ends").starts(&programs::exits(0));
@@ -138,7 +138,7 @@ fn how_a_start_is_answered() {
     assert_eq!(long.pids(), Vec::<u32>::new());
 }
 
-/// A failure is told, and changes nothing about the next run.
+/// A failure is an event, and changes nothing about the next run.
 #[test]
 fn a_failed_run_is_followed_by_the_next() {
     let up = up();
@@ -158,7 +158,7 @@ fn a_failed_run_is_followed_by_the_next() {
 /// One hung run must not block the schedule, and nobody is to wait for its end to hear that others were
 /// missed.
 #[test]
-fn a_hung_run_is_ended_at_op_timeout_and_a_missed_one_is_told_at_once() {
+fn a_hung_run_is_ended_at_op_timeout_and_a_missed_run_is_an_event_at_once() {
     let up = up();
     let hangs =
         |name, cycle, limit| every(up.proc(name), cycle).policy("op_timeout", limit).starts(&gated_run());
@@ -205,9 +205,9 @@ fn a_killed_agent_repeats_no_run_and_goes_on_with_the_schedule() {
     check_one_at_a_time(&proc);
 }
 
-/// What a run starts and leaves running is its work, and no run.
+/// A process that a run leaves behind is the result of its work, and does not count as a run.
 #[test]
-fn what_a_run_leaves_behind_stays() {
+fn the_leftovers_of_a_periodic_run_are_kept() {
     let up = up();
     let proc = every(up.proc("watchdog"), 1).with_pid_file();
     let proc = proc.starts(&format!(
@@ -229,7 +229,7 @@ fn what_a_run_leaves_behind_stays() {
 }
 
 #[test]
-fn a_schedule_that_cannot_be_is_refused() {
+fn an_impossible_schedule_is_refused() {
     let up = up();
     let refused = |fields: &[(&str, serde_json::Value)], says: &str| {
         let proc =

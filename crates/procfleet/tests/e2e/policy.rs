@@ -20,7 +20,7 @@ fn agent_with_policy(up: &Up, policy: &str) -> Joined {
 }
 
 #[test]
-fn what_a_host_does_not_allow_is_refused_there_and_nothing_is_run() {
+fn an_op_that_the_host_policy_forbids_is_refused_and_runs_nothing() {
     let up = up();
     let allowed = up.proc("allowed").on_host(IP).starts(&programs::foreground());
     let policy = format!(
@@ -48,7 +48,7 @@ fn what_a_host_does_not_allow_is_refused_there_and_nothing_is_run() {
 }
 
 #[test]
-fn an_agent_whose_policy_is_not_understood_does_not_start() {
+fn an_agent_with_an_invalid_policy_does_not_start() {
     let up = up();
     let path = up.folder("policy").join("policy.json");
     fs::write(&path, r#"{"allow": {"user": ["www"]}}"#).expect("our own folder");
@@ -61,7 +61,7 @@ fn an_agent_whose_policy_is_not_understood_does_not_start() {
     assert!(refused.stderr.contains("unknown field `user`"), "{refused:?}");
 }
 
-/// Whoever can write the policy decides what root does here.
+/// An account that can write the policy decides what root does here.
 #[test]
 fn an_agent_whose_policy_others_could_change_does_not_start() {
     let up = up();

@@ -1,4 +1,4 @@
-//! What is old is forgotten, and nothing else is.
+//! Old records are deleted, and nothing else is.
 
 use crate::up;
 use procfleet_testkit::{Client, Op, PATIENCE, Program, Signal, Up, programs, wait_for, wait_until};
@@ -65,7 +65,7 @@ fn a_result_is_kept_for_thirty_days() {
 }
 
 #[test]
-fn how_long_is_a_setting() {
+fn the_retention_period_is_a_setting() {
     let mut up = up();
     let task = up.client.operate(up.proc("short").starts(&programs::foreground()).body(Op::Query));
     up.client.results(&task);

@@ -42,7 +42,7 @@ fn ips(rows: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn agents_are_listed_by_what_they_are() {
+fn agents_are_selected_by_address_id_and_label() {
     let (up, _here) = fleet();
     let version = cli(&up, &["agents"])[0]["version"].as_str().expect("a version").to_owned();
     for (filters, expected) in [
@@ -109,7 +109,7 @@ fn agents_are_listed_by_what_they_are() {
 }
 
 #[test]
-fn an_operation_goes_where_a_selection_says_and_a_dry_run_nowhere() {
+fn an_operation_reaches_the_selected_hosts_and_a_dry_run_none() {
     let (up, _here) = fleet();
     let proc = up.proc("chosen").starts(&programs::foreground());
     proc.op(Op::Start).assert_success();
@@ -138,7 +138,7 @@ fn an_operation_goes_where_a_selection_says_and_a_dry_run_nowhere() {
     assert_eq!(targets, ["0:127.0.0.1", "0:127.0.0.2"]);
     assert_eq!(done["counts"]["succeeded"], 2, "{done}");
 
-    // What means nothing is refused, term by term.
+    // A term that matches nothing is refused, each by itself.
     let body = |select: Value| json!({"meta": {"namespace": up.namespace, "name": "chosen"}, "op_type": 2, "select": select});
     let operate = |select: Value| up.client.post("/api/v1/operate", body(select));
     operate(json!(["10.9.0.0/16", "role=cache", "role=web*"])).assert_refused(
@@ -161,7 +161,7 @@ fn an_operation_goes_where_a_selection_says_and_a_dry_run_nowhere() {
         &["hosts: must not be empty", "select: cannot be combined with hosts", "selected: is not known here"],
     );
 
-    // The same rights as for any operation.
+    // Selections need the same grants as any operation.
     let secret = cli(&up, &["app", "create", "other"])["secret"].as_str().expect("a secret").to_owned();
     let other = up.client.as_app("other", &secret);
     let denied = other.post("/api/v1/operate", body(json!(["*"])));
@@ -186,7 +186,7 @@ fn verbs_find_the_hosts_that_have_the_processes() {
     assert_eq!(meant(&["stop", "--all"]), ["api", "web1", "web2"]);
     assert_eq!(meant(&["stop", "web?", "--select", "dc=east"]), ["web1", "web2"]);
     assert_eq!(meant(&["stop", "*", "--host", "127.0.0.1"]), ["api", "web1", "web2"]);
-    // Whoever names hosts means them, whether they know the process or not.
+    // Hosts that are named are addressed, whether they know the process or not.
     let named = cli(&up, &["status", "web1", "--namespace", ns, "--host", "127.0.0.2", "--dry-run"]);
     assert_eq!(named["hosts"], json!(["0:127.0.0.2"]));
 
@@ -199,7 +199,7 @@ fn verbs_find_the_hosts_that_have_the_processes() {
     }
     assert_eq!(up.cli(&["is-running", "--all", "--namespace", ns]).code, Some(3));
 
-    // What means nothing is said, name by name, and nothing is sent.
+    // A name that matches nothing is reported, each by itself, and nothing is sent.
     let refused = up.cli(&["stop", "nothing", "db*", "web1", "--namespace", ns]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for words in ["meta.name: none of the 3 agents", "names[0]: \"db*\" matches no known process"] {
@@ -208,7 +208,7 @@ fn verbs_find_the_hosts_that_have_the_processes() {
 }
 
 #[test]
-fn a_process_is_forgotten_where_it_is_known() {
+fn a_forgotten_process_is_forgotten_on_all_its_hosts() {
     let up = up();
     let proc = up.proc("forgotten").starts(&programs::foreground());
     let pid = proc.start();

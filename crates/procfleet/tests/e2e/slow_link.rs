@@ -38,7 +38,8 @@ fn logs_are_read_over_a_slow_link() {
 
 #[test]
 fn outcomes_go_before_logs_on_a_slow_link() {
-    /// What may be on its way already, and what passes until the test notices. The readers ask for much more.
+    /// Allowance for data that is on its way already, and for the delay of the test. The readers ask for much
+    /// more.
     const AHEAD: u64 = 120 * 1024;
     let up = up();
     let proxy = SlowProxy::to(&up.link());

@@ -1,11 +1,11 @@
-//! What a spec says beside its commands, as it shows to callers and to processes.
+//! Fields of a spec other than its commands, as callers and processes see them.
 
 use crate::up;
 use procfleet_testkit::{Need, Op, PATIENCE, Proc, account, has, is_running, programs, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 
-/// What `get_proc_status_v2` says of it.
+/// Its entry in the answer of `get_proc_status_v2`.
 #[track_caller]
 fn info(proc: &Proc) -> Value {
     let body =
@@ -14,7 +14,7 @@ fn info(proc: &Proc) -> Value {
 }
 
 #[test]
-fn commands_know_what_they_are_run_for() {
+fn commands_get_the_spec_in_their_environment() {
     let up = up();
     let proc = up
         .proc("informed")
@@ -104,7 +104,7 @@ fn the_last_answer_about_health_shows_at_once() {
 
 /// A probe that hangs holds up nothing: no op, and not the agent's end.
 #[test]
-fn a_probe_that_hangs_holds_up_nothing() {
+fn a_probe_that_hangs_does_not_block_ops() {
     let mut up = up();
     let hanging = "echo $$ > hanging; exec sleep 1000";
     let proc = up.proc("hanging").starts(&programs::foreground()).control("health_cmd", hanging);
@@ -127,7 +127,7 @@ fn a_probe_that_hangs_holds_up_nothing() {
 }
 
 #[test]
-fn a_config_that_is_not_as_expected_is_named() {
+fn a_config_that_differs_is_named() {
     let up = up();
     let proc = up.proc("configured").starts(&programs::foreground());
     let path = proc.folder.join("web.conf");
@@ -138,7 +138,7 @@ fn a_config_that_is_not_as_expected_is_named() {
     let pid = proc.start();
     assert_eq!(proc.row_with_pid(pid)["note"], "");
     std::fs::write(&path, "goodbye\n").expect("our own folder");
-    // A query looks anew.
+    // A query checks the file again.
     assert_eq!(proc.pid(), Some(pid));
     let row = wait_for(PATIENCE, "the row says what is wrong", || {
         proc.row().filter(|row| row["note"].as_str().is_some_and(|note| note.contains("has md5 ")))
@@ -193,7 +193,7 @@ fn a_config_that_is_not_as_expected_is_named() {
 
 /// The agent is root, and whoever is allowed the account may not learn what the account may not read.
 #[test]
-fn a_config_that_the_account_may_not_read_confirms_no_guess() {
+fn a_config_that_the_account_may_not_read_is_not_compared() {
     if !has(Need::Root, account() == "root") {
         return;
     }
@@ -267,7 +267,7 @@ fn the_hosting_file_lists_what_is_hosted() {
     up.kill_agent();
     procs[0].op(Op::Query).assert_success();
     assert_eq!(listed(), before, "it is the same for the next agent");
-    // What happens just before the end is in it too.
+    // A change just before the end is in the file, too.
     procs[0].op(Op::Unhost).assert_success();
     up.end(procfleet_testkit::Signal::TERM);
     assert_eq!(listed(), Vec::<Value>::new());

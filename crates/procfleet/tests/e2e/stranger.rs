@@ -1,6 +1,5 @@
-//! The stranger test: pid files that name a live stranger, a recycled pid or another proc's process. Whatever
-//! is ordered, and however the agent ends and comes back, the stranger is untouched, and the status says what
-//! is wrong.
+//! The stranger test: pid files that name a live stranger, a recycled pid or another proc's process. No op
+//! and no end of the agent touches the stranger, and the status says what is wrong.
 
 use crate::events::events_of;
 use crate::{at_once, up};
@@ -40,7 +39,7 @@ fn again(agent: &mut Joined, up: &procfleet_testkit::Up, data: &Path, signal: Si
 }
 
 #[test]
-fn a_stranger_is_untouched_whatever_is_ordered_and_however_the_agent_ends() {
+fn a_stranger_is_untouched_by_every_op_and_by_the_agents_end() {
     let up = up();
     let data = up.folder("joined");
     let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
@@ -142,7 +141,7 @@ fn a_sibling_in_the_same_setup_path_is_a_stranger() {
 /// An unprivileged user lays a link where a spec of root's expects its pid file. It leads to the pid file of
 /// another process of root's, which fits the spec.
 #[test]
-fn a_pid_file_behind_a_strangers_link_is_not_believed() {
+fn a_pid_file_behind_a_strangers_link_is_not_trusted() {
     if !has(Need::Root, account() == "root") {
         return;
     }
@@ -175,7 +174,7 @@ fn a_pid_file_behind_a_strangers_link_is_not_believed() {
         proc.op(Op::Kill).assert_success();
         assert!(victim.is_running(), "root's process was ended");
     }
-    // The same file without the link is believed.
+    // Without the link the file is trusted.
     let proc = proc.identity("pid_path", victims.to_str().expect("a plain path"));
     proc.op(Op::Kill).assert_success();
     wait_until(PATIENCE, "what root's own file names is ended", || !victim.is_running());
@@ -193,7 +192,7 @@ fn a_recycled_pid_is_a_stranger() {
 #[derive(PartialEq, Eq)]
 enum Played {
     Whole,
-    /// Somebody else has the number.
+    /// Another process has the pid.
     Taken,
 }
 
@@ -291,7 +290,7 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
         assert_eq!((proc.pid(), proc.runs(), proc.read("starts").lines().count()), (Some(new), 1, 2));
         let kinds: Vec<String> = events_of(&up, proc).iter().map(|event| event["kind"].to_string()).collect();
         assert!(!kinds.iter().any(|kind| kind.contains("restart")), "{kinds:?}");
-        // What is watched now is the new one.
+        // The agent watches the new process now.
         kill(new, Signal::KILL);
         proc.wait_for_runs(2);
         proc.op(Op::Kill).assert_success();
@@ -302,7 +301,7 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
 /// Two agents on one machine with the same proc: the second takes nothing over while the first lives, and
 /// everything when the first is gone for good.
 #[test]
-fn a_second_agent_does_not_take_over_what_a_living_one_has_started() {
+fn a_second_agent_does_not_adopt_processes_of_a_running_one() {
     let up = up();
     let proc = up.proc("shared").with_pid_file().starts(&programs::daemon());
     let pid = proc.start();

@@ -8,7 +8,7 @@ const PREFIXES: [&str; 3] =
     ["/api/bk-gse/prod/api/v2/task", "/api/v2/task", "/api/c/compapi/v2/gse/api/v2/task"];
 
 #[test]
-fn a_task_stands_agent_by_agent() {
+fn a_task_state_is_reported_for_each_agent() {
     let up = up();
     let agent = up.client.data("/api/v1/agents")[0]["bk_agent_id"].as_str().expect("an id").to_owned();
     let state = |body: Value| up.client.post("/api/v2/task/get_task_state", body);

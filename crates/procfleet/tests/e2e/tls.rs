@@ -128,7 +128,7 @@ fn the_built_in_ca_makes_a_certificate_and_admin_json_pins_it() {
     let kept = copy_of_admin(&files, &moved.to_string());
     assert_done(&Program::new(PROGRAM).args(["ps", "--data"]).args([&kept]).run());
 
-    // Who speaks without TLS gets nowhere.
+    // A client without TLS gets no answer.
     let mut plain = connect_from("127.0.0.1", up.client.address());
     let _ = plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut answer = Vec::new();
@@ -255,7 +255,7 @@ fn a_server_does_not_start_with_files_that_it_cannot_use() {
 
 /// The right secret from the wrong place opens nothing; other apps may come from anywhere.
 #[test]
-fn the_administrators_app_is_let_in_from_admin_from_alone() {
+fn the_administrators_app_may_log_in_from_admin_from_only() {
     let up = Up::start_with(PROGRAM, &["--admin-from", "127.0.0.1/32", "--admin-from", "10.0.0.0/8"]);
     let made = up.cli(&["app", "create", "plain"]);
     assert_done(&made);

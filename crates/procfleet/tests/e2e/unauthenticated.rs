@@ -31,7 +31,7 @@ fn audit(up: &Up, app: &str) -> Vec<Value> {
 
 /// One row for each kind of refusal, however often it comes, and a bounded number of kinds.
 #[test]
-fn wrong_logins_are_counted_and_a_right_one_gets_in_meanwhile() {
+fn wrong_logins_are_counted_and_do_not_block_a_right_one() {
     let up = up();
     let wrong =
         |code: &str| up.client.as_app(code, "wrong").get("/api/v1/tasks").assert_refused(1306403, &[]);
@@ -121,7 +121,7 @@ fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
 /// One address takes all connections and uses none: it keeps a quarter of the slots, and its own oldest give
 /// way.
 #[test]
-fn connections_that_ask_for_nothing_give_way() {
+fn the_oldest_idle_connections_are_closed_first() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let few_files = folder.path().join("procfleet");
     let program = env!("CARGO_BIN_EXE_procfleet");
@@ -163,7 +163,7 @@ fn idle_connections_cost_little_memory() {
     };
     let get = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
     let files = open_files(up.pid());
-    // What is needed once is no cost of each.
+    // Memory that is needed once does not count for each connection.
     (0..20).for_each(|_| ask(&mut connect_from(ELSEWHERE, address), get));
     let before = anonymous_kib(up.pid());
     let mut idle: Vec<TcpStream> = (0..MANY).map(|_| connect_from(ELSEWHERE, address)).collect();
@@ -179,14 +179,15 @@ fn idle_connections_cost_little_memory() {
         idle_again < MANY as u64 * EACH_KIB[1],
         "{idle_again} KiB for {MANY} connections after a request"
     );
-    // The same connections serve on, also where the head comes in pieces.
+    // These connections can be used again, also where the head comes in pieces.
     for stream in &mut idle {
         stream.write_all(b"G").expect("it reads");
         ask(stream, &get[1..]);
     }
 }
 
-/// The same with TLS: before the handshake, and after a request, when the session's keys must be kept.
+/// Idle connections with TLS: before the handshake, and after a request, when the session's keys must be
+/// kept.
 #[test]
 fn idle_tls_connections_cost_little_memory() {
     const MANY: usize = 200;

@@ -162,7 +162,7 @@ fn a_process_that_was_started_by_hand_after_a_stop_is_in_the_status() {
         let mut web = Program::new(proc.folder.join(programs::NAME)).args(["1000"]).current_dir(&proc.folder);
         web.start();
         fs::write(proc.folder.join(programs::PID_FILE), format!("{}\n", web.pid())).expect("our own folder");
-        // Nobody asks the agent.
+        // No op is sent to the agent.
         let seen = wait_for(PATIENCE, "the status shows what was started by hand", || {
             Some(status(proc)).filter(|seen| seen["status"] == 1)
         });

@@ -1,4 +1,4 @@
-//! Who a call is made for: users' own tokens, a login service, and what an app may say without either.
+//! The user of a call: users' own tokens, a login service, and names that an app may give without either.
 
 use crate::up;
 use procfleet_testkit::{Answer, Client, Finished, PATIENCE, Up, wait_until};
@@ -63,7 +63,7 @@ fn made_for(up: &Up, answer: &Answer) -> String {
 }
 
 #[test]
-fn a_token_says_who_it_is() {
+fn a_user_token_identifies_its_user() {
     let up = up();
     let app = plain_app(&up);
     done(up.cli(&["user", "create", "ann@shop"]));
@@ -128,7 +128,7 @@ fn a_trusted_app_may_name_a_user_beside_a_stale_token() {
 }
 
 #[test]
-fn users_come_and_go() {
+fn users_are_created_disabled_and_enabled() {
     let up = up();
     let app = plain_app(&up);
     let made = json_of(up.cli(&["user", "create", "ann", "--json"]));
@@ -293,7 +293,7 @@ fn a_login_service_is_asked_about_other_tokens() {
 }
 
 #[test]
-fn a_login_service_that_is_not_there_lets_nobody_in() {
+fn an_unreachable_login_service_refuses_all_its_tokens() {
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/", closed.local_addr().expect("bound"));
     drop(closed);

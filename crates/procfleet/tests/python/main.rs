@@ -88,12 +88,12 @@ fn a_platform_on_the_new_gateway() {
     platform("test_gateway.py");
 }
 
-/// What the API's own document says of requests and answers holds for thousands of odd ones.
+/// The API's document holds for thousands of generated requests and their answers.
 ///
 /// The app may ask for everything, but only for hosts of a business that has none: whatever a text is that
 /// was made up, no command is ever run.
 #[test]
-fn schemathesis_finds_nothing() {
+fn schemathesis_finds_no_fault() {
     let up = up();
     let made = up.cli(&["business", "create", BUSINESS, "empty"]);
     assert_eq!(made.code, Some(0), "{made:?}");
