@@ -1,4 +1,4 @@
-//! The API's document: it is complete, its examples are true, and what is checked in is what the code says.
+//! The API's document: it is complete, its examples match it, and the checked-in file is up to date.
 
 use procfleet_proto::http::document::apis::{self, APIS};
 use procfleet_proto::http::record::Recorder;
@@ -307,7 +307,7 @@ const OBSERVING_CASES: [&str; 11] = [
     "job_operate_process/value_key",
 ];
 
-/// A test that only reads a request would not notice that nothing comes of a field. So each row names one
+/// A test that only reads a request would not notice that a field has no effect. So each row names a test
 /// that runs the supervisor, the agent or the whole program, and the last table says what that test would see
 /// if the field were ignored.
 #[test]

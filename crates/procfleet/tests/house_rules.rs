@@ -123,7 +123,7 @@ fn a_type_name_is_defined_once() {
                 continue;
             }
             let text = std::fs::read_to_string(&file).expect("a file");
-            // Items inside functions and test modules are indented, and known to nobody else.
+            // Items inside functions and test modules are indented, and private to them.
             for line in text.lines().filter(|line| !line.starts_with(' ')) {
                 let rest = line.strip_prefix("pub").unwrap_or(line);
                 let rest =

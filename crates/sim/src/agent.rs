@@ -1,4 +1,4 @@
-//! One simulated agent: its sessions one after the other, and what it has to remember between them.
+//! One simulated agent: its sessions one after the other, and its state between them.
 
 use crate::figures::{FleetCounters, count, uncount};
 use crate::procs::Procs;
@@ -25,7 +25,7 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 const WELCOME: Duration = Duration::from_secs(15);
 /// As the real agent: an outcome that is not confirmed is sent again.
 const REPEAT: Duration = Duration::from_secs(10);
-/// How many ops that were confirmed are remembered, so that one that comes again is known.
+/// How many confirmed ops are remembered, so that a repeated op is recognised.
 const REMEMBERED: usize = 32;
 /// How many messages that have arrived already are read before anything is answered.
 const READ_AHEAD: usize = 64;
@@ -49,13 +49,13 @@ enum SimSessionEnd {
     Refused(String),
     #[error("the server is ending")]
     Drained(Duration),
-    #[error("the server sent something that is not of this protocol")]
+    #[error("the server sent a message that is not part of the protocol")]
     Protocol(#[from] BadMessage),
     #[error("the connection broke")]
     Broken(#[source] Box<WsError>),
     #[error("the server closed the connection, or was silent")]
     Closed,
-    #[error("the script says so")]
+    #[error("the script broke the connection")]
     Dropped,
 }
 
@@ -212,7 +212,7 @@ impl Agent {
             reads_logs: false,
             // It has no specs, so there is nothing that a change of one could lose.
             changes_specs: true,
-            // Its processes are nobody's.
+            // Its processes belong to no account.
             limits_accounts: true,
             ip: String::new(),
         };
@@ -264,7 +264,7 @@ impl Agent {
                 let answer = SpecRead { id, code, message, spec: Vec::new() };
                 send(socket, agent_message::Body::SpecRead(answer)).await
             }
-            // A simulated agent has no events, and what a newer server may say beside these is nothing to it.
+            // A simulated agent has no events, and ignores further messages of a newer server.
             _ => Ok(()),
         }
     }
@@ -330,7 +330,7 @@ impl Agent {
         }
     }
 
-    /// Says what there is to say: states first, so that whoever has an outcome can see what it did.
+    /// Sends states first, so that a caller that has an outcome can see its effect.
     async fn tell(&mut self, socket: &mut Socket) -> Result<(), SimSessionEnd> {
         loop {
             let (now, at) = (Instant::now(), now_ns());

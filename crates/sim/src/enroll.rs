@@ -16,11 +16,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimEnrollError {
-    #[error("it has not joined yet, and there is no token (--token)")]
+    #[error("the agent has not joined yet and there is no token (PROCFLEET_TOKEN or --token)")]
     NoToken,
     #[error("the server refused the enrolment: {0}")]
     Refused(String),
-    #[error("the server's answer to the enrolment makes no sense")]
+    #[error("the server's answer to the enrolment is invalid")]
     BadAnswer,
     #[error("making a key and a certificate request")]
     Request(#[from] rcgen::Error),

@@ -15,7 +15,7 @@ pub fn take_all_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// How many agents may connect with so many files.
+/// How many agents may connect with this number of open files.
 pub fn room_for_agents(files: Option<u64>) -> usize {
     files.map_or(usize::MAX, |files| usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX))
 }

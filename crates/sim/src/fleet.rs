@@ -48,9 +48,9 @@ pub struct FleetPlan {
 
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
-    #[error("{agents} addresses from {first} on are more than there are")]
+    #[error("the address space ends before {agents} addresses from {first} on")]
     Addresses { first: IpAddr, agents: usize },
-    #[error("the script is wrong: {0}")]
+    #[error("the script is invalid: {0}")]
     Script(#[from] BadScript),
     #[error("{doing} {}", path.display())]
     File {
@@ -191,7 +191,7 @@ async fn join(
     }
 }
 
-/// The connection ended in the middle of the handshake, and nobody was refused.
+/// The connection ended in the middle of the handshake, without a refusal.
 fn is_broken(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)

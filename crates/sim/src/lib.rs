@@ -1,15 +1,15 @@
 //! A simulated fleet: thousands of agents in one process, each with a key, a certificate and a session of its
 //! own over the real link.
 //!
-//! A simulated agent is one for the server in everything but its processes, which are a script: how long an
-//! op takes, how it ends, when the connection breaks. It uses the agent's own TLS and its patience between
-//! two sessions, and it knows nothing of the server's code.
+//! For the server a simulated agent is an agent in everything but its processes, which follow a script: how
+//! long an op takes, how it ends, when the connection breaks. It uses the agent's own TLS and its back-off
+//! between two sessions, and it knows nothing of the server's code.
 //!
 //! - [`Fleet`]: all of them, running;
 //! - [`FleetPlan`]: how many, where to, and how they behave ([`Script`]);
-//! - [`Figures`]: what they have seen so far;
-//! - [`ManualPeer`]: an agent by hand, which sends whatever a test wants;
-//! - [`ManualServer`]: a server by hand, likewise.
+//! - [`Figures`]: their counters;
+//! - [`ManualPeer`]: an agent whose every message the test decides;
+//! - [`ManualServer`]: a server whose every message the test decides.
 //!
 //! A simulated fleet has no journal: when it ends, ops that its agents had taken and not reported are lost,
 //! as if each host had lost its disk. While it runs, a broken connection makes it neither forget nor repeat

@@ -13,34 +13,35 @@ use std::time::{Duration, Instant};
 const ABOUT: &str = "\
 Thousands of agents in one process, each with a key, a certificate and a session of its own over procfleet's real link.
 
-For tests, for benchmarks, and for finding out what a server of a given size carries. To a server a simulated agent is an \
-agent like any other: it joins with a token, it takes ops and reports how they ended, it comes back when its connection \
-breaks. Only its processes are made up; how they behave is a script.";
+For tests, for benchmarks, and for finding the capacity of a server. To a server a simulated agent is an agent like any \
+other: it joins with a token, takes ops, reports their outcomes, and reconnects when its connection breaks. Only its \
+processes are simulated; a script says how they behave.";
 
 const EXAMPLES: &str = r#"Examples:
-  1,000 agents that do at once what they are told:
-    procfleet-sim --server https://127.0.0.1:48668 --agents 1000 --token "$(procfleet token create --uses 1000)"
+  1,000 agents that carry out every op at once (the token is not on the command line, where other users could read it):
+    PROCFLEET_TOKEN="$(procfleet token create --uses 1000)" \
+      procfleet-sim --server https://127.0.0.1:48668 --agents 1000
 
-  The same ones again, some of which are in trouble:
+  The same agents again, with slow ops, failures and broken connections:
     procfleet-sim --server https://127.0.0.1:48668 --agents 1000 --take 50-2000 --end 0=95 --end 836=5 --drop-every 60
 
-The script (--script FILE), with everything that it may say:
+The script (--script FILE), with all its fields:
   { "take_ms": [50, 2000],                          how long an op takes
     "end": [ {"code": 0, "weight": 95},             how it ends
              {"code": 836, "weight": 5, "message": "start: it died"} ],
-    "drop": { "received_percent": 1,                of a hundred ops so many break the connection: just read,
-              "taken_percent": 1,                   confirmed and running,
-              "reported_percent": 1,                or reported and not yet acknowledged
-              "every_secs": 60,                     and each connection breaks so often by itself
-              "away_ms": [0, 5000] },               who broke it stays away so long
-    "repeat_percent": 5,                            so many reports are sent twice
+    "drop": { "received_percent": 1,                percentage of ops that break the connection: after reading,
+              "taken_percent": 1,                   after the op was confirmed,
+              "reported_percent": 1,                after the report, before its acknowledgement
+              "every_secs": 60,                     average lifetime of a connection without an op
+              "away_ms": [0, 5000] },               pause before the agent connects again
+    "repeat_percent": 5,                            percentage of reports that are sent twice
     "slow": { "agents_percent": 1, "read_every_ms": 1000 } }   agents that hardly read
 
 Hosts are known to the server by cloud area and address, so each agent claims one: 10.0.0.1, 10.0.0.2 and so on (--first-ip);
 the cloud area is the token's. Keys and certificates are kept in --data, and no token is needed to come back. Two fleets need
 two folders and two ranges of addresses.
 
-There is no journal: while it runs, nothing makes it forget or repeat an op, but when it ends, what was not reported is lost."#;
+There is no journal: while the fleet runs, it neither forgets nor repeats an op, but when it ends, ops that were not reported are lost."#;
 
 #[derive(Parser)]
 #[command(name = "procfleet-sim", version, about = ABOUT, after_help = EXAMPLES)]
@@ -60,7 +61,7 @@ struct Args {
     /// Where the keys and certificates of the fleet are kept
     #[arg(long, default_value = "./procfleet-sim-data", value_name = "FOLDER")]
     data: PathBuf,
-    /// How processes and connections behave (JSON, see below); the flags that follow go before it
+    /// How processes and connections behave (JSON, see below); the flags that follow take precedence
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
     /// How long an op takes, in milliseconds: N, or N-M
@@ -69,13 +70,13 @@ struct Args {
     /// How ops end: GSE's error code, and how often compared with the others; may be given several times
     #[arg(long, value_name = "CODE[=WEIGHT]")]
     end: Vec<ScriptedEnd>,
-    /// Each connection breaks after so many seconds on average
+    /// Average lifetime of a connection in seconds, after which it breaks
     #[arg(long, value_name = "SECONDS")]
     drop_every: Option<f64>,
-    /// Of a hundred reports, so many are sent twice
+    /// Percentage of reports that are sent twice
     #[arg(long, value_name = "PERCENT")]
     repeat: Option<f64>,
-    /// The first connects of those that have joined are spread over so many seconds
+    /// Seconds over which the first connects of joined agents are spread
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     spread: f64,
     /// Seed of all random choices
@@ -87,13 +88,13 @@ struct Args {
     /// Write when each op came, was reported and was confirmed (CSV; nanoseconds of the monotonic clock)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// End after so many seconds; otherwise at Ctrl-C
+    /// End after this many seconds; otherwise at Ctrl-C
     #[arg(long = "for", value_name = "SECONDS")]
     for_secs: Option<f64>,
-    /// Print how things stand as JSON, one line each time something has changed
+    /// Print the counters as JSON, one line after each change
     #[arg(long)]
     json: bool,
-    /// How often it is printed
+    /// Interval between two lines of counters
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     every: f64,
 }
@@ -114,7 +115,7 @@ fn run(args: Args) -> Result<(), String> {
     if args.agents > room {
         let files = files.unwrap_or(u64::MAX);
         return Err(format!(
-            "--agents: {} do not fit: this machine lets a process open {files} files, which is room for {room} agents \
+            "--agents: {} do not fit: this machine lets a process open {files} files, enough for {room} agents \
              (raise the hard limit: ulimit -Hn)",
             args.agents
         ));
@@ -126,7 +127,7 @@ fn run(args: Args) -> Result<(), String> {
     let plan = plan(args)?;
     let (agents, first) = (plan.agents, plan.first_ip);
     if !json {
-        say(&format!("{agents} agents from {first} on; there is room for {room} (open files)"));
+        say(&format!("{agents} agents from {first} on; the limit of open files allows {room}"));
     }
     let fleet = Fleet::start(plan).map_err(|error| with_cause(&error))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -161,7 +162,7 @@ fn plan(args: Args) -> Result<FleetPlan, String> {
     if let Some(repeat) = args.repeat {
         script.repeat_percent = repeat;
     }
-    // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
+    // Not parsed by clap, because clap repeats a bad value on the screen, and this value is a secret.
     let token = args.token.filter(|token| !token.is_empty()).map(|token| token.parse()).transpose();
     Ok(FleetPlan {
         server: args.server,

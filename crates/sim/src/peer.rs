@@ -1,4 +1,4 @@
-//! One peer by hand: it has joined as any agent, and whoever holds it says every byte that it sends.
+//! A manual peer: it has joined as any agent, and the test decides every byte that it sends.
 
 use crate::enroll::{SimEnrollError, enroll};
 use futures_util::{SinkExt, StreamExt};
@@ -51,7 +51,7 @@ impl ManualPeer {
         self.identity.agent.as_str()
     }
 
-    /// A connection on which nothing was said yet.
+    /// A connection without any message yet.
     pub fn connect(&self) -> Result<Talk<'_>, PeerError> {
         let connecting = async {
             let tls = tls::with_identity(&self.identity)?;
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Talk<'_> {
 }
 
 impl Talk<'_> {
-    /// One message. Whether the server still listens is seen in what it says next.
+    /// Sends one message. The next message of the server shows whether it still listens.
     pub fn send(&mut self, message: impl Into<Vec<u8>>) {
         let message = Message::Binary(message.into().into());
         let _ = self.peer.runtime.block_on(self.socket.send(message));

@@ -123,7 +123,7 @@ impl Procs {
         state(key, self.known.get(key), self.revision, now)
     }
 
-    /// All that there are, for a new session.
+    /// All procs, for a new session.
     pub(crate) fn all(&self, now: i64) -> Vec<ProcStateMessage> {
         self.known.iter().map(|(key, proc)| state(key, Some(proc), self.revision, now)).collect()
     }

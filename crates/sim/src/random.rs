@@ -24,7 +24,7 @@ impl Random {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True in so many of a hundred cases.
+    /// True with this probability, in per cent.
     pub(crate) fn percent(&mut self, percent: f64) -> bool {
         percent > 0.0 && self.part() * 100.0 < percent
     }

@@ -17,9 +17,9 @@ pub struct Script {
     pub end: Vec<ScriptedEnd>,
     /// When connections break.
     pub drop: Drops,
-    /// Of a hundred reports, so many are sent twice.
+    /// Percentage of reports that are sent twice.
     pub repeat_percent: f64,
-    /// Agents that do not keep up with what they are sent.
+    /// Agents that read too slowly.
     pub slow: Slow,
 }
 
@@ -39,8 +39,8 @@ pub struct ScriptedEnd {
     pub message: String,
 }
 
-/// Of a hundred ops, so many break their connection at this point; and a time after which it breaks without
-/// one.
+/// Percentages of ops that break their connection at a step, and a time after which a connection breaks
+/// without an op.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Drops {
@@ -50,7 +50,7 @@ pub struct Drops {
     pub taken_percent: f64,
     /// The outcome was sent, and its acknowledgement is not awaited.
     pub reported_percent: f64,
-    /// Each connection ends after so many seconds on average; 0: none does.
+    /// Average lifetime of a connection in seconds; 0: connections do not break.
     pub every_secs: f64,
     /// How long an agent that broke its connection stays away.
     pub away_ms: DelayRange,
@@ -59,9 +59,9 @@ pub struct Drops {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Slow {
-    /// Of a hundred agents, so many are slow.
+    /// Percentage of agents that are slow.
     pub agents_percent: f64,
-    /// They read one message in so many milliseconds.
+    /// Milliseconds in which a slow agent reads one message.
     pub read_every_ms: u64,
 }
 

@@ -1,4 +1,5 @@
-//! When each op came, was reported and was confirmed: a line for each, for whoever measures.
+//! A trace for measurements: a line for each op with the times at which it came, was reported and was
+//! confirmed.
 //!
 //! The times are nanoseconds of the kernel's monotonic clock, which all programs of a machine share.
 
@@ -30,7 +31,7 @@ impl Trace {
 
     pub(crate) fn confirmed(&self, op: OpId, times: Times) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // A full disk spoils the measurement, and whoever reads it sees that lines are missing.
+        // A full disk spoils the measurement; its reader sees that lines are missing.
         let _ = writeln!(file, "{op},{},{},{}", times.received, times.reported, now_ns());
     }
 

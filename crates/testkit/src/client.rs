@@ -108,7 +108,7 @@ impl Client {
         self.read("post", path, request.send_json(body))
     }
 
-    /// As [`Client::post_with_headers`], to a server that may be gone or break off; what it sends is JSON.
+    /// As [`Client::post_with_headers`], for a server that may be gone or break off; its answers are JSON.
     pub fn try_post(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Result<Answer, String> {
         let mut request =
             self.agent.post(self.at(path)).header("X-Bkapi-Authorization", self.authorization());

@@ -41,8 +41,8 @@ impl Joined {
         Joined { program }
     }
 
-    /// Waits until the server of `up` says that the host is there, and this very agent says so, too: for a
-    /// while the server believes in a session of one that was killed.
+    /// Waits until the server of `up` shows the host as connected and this very agent has logged it, too: for
+    /// a while the server believes in the session of an agent that was killed.
     #[track_caller]
     pub fn wait_until_connected(&mut self, up: &Up, ip: &str) {
         wait_until(PATIENCE, "the second agent is connected", || {

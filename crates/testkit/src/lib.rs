@@ -10,11 +10,11 @@
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's
 //!   business;
-//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that holds its reader up; [`need`]: what not
-//!   every machine allows;
+//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that blocks its reader; [`need`]: requirements
+//!   that not every machine meets;
 //! - [`played_apart`]: a test in a process of its own;
-//! - [`fuzz`]: what nobody would send;
-//! - [`pattern`]: what an answer should look like;
+//! - [`fuzz`]: random changes of valid inputs;
+//! - [`pattern`]: patterns for answers;
 //! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every
 //!   one;
 //! - [`wait_for`]: the one way to wait.

@@ -90,7 +90,7 @@ pub fn need<T, E: Display>(need: Need, found: Result<T, E>) -> Option<T> {
     }
 }
 
-/// [`need`] of what is either there or not.
+/// [`need`] of a property that the machine has or lacks.
 #[track_caller]
 pub fn has(what: Need, there: bool) -> bool {
     need(what, there.then_some(()).ok_or("it is not so")).is_some()

@@ -1,4 +1,4 @@
-//! A proc of this host: what is sent about it, and what becomes of it.
+//! A proc of this host: its request, its ops, and its files and processes.
 
 use crate::client::{Client, Outcome};
 use crate::process::{self, account};
@@ -44,8 +44,8 @@ pub struct Task {
 impl Proc {
     /// A proc of the host 127.0.0.1 whose program is put into this folder.
     pub fn new(client: Client, namespace: &str, name: &str, folder: PathBuf) -> Proc {
-        // A link, for a file that was just written may still be open in a child of another test, and then it
-        // cannot be run.
+        // A link, because a file that was just written may still be open in a child of another test, and then
+        // it cannot be executed.
         let program = folder.join(programs::NAME);
         if !program.exists() {
             symlink("/bin/sleep", program).expect("our own folder");
@@ -242,7 +242,7 @@ impl Proc {
         self.read(programs::RUNS).lines().count()
     }
 
-    /// Waits until something has been run so often.
+    /// Waits for this number of runs.
     #[track_caller]
     pub fn wait_for_runs(&self, count: usize) {
         wait_for(PATIENCE, &format!("{} was run {count} times", self.name), || {

@@ -13,14 +13,14 @@ thread_local! {
     static REMEMBERED: RefCell<HashMap<u32, u64>> = RefCell::default();
 }
 
-/// Whether there is such a process; the dead who are not buried do not count. Nor does another one that got
-/// the number of a process that this thread has remembered: a test that chooses pids lets the kernel give out
-/// numbers again at once.
+/// Whether there is such a process; zombies do not count. Another process that got the pid of a process that
+/// this thread has remembered does not count either, because a test that chooses pids lets the kernel reuse
+/// them at once.
 pub fn is_running(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| stat.is_alive() && is_remembered(pid, &stat))
 }
 
-/// True, too, for a pid that this thread was never told.
+/// True, too, for a pid that this thread has not remembered.
 fn is_remembered(pid: u32, stat: &Stat) -> bool {
     REMEMBERED.with_borrow(|known| known.get(&pid).is_none_or(|start_time| *start_time == stat.start_time))
 }
@@ -41,14 +41,14 @@ pub fn start_time(pid: u32) -> Option<u64> {
 }
 
 pub fn kill(pid: u32, signal: Signal) {
-    // Gone already is what was wanted; and whoever has its number now is somebody else.
+    // A process that has ended already is fine, and another process that has its pid now is not touched.
     if stat(pid).is_some_and(|stat| !is_remembered(pid, &stat)) {
         return;
     }
     let _ = rustix::process::kill_process(raw(pid), signal);
 }
 
-/// A pid that was somebody's a moment ago and is nobody's now.
+/// A pid that was in use a moment ago and is free now.
 pub fn dead_pid() -> u32 {
     let finished = Program::new("/bin/true").run();
     wait_until(PATIENCE, "a process is gone", || stat(finished.pid).is_none());
@@ -59,8 +59,8 @@ pub fn dead_pid() -> u32 {
 /// An error: the kernel does not let us choose.
 ///
 /// Afterwards the kernel goes on with the pids that it had reached. Otherwise the next processes of this
-/// machine would get numbers that were in use a moment ago, and a test that waits until a pid is gone would
-/// wait for somebody else.
+/// machine would get pids that were in use a moment ago, and a test that waits until a pid is gone would wait
+/// for another process.
 pub fn with_pid<T>(
     pid: u32,
     mut start: impl FnMut() -> T,

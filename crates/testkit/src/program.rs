@@ -20,7 +20,7 @@ pub enum Stdin<'a> {
 pub struct Program {
     command: Command,
     child: Option<Child>,
-    /// Where its output goes: files, so that nobody has to read along.
+    /// Where its output goes: files, so that no thread has to read along.
     folder: TempDir,
 }
 

@@ -101,7 +101,7 @@ pub fn dies_after(secs: &str) -> String {
     format!("{NOTE}; ./web {secs}; exit 7")
 }
 
-/// The pid file is written in one piece, so that nobody reads half of it.
+/// The pid file is written in one piece, so that no reader sees half of it.
 fn daemon_body(first: &str) -> String {
     format!(
         "(setsid sh -c '{first}echo $$ > web.pid.new; mv web.pid.new web.pid; exec ./web 1000' </dev/null >/dev/null 2>&1 &)"

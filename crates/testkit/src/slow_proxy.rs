@@ -76,7 +76,7 @@ impl Drop for SlowProxy {
 }
 
 impl Shared {
-    /// Lets so many bytes pass, in their time. False: the proxy has ended.
+    /// Lets this many bytes pass at the set rate. False: the proxy has ended.
     fn pass(&self, count: usize) -> bool {
         let (count, rate) = (count as u64, self.rate.load(Ordering::SeqCst));
         if let Some(micros) = (count * 1_000_000).checked_div(rate) {

@@ -119,8 +119,7 @@ impl Up {
         assert_eq!(field("url"), url, "admin.json and the ready line name one url");
         self.client = Client::new(&url, &field("bk_app_code"), &field("bk_app_secret"));
         self.sessions_before.store(0, Ordering::Relaxed);
-        // On a busy machine `up` says that it is ready before its agent is. Some tests have one that cannot
-        // connect.
+        // On a busy machine `up` is ready before its agent is. The agents of some tests cannot connect.
         if self.stderr().contains("the agent has not connected yet") {
             ask_again(EVERY, PATIENCE, || self.is_agent_connected().then_some(()));
         }
@@ -247,8 +246,8 @@ impl Up {
         self.wait_for_agent();
     }
 
-    /// Waits until this host's agent is connected: the one that runs now, and not the one that was killed,
-    /// which the server believes in for a while.
+    /// Waits until this host's agent is connected: the present one, and not a killed one in whose session the
+    /// server believes for a while.
     #[track_caller]
     pub fn wait_for_agent(&self) {
         wait_until(PATIENCE, "the agent is connected", || self.is_agent_connected());

@@ -17,8 +17,7 @@ pub fn wait_for<T>(deadline: Duration, what: &str, ask: impl FnMut() -> Option<T
     answer
 }
 
-/// Asks so often until there is an answer; `None` when there is none in time, for the caller knows better
-/// what to say about that.
+/// Asks at this interval until there is an answer; `None` at the deadline, for callers with a better message.
 pub fn ask_again<T>(every: Duration, deadline: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The kit itself: what it starts it ends, and waiting has an end.
+//! The kit itself: it ends all that it starts, and waiting ends at the deadline.
 
 use procfleet_testkit::{Program, Stranger, dead_pid, is_running, wait_for};
 use std::time::Duration;

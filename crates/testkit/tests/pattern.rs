@@ -1,4 +1,4 @@
-//! Patterns: what they match, and what they say when they do not.
+//! Patterns: the values that they match, and the messages when they do not.
 
 use procfleet_testkit::pattern::mismatches;
 use serde_json::{Value, json};

@@ -15,7 +15,7 @@ impl Dice {
         dice
     }
 
-    /// A place among so many.
+    /// An index below this number.
     pub(crate) fn place(&mut self, many: usize) -> usize {
         usize::try_from(self.below(many as u64)).unwrap_or_default()
     }

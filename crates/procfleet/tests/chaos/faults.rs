@@ -353,7 +353,7 @@ fn stopped(name: &str, time: Duration) -> Row {
     })
 }
 
-/// Its wall clock was set while it was down; the clocks that nobody can set are right.
+/// The wall clock was set while the server was down; the monotonic clocks are right.
 fn clock(name: &str, side: Side, off: i64) -> Row {
     let folder = folder();
     let clock = WallClock::new(folder.path());
@@ -498,7 +498,8 @@ fn agent_clock_is_set(name: &str) -> Row {
     })
 }
 
-/// A wall clock that a test sets while its programs run: a library adds to what the kernel says.
+/// A wall clock that a test sets while its programs run: a preloaded library adds an offset to the kernel's
+/// time.
 struct WallClock {
     library: PathBuf,
     off: PathBuf,
@@ -545,7 +546,7 @@ time_t time(time_t *to) {
 
     /// Seconds ahead of the kernel's clock.
     fn set(&self, off: i64) {
-        // In place: whoever looks at it has this very file.
+        // Written in place, because the programs have mapped this very file.
         let file = fs::OpenOptions::new().write(true).open(&self.off).expect("our own file");
         std::os::unix::fs::FileExt::write_all_at(&file, &off.to_ne_bytes(), 0).expect("eight bytes");
     }

@@ -22,7 +22,7 @@ const FIRST_IP: [u8; 4] = [10, 9, 0, 1];
 const MOST_KILLS: u64 = 20;
 /// How many tasks are sent between two kills.
 const TASKS_EACH: usize = 3;
-/// It is killed at most so many milliseconds after the last of them was accepted.
+/// Latest time of a kill after the last task was accepted, in milliseconds.
 const LATEST_MILLIS: u64 = 400;
 /// Deadline for the server's confirmation that all reports are stored.
 const CONFIRMED: Duration = Duration::from_secs(90);

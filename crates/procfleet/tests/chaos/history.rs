@@ -1,7 +1,7 @@
 //! The tasks that were sent, and the checks of their whole history.
 //!
-//! Each op runs a command that appends the task's own word, and whose agent it was, to one log. Each task has
-//! a key for each of its hosts, and one for a host that nobody knows.
+//! Each op runs a command that appends the task's own word and the agent's name to one log. Each task has a
+//! key for each of its hosts, and one for an unknown host.
 
 use crate::short_lived;
 use procfleet_testkit::{Answer, Client, Op, Proc, ask_again};
@@ -14,7 +14,7 @@ const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
 const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
 /// An address that no host has.
 pub(crate) const NOWHERE: &str = "10.255.255.9";
-/// How soon a call that failed is sent again, and how soon an outcome is asked for again.
+/// Pause before a failed call is sent again, and between two questions for an outcome.
 const AGAIN: Duration = Duration::from_millis(40);
 /// How long a server may be away.
 const AWAY: Duration = Duration::from_secs(180);
@@ -38,7 +38,7 @@ pub(crate) struct Sent {
     pub(crate) word: String,
     body: Value,
     task: String,
-    /// The address of each key; the host that nobody knows is the last op.
+    /// The address of each key; the unknown host is the last op.
     keys: BTreeMap<String, String>,
     /// The addresses in the order of the ops.
     hosts: Vec<String>,
@@ -59,15 +59,15 @@ pub(crate) type Runs = BTreeMap<(String, String), usize>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
     tasks: usize,
-    /// Those on hosts that somebody knows.
+    /// Ops on known hosts.
     pub(crate) ops: usize,
-    /// Tasks that are not known any more, or not with all their keys; successes without a run.
+    /// Tasks that are no longer known, or not with all their keys; successes without a run.
     pub(crate) lost: usize,
     pub(crate) twice: usize,
-    /// None, or one that came later than the deadline and 5 s.
+    /// Ops without an outcome, or with one that came more than 5 s after the deadline.
     pub(crate) without: usize,
-    /// Outcomes that say that nothing was done or nothing runs where something was or does, and tasks that
-    /// nobody sent.
+    /// Outcomes that deny something that was done or runs, starts that succeeded without a process, and tasks
+    /// that no caller sent.
     pub(crate) untrue: usize,
     pub(crate) codes: BTreeMap<u64, usize>,
     /// The message of one failed outcome for each code.
@@ -96,7 +96,7 @@ impl Verdict {
 /// Sends a task until it is accepted: again and again under the same key, whatever happens to the server
 /// meanwhile.
 pub(crate) fn send(client: &Client, proc: &Proc, hosts: &[String], word: &str, takes: &str) -> Sent {
-    // Appended by one write: what two shells say at once stays two lines.
+    // One write appends the line, so that two shells at once write two lines.
     let command = format!("echo '{word}' $PROCFLEET_PROC >> log{takes}");
     send_op(client, &proc.clone().policy("auto_type", 2).starts(&command), hosts, Op::Start, word)
 }

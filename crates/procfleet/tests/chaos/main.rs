@@ -3,11 +3,11 @@
 //! to read it.
 //!
 //! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
-//! - `history`: what was sent, and what must be true of it in the end; `overtake`: the part of it that stops
-//!   and kills slow starts;
-//! - `points`, `panics`, `random`, `faults`, `fleet`: what goes wrong; `flood`: an agent that sends too much
-//!   meanwhile;
-//! - `table`: what is printed.
+//! - `history`: the tasks that were sent, and the checks of them;
+//! - `overtake`, `short_lived`: callers of the workload that stop slow starts, and that start short-lived
+//!   daemons;
+//! - `points`, `panics`, `random`, `faults`, `fleet`: the faults; `flood`: an agent that sends too much;
+//! - `table`: the printed rows.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
 

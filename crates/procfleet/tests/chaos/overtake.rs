@@ -1,6 +1,6 @@
 //! Stops and kills that overtake a start whose command takes seconds until the daemon is there.
 //!
-//! One more caller of the workload has procs of its own, so nobody else starts them: when a stop has ended
+//! One more caller of the workload has procs of its own, which no other caller starts: when a stop has ended
 //! with 0 or 829, nothing of its proc runs until the caller's next start. The command of each start appends
 //! its word to the log, as all others do.
 

@@ -7,9 +7,9 @@ use crate::world::{AGENTS, Side, World};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 
-/// A point is passed at most so often before it panics.
+/// How often a point is passed at most before it panics.
 const LATEST: u64 = 3;
-/// One round of these for so many of others: `points` has played the ends of programs already.
+/// Rounds of other games for one round of these: `points` has played the ends of programs already.
 const SELDOM: u64 = 20;
 /// The exit code after a panic.
 const PANICKED: i32 = 70;

@@ -6,7 +6,7 @@ use crate::world::{AGENTS, Side, World};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 
-/// A point is passed at most so often before it ends the program.
+/// How often a point is passed at most before it ends the program.
 const LATEST: u64 = 3;
 
 pub(crate) fn jobs(seed: u64, rounds: u64) -> Vec<Job> {

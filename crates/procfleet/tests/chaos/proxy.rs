@@ -15,7 +15,7 @@ pub(crate) enum Way {
     Open = 0,
     /// Nothing arrives and no connection is closed. Data that was sent arrives later.
     Stalled = 1,
-    /// Half of what is sent never arrives.
+    /// Half of the data never arrives.
     Lossy = 2,
     /// Connections are closed, and so are new ones.
     Cut = 3,

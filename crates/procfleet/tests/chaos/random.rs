@@ -8,7 +8,7 @@ use crate::{Job, Part};
 use procfleet_testkit::{PATIENCE, Signal, kill, wait_until};
 use std::time::{Duration, Instant};
 
-/// The next thing goes wrong so many milliseconds after the last, at most.
+/// Longest time between two faults, in milliseconds.
 const LATEST_MILLIS: u64 = 400;
 
 pub(crate) fn jobs(seed: u64, rounds: u64) -> Vec<Job> {

@@ -16,13 +16,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The game itself could not be played to its end; what was printed before says why.
+    /// The game could not be played to its end; the output before it says why.
     pub(crate) fn broken_off(name: &str) -> Row {
         let trouble = vec!["broken off".to_owned()];
         Row { name: name.to_owned(), rounds: 0, verdict: None, trouble, left_out: None }
     }
 
-    /// It cannot be played here, for this reason.
+    /// The game cannot be played on this machine.
     pub(crate) fn left_out(name: &str, why: &str) -> Row {
         let left_out = Some(why.to_owned());
         Row { name: name.to_owned(), rounds: 0, verdict: None, trouble: Vec::new(), left_out }

@@ -19,7 +19,7 @@ const REACHED: Duration = Duration::from_secs(90);
 /// How many callers there are, and how many procs each of them has.
 const CALLERS: usize = 3;
 const PROCS: u64 = 4;
-/// A caller waits so long for an outcome before it sends the next one all the same.
+/// How long a caller waits for an outcome before it sends the next task.
 const IMPATIENCE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(15);
 
@@ -122,7 +122,7 @@ impl World {
         world
     }
 
-    /// A token that lets so many agents join.
+    /// A token for this number of agents.
     pub(crate) fn token(&self, uses: usize) -> String {
         let made = Program::new(binary())
             .args(["token", "create", "--uses", &uses.to_string()])
@@ -173,8 +173,8 @@ impl World {
                 self.client = Client::new(api, &field("bk_app_code"), &field("bk_app_secret"));
                 return Ok(());
             }
-            // A connection of somebody else may have its port for a moment; and it may have been killed at
-            // once.
+            // A connection of another program may use its port for a moment; and the plan may have ended the
+            // server at once.
             if !log.contains("listening on") || began.elapsed() > PATIENCE {
                 return Err(log);
             }
@@ -332,7 +332,7 @@ impl World {
         verdict
     }
 
-    /// For whoever looks for the reason.
+    /// Keeps logs and stores for the search for the cause.
     fn keep_evidence(&mut self) {
         self.logs.push(self.server.stderr());
         self.logs.extend(self.hosts.iter().map(|host| host.program.stderr()));
@@ -426,7 +426,7 @@ impl Workload {
         self.sent.lock().expect("nobody panics with it").len()
     }
 
-    /// Waits until so many more were accepted.
+    /// Waits until this many more tasks were accepted.
     pub(crate) fn wait_for(&self, more: usize) {
         let wanted = self.accepted() + more;
         wait_until(PATIENCE * 4, "the workload goes on", || self.accepted() >= wanted);

@@ -27,7 +27,7 @@ pub(crate) struct Step {
     pub(crate) status: u16,
     /// A pattern; see `procfleet_testkit::pattern`.
     pub(crate) answer: Value,
-    /// The request is sent again until the answer matches, for so many seconds.
+    /// For how many seconds the request is repeated until the answer matches.
     pub(crate) until: Option<u64>,
     /// Names for what later steps need, by JSON pointer.
     #[serde(default)]

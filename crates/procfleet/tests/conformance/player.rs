@@ -13,8 +13,8 @@ use std::time::Duration;
 
 /// Callers ask every one to five seconds; the tests have less time.
 const EVERY: Duration = Duration::from_millis(50);
-/// The process that the programs of a case start: a link, for a file that was just written may not be run
-/// while somebody has it open.
+/// The process that the programs of a case start. A link, because a file that was just written cannot be
+/// executed while another process has it open.
 const PROCESS: (&str, &str) = ("proc-test", "/bin/sleep");
 
 /// State that all cases share.

@@ -1,9 +1,8 @@
 //! Requests and patterns with variables in them: `${name}`.
 //!
-//! A text that is nothing but a variable becomes its value, of whatever kind; inside a longer text it becomes
-//! its text. Values may hold variables themselves. In an object, `"…of": OBJECT` is laid under the other
-//! fields: what both have comes from the object itself, field by field, and a field that is `"…absent"` is
-//! taken away.
+//! A text that is only a variable becomes its value, of any type; inside a longer text it becomes its text.
+//! Values may contain variables. In an object, `"…of": OBJECT` supplies defaults for the other fields,
+//! recursively, and a field that is `"…absent"` is removed.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

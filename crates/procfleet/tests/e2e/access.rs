@@ -323,7 +323,7 @@ fn a_host_of_another_business_fails_alone() {
         let count = |value: &Value| value.as_array().map_or(0, Vec::len);
         (count(&status["proc_infos"]), synced["count"].clone(), count(&synced["proc_infos"]), count(&rows))
     };
-    wait_until(PATIENCE, "both processes are told of", || seen(&shop) == (1, json!(2), 2, 2));
+    wait_until(PATIENCE, "both processes are reported", || seen(&shop) == (1, json!(2), 2, 2));
     assert_eq!(seen(&web), (0, json!(1), 1, 1));
 
     // Until it is moved.

@@ -112,7 +112,7 @@ fn an_app_cannot_reach_processes_of_an_account_that_it_is_not_granted() {
         let events = client.data(&format!("/api/v1/events?namespace={}", up.namespace));
         events["events"].as_array().expect("a list").clone()
     };
-    wait_until(PATIENCE, "its start is told", || !events(&up.client).is_empty());
+    wait_until(PATIENCE, "its start is an event", || !events(&up.client).is_empty());
     assert!(events(&up.client)[0]["message"].as_str().is_some_and(|said| said.contains(&pid.to_string())));
     let seen = &events(&app)[0];
     assert_eq!((&seen["kind"], &seen["details"]), (&json!("started"), &Value::Null));
@@ -153,7 +153,7 @@ fn a_process_of_another_account_is_not_taken_over_by_its_mark() {
     let theirs = up.proc("orphan").starts(&programs::foreground());
     open_to_all(&theirs);
     let pid = theirs.start();
-    // It goes on, and nobody has a spec of it any more.
+    // The process goes on, and no spec of it is stored.
     let name = json!({"meta": {"namespace": up.namespace, "name": "orphan"},
                       "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 0}]});
     up.client.post(&format!("{GSE}/unregister_proc_info/"), name).data();

@@ -95,7 +95,7 @@ fn an_agent_is_upgraded_in_place_without_touching_a_process() {
         });
         proc.row_with_pid(new);
         let words = format!("pid {old} was ended by signal 9");
-        wait_until(PATIENCE, "its end is told", || {
+        wait_until(PATIENCE, "its end is an event", || {
             events_of(&up, proc).iter().any(|event| event["message"] == words.as_str())
         });
         assert_eq!(proc.runs(), 2);
@@ -133,7 +133,7 @@ fn a_reexecuted_agent_passes_its_own_limits_on() {
     proc.op(Op::Stop).assert_success();
     for round in 1..=3 {
         let ready = fs::read_to_string(data.join("agent.json")).expect("it is ready");
-        wait_until(PATIENCE, "it is renewed, however often it is told", || {
+        wait_until(PATIENCE, "it re-executes, however often it is asked to", || {
             kill(agent.pid(), Signal::HUP);
             assert!(agent.is_running(), "round {round}: {}", agent.stderr());
             fs::read_to_string(data.join("agent.json")).is_ok_and(|now| now != ready)
@@ -141,7 +141,7 @@ fn a_reexecuted_agent_passes_its_own_limits_on() {
     }
     let settled = || agent.stderr().matches("agent is ending").count();
     let mut renewals = (settled(), Instant::now());
-    wait_until(PATIENCE, "it has done all that it was told", || {
+    wait_until(PATIENCE, "it has carried out all ops", || {
         if settled() != renewals.0 {
             renewals = (settled(), Instant::now());
         }
@@ -168,7 +168,7 @@ fn impostor(folder: &Path, name: &str, version: &str) -> PathBuf {
     program
 }
 
-/// The new program hangs: the old one is put back, and whoever looks after the agent starts it.
+/// The new program hangs: the old one is put back, and the service manager starts it.
 #[test]
 fn an_upgrade_that_fails_to_start_is_rolled_back() {
     let folder = tempfile::tempdir().expect("a temp dir");
@@ -348,7 +348,7 @@ fn on_a_full_disk_processes_can_still_be_queried_stopped_and_killed() {
 
     disk.free();
     stopped.start();
-    wait_until(PATIENCE, "the status does not say so any more", || {
+    wait_until(PATIENCE, "the status no longer says so", || {
         queried.row().is_some_and(|row| row["note"] == "")
     });
 }
@@ -387,7 +387,7 @@ fn a_proc_whose_record_cannot_be_read_is_left_alone() {
     check_untouched(&[daemon.clone(), below.clone()], &[pids[0], pids[2]]);
 }
 
-/// Another boot id: no pid of before means anything, also where somebody has it now.
+/// Another boot id: pids from before mean nothing, also where another process has one of them now.
 #[test]
 fn after_a_boot_only_hosted_procs_are_started() {
     let up = up();
@@ -500,7 +500,7 @@ fn events_during_a_server_outage_arrive_once_afterwards() {
             |event: &&serde_json::Value| event["kind"] == "exited" || event["kind"] == "restart_failed";
         events.iter().filter(is_end).map(|event| event["message"].to_string()).collect::<Vec<_>>()
     };
-    wait_until(PATIENCE, "each end is told", || ends().len() >= dead.len());
+    wait_until(PATIENCE, "each end is an event", || ends().len() >= dead.len());
     assert_eq!(ends().len(), dead.len(), "once: {:?}", ends());
     assert!(ends()[0].contains(&format!("pid {} was ended by signal 9", dead[0])), "{:?}", ends());
     assert_eq!((proc.pid(), proc.runs()), (Some(alive), 4));

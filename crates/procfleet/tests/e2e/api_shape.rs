@@ -236,7 +236,7 @@ fn many_procs_in_one_task() {
     results[1].1.assert_hosted(false);
 }
 
-/// One host that nobody knows spoils nothing for the other.
+/// One unknown host does not affect the other host.
 #[test]
 fn an_unknown_host_fails_alone() {
     let up = up();

@@ -8,7 +8,7 @@ use std::fs;
 const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
 const MULTI: &str = "/api/c/compapi/v2/gse/operate_proc_multi/";
 
-/// A way to spoil a request, the code, and what the message must name.
+/// A change that makes a request invalid, the code, and the words that the message must have.
 type Row = (fn(&mut Value), u64, &'static [&'static str]);
 
 fn remove(body: &mut Value, path: &[&str]) {
@@ -347,7 +347,8 @@ fn an_unknown_api_is_named() {
     assert_eq!((answer.status, &answer.body["code"], &answer.body["message"]), expected);
 }
 
-/// Passed over, it would make the call the app's own, and the record would name nobody.
+/// If the bad user were ignored, the call would count as the app's own, and the audit record would name no
+/// user.
 #[test]
 fn a_login_that_is_not_a_string_is_refused() {
     let up = up();

@@ -207,8 +207,7 @@ fn an_odd_element_of_jobs_lists_is_refused_for_itself() {
     assert_eq!(codes.len(), 4, "{codes:?}");
 }
 
-/// Agents whose ids a caller does not know are asked for as `cloud:ip`, and looked up in the answer by that
-/// very name.
+/// A caller that does not know an agent's id asks for `cloud:ip`, and looks for that name in the answer.
 #[test]
 fn agents_and_processes_are_answered_by_the_id_that_was_asked_for() {
     let up = up();

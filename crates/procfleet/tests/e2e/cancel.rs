@@ -1,4 +1,4 @@
-//! A task that nobody waits for any more, and one that is tried again where it failed.
+//! Tasks that are cancelled, and tasks that are retried where they failed.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_for, wait_until};
@@ -61,7 +61,7 @@ fn an_op_that_waits_for_an_absent_host_ends_when_it_is_cancelled() {
     let task = proc.submit(Op::Start);
     up.client.post(&format!("/api/v1/tasks/{}/cancel", task.id), json!({})).data();
     let outcome = task.outcome();
-    // Where more than 5 s went by before it was cancelled, it is not waited for any more.
+    // If more than 5 s went by before the cancel, the op has ended by itself.
     let is_cancelled = outcome.code == 826 && outcome.message.starts_with("cancelled");
     assert!(is_cancelled || outcome.code == 117, "{outcome:?}");
     assert_eq!(proc.runs(), 0);
@@ -147,7 +147,7 @@ fn a_report_that_comes_too_late_is_kept_and_marked() {
     assert_eq!(outcome.code, 826, "{outcome:?}");
     let mut joined = start(None);
     joined.wait_until_connected(&up, IP);
-    let late = wait_for(PATIENCE, "its agent has said what became of it", || {
+    let late = wait_for(PATIENCE, "its agent has reported the outcome", || {
         let op = up.client.data(&path)["ops"][0].clone();
         (op["late_at"] != 0).then_some(op)
     });

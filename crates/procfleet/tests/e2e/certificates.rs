@@ -8,7 +8,7 @@ use std::path::Path;
 
 const IP: &str = "127.0.0.2";
 
-/// Agents' certificates are good for so many seconds.
+/// Lifetime of agents' certificates in seconds.
 fn up_with(secs: &str) -> Up {
     Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--agent-cert-secs", secs])
 }
@@ -138,7 +138,7 @@ fn a_revoked_agent_is_cut_off_at_once_and_only_a_token_brings_its_host_back() {
     let proc = Proc { client: up.client.clone(), ..proc };
     assert_eq!(proc.op(Op::Query).code, 117);
 
-    // Revoking it again is not an error, and somebody else is none that could be revoked.
+    // Revoking it again is not an error; an unknown agent cannot be revoked.
     cli(&up, &["agents", "revoke", &id]);
     let unknown = up.cli(&["agents", "revoke", &id, "nobody", "0:10.9.9.9"]);
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
@@ -232,7 +232,7 @@ fn a_new_ca_takes_over_without_a_gap() {
     late.wait_until_connected(&up, "127.0.0.5");
 }
 
-/// By command, whoever still uses the old CA is left outside.
+/// Retired by force, the old CA no longer admits the agents that still use it.
 #[test]
 fn a_ca_that_is_retired_by_force_invalidates_its_certificates() {
     let up = up_with("3600");

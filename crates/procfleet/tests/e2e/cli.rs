@@ -113,7 +113,7 @@ fn a_process_is_run_by_a_file() {
     assert_exit(&by_spec, 0);
     let pid = proc.pid().expect("it runs");
 
-    // A whole request may be read from stdin; what flags say wins.
+    // A whole request may be read from stdin; flags take precedence.
     let request = proc.body(Op::Start).to_string();
     let by_request = up.cli_with_stdin(&["stop", "filed", "-f", "-"], &request);
     assert_exit(&by_request, 0);
@@ -234,7 +234,7 @@ fn credentials_come_from_flags_environment_or_file() {
     assert_exit(&bare().args(["ps"]).run(), 5);
 }
 
-/// The client is called in a folder that somebody else left, with an admin.json that names another server.
+/// The client is called in a folder of another account, with an admin.json that names another server.
 #[test]
 fn a_secret_is_not_sent_to_the_server_of_another_source() {
     let elsewhere = TcpListener::bind("127.0.0.1:0").expect("a port");

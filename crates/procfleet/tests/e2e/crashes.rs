@@ -74,8 +74,8 @@ fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     assert!(note.contains("gave up after 2 restarts"), "{note}");
     assert_eq!(crashing.runs(), 3, "one start and two restarts");
     let times: Vec<u64> = crashing.read("times").lines().map(|line| line.parse().expect("a time")).collect();
-    // The agent counts from when it starts the shell, and the shell may write down its time much later: half
-    // of what is left of each pause is for that.
+    // The agent counts from the start of the shell, and the shell may write down its time much later. Half of
+    // the rest of each pause is left for that.
     for pair in times.windows(2) {
         let pause = Duration::from_nanos(pair[1] - pair[0]);
         assert!(pause > Duration::from_millis(3_750), "{pause:?}");
@@ -150,7 +150,7 @@ fn a_killed_agent_comes_back_and_adopts_its_processes() {
     });
 }
 
-/// A process that dies while nobody looks is started again by the agent that comes.
+/// A process that dies while no agent runs is started again by the next agent.
 #[test]
 fn a_process_that_dies_while_the_agent_is_away_is_replaced() {
     let up = up();
@@ -262,7 +262,8 @@ fn a_start_command_that_outlives_the_agent_is_not_the_process() {
     }
 }
 
-/// Hosting ends first, and durably: whatever dies in the middle of a stop, nobody starts the process again.
+/// Hosting ends first, and durably: if the agent dies in the middle of a stop, the process is not started
+/// again.
 #[test]
 fn the_agent_dies_in_the_middle_of_a_stop() {
     let up = up();
@@ -531,7 +532,7 @@ fn killing_the_agent_at_random_times_leaves_one_process_per_proc() {
             });
             assert_eq!(proc.pid(), Some(pid), "round {round}: {}", proc.name);
             assert_eq!(proc.program_pids(), [pid], "round {round}: {}", proc.name);
-            // The order's run, or the one that hosting made in its place.
+            // The run of the op, or a restart by hosting.
             assert!(
                 proc.runs() <= before + 1,
                 "round {round}: {} was run {} times",

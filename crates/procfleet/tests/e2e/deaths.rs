@@ -55,7 +55,7 @@ impl Drop for Cell {
 }
 
 fn exited(up: &Up, proc: &Proc) -> Value {
-    wait_for(PATIENCE, "its death is told", || {
+    wait_for(PATIENCE, "its death is an event", || {
         events_of(up, proc).into_iter().find(|event| event["kind"] == "exited")
     })
 }
@@ -117,8 +117,8 @@ fn a_core_dump_is_reported() {
     });
     println!("core_pattern is {:?}: {message}", pattern.trim());
     let dumped = format!("pid {pid} was ended by signal 11 and dumped core");
-    // A plain name is a file in its folder, where there is room; what a program that takes cores does is its
-    // own affair.
+    // A plain name is a file in the process's folder. The effect of a core_pattern that names a program is
+    // not known.
     match pattern.trim() {
         "" => assert_eq!(message, format!("pid {pid} was ended by signal 11")),
         name if unlimited && !name.starts_with(['|', '/', '@']) => assert_eq!(message, dumped),

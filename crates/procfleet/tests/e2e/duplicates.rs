@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const IP: &str = "127.0.0.2";
 /// The number of rounds that `scripts/test` has time for.
 const ROUNDS: u64 = 25;
-/// The agent is killed so long after a round's first order, at most.
+/// Latest time of a kill after a round's first op, in milliseconds.
 const LATEST_KILL_MILLIS: u64 = 500;
 /// How long a proc may take to be as it should be: restarts that follow each other quickly are spread.
 const SETTLING: Duration = Duration::from_secs(120);
@@ -72,7 +72,7 @@ enum Deed {
     Order(Op),
 }
 
-/// A proc and what is known of it from its last round.
+/// A proc and its state after its last round.
 struct Member {
     flavour: Flavour,
     proc: Proc,
@@ -268,7 +268,7 @@ impl Member {
         Member { flavour, proc, hosted: false, pid: None, starts: 0 }
     }
 
-    /// The command of an order says which order it was for; what upkeep runs later is the same command.
+    /// The command of an op names the op; restarts by hosting run the same command.
     fn act(&self, deed: Deed, tag: &str) -> Option<Task> {
         let start = match self.flavour {
             Flavour::Daemon => format!(
@@ -290,7 +290,7 @@ impl Member {
         }
     }
 
-    /// Hosting and the process, as soon as they agree with each other and with what was done.
+    /// Hosting and the process, as soon as they agree with each other and with the op.
     fn settled(&self, deed: Deed, code: Option<u64>) -> Option<(bool, Option<u32>)> {
         let Some(row) = self.proc.row() else {
             // The proc was never started, and a stop of an unknown proc leaves nothing.

@@ -70,7 +70,7 @@ fn a_second_agent_joins_works_and_comes_back_without_its_token() {
     proc.op(Op::Kill).assert_success();
 }
 
-/// The key never leaves the host, and nobody else there may read it.
+/// The key never leaves the host, and no other account there may read it.
 #[test]
 fn the_data_folder_of_an_agent_is_private() {
     use std::os::unix::fs::PermissionsExt;
@@ -227,7 +227,7 @@ fn a_certificate_of_another_agent_is_refused() {
     let lost = join(&up, &data, None);
     lost.wait_until_log_says("the certificate is for agent");
     wait_until_server_says(&up, "the certificate is for agent");
-    // The one that it pretends to be is not disturbed.
+    // The real agent is not disturbed.
     assert!(up.proc("mine").starts(&programs::foreground()).start() > 0);
 }
 
@@ -243,7 +243,7 @@ fn a_second_agent_on_the_same_folder_is_refused() {
     assert!(ended.stderr.contains("another agent uses the data folder"), "{ended:?}");
 }
 
-/// The server is away for a while: what was ordered goes on, and its outcome is not lost.
+/// The server is down for a while: a running op goes on, and its outcome is not lost.
 #[test]
 fn an_outcome_waits_for_the_server_to_come_back() {
     let mut up = up();

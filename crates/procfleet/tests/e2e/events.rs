@@ -1,4 +1,4 @@
-//! Events: what happens to processes without an op, from the host to whoever listens, once each.
+//! Events: changes of processes without an op are reported from the host to the receivers, once each.
 
 use crate::up;
 use procfleet_testkit::{
@@ -60,7 +60,7 @@ fn a_long_poll_waits_for_the_next_event() {
     let up = up();
     let proc = up.proc("awaited").starts(&programs::foreground());
     proc.start();
-    wait_until(PATIENCE, "the start was told", || kinds(&events_of(&up, &proc)) == ["started"]);
+    wait_until(PATIENCE, "the start is an event", || kinds(&events_of(&up, &proc)) == ["started"]);
     let last = up.client.data("/api/v1/events?limit=1")["last"].as_u64().expect("a number");
     // A question is answered without an event after its time.
     let ask = || up.client.data(&format!("/api/v1/events?after={last}&wait_ms=20000"));
@@ -87,7 +87,7 @@ fn events_wait_on_the_host_while_the_server_is_away() {
     up.end(Signal::KILL);
     kill_and_replace(&proc);
     agent.wait_until_log_says("restart_succeeded");
-    // The agent goes down too, and comes back: what it wrote down is still there.
+    // The agent ends, too, and comes back: its journal still has the events.
     agent.end(Signal::KILL);
     up.again_with_the_same_link();
     let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
@@ -149,7 +149,7 @@ fn a_webhook_gets_every_event_until_it_has_taken_it() {
     let mut proc = up.proc("hooked").starts(&programs::foreground());
     proc.request["spec"]["warn_report_policy"] = json!({"report_id": 4711});
     proc.start();
-    wait_until(PATIENCE, "the start was told", || kinds(&events_of(&up, &proc)) == ["started"]);
+    wait_until(PATIENCE, "the start is an event", || kinds(&events_of(&up, &proc)) == ["started"]);
     let made = up.cli(&["webhook", "create", &url]);
     assert!(made.code == Some(0) && made.stdout.contains(&shown), "{made:?}");
     up.client.post("/api/v1/webhooks", json!({"url": url})).assert_refused(1000811, &["already"]);
@@ -177,7 +177,7 @@ fn a_webhook_gets_every_event_until_it_has_taken_it() {
     }
     let names: Vec<&Value> = taken.iter().map(|event| &event["event_name"]).collect();
     assert_eq!(names, ["process_exited", "process_restart_success"], "each once");
-    let list = wait_for(PATIENCE, "nothing waits any more", || {
+    let list = wait_for(PATIENCE, "no op waits", || {
         let rows = up.client.data("/api/v1/webhooks");
         (rows[0]["waiting"] == 0 && rows[0]["trouble"] == "").then_some(rows)
     });

@@ -1,5 +1,5 @@
-//! Agents that send more than any agent should: what they may store is bounded and counted, and nobody else
-//! notices.
+//! Agents that send more than any agent should: their data is bounded and counted, and other agents are not
+//! affected.
 
 use crate::events::events_of;
 use crate::hostile::{cuts, peer, welcome, welcome_as};
@@ -156,7 +156,8 @@ fn an_agent_with_too_many_procs_is_throttled_and_still_served() {
     let mut last = ProcReport::left_alone("n".repeat(50_000));
     last.started_at = i64::MAX;
     send_states(&mut talk, vec![state("last", 4, Some(&last))]);
-    let found = wait_for(PATIENCE, "it is still heard", || Some(row("last")).filter(|row| !row.is_null()));
+    let found =
+        wait_for(PATIENCE, "its reports still arrive", || Some(row("last")).filter(|row| !row.is_null()));
     let note = found["note"].as_str().expect("a text");
     assert!(note.len() <= 8 * 1024 && note.ends_with("n…"), "{} bytes", note.len());
     let tomorrow = now_ms() / 1_000 + 86_500;

@@ -36,8 +36,8 @@ fn an_unregistered_process_is_found_again() {
     assert!(proc.pids().is_empty() && !is_running(pid));
 }
 
-/// Neither the agent nor whoever started it is ever taken for a process to look after, whatever a pid file
-/// and a name say.
+/// Neither the agent nor its parent is ever taken for a supervised process, in spite of a pid file and a
+/// name.
 #[test]
 fn a_pid_file_that_names_procfleet_itself() {
     let up = up();

@@ -1,4 +1,4 @@
-//! A few hundred simulated agents over the real link: what is hard to see with one.
+//! A few hundred simulated agents over the real link, for effects that one agent does not show.
 
 use crate::up;
 use procfleet_sim::{Fleet, FleetPlan, Script, room_for_agents, take_all_files};
@@ -57,7 +57,7 @@ fn wait_until_connected(fleet: &Fleet) {
     });
 }
 
-/// An op on so many of them; its task.
+/// Sends an op to this many agents and returns its task.
 #[track_caller]
 fn operate(up: &Up, agents: usize, op: Op) -> String {
     let mut body = up.proc("web").starts("./start.sh").body(op);
@@ -148,7 +148,7 @@ fn all_agents_reconnect_after_the_server_was_killed() {
 
     // And once more after an orderly end, which the server announced to each agent.
     up.end(Signal::TERM);
-    wait_until(GATHERING, "all were told", || fleet.figures().drained == AGENTS as u64);
+    wait_until(GATHERING, "all agents got the announcement", || fleet.figures().drained == AGENTS as u64);
     up.again_with_the_same_link();
     wait_until_connected(&fleet);
     let task = operate(&up, AGENTS, Op::Restart);

@@ -60,7 +60,7 @@ fn groups_are_set_shown_replaced_and_cleared() {
     set_here(&up, json!([]));
     assert_eq!(get(&up.client, &up.namespace), Vec::<Value>::new());
 
-    // A host that nobody knows fails alone.
+    // An unknown host fails alone.
     let hosts = json!([host("127.0.0.9"), host("127.0.0.1")]);
     let data = set(&up.client, &up.namespace, hosts, json!([group("x", 1.0)])).data();
     let code = |ip: &str| data[format!("0:2:{ip}:{}", up.namespace)]["error_code"].clone();
@@ -93,7 +93,7 @@ fn groups_outlive_the_programs_and_go_with_the_agents_data() {
     up.again();
     assert_eq!(ids(&get(&up.client, &up.namespace)), ["kept"], "no report of it came since");
 
-    // The agent's journal is lost, and nobody goes on saying what was in it.
+    // The agent's journal is lost, and its groups are no longer reported.
     up.end(Signal::TERM);
     for file in ["agent.db", "agent.db-wal", "agent.db-shm"] {
         let _ = std::fs::remove_file(up.data().join("agent").join(file));

@@ -262,7 +262,7 @@ fn a_call_that_was_never_answered_can_be_sent_again() {
         let (most, last) = call.as_bytes().split_at(call.len() - 1);
         let mut stream = TcpStream::connect(&address).expect("the server listens");
         stream.write_all(most).expect("the server reads");
-        // There may be nobody left to send it to.
+        // The server may be gone already.
         let mut send = || _ = stream.write_all(last);
         if round % 2 == 0 {
             send();

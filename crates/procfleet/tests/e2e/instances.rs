@@ -232,7 +232,7 @@ fn the_agent_dies_in_the_middle_of_a_start() {
     proc.open_gate(programs::GATE);
     let ended = task.outcome();
     ended.assert(805, "instance 1: interrupted").assert_says("(instances 2, 3 failed too)");
-    // The commands go on by themselves, and what they start is taken up.
+    // The commands go on by themselves, and the agent adopts the processes that they start.
     let in_file = |file: &str| proc.read(file).trim().parse::<u32>().ok();
     let files = [programs::PID_FILE, "web.pid.2", "web.pid.3"];
     wait_until(PATIENCE, "all three run", || {

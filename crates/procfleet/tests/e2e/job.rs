@@ -258,7 +258,7 @@ fn a_proc_name_cannot_inject_a_command() {
     expected.sort();
     assert_eq!(told, expected);
     assert!(!proc.folder.join("harm").exists());
-    // Nor do slashes and lengths get into the way of what the agent keeps for each.
+    // Slashes and long names do not affect the files that the agent keeps for each proc.
     let outputs = fs::read_dir(up.data().join("agent/output")).expect("the agent's own folder").flatten();
     let is_its_own = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let outputs: Vec<_> = outputs.filter(|entry| !is_its_own(entry)).collect();
@@ -356,9 +356,9 @@ fn processes_are_hosted_and_unhosted() {
     let second = wait_for(PATIENCE * 2, "it is started again", || running().filter(|pid| *pid != first));
     results(&up.client, &scope(proc.body(2)));
     assert!(is_running(second), "it is left alone");
-    wait_until(PATIENCE, "it is told of", || seen()["hosted"] == false);
+    wait_until(PATIENCE, "it is reported", || seen()["hosted"] == false);
     kill(second, Signal::KILL);
-    wait_until(PATIENCE, "its end is told of", || seen()["state"] == "stopped");
+    wait_until(PATIENCE, "its end is an event", || seen()["state"] == "stopped");
     assert!(proc.pids().is_empty(), "nobody starts it again");
     assert_eq!(proc.read(programs::RUNS).lines().count(), 2);
 
@@ -522,7 +522,7 @@ fn errors_have_jobs_numbers() {
     let stranger = up.client.as_app("procfleet-admin", "wrong");
     stranger.post(&operate_proc(), proc.body(0)).assert_refused(DENIED, &["bk_app_secret"]);
 
-    // One app's task is nobody else's, whichever API asks.
+    // An app cannot read another app's task, through either API.
     let made = proc.submit(&operate_proc(), 2);
     let other = granted_app(&up, "other");
     let hidden =

@@ -51,7 +51,7 @@ fn check_well_behaved(proc: Proc) {
         .assert(829, "no need to stop the process(web) that is not running")
         .assert_hosted(false);
 
-    // Hosting one that is not running starts it.
+    // Hosting a stopped proc starts it.
     proc.op(Op::Host).assert_success().assert_hosted(true);
     let third = proc.pid().expect("what is hosted runs");
     proc.op(Op::Kill).assert_success().assert_hosted(false);
@@ -234,7 +234,7 @@ while :; do sleep 0.05; done
     proc.op(Op::Kill);
 }
 
-/// The process is judged a second after its reload_cmd, and is not there any more.
+/// The process is judged a second after its reload_cmd, and has ended by then.
 #[test]
 fn a_reload_after_which_the_process_is_gone() {
     let up = up();
@@ -357,7 +357,7 @@ fn a_pid_file_that_comes_late() {
     assert_eq!(proc.runs(), 2);
 }
 
-/// The pid file of the last life names nobody.
+/// The pid file of the last run names a dead process.
 #[test]
 fn a_pid_file_that_names_a_dead_pid() {
     let up = up();
@@ -492,7 +492,7 @@ fn operations_without_a_command_say_so() {
     proc.op(Op::Restart).assert(827, "restart is not possible");
 }
 
-/// `auto_type` 2 runs to its end: success is exit 0, and nobody looks whether it lives.
+/// `auto_type` 2 runs to its end: success is exit 0, and there is no liveness check.
 #[test]
 fn a_process_that_runs_once() {
     let up = up();
@@ -526,8 +526,8 @@ fn a_run_once_proc_counts_as_hosted_while_it_runs() {
     }
 }
 
-/// `auto_type` 2 with a command that goes into the background: what it left is known, and ends with a stop or
-/// kill.
+/// `auto_type` 2 with a command that goes into the background: its leftovers are tracked, and end with a stop
+/// or kill.
 #[test]
 fn a_run_once_command_that_goes_into_the_background_is_tracked() {
     let up = up();
@@ -550,7 +550,7 @@ fn a_run_once_command_that_goes_into_the_background_is_tracked() {
         proc.op(op).assert_success().assert_hosted(false);
         assert!(!is_running(first), "{op:?}");
         assert_nothing_left(proc);
-        // Also one that an earlier life of the agent has left.
+        // Also a leftover from an earlier run of the agent.
         proc.op(Op::Start).assert_success();
         let second = left(proc);
         proc.row_with_pid(second);
@@ -585,7 +585,7 @@ fn a_run_once_command_that_goes_into_the_background_is_tracked() {
 fn commands_run_with_a_clean_environment() {
     let up = up();
     let proc = up.proc("clean").starts("env > environment; pwd > folder; id -un > user; exec ./web 1000");
-    // Only root can become somebody else.
+    // Only root can change its account.
     let user = if account() == "root" { "nobody".to_owned() } else { account() };
     fs::set_permissions(&proc.folder, fs::Permissions::from_mode(0o777)).expect("our own folder");
     let proc = proc.identity("user", user.as_str());

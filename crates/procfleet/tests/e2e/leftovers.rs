@@ -1,4 +1,4 @@
-//! After a stop, a kill and a crash nothing is left of what a process has started, with cgroups and without.
+//! After a stop, a kill and a crash no descendant of a process is left, with cgroups and without.
 
 use procfleet_testkit::{
     Need, Op, PATIENCE, Proc, Signal, Up, is_running, kill, need, remember, wait_for, wait_until,
@@ -49,7 +49,9 @@ fn check(up: &Up) {
     let others = escaped(&proc, count);
     kill(main, Signal::KILL);
     let next = escaped(&proc, count);
-    wait_until(PATIENCE, "what the dead one left is gone", || !others.iter().any(|pid| is_running(*pid)));
+    wait_until(PATIENCE, "the leftovers of the dead process are gone", || {
+        !others.iter().any(|pid| is_running(*pid))
+    });
     assert!(next.iter().all(|pid| is_running(*pid)), "and what the new one has started is not");
     // An agent that was killed ends what its last life has started.
     up.kill_agent();
@@ -76,8 +78,8 @@ fn a_stop_a_kill_and_a_restart_leave_nothing_without_cgroups() {
     check(&up);
 }
 
-/// A worker bears its master's name. While the dead master waits to be started again, whoever looks must not
-/// take the worker for it: there would be nobody who starts a master.
+/// A worker has its master's name. While the dead master waits for its restart, the agent must not take the
+/// worker for the master, because then no master would be started.
 #[test]
 fn a_worker_does_not_take_the_place_of_its_dead_master() {
     let up = crate::up();
@@ -92,7 +94,7 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
         let orphan = worker();
         kill(master, Signal::KILL);
         proc.row_when(PATIENCE, state);
-        wait_until(PATIENCE, "the worker has nobody to work for", || !is_running(orphan));
+        wait_until(PATIENCE, "the worker has lost its master", || !is_running(orphan));
         assert_eq!(proc.op(Op::Query).pid(), None, "{state}");
         if state == "stopped" {
             master = proc.row_when(PATIENCE, "running")["pid"]
@@ -102,7 +104,7 @@ fn a_worker_does_not_take_the_place_of_its_dead_master() {
             assert_ne!(master, worker());
         }
     }
-    // Nor does it when nobody saw the master die.
+    // Nor does it when the master died while the agent was away.
     let master = proc.start();
     let orphan = worker();
     // The agent first, and the master before there is another agent.
@@ -178,8 +180,8 @@ fn check_workers(up: &Up) {
         let next = row["pid"].as_u64().and_then(|pid| pid.try_into().ok()).expect("a pid");
         *pair = (next, worker_of(proc));
     }
-    // Unhosted: nobody starts another, and the worker does not keep a start from doing so. First the master
-    // dies while the agent is away, then while the agent looks on.
+    // Unhosted, no process is started, and the worker does not keep a start op from starting one. First the
+    // master dies while the agent is away, then while the agent watches it.
     for away in [true, false] {
         procs.iter().for_each(|proc| {
             proc.op(Op::Unhost).assert_success();
@@ -214,7 +216,8 @@ fn a_worker_without_environment_does_not_pass_for_its_dead_master_without_cgroup
     check_workers(&Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]));
 }
 
-/// It forks as quickly as it can, up to so many; the agent answers meanwhile, and one kill ends all of it.
+/// The process forks as quickly as it can, up to a limit; the agent answers meanwhile, and one kill ends all
+/// of it.
 #[test]
 fn a_fork_bomb_does_not_stop_the_agent() {
     const BOMB: &str = "#!/bin/sh
@@ -232,7 +235,7 @@ while :; do setsid sleep 0.1; done
     wait_until(PATIENCE, "nothing of it is left", || bomb.pids().is_empty());
 }
 
-/// `detached: keep`: what has left the process stays, whatever happens to the process and the agent.
+/// `detached: keep`: detached processes stay when the process or the agent ends.
 #[test]
 fn detached_keep_leaves_detached_processes_alone() {
     let up = crate::up();

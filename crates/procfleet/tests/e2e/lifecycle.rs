@@ -1,4 +1,4 @@
-//! `procfleet up`: its beginning, its end, and what it leaves alone.
+//! `procfleet up`: its start, its end, and the processes that outlive it.
 
 use crate::up;
 use procfleet_testkit::{

@@ -11,7 +11,7 @@ fn limited(mut proc: Proc, field: &str, limit: impl Into<Value>) -> Proc {
     proc
 }
 
-/// Per cent of this host's memory that so many mebibytes are.
+/// This number of mebibytes as per cent of the host's memory.
 pub(crate) fn memory_share(mebibytes: f64) -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("the machine has memory");
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it says how much");

@@ -39,7 +39,7 @@ fn processes_are_filtered_and_ordered() {
     assert_eq!(ps(&["--select", "127.0.0.1", "--state", "stopped"]), ["also-stopped"]);
     assert!(ps(&["--select", "10.9.9.9"]).is_empty());
 
-    // Tasks, events and the audit: what failed, and what is new.
+    // Tasks, events and the audit, filtered by failure and by time.
     let failed = cli(&up, &["task", "list", "--failed"]);
     assert_eq!(failed.as_array().map(Vec::len), Some(1), "{failed}");
     let id = failed[0]["task_id"].as_str().expect("an id");
@@ -88,7 +88,7 @@ fn a_watched_list_is_printed_until_its_reader_closes() {
 #[test]
 fn an_agent_that_is_away_can_be_forgotten() {
     let up = up();
-    let token = up.token(&[]);
+    let token = up.token(&["--uses", "2"]);
     // As texts these two addresses have the opposite order.
     let [near, ip] = ["127.0.0.2", "127.0.0.10"];
     let start = |ip: &str| Joined::start(up.binary(), &up.link(), &up.folder(ip), ip, Some(&token));

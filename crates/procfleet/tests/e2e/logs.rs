@@ -123,7 +123,7 @@ fn an_agent_that_is_away_is_named() {
     there.request["meta"]["name"] = json!("web");
     here.start();
     there.op(Op::Start).assert_success();
-    wait_until(PATIENCE, "both hosts have told of it", || {
+    wait_until(PATIENCE, "both hosts have reported it", || {
         let rows = up.client.data(&format!("/api/v1/procs?namespace={}", up.namespace));
         rows.as_array().is_some_and(|rows| rows.len() == 2)
     });

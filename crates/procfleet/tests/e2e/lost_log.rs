@@ -1,4 +1,4 @@
-//! A log that cannot be written, or that nobody reads: server, agent and client go on as ever.
+//! A log that cannot be written, or that has no reader: server, agent and client go on.
 
 use crate::up;
 use procfleet_testkit::{

@@ -89,7 +89,7 @@ fn a_store_whose_log_was_altered_is_not_believed() {
     let log = data.join("server.db-wal");
     let sound = fs::read(&log).expect("it was killed, so its log is there");
     let mut altered = sound.clone();
-    // In the first frame: those behind the newest may be of an older log, which nobody reads.
+    // In the first frame: frames behind the newest may belong to an older log, which is not read.
     altered[200] ^= 4;
     fs::write(&log, &altered).expect("our own file");
     let done = server(&data).finish(PATIENCE);

@@ -1,15 +1,15 @@
 //! One call for 200 hosts, of which two cannot be reached: these fail soon and alone.
 //!
 //! The other 198 are real agents, each a process of its own that has joined with a token; only the machine is
-//! one and the same. Each of them runs a command that ends (auto_type 2), for a process that stays would be
-//! seen by all of them.
+//! one and the same. Each of them runs a command that ends (auto_type 2), because all of them would see a
+//! process that stays.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// With the agent of `up`, and without the one that is stopped.
+/// With the agent of `up`, and without the agent that is stopped.
 const THERE: usize = 198;
 /// All of them enrol, connect and take part in the work of a small machine at once.
 const GATHERING: Duration = Duration::from_secs(600);
@@ -23,7 +23,7 @@ fn connected(up: &Up) -> usize {
 fn two_unreachable_hosts_of_200_do_not_affect_the_others() {
     let up = up();
     let token = up.token(&["--uses", "300"]);
-    // One is enrolled and then stopped, and of the other nobody has ever heard.
+    // One host is enrolled and then stopped, and the other is unknown.
     let (offline, unknown) = ("127.0.2.1".to_owned(), "127.0.2.2".to_owned());
     let others: Vec<String> = (1..THERE).map(|last| format!("127.0.1.{last}")).collect();
     let began = Instant::now();

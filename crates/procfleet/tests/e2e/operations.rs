@@ -172,8 +172,8 @@ fn a_foreground_process_outlives_op_timeout() {
     });
 }
 
-/// The window begins when the process is first seen or when the command has ended, whichever is later: one
-/// that dies right after a slow command was never started.
+/// The window begins when the process is first seen or when the command has ended, whichever is later: a
+/// process that dies right after a slow command was never started.
 #[test]
 fn a_process_that_dies_right_after_a_slow_command_was_not_started() {
     let up = up();

@@ -46,7 +46,7 @@ fn the_log_is_json_where_that_is_wanted_and_has_the_lines_of_its_level() {
     let proc = up.proc("logged").starts(&programs::foreground());
     proc.start();
     proc.op(Op::Kill).assert_success();
-    wait_until(PATIENCE, "server and agent have told of it", || {
+    wait_until(PATIENCE, "server and agent have logged it", || {
         let log = up.stderr();
         ["op accepted", "op ended"].iter().all(|words| log.contains(words))
     });

@@ -96,7 +96,7 @@ fn a_slow_run_is_not_overtaken_by_the_next() {
     assert_eq!(beginnings(&proc).len(), 1);
     open(&proc);
     wait_for_beginnings(&proc, 3);
-    wait_until(PATIENCE, "what was missed is told", || {
+    wait_until(PATIENCE, "the missed run is an event", || {
         events_of(&up, &proc).iter().any(|event| event["kind"] == "run_missed")
     });
     assert!(!is_running(pid), "each run has its own process");
@@ -147,16 +147,16 @@ fn a_failed_run_is_followed_by_the_next() {
     proc.wait_for_runs(5);
     let row = proc.row().expect("it is known");
     assert_eq!((&row["hosted"], &row["note"]), (&json!(true), &json!("")));
-    let events =
-        wait_for(PATIENCE, "it is told", || Some(events_of(&up, &proc)).filter(|told| !told.is_empty()));
+    let events = wait_for(PATIENCE, "there is an event", || {
+        Some(events_of(&up, &proc)).filter(|told| !told.is_empty())
+    });
     let told = events[0]["message"].as_str().expect("a message");
     assert!(told.starts_with("a scheduled run failed: Script exit code non-zero"), "{told}");
     assert!(told.ends_with("said on stderr] (start_cmd exited with status 3)"), "{told}");
     assert!(events.iter().all(|event| event["kind"] == "run_failed"), "{events:?}");
 }
 
-/// One hung run must not block the schedule, and nobody is to wait for its end to hear that others were
-/// missed.
+/// A hung run must not block the schedule, and the event of a missed run must not wait for its end.
 #[test]
 fn a_hung_run_is_ended_at_op_timeout_and_a_missed_run_is_an_event_at_once() {
     let up = up();
@@ -171,11 +171,11 @@ fn a_hung_run_is_ended_at_op_timeout_and_a_missed_run_is_an_event_at_once() {
             Some(told["message"].as_str().expect("a message").to_owned())
         };
         if proc.name == "slow" {
-            wait_for(PATIENCE, "what was missed is told", || event("run_missed"));
+            wait_for(PATIENCE, "the missed run is an event", || event("run_missed"));
             assert_eq!(beginnings(proc).len(), 1, "the run goes on");
             assert_eq!(proc.read("log").matches("end").count(), 0);
         } else {
-            let told = wait_for(PATIENCE, "the hung run is told", || event("run_failed"));
+            let told = wait_for(PATIENCE, "the hung run is an event", || event("run_failed"));
             let words = "a scheduled run failed: start_cmd did not end within 1 s (op_timeout) and was ended";
             assert!(told.starts_with(words), "{told}");
             wait_for_beginnings(proc, 3);

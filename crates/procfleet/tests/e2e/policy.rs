@@ -1,4 +1,4 @@
-//! The policy of a host: what its owner lets the server do there.
+//! The policy of a host: the operations that its owner permits there.
 
 use crate::up;
 use procfleet_testkit::{Joined, Need, Op, PATIENCE, Program, Up, account, has, programs};

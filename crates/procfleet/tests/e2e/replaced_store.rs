@@ -36,7 +36,7 @@ fn a_store_that_is_replaced_or_removed_while_the_server_runs_ends_it() {
     let remove = |store: &Path| fs::remove_file(store).expect("our own file");
     let remove_log =
         |store: &Path| fs::remove_file(store.with_file_name("server.db-wal")).expect("our own file");
-    // The inode is the same; what is in it is not.
+    // The inode is the same; its content is not.
     let overwrite = |store: &Path| {
         let (data, copy) = (store.parent().expect("a folder"), store.with_file_name("copy.db"));
         let program = Program::new(env!("CARGO_BIN_EXE_procfleet")).args(["store", "backup"]);

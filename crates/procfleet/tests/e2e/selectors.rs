@@ -1,5 +1,4 @@
-//! Agents found and hosts chosen by what they are: labels, addresses, globs; and nothing sent before it is
-//! known where to.
+//! Agents and hosts selected by labels, addresses and globs. Nothing is sent before all hosts are known.
 
 use crate::up;
 use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_until};

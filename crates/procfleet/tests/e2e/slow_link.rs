@@ -14,7 +14,7 @@ fn join(up: &Up, proxy: &SlowProxy) -> Joined {
     agent
 }
 
-/// A proc that has written so many lines.
+/// A proc that has written this many lines.
 fn talker(up: &Up, lines: u32) -> Proc {
     let command =
         format!("awk 'BEGIN {{ for (i = 1; i <= {lines}; i++) print i, \"{LINE}\" }}'; exec ./web 1000");

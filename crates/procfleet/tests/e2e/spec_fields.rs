@@ -153,7 +153,7 @@ fn a_config_that_differs_is_named() {
     std::fs::write(&path, "hello\n").expect("our own folder");
     proc.op(Op::Query).assert_success();
     wait_until(PATIENCE, "all is well", || proc.row().is_some_and(|row| row["note"] == ""));
-    let told = wait_for(PATIENCE, "both were told", || {
+    let told = wait_for(PATIENCE, "both are events", || {
         let path = format!("/api/v1/events?namespace={}&kind=config_drift", proc.namespace);
         let events = up.client.data(&path)["events"].as_array().expect("a list").clone();
         (events.len() == 2).then_some(events)
@@ -191,7 +191,7 @@ fn a_config_that_differs_is_named() {
     );
 }
 
-/// The agent is root, and whoever is allowed the account may not learn what the account may not read.
+/// The agent is root. A caller that is granted an account must not learn more than that account may read.
 #[test]
 fn a_config_that_the_account_may_not_read_is_not_compared() {
     if !has(Need::Root, account() == "root") {
@@ -216,7 +216,7 @@ fn a_config_that_the_account_may_not_read_is_not_compared() {
     }
 }
 
-/// A file without an end keeps nobody busy: it is not read at all.
+/// A file that is too large is not read at all.
 #[test]
 fn a_config_that_is_too_large_is_not_read() {
     let up = up();
@@ -273,7 +273,7 @@ fn the_hosting_file_lists_what_is_hosted() {
     assert_eq!(listed(), Vec::<Value>::new());
 }
 
-/// A path that cannot be used as it stands is said where the caller looks, and the process is started all the
+/// A path that cannot be used is named in the outcome and the status, and the process is started all the
 /// same.
 #[test]
 fn odd_paths_are_warned_of_and_have_a_fallback() {

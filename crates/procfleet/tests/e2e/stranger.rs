@@ -17,7 +17,7 @@ fn write_pid_file(proc: &Proc, pid: u32) {
     fs::write(proc.folder.join(programs::PID_FILE), format!("{pid}\n")).expect("our own folder");
 }
 
-/// Everything that ends or changes a process, while the file names one that is not this proc's.
+/// Every op that ends or changes a process, while the pid file names a process of another proc.
 #[track_caller]
 fn check_left_alone(proc: &Proc, says: &str) {
     for op in [Op::Stop, Op::Kill, Op::Reload] {
@@ -59,7 +59,7 @@ fn a_stranger_is_untouched_by_every_op_and_by_the_agents_end() {
     let strange = format!("names pid {}, which is another program (tail)", stranger.pid());
     let theirs = format!("names pid {neighbours}, which was started for {}:neighbour", up.namespace);
 
-    // It is not running, and its file names somebody.
+    // The proc is stopped, and its pid file names a stranger.
     down.op(Op::Host).assert_success();
     down.op(Op::Stop).assert_success();
     for (pid, says) in [(stranger.pid(), &strange), (neighbours, &theirs)] {
@@ -71,8 +71,8 @@ fn a_stranger_is_untouched_by_every_op_and_by_the_agents_end() {
         }
     }
 
-    // It is running, and its file comes to name somebody: nobody takes him for its successor, and it is
-    // restarted and stopped as if the file were not there.
+    // The proc runs, and its pid file comes to name a stranger: the stranger is not taken for its successor,
+    // and the process is restarted and stopped as if the file were not there.
     let mut running = up_and_away.clone();
     running.request["spec"]["resource"] = json!({});
     let first = running.start();
@@ -86,7 +86,8 @@ fn a_stranger_is_untouched_by_every_op_and_by_the_agents_end() {
     running.op(Op::Stop).assert_success();
     assert!(!is_running(second));
 
-    // It dies while its file names somebody: it is started again, and its limits end it and nobody else.
+    // The process dies while its pid file names a stranger: it is started again, and its limits end it and
+    // not the stranger.
     let first = hosted.start();
     write_pid_file(&hosted, stranger.pid());
     kill(first, Signal::KILL);
@@ -180,7 +181,7 @@ fn a_pid_file_behind_a_strangers_link_is_not_trusted() {
     wait_until(PATIENCE, "what root's own file names is ended", || !victim.is_running());
 }
 
-/// A process of ours dies while the agent is away, and somebody else gets its very number.
+/// A process of ours dies while the agent is away, and another process gets its pid.
 #[test]
 fn a_recycled_pid_is_a_stranger() {
     let up = up();
@@ -279,7 +280,7 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
             kill(old, Signal::USR1);
         }
         wait_until(PATIENCE, "the old one has ended", || !is_running(old));
-        let told = wait_for(PATIENCE, "it is told", || {
+        let told = wait_for(PATIENCE, "there is an event", || {
             events_of(&up, proc).into_iter().find(|event| event["kind"] == "took_over")
         });
         // The agent may have looked in the moment in which both were there.

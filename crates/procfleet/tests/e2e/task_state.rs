@@ -41,7 +41,7 @@ fn a_task_state_is_reported_for_each_agent() {
         }
     }
 
-    // A start that fails there, and one for a host that nobody knows.
+    // A start that fails there, and one for an unknown host.
     let mut body = up.proc("failing").starts("exit 3").body(Op::Start);
     let unknown = json!({"ip": "127.0.0.9", "bk_cloud_id": 0});
     body["hosts"].as_array_mut().expect("a list").push(unknown);

@@ -1,4 +1,4 @@
-//! TLS for the API: what the server shows, and what the client believes.
+//! TLS for the API: the server's certificates, and the client's trust in them.
 
 use procfleet_testkit::{Fifo, Finished, PATIENCE, Program, Signal, Up, connect_from, kill, wait_until};
 use rcgen::{
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_procfleet");
 const STATUS: &str = "/api/c/compapi/v2/gse/get_agent_status/";
 
-/// A CA of somebody's.
+/// A certificate authority other than the built-in one.
 struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -55,7 +55,7 @@ impl Files {
     }
 
     fn write(&self, name: &str, text: &str) -> String {
-        // Whole or not at all, as whoever renews a certificate does it.
+        // By rename, as tools that renew certificates do it.
         let (draft, path) = (self.folder.path().join("draft"), self.path(name));
         fs::write(&draft, text).expect("our own folder");
         fs::rename(&draft, &path).expect("our own folder");

@@ -47,7 +47,8 @@ fn wrong_logins_are_counted_and_do_not_block_a_right_one() {
     let table = up.cli(&["audit", "--app", "nobody"]);
     assert!(table.stdout.contains("wrong bk_app_code or bk_app_secret (60 times, last "), "{table:?}");
 
-    // Others at the same address go on trying, each time as somebody else, until the right login has got in.
+    // Other callers at the same address go on trying, each time with another app, until the right login has
+    // succeeded.
     let (tries, enough) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -151,7 +152,7 @@ fn check_give_way(up: &Up) {
 #[test]
 fn idle_connections_cost_little_memory() {
     const MANY: usize = 300;
-    /// Before a request, and after it: what was freed may stay in the heap until others need it.
+    /// Before a request, and after it: freed memory may stay in the heap until it is needed again.
     const EACH_KIB: [u64; 2] = [16, 48];
     let up = up();
     let address = up.client.address();

@@ -1,5 +1,4 @@
-//! Public Python packages, unmodified, against the built program: what platforms are written with, and
-//! schemathesis.
+//! Public Python packages, unmodified, against the built program: the clients of platforms, and schemathesis.
 //!
 //! `scripts/test` puts the packages of requirements.txt into `target/venv`.
 
