@@ -57,8 +57,8 @@ fn every_reference_of_the_api_document_resolves() {
     fn walk(document: &Value, value: &Value) {
         match value {
             Value::Object(fields) => {
-                if let Some(Value::String(place)) = fields.get("$ref") {
-                    assert!(document.pointer(place.trim_start_matches('#')).is_some(), "{place}");
+                if let Some(Value::String(pointer)) = fields.get("$ref") {
+                    assert!(document.pointer(pointer.trim_start_matches('#')).is_some(), "{pointer}");
                 }
                 fields.values().for_each(|value| walk(document, value));
             }

@@ -182,7 +182,7 @@ async fn join(
             Err(SimEnrollError::Connect(ConnectError::Tcp(..) | ConnectError::Silent(_))) => {
                 tokio::time::sleep(JOIN_AGAIN).await;
             }
-            // A server with more peers on their way in than it has places lets the slowest go.
+            // A server whose handshake slots are all taken evicts the slowest peer.
             Err(SimEnrollError::Connect(ConnectError::Tls(_, error))) if is_broken(&error) => {
                 tokio::time::sleep(JOIN_AGAIN).await;
             }

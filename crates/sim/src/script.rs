@@ -116,11 +116,11 @@ impl Script {
         if !(self.drop.every_secs >= 0.0 && self.drop.every_secs.is_finite()) {
             faults.push(format!("drop.every_secs: {} is no length of time", self.drop.every_secs));
         }
-        for (place, ending) in self.end.iter().enumerate() {
+        for (index, ending) in self.end.iter().enumerate() {
             match Code::from_number(ending.code) {
-                None => faults.push(format!("end[{place}].code: there is no code {}", ending.code)),
+                None => faults.push(format!("end[{index}].code: there is no code {}", ending.code)),
                 Some(Code::Handling) => {
-                    faults.push(format!("end[{place}].code: {} means that an op goes on", ending.code));
+                    faults.push(format!("end[{index}].code: {} means that an op goes on", ending.code));
                 }
                 Some(_) => {}
             }
@@ -137,10 +137,10 @@ impl Script {
 
     pub(crate) fn ending(&self, random: &mut Random) -> &ScriptedEnd {
         let total = self.end.iter().map(|ending| u64::from(ending.weight)).sum::<u64>();
-        let mut place = random.between(0, total.saturating_sub(1));
+        let mut roll = random.between(0, total.saturating_sub(1));
         for ending in &self.end {
-            match place.checked_sub(u64::from(ending.weight)) {
-                Some(rest) => place = rest,
+            match roll.checked_sub(u64::from(ending.weight)) {
+                Some(rest) => roll = rest,
                 None => return ending,
             }
         }

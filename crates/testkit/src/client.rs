@@ -258,7 +258,7 @@ impl Client {
         };
         let response = &operation["responses"][answer.status.to_string()];
         let response = match response["$ref"].as_str() {
-            Some(place) => document.pointer(place.trim_start_matches('#')).expect("a response"),
+            Some(pointer) => document.pointer(pointer.trim_start_matches('#')).expect("a response"),
             None => response,
         };
         let schema = &response["content"]["application/json"]["schema"];

@@ -58,17 +58,17 @@ impl Fuzz {
         self.run(input, |text| format!("{text:?}"), |text| check(text));
     }
 
-    /// Each case is one of the good ones, with its place among them.
+    /// Each case is a changed valid input, with the index of that input.
     pub fn json(self, good: &[Value], check: impl Fn(usize, &Value)) {
         let input = |random: &mut Random| {
-            let place = random.below(good.len());
-            let mut value = good[place].clone();
+            let index = random.below(good.len());
+            let mut value = good[index].clone();
             for _ in 0..=random.below(4) {
                 mutate(random, &mut value, good);
             }
-            (place, value)
+            (index, value)
         };
-        self.run(input, |(place, value)| format!("{place}: {value}"), |(place, value)| check(*place, value));
+        self.run(input, |(index, value)| format!("{index}: {value}"), |(index, value)| check(*index, value));
     }
 
     fn run<I>(mut self, input: impl Fn(&mut Random) -> I, show: impl Fn(&I) -> String, check: impl Fn(&I)) {
@@ -152,7 +152,7 @@ fn mutated_bytes(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Changes one place of it.
+/// Changes one part of it.
 fn mutate(random: &mut Random, value: &mut Value, good: &[Value]) {
     match value {
         Value::Object(fields) if !fields.is_empty() && random.below(5) > 0 => {

@@ -14,7 +14,7 @@
 
 use serde_json::{Map, Value};
 
-/// Every place at which the answer is not as the pattern says; empty: it matches.
+/// The differences between answer and pattern, with their paths; empty: it matches.
 pub fn mismatches(pattern: &Value, answer: &Value) -> Vec<String> {
     let mut found = Vec::new();
     compare(pattern, answer, "", &mut found);
@@ -37,7 +37,7 @@ fn compare(pattern: &Value, answer: &Value, at: &str, found: &mut Vec<String>) {
             if pattern.len() != answer.len() {
                 found.push(format!(
                     "{}: {} elements expected, {} found",
-                    place(at),
+                    path(at),
                     pattern.len(),
                     answer.len()
                 ));
@@ -66,7 +66,7 @@ fn compare_objects(
     }
     if !pattern.contains_key("…") {
         let unasked = answer.iter().filter(|(key, _)| !pattern.contains_key(*key));
-        found.extend(unasked.map(|(key, value)| format!("{}: {key:?} was not expected: {value}", place(at))));
+        found.extend(unasked.map(|(key, value)| format!("{}: {key:?} was not expected: {value}", path(at))));
     }
 }
 
@@ -81,23 +81,23 @@ fn compare_special(word: &str, argument: &Value, answer: &Value, at: &str, found
         ("has", Value::Array(parts)) => {
             let text = answer.as_str().unwrap_or_default();
             let missing = parts.iter().filter_map(Value::as_str).filter(|part| !text.contains(*part));
-            found.extend(missing.map(|part| format!("{}: {part:?} is not in {answer}", place(at))));
+            found.extend(missing.map(|part| format!("{}: {part:?} is not in {answer}", path(at))));
         }
         ("json", pattern) => match answer.as_str().map(serde_json::from_str::<Value>) {
             Some(Ok(inner)) => compare(pattern, &inner, &format!("{at}(json)"), found),
-            Some(Err(_)) | None => found.push(format!("{}: no text that holds JSON: {answer}", place(at))),
+            Some(Err(_)) | None => found.push(format!("{}: no text that holds JSON: {answer}", path(at))),
         },
         ("over", Value::Number(least)) => {
             if answer.as_f64().is_none_or(|number| Some(number) <= least.as_f64()) {
-                found.push(format!("{}: a number over {least} expected, {answer} found", place(at)));
+                found.push(format!("{}: a number over {least} expected, {answer} found", path(at)));
             }
         }
         ("not", pattern) => {
             if mismatches(pattern, answer).is_empty() {
-                found.push(format!("{}: anything but {pattern} expected, {answer} found", place(at)));
+                found.push(format!("{}: anything but {pattern} expected, {answer} found", path(at)));
             }
         }
-        (word, argument) => found.push(format!("{}: no such pattern: …{word} {argument}", place(at))),
+        (word, argument) => found.push(format!("{}: no such pattern: …{word} {argument}", path(at))),
     }
 }
 
@@ -118,7 +118,7 @@ fn fits(pattern: &str, text: &str) -> bool {
     let Some((first, more)) = pattern.split_once('…') else { return pattern == text };
     let Some(mut rest) = text.strip_prefix(first) else { return false };
     let (middle, last) = more.rsplit_once('…').unwrap_or(("", more));
-    // The earliest place leaves the most for those that follow.
+    // The earliest match leaves the most for the parts that follow.
     for part in middle.split('…') {
         let Some(from) = rest.find(part) else { return false };
         rest = &rest[from + part.len()..];
@@ -127,9 +127,9 @@ fn fits(pattern: &str, text: &str) -> bool {
 }
 
 fn differs(at: &str, pattern: &Value, answer: &Value) -> String {
-    format!("{}: {pattern} expected, {answer} found", place(at))
+    format!("{}: {pattern} expected, {answer} found", path(at))
 }
 
-fn place(at: &str) -> &str {
+fn path(at: &str) -> &str {
     if at.is_empty() { "the answer" } else { at }
 }

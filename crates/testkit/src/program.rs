@@ -1,4 +1,4 @@
-//! A program that a test starts: the one place that makes processes. It is killed when it is dropped.
+//! A program that a test starts: the only code that makes processes. It is killed when it is dropped.
 
 use crate::process::kill;
 use crate::wait::{PATIENCE, wait_for};

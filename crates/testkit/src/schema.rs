@@ -52,10 +52,10 @@ impl Checker<'_> {
         for (keyword, rule) in rules {
             let kept = match keyword.as_str() {
                 "$ref" => {
-                    let place =
+                    let pointer =
                         rule.as_str().and_then(|rule| rule.strip_prefix('#')).expect("a local reference");
                     let target =
-                        self.document.pointer(place).unwrap_or_else(|| panic!("{rule} leads nowhere"));
+                        self.document.pointer(pointer).unwrap_or_else(|| panic!("{rule} leads nowhere"));
                     self.check(&target.clone(), value, at);
                     true
                 }
@@ -66,8 +66,8 @@ impl Checker<'_> {
                     self.check_object(keyword, rule, rules, value, at)
                 }
                 "items" => {
-                    for (place, value) in value.as_array().into_iter().flatten().enumerate() {
-                        self.check(rule, value, &format!("{at}[{place}]"));
+                    for (index, value) in value.as_array().into_iter().flatten().enumerate() {
+                        self.check(rule, value, &format!("{at}[{index}]"));
                     }
                     true
                 }

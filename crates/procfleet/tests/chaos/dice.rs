@@ -16,7 +16,7 @@ impl Dice {
     }
 
     /// An index below this number.
-    pub(crate) fn place(&mut self, many: usize) -> usize {
+    pub(crate) fn index(&mut self, many: usize) -> usize {
         usize::try_from(self.below(many as u64)).unwrap_or_default()
     }
 

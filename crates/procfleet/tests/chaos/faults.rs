@@ -113,7 +113,7 @@ fn disk_full(name: &str, side: Side) -> Row {
         return Row::left_out(name, "not played: only root may mount a disk");
     };
     let on_disk = disk.path().join("data");
-    let place = folder.path().to_owned();
+    let dir = folder.path().to_owned();
     let (server, agent) = match side {
         Side::Server => (on_disk, folder.path().join("agent")),
         Side::Agent(_) => (folder.path().join("server"), on_disk),
@@ -145,7 +145,7 @@ fn disk_full(name: &str, side: Side) -> Row {
     });
     drop(disk);
     // The mount kept this folder from being removed with the world.
-    let _ = fs::remove_dir_all(place);
+    let _ = fs::remove_dir_all(dir);
     row
 }
 
@@ -286,7 +286,7 @@ fn torn(name: &str, side: Side) -> Row {
         world.end(side);
         let file = match side {
             Side::Server => world.server_data.join("server.db"),
-            Side::Agent(place) => world.hosts[place].data.join("agent.db"),
+            Side::Agent(index) => world.hosts[index].data.join("agent.db"),
         };
         let sound = fs::read(&file).expect("it is there");
         let mut torn = sound.clone();
@@ -367,7 +367,7 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
                 world.server_environment = clock.environment();
                 world.clock_jumped = true;
             }
-            Side::Agent(place) => world.hosts[place].environment = clock.environment(),
+            Side::Agent(index) => world.hosts[index].environment = clock.environment(),
         }
         world.start_side(side, "");
         wait(Duration::from_secs(2));

@@ -41,10 +41,10 @@ fn play(seed: u64, agents: usize, kills: u64) -> Row {
     let fleet = start(&world, seed, agents, &trace);
     wait_until(PATIENCE * 4, "all of the fleet are connected", || fleet.figures().connected == agents as u64);
 
-    let simulated = (0..agents).map(|place| {
+    let simulated = (0..agents).map(|index| {
         let [a, b, ..] = FIRST_IP;
-        let place = place + 1;
-        format!("{a}.{b}.{}.{}", place / 256, place % 256)
+        let index = index + 1;
+        format!("{a}.{b}.{}.{}", index / 256, index % 256)
     });
     let hosts: Vec<String> = world.addresses().into_iter().chain(simulated).collect();
     let wanted = TASKS_EACH * usize::try_from(kills + 1).unwrap_or_default();
@@ -129,8 +129,8 @@ fn traced(trace: &Path, sent: &[Sent]) -> Runs {
     let text = std::fs::read_to_string(trace).expect("a trace");
     let mut runs = Runs::new();
     for op in text.lines().skip(1).filter_map(|line| line.split(',').next()) {
-        let place = names.get(op).cloned().unwrap_or_else(|| (op.to_owned(), "nobody's".to_owned()));
-        *runs.entry(place).or_default() += 1;
+        let key = names.get(op).cloned().unwrap_or_else(|| (op.to_owned(), "nobody's".to_owned()));
+        *runs.entry(key).or_default() += 1;
     }
     runs
 }

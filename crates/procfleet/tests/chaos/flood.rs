@@ -78,8 +78,8 @@ fn flood(peer: &ManualPeer, mut talk: Talk<'_>, number: &mut u64, stop: &AtomicB
             ..EventMessage::default()
         };
         talk.send(Body::Events(Events { events: vec![event] }).into_bytes());
-        let state = |place: u64| {
-            let name = format!("p{}", *number * STATES_EACH + place);
+        let state = |index: u64| {
+            let name = format!("p{}", *number * STATES_EACH + index);
             let proc = ProcKey { namespace: NAMESPACE.to_owned(), name };
             ProcStateMessage::new(&proc, 1, Some(&report))
         };

@@ -237,15 +237,15 @@ fn check_runs(
     outcomes: &BTreeMap<(String, String), (Op, u64, String)>,
     mut runs: Runs,
 ) {
-    for (place, (op, code, message)) in outcomes {
-        let times = runs.remove(place).unwrap_or(0);
-        let word = format!("{} on {}", place.0, place.1);
+    for (key, (op, code, message)) in outcomes {
+        let times = runs.remove(key).unwrap_or(0);
+        let word = format!("{} on {}", key.0, key.1);
         match (*code, times) {
             (_, 2..) => {
                 verdict.twice += 1;
                 verdict.note(format!("{word}: run {times} times; {code} {message}"));
             }
-            (SUCCESS, _) if short_lived::must_fail(&place.0) => {
+            (SUCCESS, _) if short_lived::must_fail(&key.0) => {
                 verdict.untrue(format!("{word}: success, and its process died within the check"));
             }
             (SUCCESS, 0) if *op == Op::Start => {

@@ -41,7 +41,7 @@ fn play(point: Point, name: &str, seed: u64, rounds: u64) -> Row {
     let (mut played, mut trouble) = (0, Vec::new());
     let is_server = point.name().starts_with("server.");
     for round in 0..rounds {
-        let side = if is_server { Side::Server } else { Side::Agent(dice.place(AGENTS)) };
+        let side = if is_server { Side::Server } else { Side::Agent(dice.index(AGENTS)) };
         world.kill(side);
         let plan = format!("{}=panic@{}", point.name(), 1 + dice.below(LATEST));
         world.start_side(side, &plan);

@@ -25,7 +25,7 @@ fn play(point: Point, seed: u64, rounds: u64) -> Row {
     let is_server = point.name().starts_with("server.");
     let mut ended: Option<Side> = None;
     for round in 0..rounds {
-        let side = if is_server { Side::Server } else { Side::Agent(dice.place(AGENTS)) };
+        let side = if is_server { Side::Server } else { Side::Agent(dice.index(AGENTS)) };
         if let Some(other) = ended.filter(|ended| *ended != side) {
             world.start_side(other, "");
         }

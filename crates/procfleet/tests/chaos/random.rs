@@ -23,7 +23,7 @@ fn play(seed: u64, rounds: u64) -> Row {
     for _ in 0..rounds {
         for_a_while(&mut dice);
         match dice.below(6) {
-            0 | 1 => again(&mut world, Side::Agent(dice.place(AGENTS))),
+            0 | 1 => again(&mut world, Side::Agent(dice.index(AGENTS))),
             2 => again(&mut world, Side::Server),
             3 => {
                 // All at the same moment, as when the power fails.
@@ -39,7 +39,7 @@ fn play(seed: u64, rounds: u64) -> Row {
                 world.proxy.set(Way::Open);
             }
             _ => {
-                let agent = Side::Agent(dice.place(AGENTS));
+                let agent = Side::Agent(dice.index(AGENTS));
                 let side = if dice.below(2) == 0 { Side::Server } else { agent };
                 kill(world.pid(side), Signal::STOP);
                 for_a_while(&mut dice);

@@ -44,8 +44,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    fn new(place: usize, data: PathBuf) -> Host {
-        let ip = format!("127.0.0.{}", place + 2);
+    fn new(index: usize, data: PathBuf) -> Host {
+        let ip = format!("127.0.0.{}", index + 2);
         Host { program: Program::new("/bin/true"), ip, data, environment: Vec::new() }
     }
 }
@@ -81,7 +81,7 @@ impl World {
     pub(crate) fn with_agents(agents: usize) -> World {
         let folder = folder();
         let server = folder.path().join("server");
-        let agents = (0..agents).map(|place| folder.path().join(format!("agent-{place}"))).collect();
+        let agents = (0..agents).map(|index| folder.path().join(format!("agent-{index}"))).collect();
         World::start_in(folder, server, agents, Vec::new())
     }
 
@@ -95,7 +95,7 @@ impl World {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         std::fs::create_dir_all(folder.path().join("procs")).expect("our own folder");
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let hosts = agents.into_iter().enumerate().map(|(place, data)| Host::new(place, data));
+        let hosts = agents.into_iter().enumerate().map(|(index, data)| Host::new(index, data));
         let mut world = World {
             server: Program::new("/bin/true"),
             hosts: hosts.collect(),
@@ -115,8 +115,8 @@ impl World {
         world.start_server("");
         world.proxy = Proxy::to(world.link.clone());
         let token = world.token(world.hosts.len());
-        for place in 0..world.hosts.len() {
-            world.begin_agent(place, "", Some(&token));
+        for index in 0..world.hosts.len() {
+            world.begin_agent(index, "", Some(&token));
         }
         world.wait_until_connected();
         world
@@ -181,8 +181,8 @@ impl World {
         }
     }
 
-    fn begin_agent(&mut self, place: usize, plan: &str, token: Option<&str>) {
-        let host = &mut self.hosts[place];
+    fn begin_agent(&mut self, index: usize, plan: &str, token: Option<&str>) {
+        let host = &mut self.hosts[index];
         self.logs.push(host.program.stderr());
         let server = format!("https://{}", self.proxy.address);
         let mut agent = Program::new(binary())
@@ -223,7 +223,7 @@ impl World {
     fn program(&mut self, side: Side) -> &mut Program {
         match side {
             Side::Server => &mut self.server,
-            Side::Agent(place) => &mut self.hosts[place].program,
+            Side::Agent(index) => &mut self.hosts[index].program,
         }
     }
 
@@ -245,7 +245,7 @@ impl World {
         match side {
             // A server that its plan ends while it starts has started all the same.
             Side::Server => _ = self.try_start_server(plan),
-            Side::Agent(place) => self.begin_agent(place, plan, None),
+            Side::Agent(index) => self.begin_agent(index, plan, None),
         }
     }
 

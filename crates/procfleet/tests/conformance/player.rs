@@ -60,9 +60,9 @@ impl Stage {
         for (name, value) in &case.values {
             variables.set(name, value.clone());
         }
-        for (place, step) in case.steps.iter().enumerate() {
+        for (index, step) in case.steps.iter().enumerate() {
             self.take(step, &mut variables)
-                .map_err(|reason| format!("{}\nstep {} {}\n{reason}", case.about, place + 1, step.note))?;
+                .map_err(|reason| format!("{}\nstep {} {}\n{reason}", case.about, index + 1, step.note))?;
         }
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Stage {
                 }
             }
             (Login::Body, Some(_)) => {
-                return Err("a body that is no object has no place for a login".to_owned());
+                return Err("a body that is not an object cannot hold a login".to_owned());
             }
             (Login::Body, None) if request.text.is_some() => {}
             (Login::Body, None) => body = Some(login),
@@ -141,9 +141,9 @@ impl Stage {
             }
         }
         let mut target = variables.expand_text(&request.path)?;
-        for (place, (name, value)) in query.iter().enumerate() {
+        for (index, (name, value)) in query.iter().enumerate() {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            let mark = if place == 0 { '?' } else { '&' };
+            let mark = if index == 0 { '?' } else { '&' };
             target.push_str(&format!("{mark}{name}={}", escaped(&value)));
         }
         let body = match &request.text {

@@ -431,9 +431,9 @@ fn a_login_in_the_query_of_a_get_is_accepted_and_never_logged() {
     let audit = up.client.data("/api/v1/audit").to_string();
     let metrics = up.client.page("/metrics").text;
     assert!(up.stderr().contains("a call was refused"), "the log says something of them");
-    for (place, text) in [("log", up.stderr()), ("audit", audit), ("metrics", metrics)] {
+    for (output, text) in [("log", up.stderr()), ("audit", audit), ("metrics", metrics)] {
         for word in [secret.as_str(), "hush-secret", "hush-token", "hush-ticket"] {
-            assert!(!text.contains(word), "{word} is in the {place}");
+            assert!(!text.contains(word), "{word} is in the {output}");
         }
     }
 }

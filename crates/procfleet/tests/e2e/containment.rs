@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The folder that holds the groups of the agent's procs, if the agent makes any.
-fn place(up: &Up) -> Option<PathBuf> {
+fn cgroup_dir(up: &Up) -> Option<PathBuf> {
     let places = fs::read_to_string(up.data().join("agent/output/.cgroup")).unwrap_or_default();
     places.lines().next().map(PathBuf::from)
 }
@@ -26,7 +26,7 @@ fn check_told(up: &Up, containment: &str) {
 fn the_server_knows_which_containment_an_agent_has() {
     check_told(&Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]), "tree");
     let up = crate::up();
-    if need(Need::Cgroups, place(&up).ok_or("the agent makes none")).is_some() {
+    if need(Need::Cgroups, cgroup_dir(&up).ok_or("the agent makes none")).is_some() {
         check_told(&up, "cgroup");
     }
 }
@@ -34,8 +34,8 @@ fn the_server_knows_which_containment_an_agent_has() {
 #[test]
 fn the_cgroups_of_finished_runs_are_removed() {
     let up = crate::up();
-    let Some(place) = need(Need::Cgroups, place(&up).ok_or("the agent makes none")) else { return };
-    let home = |name: &str| place.join(format!("{}+{name}", up.namespace));
+    let Some(cgroup_dir) = need(Need::Cgroups, cgroup_dir(&up).ok_or("the agent makes none")) else { return };
+    let home = |name: &str| cgroup_dir.join(format!("{}+{name}", up.namespace));
     let is_gone = |home: &Path| wait_until(PATIENCE, "the groups are removed", || !home.exists());
     // Nothing outlives the command.
     let once = up.proc("once").policy("auto_type", 2).starts("echo run >> runs");

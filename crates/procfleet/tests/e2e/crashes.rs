@@ -133,10 +133,10 @@ fn a_killed_agent_comes_back_and_adopts_its_processes() {
     let pids: Vec<u32> = procs.iter().map(|proc| proc.pid().expect("it runs")).collect();
     let born: Vec<_> = pids.iter().map(|pid| start_time(*pid)).collect();
     let old = up.kill_agent();
-    for (place, proc) in procs.iter().enumerate() {
+    for (index, proc) in procs.iter().enumerate() {
         let seen = proc.op(Op::Query);
         seen.assert_success().assert_hosted(true);
-        assert_eq!((seen.pid(), start_time(pids[place])), (Some(pids[place]), born[place]), "{}", proc.name);
+        assert_eq!((seen.pid(), start_time(pids[index])), (Some(pids[index]), born[index]), "{}", proc.name);
         assert_eq!(proc.runs(), 1, "{}", proc.name);
         proc.op(Op::Start).assert(828, "no need to start the process web(");
     }

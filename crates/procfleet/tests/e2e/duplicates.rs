@@ -189,13 +189,13 @@ impl<'a> Fleet<'a> {
         }
         self.checked.crashes += deeds.iter().filter(|deed| **deed == Deed::Crash).count();
         self.agent.wait_until_connected(self.up, IP);
-        for (place, task) in tasks.iter().enumerate() {
+        for (index, task) in tasks.iter().enumerate() {
             let code = task.as_ref().map(|task| task.outcome().code);
             if let Some(code) = code {
                 *self.checked.ops.entry(code).or_default() += 1;
             }
-            let context = format!("round {round}: {} {:?} {code:?}", tags[place], deeds[place]);
-            self.check(place, deeds[place], &tags[place], code, &context);
+            let context = format!("round {round}: {} {:?} {code:?}", tags[index], deeds[index]);
+            self.check(index, deeds[index], &tags[index], code, &context);
         }
         for stranger in &mut self.strangers {
             stranger.assert_unharmed();
@@ -204,8 +204,8 @@ impl<'a> Fleet<'a> {
     }
 
     /// Waits until the proc is as it should be, and finds nothing that should not have been.
-    fn check(&mut self, place: usize, deed: Deed, tag: &str, code: Option<u64>, context: &str) {
-        let member = &self.members[place];
+    fn check(&mut self, index: usize, deed: Deed, tag: &str, code: Option<u64>, context: &str) {
+        let member = &self.members[index];
         if let Deed::Order(op) = deed {
             let code = code.expect("an order is a task");
             // 117: the machine took more than 5 s to start the next agent, and the op was never sent.
@@ -246,7 +246,7 @@ impl<'a> Fleet<'a> {
             self.checked.not_started += 1;
         }
         self.checked.starts += starts;
-        let member = &mut self.members[place];
+        let member = &mut self.members[index];
         (member.hosted, member.pid, member.starts) = (hosted, pid, member.starts + starts);
     }
 }

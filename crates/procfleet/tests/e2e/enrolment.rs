@@ -438,10 +438,10 @@ fn tokens_are_listed_revoked_and_bounded() {
 fn an_address_that_no_host_can_have_is_refused() {
     let up = up();
     let token = up.token(&["--uses", "10"]);
-    for (place, ip) in
+    for (index, ip) in
         ["0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "::ffff:0.0.0.0"].into_iter().enumerate()
     {
-        let data = up.folder(&format!("odd-{place}"));
+        let data = up.folder(&format!("odd-{index}"));
         let agent = Joined::start(up.binary(), &up.link(), &data, ip, Some(&token));
         assert_refused(&up, agent, "cannot be the address of a host");
     }

@@ -151,7 +151,7 @@ fn a_smaller_number_ends_nothing_and_a_restart_reaches_all() {
     // Callers leave the number out when they restart: 1 is what they seem to say.
     with_instances(three.clone(), 1).op(Op::Restart).assert_success();
     let second = running(&two);
-    assert!((0..3).all(|place| second[place] != first[place]), "{first:?} {second:?}");
+    assert!((0..3).all(|index| second[index] != first[index]), "{first:?} {second:?}");
     assert_eq!(runs(&two), "112233");
     two.op(Op::Stop).assert_success();
     wait_until(PATIENCE, "all are stopped", || two.pids().is_empty());

@@ -29,14 +29,14 @@ fn escaped(proc: &Proc, count: usize) -> Vec<u32> {
 }
 
 /// The folder that holds the groups of the agent's procs, if it makes any.
-fn place(up: &Up) -> Option<String> {
+fn cgroup_dir(up: &Up) -> Option<String> {
     let places = fs::read_to_string(up.data().join("agent/output/.cgroup")).unwrap_or_default();
     places.lines().next().map(str::to_owned)
 }
 
 fn check(up: &Up) {
     // Without cgroups, a process without environment and parent cannot be distinguished from a stranger.
-    let (argument, count) = if place(up).is_some() { ("all", 5) } else { ("", 4) };
+    let (argument, count) = if cgroup_dir(up).is_some() { ("all", 5) } else { ("", 4) };
     let proc = up.proc("scatter").script("scatter", SCATTER).starts(&format!("./scatter {argument}"));
     for op in [Op::Stop, Op::Kill] {
         let main = proc.start();
@@ -63,18 +63,22 @@ fn check(up: &Up) {
 #[test]
 fn a_stop_a_kill_and_a_restart_leave_nothing() {
     let up = crate::up();
-    let Some(place) = need(Need::Cgroups, place(&up).ok_or("the agent makes none")) else { return };
+    let Some(cgroup_dir) = need(Need::Cgroups, cgroup_dir(&up).ok_or("the agent makes none")) else { return };
     check(&up);
     // Empty folders are removed now and then.
     wait_until(2 * PATIENCE, "no group is left", || {
-        fs::read_dir(Path::new(&place)).into_iter().flatten().flatten().all(|entry| !entry.path().is_dir())
+        fs::read_dir(Path::new(&cgroup_dir))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .all(|entry| !entry.path().is_dir())
     });
 }
 
 #[test]
 fn a_stop_a_kill_and_a_restart_leave_nothing_without_cgroups() {
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]);
-    assert_eq!(place(&up), None);
+    assert_eq!(cgroup_dir(&up), None);
     check(&up);
 }
 
@@ -206,7 +210,7 @@ fn check_workers(up: &Up) {
 #[test]
 fn a_worker_without_environment_does_not_pass_for_its_dead_master() {
     let up = crate::up();
-    if need(Need::Cgroups, place(&up).ok_or("the agent makes none")).is_some() {
+    if need(Need::Cgroups, cgroup_dir(&up).ok_or("the agent makes none")).is_some() {
         check_workers(&up);
     }
 }

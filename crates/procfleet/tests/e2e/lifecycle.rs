@@ -67,9 +67,9 @@ fn check_processes_outlive(signal: Signal) {
     let born: Vec<_> = pids.iter().map(|pid| start_time(*pid)).collect();
 
     assert_eq!(up.end(signal), Some(0), "{}", up.stderr());
-    for (place, proc) in procs.iter().enumerate() {
-        assert!(is_running(pids[place]), "{} outlives up", proc.name);
-        assert_eq!(start_time(pids[place]), born[place]);
+    for (index, proc) in procs.iter().enumerate() {
+        assert!(is_running(pids[index]), "{} outlives up", proc.name);
+        assert_eq!(start_time(pids[index]), born[index]);
     }
     up.again();
     for (proc, pid) in procs.into_iter().zip(pids) {

@@ -64,8 +64,8 @@ fn a_store_that_cannot_be_used_is_left_alone_and_its_server_says_what_can_be_don
         fs::write(&store, &bytes).expect("our own file");
         let done = server(&data).finish(PATIENCE);
         assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{how}: {done:?}");
-        let place = store.display().to_string();
-        for words in [place.as_str(), words, "left as it is", "backup", ".recover"] {
+        let path = store.display().to_string();
+        for words in [path.as_str(), words, "left as it is", "backup", ".recover"] {
             assert!(done.stderr.contains(words), "{how}: no {words:?} in {}", done.stderr);
         }
         assert_eq!(fs::read(&store).expect("it is there"), bytes, "{how}");

@@ -243,8 +243,8 @@ fn odd_names_work() {
     let procs: Vec<_> = names
         .iter()
         .enumerate()
-        .map(|(place, name)| {
-            let mut proc = up.proc(&format!("odd-{place}")).starts(&programs::foreground());
+        .map(|(index, name)| {
+            let mut proc = up.proc(&format!("odd-{index}")).starts(&programs::foreground());
             proc.request["meta"]["name"] = json!(name);
             (*name, proc)
         })

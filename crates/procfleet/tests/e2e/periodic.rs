@@ -48,8 +48,8 @@ fn wait_for_beginnings(proc: &Proc, count: usize) -> Vec<u64> {
 fn check_one_at_a_time(proc: &Proc) {
     let log = proc.read("log");
     let words: Vec<&str> = log.lines().filter_map(|line| line.split(' ').next()).collect();
-    for (place, word) in words.iter().enumerate() {
-        assert_eq!(*word, ["begin", "end"][place % 2], "{}: {words:?}", proc.name);
+    for (index, word) in words.iter().enumerate() {
+        assert_eq!(*word, ["begin", "end"][index % 2], "{}: {words:?}", proc.name);
     }
 }
 
