@@ -291,8 +291,8 @@ fn every_row_names_existing_tests() {
     assert!(gone.is_empty(), "fields.md names tests that are not there: {gone:#?}");
 }
 
-/// Recorded cases that fail if the server ignores the field whose row names them. Most cases record the shape of
-/// an answer, which is the same whether a field has an effect or not.
+/// Recorded cases that fail if the server ignores the field whose row names them. Most cases record the shape
+/// of an answer, which is the same whether a field has an effect or not.
 const OBSERVING_CASES: [&str; 11] = [
     "gse_operate_proc_v2/index_key_reserved",
     "gse_operate_proc_v2/periodic_crotab_rule",

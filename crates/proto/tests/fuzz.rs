@@ -203,7 +203,8 @@ fn bodies_of_every_api() {
     });
 }
 
-/// Each field that is named as unknown is in the request, and each suggestion is a name that the reader knows.
+/// Each field that is named as unknown is in the request, and each suggestion is a name that the reader
+/// knows.
 #[test]
 fn unknown_fields_of_requests() {
     let request = example_request("operate_proc_v2").expect("it has an example");

@@ -10,8 +10,8 @@
 //! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's
 //!   business;
-//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that blocks its reader; [`need`]: requirements
-//!   that not every machine meets;
+//! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that blocks its reader;
+//! - [`need`]: requirements that not every machine meets;
 //! - [`played_apart`]: a test in a process of its own;
 //! - [`fuzz`]: random changes of valid inputs;
 //! - [`pattern`]: patterns for answers;

@@ -12,7 +12,8 @@ use std::time::Duration;
 const WORD: &str = "dies";
 /// How long the start command takes until it starts the daemon, in seconds.
 const TAKES: u32 = 1;
-/// Much longer than the daemon lives, so that a loaded machine does not find it alive at the end of the check.
+/// Much longer than the daemon lives, so that a loaded machine does not find it alive at the end of the
+/// check.
 const CHECK_SECS: u32 = 5;
 /// The caller goes on after this time, whether the op has ended or not.
 const IMPATIENCE: Duration = Duration::from_secs(8);

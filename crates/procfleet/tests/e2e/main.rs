@@ -78,8 +78,8 @@ fn at_once(procs: impl IntoIterator<Item = Proc>, check: impl Fn(&Proc) + Sync) 
     });
 }
 
-/// Repeats an attempt with longer and longer values of `start_check_secs` until it returns a result. An attempt
-/// returns `None` if a loaded machine was too slow for the check.
+/// Repeats an attempt with longer and longer values of `start_check_secs` until it returns a result. An
+/// attempt returns `None` if a loaded machine was too slow for the check.
 #[track_caller]
 fn with_longer_checks<T>(attempt: impl FnMut(u64) -> Option<T>) -> T {
     [5, 20, 60].into_iter().find_map(attempt).expect("an attempt that fits into start_check_secs 60")

@@ -88,7 +88,8 @@ fn the_last_answer_about_health_shows_at_once() {
         .starts(&format!("rm -f asked; {}", programs::foreground()))
         .control("health_cmd", "echo run >> asked; echo failure $(wc -l < asked); exit 1");
     let asked = || proc.read("asked").lines().count();
-    // The second check follows 30 s after the first. A loaded machine may need another process to be that quick.
+    // The second check follows 30 s after the first. A loaded machine may need another process to be that
+    // quick.
     wait_until(PATIENCE * 3, "the first failure shows before the second check", || {
         proc.op(Op::Restart).assert_success();
         let shown = wait_for(PATIENCE, "a failure shows", || {

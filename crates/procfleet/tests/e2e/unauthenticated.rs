@@ -192,7 +192,7 @@ fn idle_connections_cost_little_memory() {
 #[test]
 fn idle_tls_connections_cost_little_memory() {
     const MANY: usize = 200;
-    const EACH_KIB: [u64; 2] = [16, 96];
+    const EACH_KIB: [u64; 2] = [16, 64];
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--tls"]);
     let client = || {
         let client = Client::new(&up.client.url, "nobody", "");
