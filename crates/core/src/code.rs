@@ -65,16 +65,12 @@ pub enum Code {
     JobFailure,
     /// (JOB) A field of the request is missing or wrong.
     JobIllegalParam,
-    /// (gateway) Something inside procfleet failed before the request was understood.
-    GatewaySystem,
     /// (gateway) The named user may not do this.
     UserDenied,
     /// (gateway) The app is unknown, disabled, its secret is wrong, or it may not do what it asks for.
     AppDenied,
     /// (gateway) No such API.
     NoSuchApi,
-    /// (gateway) The request cannot be read.
-    BadParameter,
 }
 
 /// Every code with its number. The order is that of the numbers.
@@ -107,11 +103,9 @@ const TABLE: &[(Code, u32)] = &[
     (Code::NoSuchAgents, 1_011_003),
     (Code::JobFailure, 1_210_001),
     (Code::JobIllegalParam, 1_241_002),
-    (Code::GatewaySystem, 1_306_000),
     (Code::UserDenied, 1_306_402),
     (Code::AppDenied, 1_306_403),
     (Code::NoSuchApi, 1_306_404),
-    (Code::BadParameter, 1_306_406),
 ];
 
 /// What the top level adds to GSE's internal codes.
