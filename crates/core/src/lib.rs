@@ -27,7 +27,6 @@ pub mod spec;
 pub mod spread;
 pub mod supervise;
 mod usage;
-pub mod wal;
 
 pub use boot_time::BootTime;
 pub use code::Code;

@@ -1,7 +1,28 @@
-//! What the server's store and the agent's journal have in common as users of SQLite.
+//! The use of SQLite that the server's store and the agent's journal share.
+//!
+//! | | |
+//! |---|---|
+//! | [`Writer`] | group commit: one thread writes, many jobs share one synced transaction |
+//! | [`Migrations`] | brings a database to the newest format |
+//! | [`inspect`], [`quick_check`], [`is_damage`] | detect damage before and after SQLite opens the file |
+//! | [`wal_damage`] | detects an altered write-ahead log, which SQLite does not |
+//! | [`Reserve`], [`keep_log`] | disk blocks for writes on a full disk, also across an orderly end |
+//! | [`explain`] | errors that name a full disk |
+//!
+//! Tables and queries belong to the store and the journal.
 
-mod explain;
+mod error;
+mod files;
+mod integrity;
+mod migrations;
 mod reserve;
+mod wal;
+mod writer;
 
-pub use explain::explain;
-pub use reserve::Reserve;
+pub use error::{explain, is_damage};
+pub use files::{DatabaseFile, FileFault, beside, inspect, sync_folder};
+pub use integrity::{CheckError, quick_check, quick_check_table, tables};
+pub use migrations::{Migrations, VersionError};
+pub use reserve::{Reserve, keep_log};
+pub use wal::{WalDamage, wal_damage};
+pub use writer::{CommitGuard, CommitResult, WriteError, Writer, WriterSettings};

@@ -1,12 +1,18 @@
-//! Disk blocks that a database holds in advance, so that it can be written when the disk is full.
+//! Disk blocks that a database holds in advance, for writes on a full disk.
 //!
 //! In WAL mode SQLite appends changes to the write-ahead log and copies them to the database file at a
-//! checkpoint, after which the log is written from its beginning again. Both files get blocks beyond their
+//! checkpoint, after which it writes the log from its beginning again. Both files get blocks beyond their
 //! ends with `fallocate`. A write into such blocks needs no free space, so a process that fills the disk
-//! cannot take the reserve away, as it could with a file that is deleted when space is needed.
+//! cannot take the reserve, as it could take the space of a file that is deleted when space is needed.
 //!
-//! On a file system without `fallocate`, and on one that copies on write (btrfs), there is no such guarantee.
+//! SQLite deletes the log when the last connection is closed, and the blocks with it. [`keep_log`] prevents
+//! that, so that the next start on a full disk finds a log that it can write.
+//!
+//! A file system without `fallocate`, or with copy-on-write (btrfs), gives no such guarantee.
 
+use crate::files::{beside, folder_of};
+use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 use rustix::fs::{FallocateFlags, StatVfsMountFlags, fallocate, statvfs};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,17 +36,21 @@ pub struct Reserve {
     folder: PathBuf,
 }
 
+/// Keeps the log when this connection closes the database. [`Writer`](crate::Writer) leaves the log empty at
+/// its end. Also keeps SQLite from changing a database that turns out to be damaged.
+pub fn keep_log(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ())
+}
+
 impl Reserve {
     /// The reserve of a database that is open in WAL mode. It is empty until [`Reserve::fill`].
     pub fn of(database: &Path) -> io::Result<Reserve> {
         let open = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
-        let mut log = database.as_os_str().to_owned();
-        log.push("-wal");
         let folder = folder_of(database).to_owned();
-        Ok(Reserve { database: open(database)?, log: open(Path::new(&log))?, folder })
+        Ok(Reserve { database: open(database)?, log: open(&beside(database, "-wal"))?, folder })
     }
 
-    /// Allocates what is missing. Idempotent; to be called now and then, since the database grows into its
+    /// Allocates the missing blocks. Idempotent; to be called regularly, because the database grows into its
     /// reserve.
     pub fn fill(&self) -> io::Result<()> {
         let size = self.database.metadata()?.len();
@@ -48,40 +58,49 @@ impl Reserve {
         allocate(&self.database, size + GROWTH)
     }
 
-    /// Whether the file system takes no writes.
+    /// Copies the log into the database file and leaves it empty, with its reserved blocks.
+    pub(crate) fn checkpoint(&self, connection: &Connection) -> rusqlite::Result<()> {
+        // Truncating the log frees its blocks. On a full disk, another process could take them before `fill`.
+        let mode = if self.is_disk_full() { "FULL" } else { "TRUNCATE" };
+        connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))?;
+        if let Err(error) = self.fill() {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                folder = %self.folder.display(),
+                "cannot reserve disk space; if the disk becomes full, the next start may fail"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether the file system is mounted read-only.
     pub fn is_read_only(&self) -> bool {
         statvfs(&self.folder).is_ok_and(|disk| disk.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
-    /// The open database file, for a look at it: opening and closing it once more would release SQLite's
-    /// locks.
+    /// The open database file. Opening and closing it a second time would release SQLite's locks.
     pub fn database(&self) -> &File {
         &self.database
     }
 
-    /// Whether the disk has no room for anything that is not essential.
+    /// Whether the disk has space for essential writes only.
     pub fn is_disk_full(&self) -> bool {
         is_disk_full(&self.folder)
     }
 }
 
-/// Whether the disk of a folder is full. False if that cannot be told.
+/// Whether the disk of a folder is full. False if that cannot be determined.
 pub(crate) fn is_disk_full(folder: &Path) -> bool {
     let Ok(disk) = statvfs(folder) else { return false };
-    // Some blocks of a file system are for root alone.
+    // Some blocks of a file system are for root only.
     let blocks = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
     blocks.saturating_mul(disk.f_frsize) < FULL
-}
-
-/// The folder that a file is in.
-pub(crate) fn folder_of(file: &Path) -> &Path {
-    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Allocates blocks up to `size` without changing the file's length.
 fn allocate(file: impl AsFd, size: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::KEEP_SIZE, 0, size) {
-        // A file system that cannot do it. The database works without a reserve.
+        // The file system cannot do it. The database works without a reserve.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
         done => Ok(done?),
     }
@@ -93,6 +112,10 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::MetadataExt;
 
+    fn allocated(file: &fs::Metadata) -> u64 {
+        file.blocks() * 512
+    }
+
     #[test]
     fn files_get_blocks_beyond_their_ends_and_keep_their_lengths() {
         let folder = tempfile::tempdir().expect("a temp folder");
@@ -101,18 +124,44 @@ mod tests {
         fs::write(folder.path().join("x.db-wal"), [2; 100]).expect("our own folder");
         let reserve = Reserve::of(&database).expect("both files are there");
         for _ in 0..2 {
-            reserve.fill().expect("there is room");
+            reserve.fill().expect("there is free space");
             let (file, log) = (reserve.database.metadata(), reserve.log.metadata());
             let (file, log) = (file.expect("a file"), log.expect("a file"));
             assert_eq!((file.len(), log.len()), (5000, 100));
-            assert!(file.blocks() * 512 > GROWTH && log.blocks() * 512 >= LOG, "{file:?} {log:?}");
+            assert!(allocated(&file) > GROWTH && allocated(&log) >= LOG, "{file:?} {log:?}");
         }
     }
 
     #[test]
-    fn a_database_without_a_log_is_named() {
+    fn a_database_without_a_log_is_an_error() {
         let folder = tempfile::tempdir().expect("a temp folder");
         fs::write(folder.path().join("x.db"), []).expect("our own folder");
         assert!(Reserve::of(&folder.path().join("x.db")).is_err());
+    }
+
+    #[test]
+    fn a_closed_database_keeps_an_empty_log_with_its_blocks() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let path = folder.path().join("x.db");
+        for rows in 1..3_i64 {
+            let connection = Connection::open(&path).expect("a database");
+            keep_log(&connection).expect("a setting");
+            let insert =
+                "PRAGMA journal_mode=WAL; CREATE TABLE IF NOT EXISTS t (n); INSERT INTO t VALUES (1)";
+            connection.execute_batch(insert).expect("writable");
+            let reserve = Reserve::of(&path).expect("both files are there");
+            reserve.checkpoint(&connection).expect("writable");
+            drop(connection);
+            drop(reserve);
+            let log = fs::metadata(beside(&path, "-wal")).expect("it is kept");
+            assert_eq!(log.len(), 0);
+            assert!(allocated(&log) >= LOG, "{log:?}");
+            // The file alone has all rows.
+            let copy = folder.path().join("copy.db");
+            fs::copy(&path, &copy).expect("our own folder");
+            let copy = Connection::open(&copy).expect("a database");
+            let found: i64 = copy.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).expect("rows");
+            assert_eq!(found, rows);
+        }
     }
 }

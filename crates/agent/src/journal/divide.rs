@@ -9,13 +9,13 @@ use procfleet_core::op::{OpKind, Order};
 use procfleet_core::parts::{self, KnownInstances};
 use procfleet_core::spec::{Instances, Spec};
 use procfleet_core::supervise::Record;
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The order with the spec that it means on this host.
 pub(super) fn with_whole_spec(
-    t: &Transaction<'_>,
+    t: &Connection,
     key: &ProcKey,
     mut order: Order,
 ) -> rusqlite::Result<Result<Order, UnknownFields>> {
@@ -35,7 +35,7 @@ pub(super) fn with_whole_spec(
 
 /// The order itself, or its parts. A part has an id of its own, and the spec of its instance.
 pub(super) fn divide(
-    t: &Transaction<'_>,
+    t: &Connection,
     key: &ProcKey,
     order: &Order,
 ) -> rusqlite::Result<Vec<(ProcKey, Order)>> {
@@ -81,7 +81,7 @@ pub(super) fn divide(
 
 /// Those that have a record or an order without an outcome. A proc of its own that is merely called like an
 /// instance is none: nobody who stops the one means the other.
-fn instances(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
+fn instances(t: &Connection, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
     // All names that begin with the proc's and a number sign; the dollar sign is the next character.
     let (from, to) = (format!("{}#", key.name), format!("{}$", key.name));
     let named = |name: String| ProcKey { namespace: key.namespace.clone(), name };
@@ -111,12 +111,12 @@ fn instances(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<BTreeSet<u3
 }
 
 /// How many the newest spec asks for.
-fn wanted(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Instances>> {
+fn wanted(t: &Connection, key: &ProcKey) -> rusqlite::Result<Option<Instances>> {
     Ok(newest_spec(t, key)?.map(|spec| spec.instances))
 }
 
 /// The spec of an order that is to be carried out, else the stored one.
-fn newest_spec(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
+fn newest_spec(t: &Connection, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
     let mut statement = t.prepare_cached(
         "SELECT request FROM ops
          WHERE confirmed = 0 AND state < 2 AND namespace = ?1 AND name = ?2 ORDER BY rowid DESC",
@@ -135,7 +135,7 @@ fn newest_spec(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Sp
     stored_spec(t, key)
 }
 
-pub(super) fn stored_spec(t: &Transaction<'_>, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
+pub(super) fn stored_spec(t: &Connection, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
     let record: Option<String> = t
         .prepare_cached("SELECT record FROM procs WHERE namespace = ?1 AND name = ?2")?
         .query_row(params![key.namespace, key.name], |row| row.get(0))

@@ -5,7 +5,7 @@ use super::{Journal, JournalError, json};
 use procfleet_core::id::ProcKey;
 use procfleet_core::supervise::Event;
 use procfleet_proto::link::EventMessage;
-use rusqlite::{Transaction, params};
+use rusqlite::{Connection, params};
 use tracing::warn;
 
 /// How many wait for the server at most: a few MB.
@@ -28,13 +28,13 @@ pub(crate) struct EventProc {
 impl Journal {
     /// The oldest events, as many as fit `bytes`, and at least one.
     pub(crate) async fn oldest_events(&self, bytes: usize) -> Result<Vec<EventMessage>, JournalError> {
-        self.thread.write(move |t| read(t, bytes)).await
+        self.run(move |t| read(t, bytes)).await
     }
 
     /// The server has these.
     pub(crate) async fn forget_events(&self, up_to: u64) {
         let up_to = i64::try_from(up_to).unwrap_or(i64::MAX);
-        let written = self.thread.write(move |t| {
+        let written = self.run(move |t| {
             t.prepare_cached("DELETE FROM events WHERE number <= ?1")?.execute([up_to]).map(|_| ())
         });
         // They are then sent once more after the next connect, and known.
@@ -53,7 +53,7 @@ impl Journal {
 }
 
 pub(super) fn write(
-    t: &Transaction<'_>,
+    t: &Connection,
     key: &ProcKey,
     event: &Event,
     known: &EventProc,
@@ -79,7 +79,7 @@ pub(super) fn write(
     t.prepare_cached("DELETE FROM events WHERE number <= ?1")?.execute([t.last_insert_rowid() - MOST])
 }
 
-fn read(t: &Transaction<'_>, bytes: usize) -> rusqlite::Result<Vec<EventMessage>> {
+fn read(t: &Connection, bytes: usize) -> rusqlite::Result<Vec<EventMessage>> {
     let journal: String =
         t.prepare_cached("SELECT value FROM meta WHERE key = 'journal'")?.query_row([], |row| row.get(0))?;
     let mut statement = t.prepare_cached(

@@ -1,70 +1,68 @@
-//! Whether a journal is fit to be used. One that is not is left as it is: an agent that began anew in its
-//! place would forget what is hosted, start what was stopped and carry out what was done.
+//! Refuses a journal that cannot be used, and leaves it unchanged. An agent with a new journal in its place
+//! would forget what is hosted, start stopped procs and repeat ops.
 
-use super::{JournalError, known_format, wal_check};
+use super::{JournalError, MIGRATIONS};
 use procfleet_core::supervise::Record;
-use procfleet_sqlite::explain;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use procfleet_sqlite::{
+    CheckError, DatabaseFile, FileFault, VersionError, explain, inspect, is_damage, quick_check,
+};
+use rusqlite::{Connection, OpenFlags};
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Written when the agent has joined, which is after its journal was made.
+/// Written when the agent has joined, which is after the journal was created.
 const JOINED: &str = "agent.id";
 
-/// What can be told without opening it as a database, which would make a new one where there is none.
-pub(super) fn look_at_file(path: &Path) -> Result<(), JournalError> {
-    let broken =
-        |reason: &str| Err(JournalError::Broken { path: path.to_owned(), reason: reason.to_owned() });
+/// Checks the file before SQLite opens it, which would create a missing one.
+pub(super) fn check_file(path: &Path) -> Result<(), JournalError> {
+    let broken = |reason: &str| Err(broken(path, reason));
     let had_one = path.parent().is_some_and(|folder| folder.join(JOINED).exists());
-    match fs::metadata(path) {
-        Ok(data) if data.is_dir() => broken("it is a folder"),
-        Ok(data) if !data.is_file() => broken("it is not a regular file"),
-        Ok(data) if data.len() == 0 && had_one => broken("it is empty, and this agent had one"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && had_one => {
-            broken("it is gone, and this agent had one")
+    match inspect(path) {
+        Ok(DatabaseFile::Empty) if had_one => broken("it is empty, and this agent had one"),
+        Ok(DatabaseFile::Missing) if had_one => broken("it is gone, and this agent had one"),
+        Ok(DatabaseFile::Missing) => Ok(()),
+        Err(FileFault::Io(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            broken("this account may not read and write it")
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => broken(&error.to_string()),
-        Ok(_) => match fs::OpenOptions::new().read(true).write(true).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                broken("this account may not read and write it")
+        Err(fault) => broken(&fault.to_string()),
+        Ok(DatabaseFile::Empty | DatabaseFile::Present) => {
+            match fs::OpenOptions::new().read(true).write(true).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    broken("this account may not read and write it")
+                }
+                // Other errors may pass, such as a lack of file descriptors.
+                Ok(_) | Err(_) => Ok(()),
             }
-            // Whatever else it is may pass: a full disk, no descriptors left.
-            Ok(_) | Err(_) => match wal_check::damage(path) {
-                Some(damage) => broken(&damage.to_string()),
-                None => Ok(()),
-            },
-        },
+        }
     }
 }
 
-/// The format that it was written in, if it is one that we know.
-pub(super) fn format(connection: &Connection, path: &Path) -> Result<i64, JournalError> {
-    let found: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    match found <= known_format() {
-        true => Ok(found),
-        false => Err(JournalError::TooNew { path: path.to_owned(), found, known: known_format() }),
+/// Refuses the journal of a newer version.
+pub(super) fn check_version(connection: &Connection, path: &Path) -> Result<(), JournalError> {
+    MIGRATIONS.version(connection).map(|_| ()).map_err(|error| version_error(error, path))
+}
+
+pub(super) fn version_error(error: VersionError, path: &Path) -> JournalError {
+    match error {
+        VersionError::TooNew { found, known } => JournalError::TooNew { path: path.to_owned(), found, known },
+        VersionError::Sqlite(error) => JournalError::Sqlite(error),
     }
 }
 
-/// Torn or altered pages, as far as they can be told.
-pub(super) fn check_pages(connection: &Connection, path: &Path) -> Result<(), JournalError> {
-    let said: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-    match said.as_str() {
-        "ok" => Ok(()),
-        _ => Err(JournalError::Broken { path: path.to_owned(), reason: said.replace('\n', " ") }),
-    }
+/// Checks the structure of the whole journal.
+pub(super) fn check(connection: &Connection, path: &Path) -> Result<(), JournalError> {
+    quick_check(connection).map_err(|error| match error {
+        CheckError::Damaged(reason) => broken(path, &reason),
+        CheckError::Sqlite(error) => JournalError::Sqlite(error),
+    })
 }
 
-/// An error that comes of what the file is, and not of the moment, is said to be that.
-/// A full disk is named.
-pub(super) fn name(failure: JournalError, path: &Path) -> JournalError {
-    let broken =
-        |reason: &rusqlite::Error| JournalError::Broken { path: path.to_owned(), reason: reason.to_string() };
+/// Names the cause where it is a damaged file or a full disk.
+pub(super) fn explained(failure: JournalError, path: &Path) -> JournalError {
     match failure {
-        JournalError::Open { source, .. } | JournalError::Sqlite(source) if comes_of_the_file(&source) => {
-            broken(&source)
+        JournalError::Open { source, .. } | JournalError::Sqlite(source) if is_damage(&source) => {
+            broken(path, &source.to_string())
         }
         JournalError::Open { source, .. } => {
             JournalError::Open { path: path.to_owned(), source: explain(source, path) }
@@ -74,38 +72,28 @@ pub(super) fn name(failure: JournalError, path: &Path) -> JournalError {
     }
 }
 
-fn comes_of_the_file(error: &rusqlite::Error) -> bool {
-    match error {
-        rusqlite::Error::SqliteFailure(error, said) => match error.code {
-            ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => true,
-            // A table or column is missing.
-            _ => said.as_deref().is_some_and(|said| said.starts_with("no such ")),
-        },
-        rusqlite::Error::InvalidColumnType(..)
-        | rusqlite::Error::IntegralValueOutOfRange(..)
-        | rusqlite::Error::Utf8Error(..) => true,
-        _ => false,
-    }
-}
-
-/// Whether this program could take the journal up, without touching it: how many procs are in it.
+/// Checks whether this program can use a journal, without changing it. Returns the number of procs in it.
 pub(crate) fn examine(path: &Path) -> Result<usize, JournalError> {
     let read = || -> Result<usize, JournalError> {
-        look_at_file(path)?;
+        check_file(path)?;
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
             .map_err(|source| JournalError::Open { path: path.to_owned(), source })?;
-        format(&connection, path)?;
-        check_pages(&connection, path)?;
+        check_version(&connection, path)?;
+        check(&connection, path)?;
         let mut statement = connection.prepare("SELECT record FROM procs")?;
         let records = statement.query_map([], |row| row.get::<_, String>(0))?;
         let mut procs = 0;
         for record in records {
             if let Err(failure) = serde_json::from_str::<Record>(&record?) {
-                return Err(JournalError::Broken { path: path.to_owned(), reason: failure.to_string() });
+                return Err(broken(path, &failure.to_string()));
             }
             procs += 1;
         }
         Ok(procs)
     };
-    read().map_err(|failure| name(failure, path))
+    read().map_err(|failure| explained(failure, path))
+}
+
+fn broken(path: &Path, reason: &str) -> JournalError {
+    JournalError::Broken { path: path.to_owned(), reason: reason.to_owned() }
 }

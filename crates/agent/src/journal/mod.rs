@@ -8,8 +8,6 @@ mod divide;
 mod events;
 mod integrity;
 mod repair;
-mod thread;
-mod wal_check;
 
 #[cfg(test)]
 mod tests;
@@ -28,12 +26,13 @@ use procfleet_core::parts;
 use procfleet_core::spec::{Instances, ProcessGroup, Spec};
 use procfleet_core::spread;
 use procfleet_core::supervise::{Record, Write};
-use procfleet_sqlite::Reserve;
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use procfleet_failpoint::Point;
+use procfleet_sqlite::{Migrations, Reserve, WriteError, Writer, WriterSettings, keep_log};
+use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use thread::Thread;
+use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::{error, warn};
 
@@ -68,6 +67,11 @@ pub enum JournalError {
         #[source]
         source: std::io::Error,
     },
+    #[error("starting the journal's thread")]
+    Thread {
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the journal")]
     Sqlite(#[from] rusqlite::Error),
     #[error("a commit failed, and all that was in it is undone")]
@@ -76,19 +80,30 @@ pub enum JournalError {
     Ended,
 }
 
-/// In order; the journal's format is how many of them were applied. Those that landed never change.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0001_init.sql"),
     include_str!("migrations/0002_events.sql"),
     include_str!("migrations/0003_groups.sql"),
     include_str!("migrations/0004_event_user.sql"),
-];
+]);
+
+const WRITER: WriterSettings = WriterSettings {
+    name: "journal",
+    group: 256,
+    // The writer also serves reads, which need no write lock.
+    begin: "BEGIN",
+    commit: Point::AgentCommit,
+};
+/// More than there are different statements, so that none is prepared twice.
+const STATEMENTS: usize = 32;
+/// The agent's end waits no longer than this for a disk that hangs. The next start replays the log.
+const CLOSE: Duration = Duration::from_secs(2);
 /// Confirmed ops are kept so long, for the operator; the server never asks for them again.
 const KEEP_SECS: i64 = 7 * 86_400;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
-    thread: Thread,
+    writer: Arc<Writer>,
     reserve: Arc<Reserve>,
     /// There are new events.
     news: Arc<Notify>,
@@ -148,12 +163,25 @@ pub(crate) enum Standing {
 
 impl Journal {
     pub(crate) async fn open(path: &Path, boot: &BootId) -> Result<(Journal, Past), JournalError> {
-        let (connection, past) = open(path, boot).map_err(|failure| integrity::name(failure, path))?;
+        let (connection, past) = open(path, boot).map_err(|failure| integrity::explained(failure, path))?;
         let reserve = Arc::new(Reserve::of(path).map_err(|source| JournalError::Reserve { source })?);
-        let thread = Thread::start(connection, reserve.clone());
-        let journal = Journal { thread, reserve, news: Arc::default() };
+        let writer = Writer::start(WRITER, connection, reserve.clone(), ())
+            .map_err(|source| JournalError::Thread { source })?;
+        let journal = Journal { writer: Arc::new(writer), reserve, news: Arc::default() };
         journal.fill_reserve();
         Ok((journal, past))
+    }
+
+    /// Runs `act` in the next transaction. Returns when it is durable.
+    async fn run<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        self.writer.run(act).await.map_err(|error| match error {
+            WriteError::Job(error) => JournalError::Sqlite(error),
+            WriteError::Commit(_) => JournalError::NotCommitted,
+            WriteError::Closed => JournalError::Ended,
+        })
     }
 
     /// Whether only essential changes should be written.
@@ -172,7 +200,7 @@ impl Journal {
 
     /// Deletes all confirmed ops, so that new ones find room inside the file.
     pub(crate) async fn make_room(&self) {
-        let made = self.thread.write(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
+        let made = self.run(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
         if let Err(failure) = made.await {
             warn!(
                 error = &failure as &dyn std::error::Error,
@@ -184,13 +212,13 @@ impl Journal {
     /// Gives back the memory that many writes have needed.
     pub(crate) async fn shrink(&self) {
         // What cannot be given back is kept.
-        let _ = self.thread.write(|t| t.execute_batch("PRAGMA shrink_memory")).await;
+        let _ = self.run(|t| t.execute_batch("PRAGMA shrink_memory")).await;
     }
 
     /// Forgets ops that nobody will ask for again; to be called now and then.
     pub(crate) async fn prune(&self) {
         // Unwritten, it is done the next time.
-        let _ = self.thread.write(prune).await;
+        let _ = self.run(prune).await;
         self.fill_reserve();
     }
 
@@ -199,23 +227,22 @@ impl Journal {
         &self,
         orders: Vec<(ProcKey, Order)>,
     ) -> Result<Vec<Acceptance>, JournalError> {
-        self.thread.write(move |t| orders.iter().map(|(key, order)| accept(t, key, order)).collect()).await
+        self.run(move |t| orders.iter().map(|(key, order)| accept(t, key, order)).collect()).await
     }
 
     /// The spec that is stored for a proc.
     pub(crate) async fn spec(&self, key: ProcKey) -> Result<Option<Spec>, JournalError> {
-        self.thread.write(move |t| divide::stored_spec(t, &key)).await
+        self.run(move |t| divide::stored_spec(t, &key)).await
     }
 
     /// What has become of an op, whole or in parts.
     pub(crate) async fn standing(&self, op: OpId) -> Result<Standing, JournalError> {
-        self.thread
-            .write(move |t| match known(t, op)? {
-                None => Ok(Standing::Unknown),
-                Some(Acceptance::Done(outcome)) => Ok(Standing::Done(outcome)),
-                Some(Acceptance::Known | Acceptance::New(_)) => Ok(Standing::Open(open_places(t, op)?)),
-            })
-            .await
+        self.run(move |t| match known(t, op)? {
+            None => Ok(Standing::Unknown),
+            Some(Acceptance::Done(outcome)) => Ok(Standing::Done(outcome)),
+            Some(Acceptance::Known | Acceptance::New(_)) => Ok(Standing::Open(open_places(t, op)?)),
+        })
+        .await
     }
 
     /// Makes a step durable. It is not given up: what waits for it may only happen afterwards.
@@ -260,9 +287,9 @@ impl Journal {
     }
 
     /// Tries until it is written.
-    async fn insist(&self, act: impl Fn(&Transaction<'_>) -> rusqlite::Result<()> + Clone + Send + 'static) {
+    async fn insist(&self, act: impl Fn(&Connection) -> rusqlite::Result<()> + Clone + Send + 'static) {
         loop {
-            match self.thread.write(act.clone()).await {
+            match self.run(act.clone()).await {
                 Ok(()) => return,
                 // The agent is ending: its next life finds the step undone, and says so.
                 Err(JournalError::Ended) => std::future::pending().await,
@@ -271,7 +298,7 @@ impl Journal {
                         error = &failure as &dyn std::error::Error,
                         "cannot write the journal; retrying. Ops wait meanwhile: check the disk of the data folder"
                     );
-                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
         }
@@ -279,7 +306,7 @@ impl Journal {
 
     /// The server has these outcomes.
     pub(crate) async fn confirm(&self, ops: Vec<OpId>) {
-        let written = self.thread.write(move |t| {
+        let written = self.run(move |t| {
             let mut statement =
                 t.prepare_cached("UPDATE ops SET confirmed = 1 WHERE op = ?1 AND state = 2")?;
             let mut confirm = |op: OpId| statement.execute([op.to_string()]);
@@ -305,38 +332,37 @@ impl Journal {
     /// As if the disk were full.
     #[cfg(test)]
     pub(crate) async fn refuse_writes(&self) {
-        self.thread.write(|t| t.execute_batch("PRAGMA query_only = ON")).await.expect("a pragma");
+        self.run(|t| t.execute_batch("PRAGMA query_only = ON")).await.expect("a pragma");
     }
 
     #[cfg(test)]
     pub(crate) async fn accept_writes(&self) {
-        self.thread.write(|t| t.execute_batch("PRAGMA query_only = OFF")).await.expect("a pragma");
+        self.run(|t| t.execute_batch("PRAGMA query_only = OFF")).await.expect("a pragma");
     }
 
     pub(crate) async fn close(self) {
-        self.thread.close().await;
+        let _ = tokio::time::timeout(CLOSE, self.writer.close()).await;
     }
 }
 
 /// Opens the journal, brings it to the newest format and reads what the last life left. On failure it is as
 /// it was.
 fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> {
-    integrity::look_at_file(path)?;
+    integrity::check_file(path)?;
     let opening = |source| JournalError::Open { path: path.to_owned(), source };
     let mut connection = Connection::open(path).map_err(opening)?;
+    keep_log(&connection).map_err(opening)?;
     connection
         .execute_batch(
             // Half a MiB of pages: the file is small, it is hardly ever read, and the kernel has it too.
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-512;",
         )
         .map_err(opening)?;
-    let found = integrity::format(&connection, path)?;
-    integrity::check_pages(&connection, path)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    integrity::check_version(&connection, path)?;
+    integrity::check(&connection, path)?;
     let transaction = connection.transaction().map_err(opening)?;
-    for migration in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or_default()) {
-        transaction.execute_batch(migration).map_err(opening)?;
-    }
-    transaction.pragma_update(None, "user_version", known_format()).map_err(opening)?;
+    MIGRATIONS.apply(&transaction).map_err(|error| integrity::version_error(error, path))?;
     let past = read_past(&transaction, boot)?;
     transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?1)", [&boot.0])?;
     prune(&transaction)?;
@@ -344,16 +370,12 @@ fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> 
     Ok((connection, past))
 }
 
-fn known_format() -> i64 {
-    i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX)
-}
-
-fn prune(t: &Transaction<'_>) -> rusqlite::Result<()> {
+fn prune(t: &Connection) -> rusqlite::Result<()> {
     let old = now_secs() - KEEP_SECS;
     t.execute("DELETE FROM ops WHERE confirmed = 1 AND accepted_at < ?1", [old]).map(|_| ())
 }
 
-fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result<Acceptance> {
+fn accept(t: &Connection, key: &ProcKey, order: &Order) -> rusqlite::Result<Acceptance> {
     if let Some(known) = known(t, order.op)? {
         return Ok(known);
     }
@@ -384,7 +406,7 @@ fn accept(t: &Transaction<'_>, key: &ProcKey, order: &Order) -> rusqlite::Result
 }
 
 /// What has become of an op that came before, whole or in parts. `None`: it is new.
-fn known(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
+fn known(t: &Connection, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
     let said = |outcome: Option<Outcome>| outcome.map_or(Acceptance::Known, Acceptance::Done);
     if let Some(outcome) = written_outcome(t, op)? {
         return Ok(Some(said(outcome)));
@@ -403,7 +425,7 @@ fn known(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Acceptance>> 
 }
 
 /// Where an op, or its parts, wait for an outcome.
-fn open_places(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Vec<(ProcKey, OpId)>> {
+fn open_places(t: &Connection, op: OpId) -> rusqlite::Result<Vec<(ProcKey, OpId)>> {
     let mut statement = t.prepare_cached("SELECT namespace, name FROM ops WHERE op = ?1 AND state < 2")?;
     let mut places = Vec::new();
     for op in std::iter::once(op).chain((1..=Instances::MAX).map(|instance| op.part(instance))) {
@@ -416,7 +438,7 @@ fn open_places(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Vec<(ProcKey, 
 }
 
 /// `None`: it is not written down. `Some(None)`: it has no outcome, or none that can be read.
-fn written_outcome(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<Option<Option<Outcome>>> {
+fn written_outcome(t: &Connection, op: OpId) -> rusqlite::Result<Option<Option<Outcome>>> {
     let known: Option<Option<String>> = t
         .prepare_cached("SELECT outcome FROM ops WHERE op = ?1")?
         .query_row([op.to_string()], |row| row.get(0))
@@ -434,7 +456,7 @@ fn merged(parts: OpParts) -> Result<Outcome, OpParts> {
     }
 }
 
-fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write, known: &EventProc) -> rusqlite::Result<()> {
+fn write_one(t: &Connection, key: &ProcKey, write: &Write, known: &EventProc) -> rusqlite::Result<()> {
     match write {
         Write::Record(record) => t
             .prepare_cached(
@@ -456,7 +478,7 @@ fn write_one(t: &Transaction<'_>, key: &ProcKey, write: &Write, known: &EventPro
     .map(|_| ())
 }
 
-fn read_past(t: &Transaction<'_>, boot: &BootId) -> Result<Past, JournalError> {
+fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
     let last_boot: Option<String> =
         t.query_row("SELECT value FROM meta WHERE key = 'boot_id'", [], |row| row.get(0)).optional()?;
     let same_boot = last_boot.as_deref() == Some(boot.0.as_str());

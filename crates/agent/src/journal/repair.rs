@@ -4,11 +4,12 @@
 //! nothing is known any more may have been carried out, so the new journal remembers when it was made: an op
 //! that was sent before that is answered as interrupted instead of being carried out once more.
 
-use super::{FILE, JournalError, MIGRATIONS, known_format, wal_check};
+use super::{FILE, JournalError, MIGRATIONS, integrity};
 use procfleet_core::id::OpId;
 use procfleet_core::supervise::Record;
+use procfleet_sqlite::wal_damage;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params_from_iter};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params_from_iter};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ impl fmt::Display for Saved {
 
 /// Whether an op may have been carried out although nothing is known of it: it was sent before the journal
 /// was repaired.
-pub(super) fn may_have_been_done(t: &Transaction<'_>, op: OpId) -> rusqlite::Result<bool> {
+pub(super) fn may_have_been_done(t: &Connection, op: OpId) -> rusqlite::Result<bool> {
     let repaired: Option<String> = t
         .prepare_cached("SELECT value FROM meta WHERE key = 'unsure_until'")?
         .query_row([], |row| row.get(0))
@@ -101,12 +102,9 @@ pub(crate) fn repair(folder: &Path) -> Result<Saved, JournalError> {
 
 fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Result<(), JournalError> {
     let t = new.transaction()?;
-    for migration in MIGRATIONS {
-        t.execute_batch(migration)?;
-    }
-    t.pragma_update(None, "user_version", known_format())?;
-    // SQLite reads it up to there, and says nothing of the rest.
-    let log_is_whole = wal_check::damage(old).is_none();
+    MIGRATIONS.apply(&t).map_err(|error| integrity::version_error(error, old))?;
+    // SQLite silently ignores the rest of an altered log.
+    let log_is_whole = wal_damage(old).is_none();
     let tables: Vec<Rows> = match Connection::open_with_flags(old, OpenFlags::SQLITE_OPEN_READ_ONLY) {
         Ok(old) => TABLES.iter().map(|(table, columns)| read(&old, table, columns)).collect(),
         Err(_) => TABLES.iter().map(|_| Rows::default()).collect(),

@@ -9,8 +9,8 @@
 //! that is cut off leaves either the store as it was or none, which the server says; a second try completes
 //! it.
 
-use super::{StoreError, file_id, schema, sound};
-use procfleet_sqlite::explain;
+use super::{StoreError, file_id, integrity, schema};
+use procfleet_sqlite::{beside, explain, is_damage, sync_folder};
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{self, File, OpenOptions};
@@ -28,7 +28,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
     fs::metadata(store).map_err(|source| file_error("reading", store, source))?;
     create_new(to).map_err(|source| file_error("creating", to, source))?;
-    let copied = copy(store, to).map_err(|error| error.named(store)).and_then(|()| {
+    let copied = copy(store, to).and_then(|()| {
         let size = fs::metadata(to).map_err(|source| file_error("looking at", to, source))?;
         Ok(size.len())
     });
@@ -48,7 +48,7 @@ pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError>
     if fs::metadata(store).is_ok_and(|store| (store.dev(), store.ino()) == (given.dev(), given.ino())) {
         return Err(unusable("it is the store itself".to_owned()));
     }
-    let draft = sound::beside(store, ".restoring");
+    let draft = beside(store, ".restoring");
     let drafted = remove_if_there(&draft)
         .and_then(|()| create_new(&draft))
         .map_err(|source| file_error("creating", &draft, source))
@@ -66,22 +66,24 @@ pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError>
     let moving = |source| file_error("moving away", store, source);
     let was_there = rename_if_there(store, &aside).map_err(moving)?;
     for ending in ["-wal", "-shm"] {
-        rename_if_there(&sound::beside(store, ending), &sound::beside(&aside, ending)).map_err(moving)?;
+        rename_if_there(&beside(store, ending), &beside(&aside, ending)).map_err(moving)?;
     }
     fs::rename(&draft, store)
-        .and_then(|()| sound::sync_folder(store))
+        .and_then(|()| sync_folder(store))
         .map_err(|source| file_error("putting the backup in the place of", store, source))?;
     Ok(was_there.then_some(aside))
 }
 
 /// Copies and checks a database. The copy needs no log beside it, and is another file to [`file_id`].
 fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
-    let failed = |source| StoreError::Database { doing: "copying the store", source };
+    // Damage is that of the source. A lack of space is that of the copy's disk.
+    let failed = |source: rusqlite::Error| match is_damage(&source) {
+        true => StoreError::damaged(from, source.to_string()),
+        false => StoreError::Database { doing: "copying the store", source: explain(source, to) },
+    };
     let flags = OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let source =
         Connection::open_with_flags(from, flags | OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
-    // From here on, a lack of space is one of the copy's disk.
-    let failed = |source| failed(explain(source, to));
     let mut copy =
         Connection::open_with_flags(to, flags | OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(failed)?;
     for connection in [&source, &copy] {
@@ -96,11 +98,11 @@ fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
     }
     copy.pragma_update(None, "journal_mode", "DELETE").map_err(failed)?;
     file_id::set_random(&copy).map_err(failed)?;
-    sound::check(&copy, from)?;
+    integrity::check(&copy, from)?;
     copy.close().map_err(|(_, source)| failed(source))?;
     File::open(to)
         .and_then(|file| file.sync_all())
-        .and_then(|()| sound::sync_folder(to))
+        .and_then(|()| sync_folder(to))
         .map_err(|source| file_error("writing", to, source))
 }
 
@@ -109,9 +111,8 @@ fn create_new(path: &Path) -> io::Result<()> {
 }
 
 fn free_name(store: &Path) -> PathBuf {
-    let mut names = (1_u64..).map(|number| sound::beside(store, &format!(".before-restore-{number}")));
-    let taken =
-        |name: &PathBuf| ["", "-wal", "-shm"].iter().any(|ending| sound::beside(name, ending).exists());
+    let mut names = (1_u64..).map(|number| beside(store, &format!(".before-restore-{number}")));
+    let taken = |name: &PathBuf| ["", "-wal", "-shm"].iter().any(|ending| beside(name, ending).exists());
     names.find(|name| !taken(name)).expect("there are more numbers than files")
 }
 

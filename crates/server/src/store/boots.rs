@@ -1,14 +1,14 @@
-//! The boots in which a server has worked with this store.
+//! The boots in which a server has used this store.
 
 use super::{Store, StoreError};
 use crate::clock::BootNumber;
 use rusqlite::OptionalExtension;
 
 impl Store {
-    /// The number of the boot that the kernel calls so: that of the last server, or a new one. `None`: nobody
-    /// knows which boot this is, and it is taken for a new one.
+    /// The number of the boot with this kernel id: that of the last start if the id is the same, else a new
+    /// one. `None`: the id is unknown, and the boot counts as a new one.
     pub async fn enter_boot(&self, id: Option<String>) -> Result<BootNumber, StoreError> {
-        self.write("noting the boot", move |db| {
+        self.write("recording the boot", move |db| {
             let last = "SELECT number, id FROM boots ORDER BY number DESC LIMIT 1";
             let last: Option<(i64, String)> =
                 db.query_row(last, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
@@ -19,6 +19,25 @@ impl Store {
             }
             db.execute("INSERT INTO boots (id) VALUES (?)", [id.unwrap_or_default()])?;
             Ok(BootNumber(db.last_insert_rowid()))
+        })
+        .await
+    }
+
+    /// Reads a row, to see whether the store can be read.
+    pub(super) async fn probe_read(&self) -> Result<(), StoreError> {
+        self.read("trying a read", |db| {
+            db.prepare_cached("SELECT 1 FROM boots LIMIT 1")?.exists([])?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Writes a row without changing it, to see whether the store can be written.
+    pub(super) async fn probe_write(&self) -> Result<(), StoreError> {
+        self.write("trying a change", |db| {
+            let sql = "UPDATE boots SET id = id WHERE number = (SELECT max(number) FROM boots)";
+            db.prepare_cached(sql)?.execute([])?;
+            Ok(())
         })
         .await
     }

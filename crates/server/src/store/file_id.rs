@@ -10,8 +10,9 @@
 //! A copy that was made with other tools while the same server ran has the same stamp. It cannot be told from
 //! the original.
 
-use super::{StoreError, sound};
+use super::StoreError;
 use crate::secret;
+use procfleet_sqlite::{beside, sync_folder};
 use rusqlite::{Connection, ErrorCode};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -42,7 +43,7 @@ pub(super) fn origin(path: &Path) -> Result<(FileOrigin, u32), StoreError> {
         None if stamp == 0 => FileOrigin::Same,
         None => FileOrigin::Other,
         Some(noted) if noted.contains(&stamp) => FileOrigin::Same,
-        Some(_) => match std::fs::metadata(sound::beside(path, "-wal")) {
+        Some(_) => match std::fs::metadata(beside(path, "-wal")) {
             Ok(log) if log.len() > LOG_HEADER => {
                 return Err(StoreError::ForeignLog { path: path.to_owned() });
             }
@@ -116,13 +117,13 @@ fn random() -> u32 {
 }
 
 fn noted(path: &Path) -> Option<Vec<u32>> {
-    let text = std::fs::read_to_string(sound::beside(path, ".id")).ok()?;
+    let text = std::fs::read_to_string(beside(path, ".id")).ok()?;
     text.split_whitespace().map(|word| u32::from_str_radix(word, 16).ok()).collect()
 }
 
 /// Whole or not at all.
 fn note(path: &Path, stamps: &[u32]) -> io::Result<()> {
-    let (draft, file) = (sound::beside(path, ".id.new"), sound::beside(path, ".id"));
+    let (draft, file) = (beside(path, ".id.new"), beside(path, ".id"));
     let words: Vec<String> = stamps.iter().map(|stamp| format!("{stamp:08x}")).collect();
     let mut written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     let done = writeln!(written, "{}", words.join(" ")).and_then(|()| written.sync_all());
@@ -131,5 +132,5 @@ fn note(path: &Path, stamps: &[u32]) -> io::Result<()> {
         return Err(error);
     }
     std::fs::rename(&draft, &file)?;
-    sound::sync_folder(path)
+    sync_folder(path)
 }

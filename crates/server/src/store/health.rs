@@ -4,8 +4,9 @@
 //! SQLite finds it damaged. From then on the writer refuses every change, and [`super::Store::failed`]
 //! returns, which ends the program. The files are left as they are.
 
-use super::{StoreError, file_id, sound};
-use procfleet_sqlite::Reserve;
+use super::schema::StoreLock;
+use super::{StoreError, file_id};
+use procfleet_sqlite::{CommitGuard, CommitResult, Reserve, beside};
 use rusqlite::ErrorCode;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -23,12 +24,6 @@ pub(super) struct StoreHealth {
     stamps: Vec<u32>,
     last_commit_failed: AtomicBool,
     condemned: watch::Sender<Option<Condemned>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CommitResult {
-    Done,
-    Failed,
 }
 
 /// Why the store cannot be used any more.
@@ -49,7 +44,7 @@ impl StoreHealth {
     /// For a store that has just been opened: both files are there.
     pub(super) fn of(path: &Path, reserve: Arc<Reserve>, stamps: Vec<u32>) -> io::Result<StoreHealth> {
         let open = |path: PathBuf| Ok::<_, io::Error>(OpenFile { id: id_of(&path)?, path });
-        let files = [open(path.to_owned())?, open(sound::beside(path, "-wal"))?];
+        let files = [open(path.to_owned())?, open(beside(path, "-wal"))?];
         Ok(StoreHealth {
             path: path.to_owned(),
             files,
@@ -91,10 +86,6 @@ impl StoreHealth {
         }
     }
 
-    pub(super) fn note_commit(&self, commit: CommitResult) {
-        self.last_commit_failed.store(commit == CommitResult::Failed, Ordering::Relaxed);
-    }
-
     pub(super) fn last_commit_failed(&self) -> bool {
         self.last_commit_failed.load(Ordering::Relaxed)
     }
@@ -121,6 +112,22 @@ impl StoreHealth {
             }
         });
         self.condemned().unwrap_or(why)
+    }
+}
+
+/// Checks the files around each group of the writer, and holds the lock until the database is closed.
+pub(super) struct HealthGuard {
+    pub(super) health: Arc<StoreHealth>,
+    pub(super) _lock: StoreLock,
+}
+
+impl CommitGuard for HealthGuard {
+    fn check(&self) -> Result<(), rusqlite::Error> {
+        self.health.check().map_err(|condemned| condemned.as_sqlite_error())
+    }
+
+    fn record(&self, commit: CommitResult) {
+        self.health.last_commit_failed.store(commit == CommitResult::Failed, Ordering::Relaxed);
     }
 }
 

@@ -1,11 +1,12 @@
-//! Checks that the whole store can be read, at each start.
+//! Checks the structure of the whole store at each start.
 //!
 //! A small store is checked before the server is up. A large one is checked while the server works, a table
 //! at a time: each is one read transaction, so that the write-ahead log can be written from its beginning
 //! again in between. Damage condemns the store (see `health`), which ends the server.
 
 use super::health::{Condemned, StoreHealth};
-use super::{StoreError, schema, sound};
+use super::{StoreError, schema};
+use procfleet_sqlite::{CheckError, quick_check, quick_check_table, tables};
 use rusqlite::{Connection, InterruptHandle};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +31,12 @@ impl StoreSize {
     }
 }
 
-/// The check of a large store. Dropping it cuts it off.
+/// Checks a small store, or a backup. An error names `path`.
+pub(super) fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    quick_check(connection).map_err(|error| check_error(error, path))
+}
+
+/// The check of a large store. Dropping it cancels the check.
 pub(super) struct BackgroundCheck {
     stop: Arc<AtomicBool>,
     interrupt: InterruptHandle,
@@ -68,15 +74,35 @@ impl Drop for BackgroundCheck {
 }
 
 fn check_tables(connection: &Connection, path: &Path, health: &StoreHealth, stop: &AtomicBool) {
-    match sound::check_by_table(connection, path, || stop.load(Ordering::Relaxed)) {
+    match check_by_table(connection, path, stop) {
         Ok(()) => tracing::info!(path = %path.display(), "store checked"),
         Err(StoreError::Damaged { path, reason }) => {
             health.condemn(Condemned::Damaged { path, reason });
         }
-        // It was cut off, or SQLite could not read at that moment.
+        // Cancelled, or a failure of the moment.
         Err(error) => tracing::warn!(
             error = &error as &dyn std::error::Error,
             "the check of the store was not completed; the next start checks it again"
         ),
+    }
+}
+
+fn check_by_table(connection: &Connection, path: &Path, stop: &AtomicBool) -> Result<(), StoreError> {
+    let tables = tables(connection).map_err(|error| check_error(CheckError::Sqlite(error), path))?;
+    for table in tables {
+        if stop.load(Ordering::Relaxed) {
+            return Err(StoreError::Closed);
+        }
+        quick_check_table(connection, &table).map_err(|error| check_error(error, path))?;
+    }
+    Ok(())
+}
+
+fn check_error(error: CheckError, path: &Path) -> StoreError {
+    match error {
+        CheckError::Damaged(reason) => StoreError::damaged(path, reason),
+        CheckError::Sqlite(source) => {
+            StoreError::Database { doing: "checking the store", source }.named(path)
+        }
     }
 }

@@ -29,6 +29,7 @@ mod file_id;
 mod generation;
 mod health;
 mod integrity;
+mod lost;
 mod ops;
 mod process_groups;
 mod procs;
@@ -36,13 +37,10 @@ mod reader;
 mod readmit;
 mod retention;
 mod schema;
-mod settings;
-mod sound;
 mod submissions;
 mod tasks;
 mod tokens;
 mod users;
-mod writer;
 
 #[cfg(test)]
 mod tests;
@@ -64,19 +62,29 @@ pub use tasks::{LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskCounts, T
 pub use tokens::{JoinTokenRefusal, NewToken, Replaces, TokenRecord, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 
-use health::StoreHealth;
+use health::{HealthGuard, StoreHealth};
 use integrity::{BackgroundCheck, StoreSize};
 use procfleet_core::AgentId;
-use procfleet_sqlite::Reserve;
+use procfleet_failpoint::Point;
+use procfleet_program::panics;
+use procfleet_sqlite::{Reserve, WriteError, Writer, WriterSettings, explain, is_damage};
 use reader::Readers;
 use rusqlite::Connection;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use writer::Writer;
 
-/// How often the files of the store are looked at when nothing is written.
+/// Larger groups gain nothing, and make their first job wait.
+const WRITER: WriterSettings = WriterSettings {
+    name: "procfleet-store",
+    group: 1_000,
+    // Only the writer writes. Immediate, so that a job never fails because its read snapshot is outdated.
+    begin: "BEGIN IMMEDIATE",
+    commit: Point::ServerCommit,
+};
+
+/// How often the files of the store are checked when nothing is written.
 const FILES: Duration = Duration::from_secs(1);
 
 /// The handle. Clones share one open store; it ends with [`Store::close`], or when the last clone is dropped,
@@ -171,9 +179,25 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The same, or that the file is damaged, if that is what it comes of.
+    /// Names the cause where it is a damaged file or a full disk.
     pub fn named(self, path: &Path) -> StoreError {
-        sound::name(self, path)
+        match self {
+            StoreError::Database { source, .. } if is_damage(&source) => {
+                StoreError::damaged(path, source.to_string())
+            }
+            StoreError::Commit { source, .. } if is_damage(&source) => {
+                StoreError::damaged(path, source.to_string())
+            }
+            StoreError::Unreadable { .. } => StoreError::damaged(path, self.to_string()),
+            StoreError::Database { doing, source } => {
+                StoreError::Database { doing, source: explain(source, path) }
+            }
+            error => error,
+        }
+    }
+
+    fn damaged(path: &Path, reason: impl Into<String>) -> StoreError {
+        StoreError::Damaged { path: path.to_owned(), reason: reason.into() }
     }
 
     /// Starting again would not help: somebody has to look.
@@ -206,7 +230,8 @@ impl Store {
                 StoreHealth::of(&path, reserve.clone(), opened.stamps)
                     .map_err(failed("looking at the files of"))?,
             );
-            let writer = Writer::start(opened.connection, reserve.clone(), health.clone(), opened.lock)
+            let guard = HealthGuard { health: health.clone(), _lock: opened.lock };
+            let writer = Writer::start(WRITER, opened.connection, reserve.clone(), guard)
                 .map_err(failed("starting the writer of"))?;
             let check = match opened.size {
                 StoreSize::Small => None,
@@ -252,8 +277,8 @@ impl Store {
         }
         // Only after a failure: everybody may ask, and a change costs a sync.
         let tried = match health.last_commit_failed() {
-            true => self.touch().await,
-            false => self.setting("ready").await.map(|_| ()),
+            true => self.probe_write().await,
+            false => self.probe_read().await,
         };
         tried.err().map(|error| match std::error::Error::source(&error) {
             Some(source) => format!("{error}: {source}"),
@@ -281,7 +306,11 @@ impl Store {
         let check = self.inner.check.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = tokio::task::spawn_blocking(|| drop(check)).await;
         self.inner.readers.close().await;
-        self.inner.writer.close().await
+        const DOING: &str = "closing the store";
+        match self.inner.writer.close().await {
+            Some(closed) => closed.map_err(|source| StoreError::Database { doing: DOING, source }),
+            None => Err(StoreError::Panicked { doing: DOING }),
+        }
     }
 
     /// Runs `change` on the writer; returns when it is durable.
@@ -290,7 +319,17 @@ impl Store {
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, QueryFault> + Send + 'static,
     {
-        self.judged(self.inner.writer.run(doing, change).await)
+        // The writer rolls the savepoint back, so a panic costs this job alone.
+        let job = move |db: &Connection| {
+            panics::catch_in(|| change(db))
+                .unwrap_or(Err(QueryFault::Known(StoreError::Panicked { doing })))
+                .map_err(|fault| fault.during(doing))
+        };
+        self.judged(self.inner.writer.run(job).await.map_err(|error| match error {
+            WriteError::Job(error) => error,
+            WriteError::Commit(source) => StoreError::Commit { doing, source },
+            WriteError::Closed => StoreError::Closed,
+        }))
     }
 
     /// Runs `look` in one read transaction.

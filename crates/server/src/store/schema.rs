@@ -2,15 +2,14 @@
 
 use super::file_id::{self, FileOrigin};
 use super::integrity::StoreSize;
-use super::{QueryFault, StoreError, generation, sound};
-use rusqlite::config::DbConfig;
+use super::{StoreError, generation, integrity, lost};
+use procfleet_sqlite::{Migrations, VersionError, beside, keep_log};
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 use std::time::Duration;
 
-/// In order; the schema's version is how many of them were applied.
-const MIGRATIONS: &[&str] = &[
+const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0001_init.sql"),
     include_str!("migrations/0002_events.sql"),
     include_str!("migrations/0003_users.sql"),
@@ -25,7 +24,8 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0012_event_account.sql"),
     include_str!("migrations/0013_tokens.sql"),
     include_str!("migrations/0014_generations.sql"),
-];
+    include_str!("migrations/0015_drop_settings.sql"),
+]);
 
 /// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,28 +54,23 @@ pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
     // The lock comes before anything else touches the file: closing any descriptor of a SQLite file drops the
     // locks that SQLite holds on it in this process.
     let lock = lock(path)?;
-    sound::look_at_file(path)?;
+    lost::check_file(path)?;
     let (origin, stamp) = file_id::origin(path)?;
     let size = StoreSize::of(path);
     create(path).map_err(|source| StoreError::File { doing: "creating", path: path.to_owned(), source })?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
         .map_err(|source| StoreError::Database { doing: "opening the store", source }.named(path))?;
-    let named = |source| StoreError::Database { doing: "opening the store", source }.named(path);
-    // What is damaged is left as it is: closing it must not copy its log into it.
-    let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-    connection.set_db_config(keep_log, true).map_err(named)?;
-    sound::look_inside(&connection, path)?;
+    lost::check_tables(&connection, path)?;
     if size == StoreSize::Small {
-        sound::check(&connection, path)?;
+        integrity::check(&connection, path)?;
     }
-    connection.set_db_config(keep_log, false).map_err(named)?;
     upgrade(&mut connection, path).map_err(|error| error.named(path))?;
     if origin == FileOrigin::Other {
         generation::begin(&mut connection)
             .map_err(|fault| fault.during("beginning a generation").named(path))?;
     }
     let stamps = file_id::stamp(&connection, path, stamp)?;
-    tracing::info!(path = %path.display(), schema = MIGRATIONS.len(), "store opened");
+    tracing::info!(path = %path.display(), schema = MIGRATIONS.known(), "store opened");
     Ok(OpenedDatabase { connection, lock, stamps, size })
 }
 
@@ -88,11 +83,9 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
 pub(super) fn check_backup(copy: &Path, named: &Path) -> Result<(), StoreError> {
     let failed = |source| StoreError::Database { doing: "looking into the backup", source };
     let connection = Connection::open_with_flags(copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
-    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
-    let found = version(&connection).map_err(|fault| fault.during("looking into the backup"))?;
-    if found > known {
-        return Err(StoreError::Newer { path: named.to_owned(), found, known });
-    }
+    let found = MIGRATIONS
+        .version(&connection)
+        .map_err(|error| version_error(error, "looking into the backup", named))?;
     let sql =
         "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN ('agents', 'apps', 'tasks')";
     let tables: i64 = connection.query_row(sql, [], |row| row.get(0)).map_err(failed)?;
@@ -106,7 +99,7 @@ pub(super) fn check_backup(copy: &Path, named: &Path) -> Result<(), StoreError> 
 }
 
 pub(super) fn lock(path: &Path) -> Result<StoreLock, StoreError> {
-    let path_of_lock = sound::beside(path, ".lock");
+    let path_of_lock = beside(path, ".lock");
     let failed = |source| StoreError::File { doing: "locking", path: path_of_lock.clone(), source };
     let file = create(&path_of_lock).map_err(failed)?;
     match file.try_lock() {
@@ -128,6 +121,7 @@ fn create(path: &Path) -> std::io::Result<File> {
 fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connection> {
     // Each connection is used by one thread at a time, so SQLite need not lock it too.
     let connection = Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    keep_log(&connection)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.pragma_update(None, "foreign_keys", true)?;
@@ -145,25 +139,17 @@ fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connection> {
 }
 
 fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
-    const DOING: &str = "upgrading the store's schema";
-    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
-    let found = version(connection).map_err(|fault| fault.during(DOING))?;
-    if found > known {
-        return Err(StoreError::Newer { path: path.to_owned(), found, known });
-    }
-    for (applied, migration) in (1_i64..).zip(MIGRATIONS).filter(|(applied, _)| *applied > found) {
-        migrate(connection, applied, migration).map_err(|fault| fault.during(DOING))?;
-    }
-    Ok(())
+    let mut apply = || -> Result<(), VersionError> {
+        let transaction = connection.transaction()?;
+        MIGRATIONS.apply(&transaction)?;
+        Ok(transaction.commit()?)
+    };
+    apply().map_err(|error| version_error(error, "upgrading the store's schema", path))
 }
 
-fn version(connection: &Connection) -> Result<i64, QueryFault> {
-    Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
-}
-
-fn migrate(connection: &mut Connection, applied: i64, migration: &str) -> Result<(), QueryFault> {
-    let transaction = connection.transaction()?;
-    transaction.execute_batch(migration)?;
-    transaction.pragma_update(None, "user_version", applied)?;
-    Ok(transaction.commit()?)
+fn version_error(error: VersionError, doing: &'static str, path: &Path) -> StoreError {
+    match error {
+        VersionError::TooNew { found, known } => StoreError::Newer { path: path.to_owned(), found, known },
+        VersionError::Sqlite(source) => StoreError::Database { doing, source },
+    }
 }

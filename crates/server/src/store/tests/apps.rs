@@ -1,4 +1,4 @@
-//! Apps, what they may use, settings, and what may be logged of them.
+//! Apps, their grants, and what the log may show of them.
 
 use super::*;
 use procfleet_core::grants::{Dimension, Grants};
@@ -108,15 +108,6 @@ async fn the_audit_is_searched() {
     check(Some("a"), None, &["y", "x"]).await;
     check(None, Some("x"), &["x", "x"]).await;
     check(Some("b"), Some("y"), &[]).await;
-}
-
-#[tokio::test]
-async fn a_setting_keeps_its_first_value() {
-    let Fixture { folder: _folder, store } = fixture().await;
-    assert_eq!(store.setting("ca").await.expect("no error"), None);
-    assert_eq!(store.put_setting_if_absent("ca", "one").await.expect("no error"), "one");
-    assert_eq!(store.put_setting_if_absent("ca", "two").await.expect("no error"), "one");
-    assert_eq!(store.setting("ca").await.expect("no error").as_deref(), Some("one"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod apps;
 mod businesses;
 mod certificates;
 mod events;
-mod groups;
+mod group_commit;
 mod lifecycle;
 mod process_groups;
 mod procs;
