@@ -1,7 +1,9 @@
-//! Messages on a full disk: they say that the disk is full, and which one.
+//! Server and agent on a full disk.
 
 use crate::up;
-use procfleet_testkit::{Disk, Finished, Joined, Op, PATIENCE, Program, Signal, Up, wait_until};
+use procfleet_testkit::{
+    Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, programs, wait_until,
+};
 use serde_json::{Value, json};
 
 const IP: &str = "127.0.0.2";
@@ -13,8 +15,52 @@ fn assert_names_disk(said: &Finished, folder: &str) {
     assert!(said.stderr.contains(&words), "{said:?}");
 }
 
+/// An orderly end must not give up the disk blocks that the next start needs.
 #[test]
-fn a_start_on_a_full_disk_names_the_disk() {
+fn server_and_agent_start_again_on_a_full_disk_and_stop_processes() {
+    let Some((mut up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "32m") else { return };
+    let procs =
+        |up: &Up| ["queried", "stopped", "killed"].map(|name| up.proc(name).starts(&programs::foreground()));
+    let pids = procs(&up).each_ref().map(Proc::start);
+    // The first end is on a disk with free space, the second one on a full disk.
+    for _ in 0..2 {
+        up.end(Signal::TERM);
+        disk.fill();
+        up.again();
+        up.wait_for_agent();
+        let [queried, ..] = procs(&up);
+        assert_eq!(queried.op(Op::Query).assert_success().pid(), Some(pids[0]));
+    }
+    let [_, stopped, killed] = procs(&up);
+    stopped.op(Op::Stop).assert_success().assert_hosted(false);
+    killed.op(Op::Kill).assert_success().assert_hosted(false);
+    assert_eq!(pids.map(is_running), [true, false, false]);
+    let refused = up.client.post("/api/v2/proc/operate_proc_v2", up.proc("new").body(Op::Start));
+    refused.assert_refused(STORE_FAILED, &["the disk of the server's data folder is full"]);
+    disk.free();
+    stopped.start();
+}
+
+#[test]
+fn an_agent_of_its_own_starts_again_on_a_full_disk_and_stops_a_process() {
+    let up = up();
+    let Some(disk) = Disk::mount(&up.folder("disk"), "32m") else { return };
+    let data = disk.path().join("agent");
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("filler").on_host(IP).starts(&programs::foreground());
+    let pid = proc.start();
+    agent.end(Signal::TERM);
+    disk.fill();
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
+    agent.wait_until_connected(&up, IP);
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(!is_running(pid));
+}
+
+/// Without the log that holds the reserved blocks, a start fails. So does a backup, which is a new file.
+#[test]
+fn a_start_without_its_log_and_a_backup_on_a_full_disk_name_the_disk() {
     let up = up();
     let Some(disk) = Disk::mount(&up.folder("disk"), "32m") else { return };
     let (agents, servers) = (disk.path().join("agent"), disk.path().join("server"));
@@ -31,6 +77,12 @@ fn a_start_on_a_full_disk_names_the_disk() {
     wait_until(PATIENCE, "the server is ready", || first.stdout().contains("ready"));
     first.end(Signal::TERM, PATIENCE);
 
+    for database in [agents.join("agent.db"), servers.join("server.db")] {
+        for ending in ["-wal", "-shm"] {
+            let log = format!("{}{ending}", database.display());
+            std::fs::remove_file(&log).expect("an orderly end keeps it");
+        }
+    }
     disk.fill();
     let mut agent = Joined::start(up.binary(), &up.link(), &agents, IP, None);
     assert_names_disk(&agent.finish(), &agents.display().to_string());
@@ -38,7 +90,7 @@ fn a_start_on_a_full_disk_names_the_disk() {
     let file = disk.path().join("backup.db");
     let backup = up.cli(&["store", "backup", &file.display().to_string()]);
     assert_names_disk(&backup, &disk.path().display().to_string());
-    assert!(!file.exists(), "half a backup is none");
+    assert!(!file.exists(), "no partial backup is left");
 }
 
 #[test]

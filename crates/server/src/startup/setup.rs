@@ -24,7 +24,7 @@ pub enum SetupError {
     Mismatch(String),
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct AdminFile {
     url: String,
     bk_app_code: String,
@@ -65,7 +65,17 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
     let Reached { url, pin } = at;
     let tls_sha256 = pin.map(|pin| hex(&pin));
     let new = AdminFile { url, bk_app_code: ADMIN.to_owned(), bk_app_secret: secret, tls_sha256 };
-    write(file, &new)?;
+    if old.as_ref() != Some(&new) {
+        match write(file, &new) {
+            Err(error) if old.is_some() && store.is_disk_full() => tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                url = new.url,
+                "admin.json cannot be updated on the full disk: it names an earlier address or certificate; free some \
+                 space and restart the server"
+            ),
+            written => written?,
+        }
+    }
     if known.is_none() {
         let app =
             NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: AppTrust::Users, created_at: now };
