@@ -1,4 +1,4 @@
-//! What is to happen at which point, and when.
+//! The plan: which action at which failpoint, and at which pass.
 
 use crate::Point;
 use std::str::FromStr;
@@ -6,9 +6,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// `POINT=ACTION[@N[+]]`, several with commas between: `kill` as `kill -9` does it, `panic`, `fail`, or
-/// `pause:MILLISECONDS`; the Nth time that the point is passed (the first, if nothing is said), or from then
-/// on.
+/// `POINT=ACTION[@N[+]]`, separated by commas. Actions: `kill` (SIGKILL), `panic`, `fail`,
+/// `pause:MILLISECONDS`. `@N` is the Nth pass of the point (default: the first), `@N+` that and all later ones.
 #[derive(Clone, Debug, Default)]
 pub struct FailPlan(Vec<std::sync::Arc<Deed>>);
 
@@ -17,7 +16,7 @@ struct Deed {
     point: Point,
     action: Action,
     nth: u64,
-    /// From the Nth time on.
+    /// Also at all passes after the Nth.
     onwards: bool,
     passed: AtomicU64,
 }
@@ -62,12 +61,12 @@ fn read(text: &str) -> Option<Deed> {
 
 static PLAN: OnceLock<FailPlan> = OnceLock::new();
 
-/// From now on. A program follows one plan in its life.
+/// Installs the plan. Only the first call has an effect.
 pub fn follow(plan: FailPlan) {
     let _ = PLAN.set(plan);
 }
 
-/// Whether what happens at the point is to fail.
+/// Returns whether the operation at the point should fail.
 pub(crate) fn pass(point: Point) -> bool {
     let mut fails = false;
     for deed in PLAN.get().iter().flat_map(|plan| &plan.0).filter(|deed| deed.point == point) {
@@ -79,7 +78,7 @@ pub(crate) fn pass(point: Point) -> bool {
             Action::Fail => fails = true,
             Action::Panic => panic!("the plan wants a panic at {}", point.name()),
             Action::Kill => loop {
-                // No destructor runs, no buffer is flushed, and nobody goes on.
+                // Runs no destructors and flushes no buffers.
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             },

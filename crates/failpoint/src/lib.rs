@@ -1,9 +1,8 @@
-//! Named points at which a test can end, stop or fail the program: one for every step of an op between
-//! "request read" and "acknowledged".
+//! Failpoints: named points at which a test can kill, pause or fail the program, one for each step of an op
+//! between "request read" and "acknowledged".
 //!
-//! Without the feature `armed`, which only the chaos test asks for, [`hit`] and [`fails`] are empty and a
-//! plan can neither be made nor followed. With it, the program is told a plan at its start, such as
-//! `server.task_committed=kill@3`.
+//! Without the feature `armed`, which only the chaos test enables, [`hit`] and [`fails`] do nothing. With it,
+//! the program gets a plan at its start, such as `server.task_committed=kill@3`.
 
 #[cfg(feature = "armed")]
 mod armed;
@@ -11,15 +10,14 @@ mod armed;
 #[cfg(feature = "armed")]
 pub use armed::{BadPlan, FailPlan, follow};
 
-/// Where a test can step in. Those of the server come first, each room in the order in which an op passes
-/// them.
+/// A failpoint. Server first, then agent, each in the order in which an op passes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Point {
-    /// A request was understood, and nothing of it is stored.
+    /// A request was parsed, and nothing of it is stored.
     ServerRequestRead,
-    /// Its task is about to be written.
+    /// The task of a request is about to be written.
     ServerTaskUnwritten,
-    /// Its task is durable; neither the dispatcher nor the caller knows.
+    /// The task is durable. Neither the dispatcher nor the caller knows it yet.
     ServerTaskCommitted,
     /// The dispatcher has read the ops of a task.
     ServerKeeperRead,
@@ -37,13 +35,13 @@ pub enum Point {
     AgentOpReceived,
     /// An op is about to be written to the journal.
     AgentOpUnwritten,
-    /// An op is in the journal; nobody acts on it yet.
+    /// An op is in the journal. Its actor does not have it yet.
     AgentOpJournalled,
-    /// It is about to be written that an op has begun.
+    /// The beginning of an op is about to be written.
     AgentBegunUnwritten,
-    /// It is written that an op has begun; nothing was done.
+    /// The beginning of an op is written. Nothing was done yet.
     AgentBegunWritten,
-    /// Its command was started.
+    /// The command of an op was started.
     AgentProcessSpawned,
     /// The outcome is about to be written to the journal.
     AgentOutcomeUnwritten,
@@ -53,7 +51,7 @@ pub enum Point {
     AgentReportSent,
     /// An acknowledgement was read from the server's socket.
     AgentAckReceived,
-    /// It is in the journal that the server has the outcome.
+    /// The journal has the server's acknowledgement of an outcome.
     AgentAckWritten,
     /// The server's store is about to commit; it can fail as a disk would.
     ServerCommit,
@@ -85,7 +83,7 @@ impl Point {
         Point::AgentAckReceived,
         Point::AgentAckWritten,
     ];
-    /// The places where a disk can fail.
+    /// The points at which a disk can fail.
     pub const DISKS: [Point; 2] = [Point::ServerCommit, Point::AgentCommit];
 
     pub fn name(self) -> &'static str {
@@ -116,7 +114,7 @@ impl Point {
     }
 }
 
-/// Passes a point. A plan may end or stop the program here.
+/// Passes a point. A plan may kill or pause the program here.
 #[cfg(feature = "armed")]
 pub fn hit(point: Point) {
     armed::pass(point);
@@ -126,7 +124,7 @@ pub fn hit(point: Point) {
 #[inline]
 pub fn hit(_point: Point) {}
 
-/// Passes a point at which something can fail; whether a plan wants it to.
+/// Passes a point. Returns whether a plan wants the operation to fail.
 #[cfg(feature = "armed")]
 pub fn fails(point: Point) -> bool {
     armed::pass(point)

@@ -1,5 +1,4 @@
-//! The program's own log: which lines it has, and in which form. The output of managed processes is another
-//! matter.
+//! Flags and setup of the program's own log. Not for the output of managed processes.
 
 use crate::{panics, stream};
 use clap::ValueEnum;
@@ -29,13 +28,13 @@ pub enum LogFormat {
 
 const DEFAULT_LEVEL: &str = "info";
 
-/// Dropping the guard waits a moment for lines that a slow reader of standard error has not taken yet.
+/// Dropping the guard waits briefly until a slow reader of standard error has taken the last lines.
 #[must_use = "the last lines of the log are written when the guard is dropped"]
 #[derive(Debug)]
 pub struct LogGuard(());
 
 impl LogArgs {
-    /// As arguments for another program of ours; what is the default is left out.
+    /// As arguments for another program of procfleet, without defaults.
     pub fn arguments(&self) -> Vec<(&'static str, String)> {
         let format = (self.log_format != LogFormat::default()).then_some("json");
         let level = Some(self.log_level.as_str()).filter(|level| *level != DEFAULT_LEVEL);
@@ -52,7 +51,7 @@ impl LogArgs {
             // written.
             .log_internal_errors(false)
             .with_target(false);
-        // A second logger is a caller's own; it stays.
+        // Fails if the caller has installed a logger, which then stays.
         let _ = match self.log_format {
             LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).try_init(),
             LogFormat::Json => log.json().with_ansi(false).try_init(),
@@ -92,7 +91,7 @@ impl<'a> MakeWriter<'a> for LogWriter {
     }
 }
 
-/// A variable that is set to nothing counts as not set.
+/// An empty environment variable counts as unset.
 fn level(text: &str) -> Result<String, String> {
     let text = if text.is_empty() { DEFAULT_LEVEL } else { text };
     match EnvFilter::try_new(text) {

@@ -1,11 +1,10 @@
-//! Panics are never silent: each is logged with its place and counted, wherever it happens.
+//! Logs every panic with its location, and counts it.
 //!
-//! A panic ends the program, which is then started again and goes on with what its journal or store knows.
+//! A panic ends the program. The service manager restarts it, and it continues from its journal or store.
 //! The exception is work for a single request, session or question, which is [contained](contain): its panic
-//! costs that request alone.
+//! fails that request alone.
 //!
-//! The panic hook decides, so a task whose handle nobody holds, or a thread that nobody joins, is no
-//! exception.
+//! The panic hook decides, so detached tasks and threads are covered, too.
 
 use futures_util::FutureExt;
 use std::any::Any;
@@ -22,7 +21,7 @@ static TOTAL: AtomicU64 = AtomicU64::new(0);
 static FATAL: LazyLock<watch::Sender<Option<Panicked>>> = LazyLock::new(|| watch::channel(None).0);
 
 thread_local! {
-    /// How many containments the code that this thread runs is within.
+    /// How many nested containments this thread is in.
     static CONTAINED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -35,17 +34,17 @@ pub struct Panicked {
     pub message: String,
 }
 
-/// A panic that was contained. The log has its place.
+/// A panic that was contained. The log has its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a defect of procfleet broke it off; the log has its place")]
 pub struct Caught;
 
-/// How many panics there were since the program's start, contained ones included.
+/// Number of panics since the start of the program, including contained ones.
 pub fn total() -> u64 {
     TOTAL.load(Ordering::Relaxed)
 }
 
-/// Returns when a panic that is not contained has happened. The caller is to end the program.
+/// Returns after a panic that was not contained. The caller must end the program.
 pub async fn fatal() -> Panicked {
     let mut panicked = FATAL.subscribe();
     loop {
@@ -70,7 +69,7 @@ fn report(info: &PanicHookInfo<'_>) {
     let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
-    // A thread that ends has no locals any more, and nothing is contained there.
+    // A thread that is ending has no thread-locals, and contains nothing.
     if CONTAINED.try_with(Cell::get).unwrap_or(0) > 0 {
         tracing::error!(
             place,
@@ -119,8 +118,8 @@ impl Drop for Within {
     }
 }
 
-/// A panic of the future does not end the program. Whoever polls the future unwinds, so it should be the
-/// whole of a task.
+/// A panic of the future does not end the program, but unwinds the task that polls it. So the future should be
+/// the whole task.
 ///
 /// The future is boxed: an `async fn` would hold it twice.
 pub fn contain<F: Future>(future: F) -> impl Future<Output = F::Output> {
@@ -131,7 +130,7 @@ pub fn contain<F: Future>(future: F) -> impl Future<Output = F::Output> {
     })
 }
 
-/// As [`contain`], and the panic is an error here. The future must leave nothing half done that others see.
+/// As [`contain`], and returns the panic as an error. The future must not leave shared state half changed.
 pub async fn catch<T>(future: impl Future<Output = T>) -> Result<T, Caught> {
     AssertUnwindSafe(contain(future)).catch_unwind().await.map_err(|_| Caught)
 }

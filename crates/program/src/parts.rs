@@ -1,18 +1,17 @@
-//! The tasks that a program consists of. They live as long as the program; one that ends earlier ends the
-//! program.
+//! The tasks that a program consists of. A task that ends before the program ends the program.
 
 use std::collections::HashMap;
 use tokio::runtime::Handle;
 use tokio::task::{Id, JoinError, JoinSet};
 
-/// Dropping it ends all of them.
+/// Dropping it aborts all tasks.
 #[derive(Debug, Default)]
 pub struct Parts {
     tasks: JoinSet<()>,
     names: HashMap<Id, &'static str>,
 }
 
-/// A part has ended that should not.
+/// A part has ended before the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartEnded {
     #[error("{0} panicked; the log has the place")]
@@ -38,7 +37,7 @@ impl Parts {
         self.names.insert(id, name);
     }
 
-    /// Returns when a part has ended. Before the program is told to stop, that is a defect.
+    /// Returns when a part has ended. Before the shutdown of the program, that is a defect.
     pub async fn ended(&mut self) -> PartEnded {
         match self.tasks.join_next_with_id().await {
             Some(Ok((id, ()))) => PartEnded::Early(self.name(id)),
@@ -47,7 +46,7 @@ impl Parts {
         }
     }
 
-    /// Waits until all have ended, as they do when they are told to stop. Says which of them panicked.
+    /// Waits until all parts have ended after a shutdown. Returns those that panicked.
     pub async fn join(&mut self) -> Vec<PartEnded> {
         let mut failed = Vec::new();
         while let Some(ended) = self.tasks.join_next_with_id().await {

@@ -1,5 +1,4 @@
-//! Standard output and standard error of a program that must go on, whoever reads them: a write neither fails
-//! nor blocks.
+//! Standard output and standard error of a long-lived program: a write neither fails nor blocks.
 //!
 //! ```text
 //! write -> the file takes the line                     (nearly always: in the caller's thread, before `write` returns)
@@ -7,9 +6,9 @@
 //!       -> it fails, or too much waits already       -> the line is dropped and counted
 //! ```
 //!
-//! A write fails when the disk is full or the reader of a pipe is gone. A write blocks when the reader is
-//! there and does not read, such as a journald that hangs. The next line that can be written is followed by
-//! one that says how many were dropped.
+//! A write fails when the disk is full or the reader of a pipe is gone. A write blocks when the reader does not
+//! read, such as a journald that hangs. After the next successful write, a line reports the number of dropped
+//! lines.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
@@ -37,7 +36,7 @@ pub(crate) struct Stream {
     /// Called when lines were dropped, and the next one was written.
     recovered: fn(Dropped),
     inner: Mutex<Inner>,
-    /// Notified when nothing waits any more.
+    /// Notified when no line waits.
     drained: Condvar,
     dropped: AtomicU64,
     /// Those of them that no line has told of yet.
@@ -50,7 +49,7 @@ struct Inner {
     channel: Option<Channel>,
     /// Whole lines, but for the first, which may have been written in part.
     waiting: Vec<u8>,
-    /// What the thread has taken from `waiting`, in bytes.
+    /// Bytes that the thread has taken from `waiting`.
     in_hand: usize,
     is_draining: bool,
 }
@@ -64,12 +63,12 @@ struct Dropped {
 
 /// Ways to write to a descriptor.
 enum Channel {
-    /// A file or device, or a pipe that this program has opened anew as non-blocking. The flag is one of the
+    /// A file or device, or a pipe that this program has reopened as non-blocking. The flag is one of the
     /// open file description, which other programs share: setting it on the one that was inherited would
     /// change theirs.
     Immediate(OwnedFd),
     Socket(OwnedFd),
-    /// A pipe that cannot be opened anew: only the draining thread writes to it.
+    /// A pipe that cannot be reopened: only the draining thread writes to it.
     Blocking(OwnedFd),
 }
 
@@ -118,7 +117,7 @@ fn open(stream: &impl AsFd) -> Result<Channel, Errno> {
             let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
             match rustix::fs::open(path, flags, Mode::empty()) {
                 Ok(own) => Ok(Channel::Immediate(own)),
-                // The pipe of another account, or nobody reads now.
+                // The pipe of another account, or without a reader at the moment.
                 Err(_) => Ok(Channel::Blocking(fd)),
             }
         }
@@ -158,14 +157,14 @@ impl Stream {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Writes whole lines, or lets them wait, or drops them.
+    /// Writes whole lines, queues them, or drops them.
     pub(crate) fn write(&'static self, lines: &[u8]) {
         if self.offer(lines) {
             self.tell();
         }
     }
 
-    /// Says whether the lines were written.
+    /// Returns whether the lines were written.
     fn offer(&'static self, lines: &[u8]) -> bool {
         let mut inner = self.lock();
         if inner.channel.is_none() {
@@ -175,7 +174,7 @@ impl Stream {
             }
         }
         let mut rest = lines;
-        // Otherwise these lines would overtake those that wait.
+        // Otherwise these lines would overtake the waiting ones.
         if !inner.is_draining
             && let Some(channel @ (Channel::Immediate(_) | Channel::Socket(_))) = &inner.channel
         {
@@ -190,7 +189,7 @@ impl Stream {
                 return true;
             }
         }
-        // The rest of a line that was written in part waits in any case.
+        // The rest of a partly written line is always queued.
         let is_whole = rest.len() == lines.len();
         if is_whole && inner.waiting.len() + inner.in_hand + rest.len() > MOST_WAITING {
             return self.drop_lines(rest, 0);
@@ -211,7 +210,7 @@ impl Stream {
         false
     }
 
-    /// Writes what waits, until nothing does.
+    /// Writes the waiting lines until there are none.
     fn drain(&self) {
         let channel = self.lock().channel.as_ref().map_or(Err(Errno::BADF), Channel::share);
         let mut is_written = false;
@@ -254,7 +253,7 @@ impl Stream {
         false
     }
 
-    /// Says how many lines were dropped before the one that was just written.
+    /// Reports the number of lines that were dropped before the one just written.
     fn tell(&self) {
         if self.untold.load(Ordering::Relaxed) == 0 {
             return;
@@ -269,7 +268,7 @@ impl Stream {
         }
     }
 
-    /// Waits until nothing waits any more, or the reader is too slow.
+    /// Waits until all lines are written, or the reader is too slow.
     pub(crate) fn flush(&self) {
         let inner = self.lock();
         let waited = self.drained.wait_timeout_while(inner, FLUSH, |inner| inner.is_draining);
@@ -322,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_a_full_disk_does_not_take_are_dropped_and_counted_and_told_of_later() {
+    fn lines_on_a_full_disk_are_dropped_and_reported_later() {
         let full = rustix::fs::open("/dev/full", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
         let (stream, told) = stream!(Channel::Immediate(full.expect("this is Linux")));
         stream.write(b"one\n");
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_reads_nothing_blocks_nobody_and_gets_whole_lines_later() {
+    fn a_stalled_reader_does_not_block_the_writer_and_gets_whole_lines_later() {
         let (mut reader, writer) = pipe(Waits::No);
         let (stream, told) = stream!(Channel::Immediate(writer));
         let line = format!("{}\n", "x".repeat(1_000));
@@ -387,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_is_opened_anew_so_that_the_flags_of_others_stay() {
+    fn a_pipe_is_reopened_so_that_other_users_keep_their_flags() {
         let (_reader, writer) = pipe(Waits::Yes);
         let Ok(Channel::Immediate(own)) = open(&writer) else { panic!("our own pipe can be opened") };
         let is_nonblocking =

@@ -1,7 +1,7 @@
-//! Which procs an order is for: the one that it names, or several instances of it.
+//! Divides an order for a proc with several instances into one part for each instance.
 //!
-//! It is read in the transaction that writes the order down, so that an order finds the instances of those
-//! before it. An order that changes only some fields of the stored spec gets its whole spec here, too.
+//! Runs in the transaction that writes the order, so that an order finds the instances of the orders before
+//! it. Also merges an order that changes only some fields into the stored spec.
 
 use procfleet_core::change::UnknownFields;
 use procfleet_core::id::{OpId, ProcKey};
@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The order with the spec that it means on this host.
+/// The order with its complete spec on this host.
 pub(super) fn with_whole_spec(
     t: &Connection,
     key: &ProcKey,
@@ -23,7 +23,7 @@ pub(super) fn with_whole_spec(
         return Ok(Ok(order));
     }
     let mut stored = newest_spec(t, key)?;
-    // The pid file of a further instance has a name of its own, which `of_instance` gives it again.
+    // `of_instance` appends the number to the pid file again.
     if let (Some(spec), (_, number @ 2..)) = (&mut stored, key.whole())
         && let Some(path) = spec.identity.pid_path.strip_suffix(&format!(".{number}"))
     {
@@ -46,7 +46,7 @@ pub(super) fn divide(
     }
     let sent = order.spec.as_ref().map(|spec| spec.instances);
     let known = match (order.kind, sent) {
-        // What was sent decides.
+        // The sent spec decides.
         (OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update, Some(_)) | (OpKind::Group, _) => {
             KnownInstances::default()
         }
@@ -68,7 +68,7 @@ pub(super) fn divide(
     if concerned.len() == 1 {
         return Ok(vec![(key.clone(), order.clone())]);
     }
-    // An order may reach more than its spec counts. Each of them stays an instance, with its own pid file.
+    // An order may concern more instances than its spec has. Each keeps its own pid file.
     let count = Instances(concerned.last().copied().unwrap_or(1));
     let part = |number: u32| {
         let counted = |spec: Spec| Spec { instances: spec.instances.max(count), ..spec };
@@ -79,8 +79,8 @@ pub(super) fn divide(
     Ok(concerned.into_iter().map(part).collect())
 }
 
-/// Those that have a record or an order without an outcome. A proc of its own that is merely called like an
-/// instance is none: nobody who stops the one means the other.
+/// Instances that have a record or an order without an outcome. A separate proc whose name looks like that of
+/// an instance does not count.
 fn instances(t: &Connection, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
     // All names that begin with the proc's and a number sign; the dollar sign is the next character.
     let (from, to) = (format!("{}#", key.name), format!("{}$", key.name));
@@ -110,12 +110,12 @@ fn instances(t: &Connection, key: &ProcKey) -> rusqlite::Result<BTreeSet<u32>> {
     Ok(instances)
 }
 
-/// How many the newest spec asks for.
+/// The number of instances in the newest spec.
 fn wanted(t: &Connection, key: &ProcKey) -> rusqlite::Result<Option<Instances>> {
     Ok(newest_spec(t, key)?.map(|spec| spec.instances))
 }
 
-/// The spec of an order that is to be carried out, else the stored one.
+/// The spec of the newest open order, else the stored one.
 fn newest_spec(t: &Connection, key: &ProcKey) -> rusqlite::Result<Option<Spec>> {
     let mut statement = t.prepare_cached(
         "SELECT request FROM ops

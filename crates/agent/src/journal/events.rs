@@ -1,5 +1,5 @@
-//! Events on their way to the server. They are written in the transaction of the step that they tell of, and
-//! deleted when the server has them. If it stays away, the oldest make room.
+//! Events that wait for the server. An event is written in the transaction of its step, and deleted when the
+//! server has confirmed it. While the server is away, the oldest events above a limit are deleted.
 
 use super::{Journal, JournalError, json};
 use procfleet_core::id::ProcKey;
@@ -8,14 +8,14 @@ use procfleet_proto::link::EventMessage;
 use rusqlite::{Connection, params};
 use tracing::warn;
 
-/// How many wait for the server at most: a few MB.
+/// Maximum number of waiting events: a few MB.
 const MOST: i64 = 10_000;
-/// No event says more than this. Its message may carry a command's output.
+/// Maximum length of a message, which may contain a command's output.
 const LONGEST_MESSAGE: usize = 8 * 1024;
 /// A larger event is sent without its details, so that it fits a frame of the link.
 const LARGEST: usize = 40 * 1024;
 
-/// What an event's readers know the proc by, beside its key.
+/// Fields of the spec that an event carries for its readers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EventProc {
     /// The alarm that the spec names; 0: none.
@@ -31,13 +31,13 @@ impl Journal {
         self.run(move |t| read(t, bytes)).await
     }
 
-    /// The server has these.
+    /// Deletes events that the server has confirmed.
     pub(crate) async fn forget_events(&self, up_to: u64) {
         let up_to = i64::try_from(up_to).unwrap_or(i64::MAX);
         let written = self.run(move |t| {
             t.prepare_cached("DELETE FROM events WHERE number <= ?1")?.execute([up_to]).map(|_| ())
         });
-        // They are then sent once more after the next connect, and known.
+        // On failure they are sent once more after the next connect, and the server ignores them.
         if let Err(failure) = written.await {
             warn!(
                 error = &failure as &dyn std::error::Error,
@@ -103,7 +103,7 @@ fn read(t: &Connection, bytes: usize) -> rusqlite::Result<Vec<EventMessage>> {
             user: row.get(9)?,
         };
         if event.size() > LARGEST {
-            // The message says it all; a single event must always fit.
+            // The message repeats the details. A single event must always fit.
             event.details = b"null".to_vec();
         }
         size += event.size() + 8;

@@ -1,8 +1,8 @@
-//! What must survive the agent: one SQLite file, written with full sync.
+//! The agent's durable state: one SQLite file, written with `synchronous=FULL`.
 //!
 //! It holds each proc's record, the process groups, and each op from its acceptance to its confirmed outcome.
-//! One thread owns the connection; what waits for it is written in one transaction. An operator can open the
-//! file with any SQLite tool.
+//! One thread owns the connection and commits waiting writes together (group commit). An operator can open
+//! the file with any SQLite tool.
 
 mod divide;
 mod events;
@@ -48,8 +48,8 @@ pub enum JournalError {
         "the journal {path} was written by a newer version of procfleet (format {found}, this one knows {known})"
     )]
     TooNew { path: PathBuf, found: i64, known: i64 },
-    /// Nobody may begin anew in its place: what is hosted, what was stopped and what was carried out would be
-    /// forgotten.
+    /// The agent must not create a new journal instead: it would forget what is hosted, what was stopped and
+    /// which ops were carried out.
     #[error(
         "the journal {path} cannot be used: {reason}. Nothing was started, ended or forgotten: the processes of this host go on. \
          Put the file right, or save what can be read of it: procfleet agent repair --data {folder}",
@@ -98,7 +98,7 @@ const WRITER: WriterSettings = WriterSettings {
 const STATEMENTS: usize = 32;
 /// The agent's end waits no longer than this for a disk that hangs. The next start replays the log.
 const CLOSE: Duration = Duration::from_secs(2);
-/// Confirmed ops are kept so long, for the operator; the server never asks for them again.
+/// Confirmed ops are kept this long for the operator. The server does not ask for them again.
 const KEEP_SECS: i64 = 7 * 86_400;
 
 #[derive(Clone, Debug)]
@@ -109,17 +109,17 @@ pub(crate) struct Journal {
     news: Arc<Notify>,
 }
 
-/// What the agent's last life left.
+/// The state that the last run of the agent left.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
-    /// Whether the host has booted since.
+    /// Whether the host has booted since then.
     pub(crate) cause: spread::SpreadCause,
     pub(crate) procs: Vec<PastProc>,
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
-    /// Ops of which some parts have no outcome yet.
+    /// Divided ops, some of whose parts have no outcome yet.
     pub(crate) divided: Vec<(OpId, OpParts)>,
-    /// Procs whose records cannot be read, with the reason. Nobody may act on them, for nobody knows what is
-    /// wanted of them.
+    /// Procs whose records cannot be read, with the reason. The agent does not act on them, because their
+    /// wanted state is unknown.
     pub(crate) unreadable: Vec<(ProcKey, String)>,
     /// The process groups of each namespace that has some.
     pub(crate) groups: Vec<(String, Vec<ProcessGroup>)>,
@@ -131,32 +131,31 @@ pub(crate) type OpParts = BTreeMap<u32, Option<Outcome>>;
 #[derive(Debug)]
 pub(crate) struct PastProc {
     pub(crate) key: ProcKey,
-    /// `None`: only ops are known of it.
+    /// `None`: the journal has ops of the proc, but no record.
     pub(crate) record: Option<Record>,
     pub(crate) registered_at: i64,
-    /// Begun, and interrupted.
+    /// Ops that had begun.
     pub(crate) interrupted: Vec<(OpId, OpKind)>,
-    /// Accepted, and not begun: they may still be carried out.
+    /// Ops that were accepted and had not begun. They may still be carried out.
     pub(crate) waiting: Vec<Order>,
 }
 
-/// What the journal says of an op that has just arrived.
+/// What the journal knows about an op that has just arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Acceptance {
-    /// These are to be carried out: the op itself, or its parts where it concerns several instances of its
-    /// proc.
+    /// To be carried out: the op itself, or one part for each instance of its proc.
     New(Vec<(ProcKey, Order)>),
-    /// It came before and is waiting or under way.
+    /// Received before, and waiting or running.
     Known,
-    /// It came before, and this is how it ended.
+    /// Received before, with this outcome.
     Done(Outcome),
 }
 
-/// What has become of an op.
+/// The state of an op.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Standing {
     Unknown,
-    /// It, or these parts of it, wait or are under way.
+    /// The op, or these parts of it, are waiting or running.
     Open(Vec<(ProcKey, OpId)>),
     Done(Outcome),
 }
@@ -198,7 +197,7 @@ impl Journal {
         }
     }
 
-    /// Deletes all confirmed ops, so that new ones find room inside the file.
+    /// Deletes all confirmed ops, so that new ones fit into the file without growing it.
     pub(crate) async fn make_room(&self) {
         let made = self.run(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
         if let Err(failure) = made.await {
@@ -209,20 +208,20 @@ impl Journal {
         }
     }
 
-    /// Gives back the memory that many writes have needed.
+    /// Releases the page cache after many writes.
     pub(crate) async fn shrink(&self) {
-        // What cannot be given back is kept.
+        // Best effort.
         let _ = self.run(|t| t.execute_batch("PRAGMA shrink_memory")).await;
     }
 
-    /// Forgets ops that nobody will ask for again; to be called now and then.
+    /// Deletes old confirmed ops, and refills the disk reserve. To be called regularly.
     pub(crate) async fn prune(&self) {
-        // Unwritten, it is done the next time.
+        // On failure the next call does it.
         let _ = self.run(prune).await;
         self.fill_reserve();
     }
 
-    /// Writes ops down as they arrive, in one transaction. On failure none of them is accepted.
+    /// Writes ops as they arrive, in one transaction. On failure none of them is accepted.
     pub(crate) async fn accept(
         &self,
         orders: Vec<(ProcKey, Order)>,
@@ -230,22 +229,22 @@ impl Journal {
         self.run(move |t| orders.iter().map(|(key, order)| accept(t, key, order)).collect()).await
     }
 
-    /// The spec that is stored for a proc.
+    /// The stored spec of a proc.
     pub(crate) async fn spec(&self, key: ProcKey) -> Result<Option<Spec>, JournalError> {
         self.run(move |t| divide::stored_spec(t, &key)).await
     }
 
-    /// What has become of an op, whole or in parts.
+    /// The state of an op, whole or in parts.
     pub(crate) async fn standing(&self, op: OpId) -> Result<Standing, JournalError> {
         self.run(move |t| match known(t, op)? {
             None => Ok(Standing::Unknown),
             Some(Acceptance::Done(outcome)) => Ok(Standing::Done(outcome)),
-            Some(Acceptance::Known | Acceptance::New(_)) => Ok(Standing::Open(open_places(t, op)?)),
+            Some(Acceptance::Known | Acceptance::New(_)) => Ok(Standing::Open(open_parts(t, op)?)),
         })
         .await
     }
 
-    /// Makes a step durable. It is not given up: what waits for it may only happen afterwards.
+    /// Makes a step durable. Retries until it is written, because the effects of the step must follow it.
     pub(crate) async fn write(&self, key: &ProcKey, writes: &[Write], known: &EventProc) {
         if writes.is_empty() {
             return;
@@ -286,12 +285,12 @@ impl Journal {
         .await;
     }
 
-    /// Tries until it is written.
+    /// Retries until the write is durable.
     async fn insist(&self, act: impl Fn(&Connection) -> rusqlite::Result<()> + Clone + Send + 'static) {
         loop {
             match self.run(act.clone()).await {
                 Ok(()) => return,
-                // The agent is ending: its next life finds the step undone, and says so.
+                // The agent is ending. Its next run finds the step missing and reports the op as interrupted.
                 Err(JournalError::Ended) => std::future::pending().await,
                 Err(failure) => {
                     error!(
@@ -304,14 +303,14 @@ impl Journal {
         }
     }
 
-    /// The server has these outcomes.
+    /// Records that the server has these outcomes.
     pub(crate) async fn confirm(&self, ops: Vec<OpId>) {
         let written = self.run(move |t| {
             let mut statement =
                 t.prepare_cached("UPDATE ops SET confirmed = 1 WHERE op = ?1 AND state = 2")?;
             let mut confirm = |op: OpId| statement.execute([op.to_string()]);
             for op in ops {
-                // An op that is not written down itself is there in parts, and they are confirmed together.
+                // A divided op is stored as its parts only, which are confirmed together.
                 if confirm(op)? == 0 && confirm(op.part(1))? > 0 {
                     for instance in 2..=Instances::MAX {
                         confirm(op.part(instance))?;
@@ -320,7 +319,7 @@ impl Journal {
             }
             Ok(())
         });
-        // Unwritten, the outcome is only reported once more after the next start.
+        // On failure the outcome is reported once more after the next start.
         if let Err(failure) = written.await {
             warn!(
                 error = &failure as &dyn std::error::Error,
@@ -329,7 +328,7 @@ impl Journal {
         }
     }
 
-    /// As if the disk were full.
+    /// Makes every write fail, as on a full disk.
     #[cfg(test)]
     pub(crate) async fn refuse_writes(&self) {
         self.run(|t| t.execute_batch("PRAGMA query_only = ON")).await.expect("a pragma");
@@ -345,8 +344,8 @@ impl Journal {
     }
 }
 
-/// Opens the journal, brings it to the newest format and reads what the last life left. On failure it is as
-/// it was.
+/// Opens the journal, migrates it and reads the state that the last run left, in one transaction: on failure
+/// the journal is unchanged.
 fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> {
     integrity::check_file(path)?;
     let opening = |source| JournalError::Open { path: path.to_owned(), source };
@@ -354,7 +353,7 @@ fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> 
     keep_log(&connection).map_err(opening)?;
     connection
         .execute_batch(
-            // Half a MiB of pages: the file is small, it is hardly ever read, and the kernel has it too.
+            // 512 KiB of pages: the file is small, rarely read, and in the kernel's page cache too.
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-512;",
         )
         .map_err(opening)?;
@@ -381,7 +380,7 @@ fn accept(t: &Connection, key: &ProcKey, order: &Order) -> rusqlite::Result<Acce
     }
     if repair::may_have_been_done(t, order.op)? {
         let message = format!(
-            "interrupted: the agent's journal was repaired after {} was sent, and nobody knows whether it was carried out; \
+            "interrupted: the agent's journal was repaired after {} was sent, and it is unknown whether it was carried out; \
              nothing was done now",
             order.kind.verb()
         );
@@ -405,13 +404,13 @@ fn accept(t: &Connection, key: &ProcKey, order: &Order) -> rusqlite::Result<Acce
     Ok(Acceptance::New(parts))
 }
 
-/// What has become of an op that came before, whole or in parts. `None`: it is new.
+/// The state of an op that was received before, whole or in parts. `None`: it is new.
 fn known(t: &Connection, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
     let said = |outcome: Option<Outcome>| outcome.map_or(Acceptance::Known, Acceptance::Done);
     if let Some(outcome) = written_outcome(t, op)? {
         return Ok(Some(said(outcome)));
     }
-    // The first instance is always among the parts.
+    // A divided op always has a part for the first instance.
     if written_outcome(t, op.part(1))?.is_none() {
         return Ok(None);
     }
@@ -424,20 +423,20 @@ fn known(t: &Connection, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
     Ok(Some(said(merged(parts).ok())))
 }
 
-/// Where an op, or its parts, wait for an outcome.
-fn open_places(t: &Connection, op: OpId) -> rusqlite::Result<Vec<(ProcKey, OpId)>> {
+/// The procs in which an op, or its parts, have no outcome yet.
+fn open_parts(t: &Connection, op: OpId) -> rusqlite::Result<Vec<(ProcKey, OpId)>> {
     let mut statement = t.prepare_cached("SELECT namespace, name FROM ops WHERE op = ?1 AND state < 2")?;
-    let mut places = Vec::new();
+    let mut parts = Vec::new();
     for op in std::iter::once(op).chain((1..=Instances::MAX).map(|instance| op.part(instance))) {
         let key = statement
             .query_row([op.to_string()], |row| Ok(ProcKey { namespace: row.get(0)?, name: row.get(1)? }))
             .optional()?;
-        places.extend(key.map(|key| (key, op)));
+        parts.extend(key.map(|key| (key, op)));
     }
-    Ok(places)
+    Ok(parts)
 }
 
-/// `None`: it is not written down. `Some(None)`: it has no outcome, or none that can be read.
+/// `None`: the op is not in the journal. `Some(None)`: it has no outcome, or an unreadable one.
 fn written_outcome(t: &Connection, op: OpId) -> rusqlite::Result<Option<Option<Outcome>>> {
     let known: Option<Option<String>> = t
         .prepare_cached("SELECT outcome FROM ops WHERE op = ?1")?
@@ -446,7 +445,7 @@ fn written_outcome(t: &Connection, op: OpId) -> rusqlite::Result<Option<Option<O
     Ok(known.map(|outcome| outcome.and_then(|text| serde_json::from_str(&text).ok())))
 }
 
-/// The outcome of an op whose parts have all ended; else the parts.
+/// Merges the outcomes if all parts have ended, else returns the parts.
 fn merged(parts: OpParts) -> Result<Outcome, OpParts> {
     let ended: BTreeMap<u32, Outcome> =
         parts.iter().filter_map(|(instance, outcome)| Some((*instance, outcome.clone()?))).collect();
@@ -542,15 +541,15 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
             divided.entry(whole).or_default().insert(instance, None);
         }
         let key = ProcKey { namespace: row.get(1)?, name: row.get(2)? };
-        let place = past.procs.iter().position(|proc| proc.key == key).unwrap_or_else(|| {
+        let index = past.procs.iter().position(|proc| proc.key == key).unwrap_or_else(|| {
             let (interrupted, waiting) = (Vec::new(), Vec::new());
             past.procs.push(PastProc { key, record: None, registered_at: 0, interrupted, waiting });
             past.procs.len() - 1
         });
-        // An order from before a reboot has a deadline on a clock that no longer exists.
+        // The deadline of an order from before a reboot is on a clock that no longer exists.
         match state == 0 && same_boot {
-            true => past.procs[place].waiting.push(order),
-            false => past.procs[place].interrupted.push((op, order.kind)),
+            true => past.procs[index].waiting.push(order),
+            false => past.procs[index].interrupted.push((op, order.kind)),
         }
     }
     for (whole, parts) in divided {

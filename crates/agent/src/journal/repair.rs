@@ -1,8 +1,8 @@
-//! Saving what can be read of a journal that cannot be used.
+//! Saves the readable rows of a broken journal.
 //!
-//! What is saved goes into a new journal; the old file stays beside it under another name. An op of which
-//! nothing is known any more may have been carried out, so the new journal remembers when it was made: an op
-//! that was sent before that is answered as interrupted instead of being carried out once more.
+//! The rows go into a new journal, and the old file is renamed. An op that was lost may have been carried
+//! out. So the new journal records its time of creation, and an unknown op that was sent before is answered
+//! as interrupted instead of being carried out again.
 
 use super::{FILE, JournalError, MIGRATIONS, integrity};
 use procfleet_core::id::OpId;
@@ -14,8 +14,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The tables, with the columns that a row has in every format. An event's account is not among them: without
-/// it only apps with all accounts are shown its message.
+/// The tables, with the columns that they have in every format. The account of an event is left out: without
+/// it, only apps with all accounts see the message.
 const TABLES: [(&str, &str); 5] = [
     ("meta", "key, value"),
     ("procs", "namespace, name, record, registered_at"),
@@ -24,16 +24,16 @@ const TABLES: [(&str, &str); 5] = [
     ("groups", "namespace, groups"),
 ];
 
-/// What was done.
+/// The result of a repair.
 #[derive(Debug)]
 pub(crate) struct Saved {
-    /// Where the old file is now; `None`: there was none.
+    /// The new path of the old file. `None`: there was no file.
     pub(crate) kept: Option<PathBuf>,
     pub(crate) procs: Vec<String>,
-    /// Procs of which only the name could be read.
+    /// Procs whose names were readable, but not their records.
     pub(crate) lost: Vec<String>,
     pub(crate) ops: usize,
-    /// Whether rows may be missing that nobody can tell of.
+    /// False if unknown rows may be missing.
     pub(crate) whole: bool,
 }
 
@@ -57,8 +57,7 @@ impl fmt::Display for Saved {
     }
 }
 
-/// Whether an op may have been carried out although nothing is known of it: it was sent before the journal
-/// was repaired.
+/// Whether an unknown op may have been carried out, because it was sent before the journal was repaired.
 pub(super) fn may_have_been_done(t: &Connection, op: OpId) -> rusqlite::Result<bool> {
     let repaired: Option<String> = t
         .prepare_cached("SELECT value FROM meta WHERE key = 'unsure_until'")?
@@ -67,7 +66,7 @@ pub(super) fn may_have_been_done(t: &Connection, op: OpId) -> rusqlite::Result<b
     Ok(repaired.and_then(|stamp| stamp.parse::<u64>().ok()).is_some_and(|stamp| op.task.stamp <= stamp))
 }
 
-/// Makes a new journal of what can be read. The agent must not be running.
+/// Creates a new journal from the readable rows. The agent must not be running.
 pub(crate) fn repair(folder: &Path) -> Result<Saved, JournalError> {
     let path = folder.join(FILE);
     let stamp = jiff::Timestamp::now().strftime("%Y%m%d%H%M%S").to_string();
@@ -77,10 +76,10 @@ pub(crate) fn repair(folder: &Path) -> Result<Saved, JournalError> {
     let mut saved = Saved { kept: None, procs: Vec::new(), lost: Vec::new(), ops: 0, whole: false };
     let mut new = Connection::open(&draft)?;
     fill(&mut new, &path, &stamp, &mut saved)?;
-    // Everything is in the one file, and on the disk.
+    // Without a write-ahead log, so the one file is complete.
     new.close().map_err(|(_, error)| error)?;
     std::fs::File::open(&draft).and_then(|file| file.sync_all()).map_err(failed)?;
-    // Never in the place of one that was kept before.
+    // Never overwrites a file that an earlier repair kept.
     let kept = (1..).map(|number| match number {
         1 => format!("{FILE}.broken-{stamp}"),
         _ => format!("{FILE}.broken-{stamp}-{number}"),
@@ -111,16 +110,16 @@ fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Res
     };
     saved.whole = log_is_whole && tables.iter().all(|table| table.whole);
     for ((table, columns), rows) in TABLES.iter().zip(&tables) {
-        // Numbers of events that were lost would be given out again under the same name, and taken for the
-        // lost ones.
+        // The numbers of lost events would be used again under the same journal name, and the server would
+        // ignore the new events as duplicates.
         if *table == "events" && !saved.whole {
             continue;
         }
-        let places = vec!["?"; columns.split(", ").count()].join(", ");
-        let insert = format!("INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})");
+        let parameters = vec!["?"; columns.split(", ").count()].join(", ");
+        let insert = format!("INSERT OR REPLACE INTO {table} ({columns}) VALUES ({parameters})");
         let mut statement = t.prepare(&insert)?;
         for row in &rows.rows {
-            let text = |place: usize| match row.get(place) {
+            let text = |column: usize| match row.get(column) {
                 Some(Value::Text(text)) => text.as_str(),
                 Some(_) | None => "",
             };
@@ -140,7 +139,7 @@ fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Res
                 "ops" => saved.ops += 1,
                 _ => {}
             }
-            // A row that does not fit is one that cannot be read.
+            // A row that violates the schema counts as unreadable.
             if statement.execute(params_from_iter(row)).is_err() {
                 saved.whole = false;
             }
@@ -156,11 +155,11 @@ fn fill(new: &mut Connection, old: &Path, stamp: &str, saved: &mut Saved) -> Res
 #[derive(Default)]
 struct Rows {
     rows: Vec<Vec<Value>>,
-    /// All of them could be read.
+    /// Whether all rows could be read.
     whole: bool,
 }
 
-/// The rows from the first on, and if one cannot be read, from the last on down to it.
+/// Reads forwards, and after an unreadable row also backwards from the end.
 fn read(old: &Connection, table: &str, columns: &str) -> Rows {
     let mut up = read_in_order(old, table, columns, "ASC");
     if !up.whole {
@@ -172,7 +171,7 @@ fn read(old: &Connection, table: &str, columns: &str) -> Rows {
 
 fn read_in_order(old: &Connection, table: &str, columns: &str, order: &str) -> Rows {
     let count = columns.split(", ").count();
-    // Without an index, which may be what is broken.
+    // Without an index, which may be the damaged part.
     let question = format!("SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}");
     let Ok(mut statement) = old.prepare(&question) else { return Rows::default() };
     let Ok(mut rows) = statement.query([]) else { return Rows::default() };
@@ -180,7 +179,7 @@ fn read_in_order(old: &Connection, table: &str, columns: &str, order: &str) -> R
     loop {
         match rows.next() {
             Ok(Some(row)) => {
-                let values: Result<Vec<Value>, _> = (0..count).map(|place| row.get(place)).collect();
+                let values: Result<Vec<Value>, _> = (0..count).map(|column| row.get(column)).collect();
                 read.rows.extend(values.ok());
             }
             Ok(None) => {

@@ -40,7 +40,7 @@ fn record() -> Record {
     }
 }
 
-/// What was written down by every version that there was.
+/// Records of every released version.
 #[test]
 fn a_record_of_any_age_is_read() {
     let first = r#"{"spec":{},"hosting":"Hosted","process":null,"streak":{"restarts":0,"last_start":null},"rest":"Idle"}"#;
@@ -160,7 +160,7 @@ async fn a_journal_of_the_first_format_is_understood() {
     assert!(past.groups.is_empty());
 }
 
-/// As it was when it had events and process groups.
+/// The first format with events and process groups.
 #[tokio::test]
 async fn a_journal_of_the_third_format_is_understood() {
     let folder = tempfile::tempdir().expect("a temp dir");
@@ -190,7 +190,7 @@ fn group(id: &str) -> ProcessGroup {
 async fn groups_are_replaced_together_with_the_outcome() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let path = folder.path().join("agent.db");
-    // One of the first format, which is upgraded.
+    // A journal of the first format, which is migrated.
     let old = Connection::open(&path).expect("a database");
     old.execute_batch(include_str!("golden/format-1.sql")).expect("the old journal");
     drop(old);
@@ -255,7 +255,7 @@ fn parts_of(acceptance: Acceptance) -> Vec<(String, OpId, Option<String>)> {
     parts.into_iter().map(|(key, order)| (key.name, order.op, path(&order))).collect()
 }
 
-/// From the moment on that it is accepted, through a crash, to its confirmation.
+/// From its acceptance, through a crash, to its confirmation.
 #[tokio::test]
 async fn an_op_on_several_instances_is_one_op_in_parts() {
     let folder = tempfile::tempdir().expect("a temp dir");
@@ -275,7 +275,7 @@ async fn an_op_on_several_instances_is_one_op_in_parts() {
     };
     assert_eq!(again(&journal).await, Acceptance::Known);
 
-    // One has ended, one had begun, one had not; and then the agent dies.
+    // One part has ended, one has begun, one has not. Then the agent crashes.
     journal.write(&key("a"), &[Write::Done(start.op.part(1), outcome())], &EventProc::default()).await;
     journal.write(&key("a#2"), &[Write::Begun(start.op.part(2))], &EventProc::default()).await;
     assert_eq!(again(&journal).await, Acceptance::Known);
@@ -302,7 +302,7 @@ async fn an_op_on_several_instances_is_one_op_in_parts() {
 }
 
 #[tokio::test]
-async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() {
+async fn an_order_without_a_spec_goes_to_known_and_pending_instances() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let (journal, _) = reopened(&folder.path().join("agent.db"), "one").await;
     let numbered = |number: u32, kind: OpKind, instances: Option<u32>| {
@@ -313,7 +313,7 @@ async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() 
         let accepted = journal.accept(vec![(key(name), order)]).await.expect("writable").remove(0);
         parts_of(accepted).into_iter().map(|(name, _, _)| name).collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(accept("a", numbered(0, OpKind::Stop, Some(3))).await, "a", "nobody knows others");
+    assert_eq!(accept("a", numbered(0, OpKind::Stop, Some(3))).await, "a", "no other instance is known");
     assert_eq!(accept("a", numbered(1, OpKind::Start, Some(2))).await, "a a#2");
     assert_eq!(accept("a", numbered(2, OpKind::Stop, None)).await, "a a#2", "on its way");
     assert_eq!(accept("a", numbered(3, OpKind::Restart, None)).await, "a a#2");
@@ -334,8 +334,8 @@ async fn an_order_without_a_spec_goes_to_those_that_are_known_or_on_their_way() 
     assert_eq!(accept("a#2", numbered(8, OpKind::Restart, Some(3))).await, "a#2", "it alone");
 }
 
-/// A folder with the journal of an agent that has joined and looks after some procs.
-async fn lived_in() -> tempfile::TempDir {
+/// The data folder of an agent that has joined and has some procs.
+async fn joined_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temp dir");
     let path = folder.path().join(FILE);
     let (journal, _) = reopened(&path, "one").await;
@@ -357,8 +357,7 @@ fn spoil(path: &Path, from: usize, bytes: &[u8]) {
     std::fs::write(path, file).expect("our own folder");
 }
 
-/// Whatever happens to the file: the agent does not begin anew in its place, says which file it is and what
-/// to do, and leaves it as it is.
+/// The agent does not create a new journal, names the file and what to do, and leaves the file unchanged.
 #[tokio::test]
 async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
     type Spoil = fn(&Path);
@@ -378,7 +377,7 @@ async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
         ("it is cut short", |path| spoil_length(path), ""),
     ];
     for (what, spoil, reason) in rows {
-        let folder = lived_in().await;
+        let folder = joined_folder().await;
         let path = folder.path().join(FILE);
         spoil(&path);
         let before = std::fs::read(&path).ok();
@@ -395,7 +394,7 @@ async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
         let (journal, past) = reopened(&path, "one").await;
         assert!(past.unreadable.is_empty(), "{what}: {saved}");
         assert!(saved.contains("answered as interrupted"), "{what}: {saved}");
-        // What was sent before and is not known may have been done; what is sent from now on has not.
+        // An unknown op from before the repair may have been done. A later one has not.
         let lost = Order { op: "20190813145456-9-77".parse().expect("an op id"), ..order(0, OpKind::Start) };
         let answer = journal.accept(vec![(key("a"), lost)]).await.expect("writable").remove(0);
         assert!(
@@ -408,7 +407,7 @@ async fn a_journal_that_cannot_be_used_is_refused_and_left_as_it_is() {
     }
 }
 
-/// SQLite would end its log at the bit that flipped, and carry out once more what was written down after it.
+/// SQLite would ignore the log after the flipped bit, and the agent would repeat ops.
 #[tokio::test]
 async fn a_journal_whose_log_was_altered_is_refused_and_repaired_without_repeating_anything() {
     let folder = tempfile::tempdir().expect("a temp dir");
@@ -420,7 +419,7 @@ async fn a_journal_whose_log_was_altered_is_refused_and_repaired_without_repeati
         let done = [Write::Record(Box::new(record())), Write::Done(order.op, outcome())];
         journal.write(&key("a"), &done, &EventProc::default()).await;
     }
-    // As after a kill: the log is still there.
+    // A copy of the files is what kill -9 leaves.
     let killed = tempfile::tempdir().expect("a temp dir");
     let log = format!("{FILE}-wal");
     for file in [FILE, &log] {
@@ -456,10 +455,10 @@ fn spoil_length(path: &Path) {
 }
 
 #[tokio::test]
-async fn what_can_be_read_of_a_broken_journal_is_saved() {
-    let folder = lived_in().await;
+async fn readable_rows_of_a_broken_journal_are_saved() {
+    let folder = joined_folder().await;
     let path = folder.path().join(FILE);
-    // All of it is well: nothing is lost, and events keep their numbers and their name.
+    // An intact journal: nothing is lost, and events keep their numbers and journal name.
     let (journal, _) = reopened(&path, "one").await;
     let events = journal.oldest_events(1 << 20).await.expect("readable");
     journal.close().await;
@@ -471,7 +470,7 @@ async fn what_can_be_read_of_a_broken_journal_is_saved() {
     assert_eq!(journal.oldest_events(1 << 20).await.expect("readable"), events);
     journal.close().await;
 
-    // One record is nonsense: its proc is named, and the others are saved.
+    // One record is invalid: its proc is reported, and the others are saved.
     let spoiled = Connection::open(&path).expect("a database");
     spoiled.execute("UPDATE procs SET record = 'x' WHERE name = 'proc-7'", []).expect("writable");
     drop(spoiled);
@@ -483,9 +482,9 @@ async fn what_can_be_read_of_a_broken_journal_is_saved() {
     assert_eq!((saved.procs.len(), saved.lost), (199, vec!["web:proc-7".to_owned()]));
 }
 
-/// The server may be away for ever: the newest events stay.
+/// While the server is away, the newest events are kept.
 #[tokio::test]
-async fn events_wait_up_to_a_bound_and_then_the_oldest_make_room() {
+async fn above_a_limit_the_oldest_waiting_events_are_deleted() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let (journal, _) = reopened(&folder.path().join(FILE), "one").await;
     let batch: Vec<Write> = (0..1_000).map(|pid| Write::Event(Event::Started { pid })).collect();

@@ -1,4 +1,4 @@
-//! Apps: who may call, and what each may use.
+//! Apps: the callers of the API, and their grants.
 
 use super::audit::insert_audit;
 use super::columns::{text, unreadable};
@@ -7,15 +7,15 @@ use procfleet_core::grants::{Dimension, Grants, StillGranted};
 use rusqlite::{Connection, Row, params};
 use std::fmt;
 
-/// Whom an app may speak for.
+/// Whether an app may act for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppTrust {
     Itself,
-    /// It may name the user that it acts for.
+    /// The app may name the user that it acts for.
     Users,
 }
 
-/// A caller of the API, when it is made.
+/// A new caller of the API.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewApp {
     pub code: String,
@@ -35,12 +35,12 @@ pub struct AppRow {
     pub grants: Grants,
 }
 
-/// What can be changed about an app beside its grants.
+/// A change of an app, other than of its grants.
 #[derive(Clone, PartialEq, Eq)]
 pub enum AppChange {
-    /// A new secret, by its hash. The old one opens nothing from then on.
+    /// The hash of a new secret. The old secret is refused from then on.
     Secret([u8; 32]),
-    /// From this moment on.
+    /// Since this time.
     Disable(i64),
     Enable,
 }
@@ -54,7 +54,7 @@ pub enum GrantChange {
 const COLUMNS: &str = "code, secret_hash, trusted, created_at, disabled_at";
 
 impl Store {
-    /// With its record, if somebody asked for it.
+    /// Together with its audit record, if there is a request behind it.
     pub async fn create_app(&self, app: NewApp, audit: Option<NewAudit>) -> Result<(), StoreError> {
         self.write("creating an app", move |db| {
             let sql = "INSERT INTO apps (code, secret_hash, trusted, created_at) VALUES (?, ?, ?, ?) \
@@ -79,7 +79,7 @@ impl Store {
         .await
     }
 
-    /// By code.
+    /// Ordered by code.
     pub async fn apps(&self) -> Result<Vec<AppRow>, StoreError> {
         self.read("reading the apps", |db| {
             let sql = format!("SELECT {COLUMNS} FROM apps ORDER BY code");
@@ -101,7 +101,7 @@ impl Store {
                 AppChange::Secret(hash) => db
                     .prepare_cached("UPDATE apps SET secret_hash = ? WHERE code = ?")?
                     .execute(params![hash, code])?,
-                // One that is disabled keeps the moment.
+                // A disabled app keeps the time of its first disabling.
                 AppChange::Disable(at) => db
                     .prepare_cached("UPDATE apps SET disabled_at = ifnull(disabled_at, ?) WHERE code = ?")?
                     .execute(params![at, code])?,
@@ -117,7 +117,8 @@ impl Store {
         .await
     }
 
-    /// What the app may use from now on; or what it would go on using, and then nothing was changed.
+    /// Returns the grants of the app from now on. Or, with nothing changed, the grants that would still cover
+    /// the revoked ones.
     pub async fn change_grants(
         &self,
         code: &str,
@@ -174,7 +175,7 @@ fn grants(db: &Connection, code: &str) -> Result<Grants, QueryFault> {
     Ok(grants)
 }
 
-// The hashes stay out of logs: whoever has one can try secrets against it at leisure.
+// The hashes stay out of logs: they allow an offline attack on the secrets.
 
 impl fmt::Debug for NewApp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,10 +1,10 @@
-//! The audit trail: who did what, or tried to.
+//! The audit trail: actions and refused attempts.
 
 use super::columns::{integer, natural, small};
 use super::{QueryFault, Store, StoreError};
 use rusqlite::{Connection, params};
 
-/// Something that somebody did, or tried to do.
+/// An action, or a refused attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NewAudit {
     pub at: i64,
@@ -13,7 +13,7 @@ pub struct NewAudit {
     /// The caller's address.
     pub origin: String,
     pub action: String,
-    /// What it was about: a task id, a token id. Empty in a new task's: its id is filled in.
+    /// The object of the action, such as a task id or a token id. Empty for a new task, whose id is filled in.
     pub subject: String,
     pub code: u32,
     pub detail: String,
@@ -27,7 +27,7 @@ pub struct AuditRecord {
     pub last_at: i64,
 }
 
-/// How often the same was refused. `row`: where that is written already.
+/// A counter of equal refusals. `row`: the row that has it already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditCount {
     pub row: Option<i64>,
@@ -47,8 +47,7 @@ impl Store {
         self.write("writing the audit trail", move |db| insert_audit(db, &entry)).await
     }
 
-    /// Writes rows that count: new ones, and new counts of old ones. Says which rows they are, in the same
-    /// order.
+    /// Inserts or updates counters. Returns their rows in the same order.
     pub async fn count_audit(&self, rows: Vec<(NewAudit, AuditCount)>) -> Result<Vec<i64>, StoreError> {
         self.write("counting in the audit trail", move |db| {
             let sql = "UPDATE audit SET times = ?, last_at = ? WHERE id = ?";

@@ -1,13 +1,12 @@
-//! Backups of the store, and putting one back.
+//! Backup and restore of the store.
 //!
 //! ```text
 //! backup:  server.db (a server may run) -> FILE, which must be new
 //! restore: FILE -> server.db.restoring, checked; server.db* -> server.db.before-restore-N*; server.db.restoring -> server.db
 //! ```
 //!
-//! Both copy through SQLite's backup API, which sees one moment and includes the write-ahead log. A restore
-//! that is cut off leaves either the store as it was or none, which the server says; a second try completes
-//! it.
+//! Both use SQLite's backup API, which copies one snapshot and includes the write-ahead log. A restore that is
+//! interrupted leaves either the old store or none, which the server reports. A second restore completes it.
 
 use super::{StoreError, file_id, integrity, schema};
 use procfleet_sqlite::{beside, explain, is_damage, sync_folder};
@@ -19,12 +18,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Copied in one step all pages are of one moment, and writers go on meanwhile.
+/// One step copies all pages of one snapshot. Writers are not blocked.
 const ALL_PAGES: i32 = -1;
-/// How long to wait for somebody else who has locked one of the files.
+/// How long to wait for a lock of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Copies the store to a new file, also while a server runs. Answers with its size.
+/// Copies the store to a new file, also while a server runs. Returns its size.
 pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
     fs::metadata(store).map_err(|source| file_error("reading", store, source))?;
     create_new(to).map_err(|source| file_error("creating", to, source))?;
@@ -33,14 +32,13 @@ pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
         Ok(size.len())
     });
     if copied.is_err() {
-        // Half a backup must not be taken for one.
+        // An incomplete backup must not look like a complete one.
         let _ = fs::remove_file(to);
     }
     copied
 }
 
-/// Puts a backup in the place of the store, of which no server may run. Answers where the store that was
-/// there is now.
+/// Replaces the store by a backup. No server may run. Returns the new path of the replaced store.
 pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError> {
     let _lock = schema::lock(store)?;
     let given = fs::metadata(from).map_err(|source| file_error("reading", from, source))?;
@@ -74,9 +72,9 @@ pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError>
     Ok(was_there.then_some(aside))
 }
 
-/// Copies and checks a database. The copy needs no log beside it, and is another file to [`file_id`].
+/// Copies and checks a database. The copy has no log, and a stamp of its own (see [`file_id`]).
 fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
-    // Damage is that of the source. A lack of space is that of the copy's disk.
+    // Damage is in the source. A lack of space is on the disk of the copy.
     let failed = |source: rusqlite::Error| match is_damage(&source) {
         true => StoreError::damaged(from, source.to_string()),
         false => StoreError::Database { doing: "copying the store", source: explain(source, to) },

@@ -1,4 +1,4 @@
-//! Businesses, sets of them, and which agents belong to which.
+//! Businesses, business sets, and the agents of each business.
 
 use super::audit::insert_audit;
 use super::columns::small;
@@ -20,7 +20,7 @@ pub struct BusinessSet {
 }
 
 impl Store {
-    /// Ids and names are given out once.
+    /// Id and name must be unused.
     pub async fn create_business(&self, business: Business, audit: NewAudit) -> Result<(), StoreError> {
         self.write("creating a business", move |db| {
             let sql = "INSERT INTO businesses (id, name) VALUES (?, ?) ON CONFLICT DO NOTHING";
@@ -33,7 +33,7 @@ impl Store {
         .await
     }
 
-    /// By id.
+    /// Ordered by id.
     pub async fn businesses(&self) -> Result<Vec<Business>, StoreError> {
         self.read("reading the businesses", |db| {
             let mut statement = db.prepare_cached("SELECT id, name FROM businesses ORDER BY id")?;
@@ -47,7 +47,7 @@ impl Store {
         .await
     }
 
-    /// Its businesses must exist.
+    /// The businesses of the set must exist.
     pub async fn create_business_set(&self, set: BusinessSet, audit: NewAudit) -> Result<(), StoreError> {
         self.write("creating a business set", move |db| {
             let sql = "INSERT INTO business_sets (id, name) VALUES (?, ?) ON CONFLICT DO NOTHING";
@@ -65,7 +65,7 @@ impl Store {
         .await
     }
 
-    /// By id, each with its businesses.
+    /// Ordered by id, each with its businesses.
     pub async fn business_sets(&self) -> Result<Vec<BusinessSet>, StoreError> {
         self.read("reading the business sets", |db| {
             let mut statement = db.prepare_cached("SELECT id, name FROM business_sets ORDER BY id")?;
@@ -80,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// All of the agents, or none.
+    /// Atomic: all of the agents, or none.
     pub async fn assign(
         &self,
         agents: Vec<AgentId>,

@@ -1,4 +1,4 @@
-//! The certificates that agents may come with, and the agents that may not come any more.
+//! The certificates of agents, and revoked agents.
 
 use super::agents::{AgentRecord, one};
 use super::audit::insert_audit;
@@ -7,21 +7,21 @@ use super::{NewAudit, QueryFault, Store, StoreError};
 use procfleet_core::AgentId;
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// How many an agent may have at once. An agent whose answers are lost asks again and again.
+/// Maximum number of certificates per agent. An agent that loses its answers keeps asking for another.
 const MOST: u32 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateRecord {
     pub sha256: [u8; 32],
-    /// The SHA-256 of the certificate of its CA. `None`: it is from before there could be two.
+    /// The SHA-256 of its CA's certificate. `None`: issued before CAs could be rotated.
     pub ca: Option<[u8; 32]>,
-    /// `None`: as the certificate itself says.
+    /// `None`: only the certificate itself has it.
     pub issued_at: Option<i64>,
     pub expires_at: Option<i64>,
 }
 
 impl Store {
-    /// The agent, and this certificate if it is one of its own. A retired or revoked agent is found too.
+    /// The agent, and this certificate if it belongs to the agent. Also finds retired and revoked agents.
     pub async fn agent_with_certificate(
         &self,
         agent: &AgentId,
@@ -44,7 +44,7 @@ impl Store {
         .await
     }
 
-    /// Another certificate that the agent may come with; those that it has stay good.
+    /// Adds a certificate. The existing ones stay valid.
     pub async fn give_certificate(
         &self,
         agent: &AgentId,
@@ -57,7 +57,7 @@ impl Store {
                 return Err(StoreError::NoSuchAgent(agent).into());
             }
             insert(db, &agent, &certificate)?;
-            // The one in use stays, whatever its age.
+            // Never deletes the certificate in use.
             let sql = "DELETE FROM certificates WHERE agent = ?1 AND sha256 NOT IN \
                        (SELECT sha256 FROM certificates WHERE agent = ?1 ORDER BY issued_at DESC LIMIT ?2) \
                        AND sha256 != (SELECT certificate_sha256 FROM agents WHERE agent_id = ?1)";
@@ -67,11 +67,11 @@ impl Store {
         .await
     }
 
-    /// The agent has this certificate on its disk and will come with it. One that is not its own changes
-    /// nothing.
+    /// Records that the agent has saved this certificate and will use it. Ignores a certificate of another
+    /// agent.
     pub async fn use_certificate(&self, agent: &AgentId, sha256: [u8; 32]) -> Result<(), StoreError> {
         let agent = agent.clone();
-        self.write("noting an agent's certificate", move |db| {
+        self.write("recording an agent's certificate", move |db| {
             let sql = "UPDATE agents SET certificate_sha256 = c.sha256, \
                        certificate_ca = c.ca_sha256, certificate_expires_at = c.expires_at \
                        FROM certificates AS c WHERE c.agent = agents.agent_id AND c.sha256 = ?2 AND agent_id = ?1";
@@ -81,7 +81,7 @@ impl Store {
         .await
     }
 
-    /// Whatever is from before there could be two CAs is from this one.
+    /// Assigns certificates without a CA, from before CAs could be rotated, to this one.
     pub async fn name_first_ca(&self, ca: [u8; 32]) -> Result<(), StoreError> {
         self.write("naming the CA of old certificates", move |db| {
             db.execute("UPDATE certificates SET ca_sha256 = ? WHERE ca_sha256 IS NULL", [ca])?;
@@ -91,7 +91,7 @@ impl Store {
         .await
     }
 
-    /// How many agents may come back.
+    /// Number of agents that may connect.
     pub async fn agents_that_may_come(&self) -> Result<u64, StoreError> {
         self.read("counting the agents", move |db| {
             let sql = "SELECT count(*) FROM agents WHERE retired_at IS NULL AND revoked_at IS NULL";
@@ -100,7 +100,7 @@ impl Store {
         .await
     }
 
-    /// How many agents that may come back would come with a certificate of this CA.
+    /// Number of agents that may connect and use a certificate of this CA.
     pub async fn agents_of_ca(&self, ca: [u8; 32]) -> Result<u64, StoreError> {
         self.read("counting the agents of a CA", move |db| {
             let sql = "SELECT count(*) FROM agents \
@@ -110,7 +110,7 @@ impl Store {
         .await
     }
 
-    /// How many join tokens can still be used.
+    /// Number of usable join tokens.
     pub async fn usable_tokens(&self, now: i64) -> Result<u64, StoreError> {
         self.read("counting the join tokens", move |db| {
             let sql =
@@ -120,7 +120,7 @@ impl Store {
         .await
     }
 
-    /// These agents may not come back. One that was revoked before keeps its time and reason.
+    /// Revokes agents for good. An agent that is revoked already keeps its time and reason.
     pub async fn revoke_agents(
         &self,
         agents: Vec<AgentId>,
@@ -140,8 +140,8 @@ impl Store {
         .await
     }
 
-    /// They are listed no more, and neither is what they said of their procs. They are revoked, too: what
-    /// comes back with one of their certificates needs a new token.
+    /// Removes agents and their procs from the lists. Also revokes them: a host that connects with one of their
+    /// certificates needs a new token.
     pub async fn forget_agents(
         &self,
         agents: Vec<AgentId>,
@@ -164,7 +164,7 @@ impl Store {
     }
 }
 
-/// Why an agent that was forgotten is kept out.
+/// The reason of revocation of a forgotten agent.
 pub const FORGOTTEN: &str = "it was forgotten";
 
 pub(super) fn insert(

@@ -1,4 +1,4 @@
-//! How our types stand in columns, and back.
+//! Conversions between core types and columns.
 
 use super::QueryFault;
 use crate::clock::{BootNumber, ClockMark};
@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// SQLite knows no number above `i64::MAX`. None of ours comes near it; one that a peer made up becomes the
-/// greatest, which keeps the order and equals nothing that was ever given out.
+/// SQLite has no number above `i64::MAX`. Only a number that a peer made up is larger. It becomes `i64::MAX`,
+/// which keeps the order and equals no number in use.
 pub(super) fn integer(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -55,7 +55,7 @@ pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, QueryFault> {
     Ok(Host { cloud, ip: parsed::<IpAddr>("an ip", text(row, column + 1)?)? })
 }
 
-/// A target in four columns: cloud id, ip, supplier, name. The name is an agent's id, or what cannot be one.
+/// A target in four columns: cloud id, ip, supplier, name. The name is an agent id, or an invalid one.
 pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, QueryFault> {
     let supplier = row.get::<_, Option<i64>>(column + 2)?;
     let supplier = supplier.map(|supplier| small("a supplier id", supplier)).transpose()?;
@@ -72,7 +72,7 @@ pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, QueryFault>
     }
 }
 
-/// A mark in two columns: boot, milliseconds.
+/// A point on the boot-time clock in two columns: boot, milliseconds.
 pub(super) fn mark_if_any(row: &Row<'_>, column: usize) -> Result<Option<ClockMark>, QueryFault> {
     let columns: (Option<i64>, Option<i64>) = (row.get(column)?, row.get(column + 1)?);
     Ok(match columns {
@@ -83,7 +83,7 @@ pub(super) fn mark_if_any(row: &Row<'_>, column: usize) -> Result<Option<ClockMa
     })
 }
 
-/// Text that is looked at in place, without a copy.
+/// Borrowed text, without a copy.
 pub(super) fn text<'row>(row: &'row Row<'_>, column: usize) -> Result<&'row str, QueryFault> {
     optional_text(row, column)?
         .ok_or_else(|| QueryFault::Unreadable { what: "a text", reason: format!("column {column} is empty") })

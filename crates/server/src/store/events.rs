@@ -1,4 +1,4 @@
-//! What happened to procs without an op, and where it is sent to.
+//! Events of procs, and webhooks that receive them.
 
 use super::agents::require;
 use super::audit::insert_audit;
@@ -8,7 +8,7 @@ use procfleet_core::grants::GrantScope;
 use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
 use rusqlite::{OptionalExtension, Row, params};
 
-/// An event as its agent wrote it down.
+/// An event as its agent reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
     pub journal: String,
@@ -22,7 +22,7 @@ pub struct NewEvent {
     pub details: String,
     pub report_id: i64,
     pub proc_name: String,
-    /// The OS account of the spec at that time; empty: not known.
+    /// The OS account of the spec at that time. Empty: unknown.
     pub account: String,
 }
 
@@ -35,7 +35,7 @@ pub struct EventRecord {
     pub event: NewEvent,
 }
 
-/// `None` is any.
+/// `None` matches any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventFilter {
     pub namespace: Option<String>,
@@ -44,12 +44,12 @@ pub struct EventFilter {
     pub agent: Option<AgentId>,
 }
 
-/// Which part of the list.
+/// A page of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventPage {
-    /// The newest so many.
+    /// The newest ones, up to this number.
     Newest(u32),
-    /// The first so many after this number.
+    /// The first ones after this event number.
     After(u64, u32),
 }
 
@@ -62,7 +62,7 @@ pub struct Webhook {
 }
 
 impl Store {
-    /// Those that are new; the others were stored before. Answers how many of them are new.
+    /// Idempotent: stores the events that are new, and returns their number.
     pub async fn add_events(
         &self,
         from: &AgentId,
@@ -101,7 +101,7 @@ impl Store {
         .await
     }
 
-    /// In the order of their numbers. Those of retired agents are among them: the host is the one they had.
+    /// Ordered by number. Includes events of retired agents, with their last host.
     pub async fn events(
         &self,
         filter: EventFilter,
@@ -150,7 +150,7 @@ impl Store {
         .await
     }
 
-    /// The number of the newest event; 0 if there never was one.
+    /// The number of the newest event, 0 without any.
     pub async fn last_event(&self) -> Result<u64, StoreError> {
         self.read("reading the last event", |db| {
             let sql = "SELECT coalesce(max(number), 0) FROM events";
@@ -159,7 +159,7 @@ impl Store {
         .await
     }
 
-    /// A receiver of all events from now on. `None`: there is one with this url.
+    /// Adds a receiver of all events from now on. `None`: a webhook with this URL exists.
     pub async fn add_webhook(
         &self,
         url: String,
@@ -182,7 +182,7 @@ impl Store {
         .await
     }
 
-    /// False: there was none.
+    /// False: there is no such webhook.
     pub async fn remove_webhook(&self, id: u64, audit: NewAudit) -> Result<bool, StoreError> {
         self.write("removing a webhook", move |db| {
             let removed = db.prepare_cached("DELETE FROM webhooks WHERE id = ?")?.execute([integer(id)])? > 0;
@@ -208,7 +208,7 @@ impl Store {
         .await
     }
 
-    /// Its receiver has taken everything up to this event.
+    /// Advances the cursor of a webhook to this event.
     pub async fn webhook_delivered(&self, id: u64, up_to: u64) -> Result<(), StoreError> {
         self.write("storing what a webhook has taken", move |db| {
             let sql = "UPDATE webhooks SET delivered = max(delivered, ?2) WHERE id = ?1";

@@ -1,21 +1,21 @@
-//! What a restored backup changes.
+//! Generations: number ranges that a restored backup does not share with the lost store.
 //!
-//! After a restore the numbers of events and tasks that were given out since the backup was made would be
-//! given out again. A new generation begins at the next multiple of [`GAP`], so that no number means two
-//! things, and so that a cursor of the lost time can be told from a good one.
+//! After a restore, the numbers of events and tasks that were assigned since the backup would be assigned
+//! again. A new generation begins at the next multiple of [`GAP`], so that numbers stay unique, and so that a
+//! cursor of the lost time is recognised.
 
 use super::audit::insert_audit;
 use super::columns::{integer, natural};
 use super::{NewAudit, QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// More than are given out between two backups. JOB's callers may keep a task's number in 32 bits, so it is
-/// not larger.
+/// More numbers than are assigned between two backups. Not larger, because JOB's callers may keep a task's
+/// number in 32 bits.
 const GAP: i64 = 1_000_000_000;
-/// The tables whose numbers others know.
+/// The tables whose numbers clients know.
 const NUMBERED: [&str; 3] = ["events", "tasks", "audit"];
 
-/// Begins a generation in a store that was put here. In one transaction.
+/// Begins a generation in a restored store, in one transaction.
 pub(super) fn begin(connection: &mut Connection) -> Result<(), QueryFault> {
     let db = connection.transaction()?;
     let last = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)";
@@ -35,7 +35,7 @@ pub(super) fn begin(connection: &mut Connection) -> Result<(), QueryFault> {
 }
 
 impl Store {
-    /// Whether a backup was put here of which nothing has been said yet.
+    /// Whether a backup was restored that the server has not processed yet.
     pub async fn is_newly_restored(&self) -> Result<bool, StoreError> {
         self.read("reading the generations", |db| {
             Ok(db.prepare_cached("SELECT 1 FROM generations WHERE began_at IS NULL")?.exists([])?)
@@ -43,17 +43,16 @@ impl Store {
         .await
     }
 
-    /// All that follows from the restored backup was done.
+    /// Records that the server has processed the restored backup.
     pub async fn generation_began(&self, at: i64, audit: NewAudit) -> Result<(), StoreError> {
-        self.write("noting a new generation", move |db| {
+        self.write("recording a new generation", move |db| {
             db.execute("UPDATE generations SET began_at = ? WHERE began_at IS NULL", [at])?;
             insert_audit(db, &audit)
         })
         .await
     }
 
-    /// When the backup was restored with which this event was lost. `None`: the number is not one of a lost
-    /// event.
+    /// The time of the restore that lost this event. `None`: the number is not that of a lost event.
     pub async fn event_lost_at(&self, number: u64) -> Result<Option<i64>, StoreError> {
         self.read("reading the generations", move |db| {
             let sql =
@@ -63,7 +62,7 @@ impl Store {
         .await
     }
 
-    /// The newest number that an event has had.
+    /// The highest event number ever assigned.
     pub async fn newest_event_number(&self) -> Result<u64, StoreError> {
         self.read("reading the newest event number", |db| {
             let sql = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)";

@@ -1,8 +1,8 @@
-//! Whether the open store can still be used.
+//! Whether the open store is usable.
 //!
-//! The store is condemned once and for all when its files are replaced or removed under the server, or when
-//! SQLite finds it damaged. From then on the writer refuses every change, and [`super::Store::failed`]
-//! returns, which ends the program. The files are left as they are.
+//! The store is condemned for good when its files are replaced or removed while the server runs, or when
+//! SQLite finds damage. From then on the writer refuses every change, and [`super::Store::failed`] returns,
+//! which ends the program. The files are not changed.
 
 use super::schema::StoreLock;
 use super::{StoreError, file_id};
@@ -19,14 +19,14 @@ use tokio::sync::watch;
 pub(super) struct StoreHealth {
     path: PathBuf,
     files: [OpenFile; 2],
-    /// Holds the database open, and the stamps that it may have.
+    /// Holds the database file open. `stamps` are those that the file may have.
     reserve: Arc<Reserve>,
     stamps: Vec<u32>,
     last_commit_failed: AtomicBool,
     condemned: watch::Sender<Option<Condemned>>,
 }
 
-/// Why the store cannot be used any more.
+/// Why the store has become unusable.
 #[derive(Clone, Debug)]
 pub(super) enum Condemned {
     Replaced { path: PathBuf, file: PathBuf },
@@ -41,7 +41,7 @@ struct OpenFile {
 }
 
 impl StoreHealth {
-    /// For a store that has just been opened: both files are there.
+    /// For a store that has just been opened, so that both files exist.
     pub(super) fn of(path: &Path, reserve: Arc<Reserve>, stamps: Vec<u32>) -> io::Result<StoreHealth> {
         let open = |path: PathBuf| Ok::<_, io::Error>(OpenFile { id: id_of(&path)?, path });
         let files = [open(path.to_owned())?, open(beside(path, "-wal"))?];
@@ -55,8 +55,8 @@ impl StoreHealth {
         })
     }
 
-    /// Checks that the paths still lead to the open files, and that nobody has copied another store over the
-    /// open file. Costs two calls of `stat` and one of `pread`.
+    /// Checks that the paths still lead to the open files, and that the open file was not overwritten by
+    /// another store. Costs two calls of `stat` and one of `pread`.
     pub(super) fn check(&self) -> Result<(), Condemned> {
         if let Some(condemned) = self.condemned() {
             return Err(condemned);
@@ -67,13 +67,13 @@ impl StoreHealth {
         Err(self.condemn(Condemned::Replaced { path: self.path.clone(), file: file.clone() }))
     }
 
-    /// A file that cannot be read proves nothing.
+    /// True if the file cannot be read, which proves nothing.
     fn has_its_stamp(&self) -> bool {
         let stamp = file_id::stamp_of(self.reserve.database());
         stamp.map_or(true, |stamp| stamp.is_some_and(|stamp| self.stamps.contains(&stamp)))
     }
 
-    /// Condemns the store if this error says that the file is damaged.
+    /// Condemns the store if the error reports damage.
     pub(super) fn judge(&self, error: &StoreError) {
         let source = match error {
             StoreError::Database { source, .. } => source,
@@ -98,14 +98,14 @@ impl StoreHealth {
         self.condemned.subscribe()
     }
 
-    /// The first reason stays.
+    /// Keeps the first reason.
     pub(super) fn condemn(&self, why: Condemned) -> Condemned {
         self.condemned.send_if_modified(|known| match known {
             Some(_) => false,
             None => {
                 tracing::error!(
                     error = &StoreError::from(why.clone()) as &dyn std::error::Error,
-                    "the store cannot be used any more; nothing is accepted, and the server ends"
+                    "the store cannot be used any more; nothing is accepted, and the server ends; see the error for what to do"
                 );
                 *known = Some(why.clone());
                 true
@@ -132,7 +132,7 @@ impl CommitGuard for HealthGuard {
 }
 
 impl OpenFile {
-    /// Another file is there, or none. A path that cannot be looked at proves nothing.
+    /// Whether the path leads to another file or none. An unreadable path proves nothing.
     fn is_replaced(&self) -> bool {
         match id_of(&self.path) {
             Ok(id) => id != self.id,
@@ -149,7 +149,7 @@ impl Condemned {
         }
     }
 
-    /// For those whose change was not accepted because of it.
+    /// The error for refused changes.
     pub(super) fn as_sqlite_error(&self) -> rusqlite::Error {
         let (code, reason) = match self {
             Condemned::Replaced { file, .. } => (

@@ -1,8 +1,8 @@
 //! Checks the structure of the whole store at each start.
 //!
-//! A small store is checked before the server is up. A large one is checked while the server works, a table
-//! at a time: each is one read transaction, so that the write-ahead log can be written from its beginning
-//! again in between. Damage condemns the store (see `health`), which ends the server.
+//! A small store is checked before the server is up. A large one is checked in the background, with one read
+//! transaction for each table, so that the write-ahead log can be reset in between. Damage condemns the store
+//! (see `health`), which ends the server.
 
 use super::health::{Condemned, StoreHealth};
 use super::{StoreError, schema};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// A store of this size is read in less than a second.
+/// Up to this size, a check takes less than a second.
 const SMALL: u64 = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ fn check_tables(connection: &Connection, path: &Path, health: &StoreHealth, stop
         Err(StoreError::Damaged { path, reason }) => {
             health.condemn(Condemned::Damaged { path, reason });
         }
-        // Cancelled, or a failure of the moment.
+        // Cancelled, or a failure that may pass.
         Err(error) => tracing::warn!(
             error = &error as &dyn std::error::Error,
             "the check of the store was not completed; the next start checks it again"

@@ -1,4 +1,4 @@
-//! The embedded store: what the server must still know after a crash.
+//! The embedded store: the server's durable state.
 //!
 //! Theory of operation. One SQLite file in WAL mode, with one writer and a few readers:
 //!
@@ -9,12 +9,12 @@
 //!
 //! - A method that changes something returns after the commit that holds its change was synced to disk. Jobs
 //!   that wait at the same moment share one commit, so that thousands of small changes cost one sync.
-//! - A job that fails undoes its own changes only.
-//! - A read sees one moment, and every change that was answered before the read began.
-//! - A future that is dropped takes nothing back: a job that was handed over is carried out.
+//! - A job that fails rolls back its own changes only.
+//! - A read sees one snapshot, which includes every change that was answered before the read began.
+//! - Dropping a future does not cancel its job.
 //!
-//! The store decides nothing about ops and knows no clock: wall times come from the caller, in milliseconds
-//! since 1970, UTC. No other room knows that there is a database.
+//! The store decides nothing about ops and reads no clock: wall times come from the caller, in milliseconds
+//! since 1970, UTC. No other module of the server uses the database.
 
 mod agents;
 mod apps;
@@ -87,7 +87,7 @@ const WRITER: WriterSettings = WriterSettings {
 /// How often the files of the store are checked when nothing is written.
 const FILES: Duration = Duration::from_secs(1);
 
-/// The handle. Clones share one open store; it ends with [`Store::close`], or when the last clone is dropped,
+/// The handle. Clones share one open store. It is closed by [`Store::close`], or by dropping the last clone,
 /// which waits for the jobs that were handed over.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -97,7 +97,7 @@ pub struct Store {
 #[derive(Debug)]
 struct Inner {
     check: Mutex<Option<BackgroundCheck>>,
-    /// First, because fields are dropped in order and the last connection to close tidies the file up.
+    /// Before the writer: fields are dropped in order, and the writer's last checkpoint needs no readers.
     readers: Readers,
     writer: Writer,
     reserve: Arc<Reserve>,
@@ -152,17 +152,17 @@ pub enum StoreError {
         #[source]
         source: rusqlite::Error,
     },
-    /// The change and all that shared its commit were undone.
+    /// The change, and all that shared its commit, were rolled back.
     #[error("{doing}: committing it")]
     Commit {
         doing: &'static str,
         #[source]
         source: Arc<rusqlite::Error>,
     },
-    /// A stored value has no meaning for this program.
+    /// This program cannot parse a stored value.
     #[error("{doing}: the store holds {what} that cannot be read: {reason}")]
     Unreadable { doing: &'static str, what: &'static str, reason: String },
-    /// The caller gave what could not be read back.
+    /// The value could not be read back.
     #[error("{doing}: {what} cannot be stored: {reason}")]
     Unwritable { doing: &'static str, what: &'static str, reason: String },
     #[error("there is already {what} {key}")]
@@ -173,7 +173,7 @@ pub enum StoreError {
     NoSuchAgent(AgentId),
     #[error("the store is closed")]
     Closed,
-    /// A bug in this program; its place is in the log.
+    /// A defect of this program; the log has its location.
     #[error("{doing}: the work panicked")]
     Panicked { doing: &'static str },
 }
@@ -200,7 +200,7 @@ impl StoreError {
         StoreError::Damaged { path: path.to_owned(), reason: reason.into() }
     }
 
-    /// Starting again would not help: somebody has to look.
+    /// A restart would not help: an operator has to act.
     pub fn needs_somebody(&self) -> bool {
         matches!(
             self,
@@ -214,7 +214,7 @@ impl StoreError {
 }
 
 impl Store {
-    /// Opens the store, and makes or upgrades the file where needed.
+    /// Opens the store. Creates or migrates the file if needed.
     pub async fn open(path: &Path) -> Result<Store, StoreError> {
         let path = path.to_owned();
         let open = move || {
@@ -252,7 +252,7 @@ impl Store {
         self.inner.reserve.is_disk_full()
     }
 
-    /// Reserves disk space for changes on a full disk; to be called now and then.
+    /// Reserves disk space for changes on a full disk. To be called regularly.
     pub fn fill_reserve(&self) {
         if let Err(error) = self.inner.reserve.fill() {
             tracing::warn!(
@@ -262,11 +262,11 @@ impl Store {
         }
     }
 
-    /// Why the store takes no changes now; `None`: it does.
+    /// Why the store accepts no changes now. `None`: it does.
     pub async fn refuses_changes(&self) -> Option<String> {
         let Inner { health, reserve, .. } = &*self.inner;
         if let Some(condemned) = health.condemned() {
-            // Everybody may ask, so no path is named.
+            // Anyone may call /readyz, so no path is named.
             return Some(condemned.in_short().to_owned());
         }
         if reserve.is_read_only() {
@@ -275,7 +275,7 @@ impl Store {
         if self.is_disk_full() {
             return Some("the disk of the data folder is full".to_owned());
         }
-        // Only after a failure: everybody may ask, and a change costs a sync.
+        // Only after a failure: anyone may call /readyz, and a write costs a sync.
         let tried = match health.last_commit_failed() {
             true => self.probe_write().await,
             false => self.probe_read().await,
@@ -286,7 +286,7 @@ impl Store {
         })
     }
 
-    /// Returns when the store cannot be used any more: its files were replaced, or it is damaged.
+    /// Returns when the store has become unusable: its files were replaced, or it is damaged.
     pub async fn failed(&self) -> StoreError {
         let mut condemned = self.inner.health.subscribe();
         loop {
@@ -295,13 +295,13 @@ impl Store {
             }
             let _ = tokio::time::timeout(FILES, condemned.changed()).await;
             let health = Arc::clone(&self.inner.health);
-            // What it finds is in `condemned`, too.
+            // The result is in `condemned`, too.
             let _ = tokio::task::spawn_blocking(move || health.check()).await;
         }
     }
 
-    /// Stops taking jobs, carries out those that were taken, and leaves one tidy file. Other clones of the
-    /// handle get [`StoreError::Closed`] from then on.
+    /// Refuses further jobs, carries out those that were handed over, and leaves the log empty. Other clones
+    /// of the handle get [`StoreError::Closed`] from then on.
     pub async fn close(self) -> Result<(), StoreError> {
         let check = self.inner.check.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = tokio::task::spawn_blocking(|| drop(check)).await;
@@ -313,7 +313,7 @@ impl Store {
         }
     }
 
-    /// Runs `change` on the writer; returns when it is durable.
+    /// Runs `change` on the writer. Returns when it is durable.
     async fn write<T, F>(&self, doing: &'static str, change: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -341,13 +341,13 @@ impl Store {
         self.judged(self.inner.readers.run(doing, look).await)
     }
 
-    /// An error that says that the file is damaged ends the server.
+    /// A damaged file ends the server.
     fn judged<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         result.inspect_err(|error| self.inner.health.judge(error))
     }
 }
 
-/// What goes wrong inside a job, before it is said what the job was doing.
+/// An error inside a job, without what the job was doing.
 #[derive(Debug)]
 enum QueryFault {
     Sql(rusqlite::Error),

@@ -1,4 +1,4 @@
-//! The process groups of each namespace, as the agents say that they have them.
+//! The process groups of each namespace, as the agents report them.
 
 use super::agents::require;
 use super::columns::{agent, from_json, integer, natural, to_json};
@@ -12,15 +12,15 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupsRecord {
     pub namespace: String,
-    /// It grows with every change on the agent; what is older than the stored one is ignored.
+    /// Grows with every change on the agent. Reports older than the stored one are ignored.
     pub revision: u64,
-    /// Empty: there are none any more.
+    /// Empty: the namespace has no groups.
     pub groups: Vec<ProcessGroup>,
 }
 
 impl Store {
-    /// Takes over what is newer than the stored groups. The agent must be enrolled. Returns how many
-    /// namespaces were left out because the agent has too many.
+    /// Stores groups that are newer than the stored ones. The agent must be enrolled. Returns how many
+    /// namespaces were dropped because the agent has too many.
     pub async fn put_process_groups(
         &self,
         agent: &AgentId,
@@ -34,8 +34,7 @@ impl Store {
         .await
     }
 
-    /// Takes over an agent's full list: what is not in it is forgotten. Returns how many were left out, as
-    /// `put_process_groups`.
+    /// Replaces all groups of an agent. Returns how many namespaces were dropped, as `put_process_groups`.
     pub async fn replace_process_groups(
         &self,
         agent: &AgentId,
@@ -50,7 +49,7 @@ impl Store {
         .await
     }
 
-    /// Those of a namespace, by agent.
+    /// The groups of a namespace, ordered by agent.
     pub async fn process_groups(
         &self,
         namespace: &str,

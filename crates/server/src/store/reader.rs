@@ -1,4 +1,4 @@
-//! Reading: a few read-only connections, lent out one at a time.
+//! A pool of read-only connections.
 
 use super::{QueryFault, StoreError, schema};
 use procfleet_program::panics;
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
-/// As many reads as can run at once. They are short and mostly CPU, so more than the cores of a small server
-/// would only take turns.
+/// Maximum number of concurrent reads. They are short and CPU-bound, so more than the cores of a small server
+/// gain nothing.
 const CONNECTIONS: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct Readers {
     idle: Arc<Mutex<Vec<Connection>>>,
-    /// One for each connection; a permit says that one is idle.
+    /// One permit for each idle connection.
     permits: Arc<Semaphore>,
 }
 
@@ -32,17 +32,17 @@ impl Readers {
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let idle = Arc::clone(&self.idle);
         let work = move || {
-            // The connection goes back before the permit does, whether the work returns or panics.
+            // The connection is returned before the permit, also after a panic.
             let _permit = permit;
             let mut loan = Loan::take(&idle).ok_or(StoreError::Closed)?;
-            in_one_moment(loan.connection(), look).map_err(|fault| fault.during(doing))
+            in_one_snapshot(loan.connection(), look).map_err(|fault| fault.during(doing))
         };
         panics::block_for_request(work).await.unwrap_or(Err(StoreError::Panicked { doing }))
     }
 
-    /// Waits for the reads under way, then closes the connections.
+    /// Waits for running reads, then closes the connections.
     pub(super) async fn close(&self) {
-        // An error says that somebody else closed it.
+        // An error means that the pool is closed already.
         if let Ok(all) = self.permits.acquire_many(CONNECTIONS).await {
             self.permits.close();
             drop(all);
@@ -51,17 +51,17 @@ impl Readers {
     }
 }
 
-fn in_one_moment<T>(
+fn in_one_snapshot<T>(
     connection: &mut Connection,
     look: impl FnOnce(&Connection) -> Result<T, QueryFault>,
 ) -> Result<T, QueryFault> {
-    let moment = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
-    let seen = look(&moment)?;
-    moment.finish()?;
+    let snapshot = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
+    let seen = look(&snapshot)?;
+    snapshot.finish()?;
     Ok(seen)
 }
 
-/// A connection that is given back when dropped.
+/// A borrowed connection, returned on drop.
 struct Loan<'pool> {
     idle: &'pool Mutex<Vec<Connection>>,
     connection: Option<Connection>,
@@ -85,6 +85,6 @@ impl Drop for Loan<'_> {
 }
 
 fn lock(idle: &Mutex<Vec<Connection>>) -> std::sync::MutexGuard<'_, Vec<Connection>> {
-    // Nothing panics while it is held, and a list of connections has no half-changed state.
+    // The list of connections is consistent even after a panic.
     idle.lock().unwrap_or_else(PoisonError::into_inner)
 }

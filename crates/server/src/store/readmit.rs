@@ -1,4 +1,4 @@
-//! Agents that a restored store does not know, or whose certificate it does not know.
+//! Readmits agents that a restored store does not know, or whose certificate it does not know.
 
 use super::agents::{self, one};
 use super::audit::insert_audit;
@@ -8,10 +8,10 @@ use super::{AgentRecord, CertificateRecord, JoiningAgent, NewAudit, Store, Store
 use procfleet_core::id::{BusinessId, CloudId, Host};
 use rusqlite::params;
 
-/// Whom the audit names where an agent acts and no app asked.
+/// The app in the audit record of an action that no app requested.
 const LINK: &str = "procfleet-link";
 
-/// Why an agent is not let back in.
+/// Why an agent is not readmitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadmitRefusal {
     #[error("host {host} is that of agent {agent}: revoke that one, or join again with a token")]
@@ -23,8 +23,8 @@ pub enum ReadmitRefusal {
 }
 
 impl Store {
-    /// Lets an agent back in that came with a certificate of our own CA. Which cloud area and business it
-    /// belonged to is lost: it gets the default ones.
+    /// Readmits an agent that showed a certificate of this server's CA. Its cloud area and business are lost,
+    /// so it gets the default ones.
     pub async fn readmit(
         &self,
         back: JoiningAgent,
@@ -68,7 +68,7 @@ impl Store {
         .await
     }
 
-    /// Whether this store was ever a backup that was put back.
+    /// Whether a backup was ever restored to this store.
     pub async fn was_restored(&self) -> Result<bool, StoreError> {
         self.read("reading the generations", |db| {
             Ok(db.prepare_cached("SELECT 1 FROM generations")?.exists([])?)
@@ -77,7 +77,7 @@ impl Store {
     }
 }
 
-/// One that was renewed in the lost time ends later than all that are known.
+/// A certificate that was renewed in the lost time expires later than all known ones.
 fn may_use(
     db: &rusqlite::Connection,
     known: &AgentRecord,

@@ -1,13 +1,12 @@
-//! Forgetting what is old, a slice at a time, so that nobody waits long for the writer.
+//! Deletes old rows in slices, so that other writes are not delayed.
 //!
-//! A task goes in one moment: its row and its keys are deleted together, and from then on it is unknown. The
-//! ops of a large one follow in later slices; `deleted_tasks` remembers whose are still there, also across a
-//! crash.
+//! The row of a task and its keys are deleted in one transaction, and from then on the task is unknown. The ops
+//! of a large task follow in later slices. `deleted_tasks` lists tasks whose ops remain, also across a crash.
 
 use super::{QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// The most that one transaction deletes.
+/// Maximum number of rows that one transaction deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub tasks: u32,
@@ -18,12 +17,12 @@ pub struct Slice {
 pub struct Deleted {
     pub tasks: u64,
     pub ops: u64,
-    /// Whether another slice is due.
+    /// Whether there is more to delete.
     pub more: bool,
 }
 
 impl Store {
-    /// Deletes tasks that were made before this time, oldest first. One with open ops stays.
+    /// Deletes tasks that were created before this time, oldest first. A task with open ops is kept.
     pub async fn delete_tasks(&self, before: i64, slice: Slice) -> Result<Deleted, StoreError> {
         self.write("deleting old tasks", move |db| {
             let room = u64::from(slice.ops);
@@ -54,7 +53,7 @@ impl Store {
         .await
     }
 
-    /// Deletes the oldest events; says how many.
+    /// Deletes the oldest events. Returns how many.
     pub async fn delete_events(&self, before: i64, most: u32) -> Result<u64, StoreError> {
         self.write("deleting old events", move |db| {
             let sql = "DELETE FROM events WHERE number IN \
@@ -64,7 +63,7 @@ impl Store {
         .await
     }
 
-    /// Deletes the oldest records of the audit trail; says how many.
+    /// Deletes the oldest records of the audit trail. Returns how many.
     pub async fn delete_audit(&self, before: i64, most: u32) -> Result<u64, StoreError> {
         self.write("deleting old audit records", move |db| {
             let sql = "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at < ? ORDER BY at LIMIT ?)";
@@ -73,7 +72,7 @@ impl Store {
         .await
     }
 
-    /// Deletes join tokens that expired before this time; says how many.
+    /// Deletes join tokens that expired before this time. Returns how many.
     pub async fn delete_tokens(&self, before: i64, most: u32) -> Result<u64, StoreError> {
         self.write("deleting old join tokens", move |db| {
             let sql = "DELETE FROM tokens WHERE id IN (SELECT id FROM tokens WHERE expires_at < ? LIMIT ?)";
@@ -83,7 +82,7 @@ impl Store {
     }
 }
 
-/// A task that is gone and has left ops behind.
+/// A deleted task whose ops remain.
 fn leftover(db: &Connection) -> Result<Option<i64>, QueryFault> {
     let mut statement = db.prepare_cached("SELECT number FROM deleted_tasks LIMIT 1")?;
     Ok(statement.query_row([], |row| row.get(0)).optional()?)
@@ -97,8 +96,8 @@ fn old_tasks(db: &Connection, before: i64, most: u32) -> Result<Vec<i64>, QueryF
     Ok(numbers.collect::<Result<_, _>>()?)
 }
 
-/// At most so many, from the first on: their indices have no gaps. What was said late goes at once: nobody
-/// can ask for it.
+/// Deletes ops from the first index on, up to a limit. Late reports are deleted at once, because no query can
+/// reach them.
 fn delete_ops(db: &Connection, task: i64, most: u64) -> Result<u64, QueryFault> {
     db.prepare_cached("DELETE FROM late_reports WHERE task = ?")?.execute([task])?;
     let sql = "DELETE FROM ops WHERE task = ?1 AND idx < (SELECT min(idx) FROM ops WHERE task = ?1) + ?2";

@@ -1,4 +1,4 @@
-//! Opening the file: the lock, the pragmas, the migrations.
+//! Opens the database: lock, checks, pragmas, migrations.
 
 use super::file_id::{self, FileOrigin};
 use super::integrity::StoreSize;
@@ -27,24 +27,23 @@ const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0015_drop_settings.sql"),
 ]);
 
-/// Nobody else writes while we hold the lock; this covers a reader or a backup tool that looks in.
+/// For readers and backup tools of other processes. Other servers are kept out by the lock.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// More than there are different statements, so that none is prepared twice.
 const STATEMENTS: usize = 64;
 
-/// The writing connection, and what keeps other servers out while it lives.
+/// The writing connection, and the lock that keeps other servers out.
 #[derive(Debug)]
 pub(super) struct OpenedDatabase {
     pub(super) connection: Connection,
     pub(super) lock: StoreLock,
-    /// The stamps that its file may have.
+    /// The stamps that the file may have.
     pub(super) stamps: Vec<u32>,
-    /// A large one is still to be checked.
+    /// A large store is not checked yet.
     pub(super) size: StoreSize,
 }
 
-/// Held for as long as the store may be written. The kernel lets go of it when the process ends, however it
-/// ends.
+/// Held while the store may be written. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(super) struct StoreLock {
     _file: File,
@@ -79,7 +78,7 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
         .map_err(|source| StoreError::Database { doing: "opening the store for reading", source })
 }
 
-/// Refuses what this version cannot use as a store.
+/// Refuses a backup that this version cannot use as a store.
 pub(super) fn check_backup(copy: &Path, named: &Path) -> Result<(), StoreError> {
     let failed = |source| StoreError::Database { doing: "looking into the backup", source };
     let connection = Connection::open_with_flags(copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
@@ -109,7 +108,7 @@ pub(super) fn lock(path: &Path) -> Result<StoreLock, StoreError> {
     }
 }
 
-/// Only the owner may read it: it holds hashes of secrets. SQLite gives the files beside it the same mode.
+/// Readable by the owner only, because it holds hashes of secrets. SQLite gives `-wal` and `-shm` the same mode.
 fn create(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -119,20 +118,20 @@ fn create(path: &Path) -> std::io::Result<File> {
 }
 
 fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connection> {
-    // Each connection is used by one thread at a time, so SQLite need not lock it too.
+    // Each connection is used by one thread at a time, so it needs no mutex.
     let connection = Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     keep_log(&connection)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.pragma_update(None, "foreign_keys", true)?;
-    // Savepoints keep what they may have to undo in memory, not in files below /tmp.
+    // Savepoints keep their rollback data in memory, not in files below /tmp.
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     if access.contains(OpenFlags::SQLITE_OPEN_READ_WRITE) {
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        // In KiB where negative: a task of 100,000 ops fits.
+        // 32 MiB (negative means KiB): enough for a task of 100,000 ops.
         connection.pragma_update(None, "cache_size", -32_768)?;
-        // After a burst the log shrinks back to this.
+        // The log is truncated to this size after a burst.
         connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     }
     Ok(connection)

@@ -1,11 +1,11 @@
-//! Submissions that may come twice: the key that a caller gave its request, stored in the commit that makes
-//! the task.
+//! Idempotent submissions: the caller's key is stored in the commit that creates the task.
 //!
-//! The writer is one thread, so of two calls that come at the same moment one finds the other's key; and
-//! since task and key are one commit, a crash leaves both or neither.
+//! There is one writer thread, so the second of two concurrent calls finds the key of the first. Task and key
+//! are one commit, so a crash leaves both or neither.
 //!
-//! A request id names a chain of calls in which a process may be started, stopped and started again. The same
-//! request counts as a repeat only if no other operation on one of its processes was accepted in between.
+//! A request id names a chain of calls in which a process may be started, stopped and started again. An
+//! equal request counts as a repeat only if no other operation on one of its processes was accepted in
+//! between.
 
 use super::columns::{from_json, integer, natural, text};
 use super::tasks::{insert, requests_json};
@@ -15,12 +15,12 @@ use procfleet_core::{OpKind, ProcKey, TaskId};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::Deserialize;
 
-/// What a caller's key says about its request.
+/// The scope of a caller's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// It was made for this one request: another request under the same key is a mistake.
+    /// For one request: a different request under the same key is refused.
     Idempotency,
-    /// It names a chain of calls: one caller may send several different requests under it.
+    /// For a chain of calls: a caller may send several different requests under it.
     RequestId,
 }
 
@@ -33,24 +33,24 @@ pub struct SubmissionKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submission {
     pub key: SubmissionKey,
-    /// Equal for requests that ask for the same.
+    /// Equal for equal requests.
     pub request_hash: [u8; 32],
-    /// What was submitted before this time is another matter.
+    /// Ignore submissions older than this.
     pub since: ClockReading,
 }
 
-/// What became of a submission. Keys are the app's own: another app's are never met.
+/// The result of a submission. Keys are scoped to the app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
     New(TaskId),
-    /// The same request came before and made this task; nothing was stored.
+    /// An equal request has created this task before. Nothing was stored.
     Before(TaskId),
-    /// Another request came under the key and made this task; nothing was stored.
+    /// A different request under the key has created this task. Nothing was stored.
     OtherRequest(TaskId),
 }
 
 impl Store {
-    /// The task that this submission has made before; `None` if it would be new.
+    /// The task that this submission has created before. `None`: it is new.
     pub async fn submitted_before(
         &self,
         app: String,
@@ -59,7 +59,7 @@ impl Store {
         self.read("looking up a key", move |db| repeated(db, &app, &submission)).await
     }
 
-    /// As [`Store::create_task`], unless the app has submitted the same under this key.
+    /// As [`Store::create_task`], unless the app has submitted an equal request under this key.
     pub async fn submit_task(&self, task: NewTask, submission: Submission) -> Result<Submitted, StoreError> {
         const DOING: &str = "creating a task under a key";
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
@@ -88,9 +88,8 @@ fn repeated(db: &Connection, app: &str, submission: &Submission) -> Result<Optio
 
 fn earlier(db: &Connection, app: &str, submission: &Submission) -> Result<Option<Submitted>, QueryFault> {
     let Submission { key: SubmissionKey { kind, text }, request_hash, since } = submission;
-    // Within one boot by the clock that nobody can set: a caller that sends a request again knows nothing of
-    // the wall clock here. Under an idempotency key there is one row at most. Under a request id there may be
-    // many, so that the hash must be part of the search.
+    // Within one boot the age is measured by the boot-time clock, which cannot be set. An idempotency key has
+    // at most one row. A request id may have many, so the query includes the hash.
     let sql = match kind {
         KeyKind::Idempotency => {
             "SELECT number, stamp, request_hash = ?4 FROM submissions JOIN tasks ON number = task \
@@ -149,7 +148,7 @@ fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, QueryFault> {
     Ok(false)
 }
 
-/// A request id that is used again after its time stands for the newer task from now on.
+/// A request id that is used again after its time refers to the newer task from now on.
 fn remember(db: &Connection, task: &NewTask, submission: &Submission, id: TaskId) -> Result<(), QueryFault> {
     let sql = "INSERT INTO submissions (app, kind, key, request_hash, task, created_at) VALUES (?, ?, ?, ?, ?, ?) \
                ON CONFLICT (app, kind, key, request_hash) DO UPDATE \

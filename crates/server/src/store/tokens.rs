@@ -1,4 +1,4 @@
-//! Join tokens: made once, and spent by agents.
+//! Join tokens.
 
 use super::audit::insert_audit;
 use super::columns::{small, unreadable};
@@ -13,9 +13,9 @@ use subtle::ConstantTimeEq;
 pub struct NewToken {
     pub id: String,
     pub secret_hash: [u8; 32],
-    /// The cloud area that its agents belong to.
+    /// The cloud area of its agents.
     pub cloud: CloudId,
-    /// The business that they belong to until somebody assigns them to another.
+    /// The business of its agents, until they are assigned to another.
     pub business: BusinessId,
     pub created_at: i64,
     pub expires_at: i64,
@@ -25,15 +25,15 @@ pub struct NewToken {
     pub audit: Option<NewAudit>,
 }
 
-/// Whose place the agents of a token may take.
+/// Which existing agent of a host a token may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replaces {
-    /// That of one that was revoked, never connected, or has been away for a day.
+    /// An agent that was revoked, has never connected, or has been away for a day.
     LostAgents,
     AnyAgent,
 }
 
-/// A token as administrators see it: without its secret.
+/// A token without its secret, for administrators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRecord {
     pub id: String,
@@ -46,14 +46,14 @@ pub struct TokenRecord {
     pub revoked_at: Option<i64>,
 }
 
-/// A token as an agent shows it.
+/// A token that an agent presents.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TokenUse {
     pub id: String,
     pub secret_hash: [u8; 32],
 }
 
-/// The reason is meant for whoever shows the token.
+/// The reason is sent to the host that presents the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinTokenRefusal {
     /// No such token, or the secret is wrong.
@@ -65,18 +65,18 @@ pub enum JoinTokenRefusal {
     UsedUp,
     #[error("the token was revoked")]
     Revoked,
-    /// The token may be in the wrong hands, and the agent of the host is well.
+    /// The agent of the host is healthy, and the token may have leaked.
     #[error(
         "host {0} has an agent that is connected, or was within the last day; only a token that was made with --replace \
          (procfleet token create --replace) lets another take its place"
     )]
     HostInUse(Host),
-    /// The host has an agent, and that one belongs to another business than the token's.
+    /// The host has an agent of another business.
     #[error("the host belongs to business {0}, and the token is for another; use a token for that business")]
     HostOf(BusinessId),
 }
 
-/// Where the agents of a token belong.
+/// Cloud area and business of a token's agents.
 pub(super) struct Belonging {
     pub(super) cloud: CloudId,
     pub(super) business: BusinessId,
@@ -106,7 +106,7 @@ impl Store {
         .await
     }
 
-    /// Why nobody can join with this token now. `None`: it is good.
+    /// Why the token is refused now. `None`: it is valid.
     pub async fn token_refusal(
         &self,
         token: TokenUse,
@@ -115,7 +115,7 @@ impl Store {
         self.read("checking a join token", move |db| Ok(check(db, &token, now)?.err())).await
     }
 
-    /// The newest first. Those that expired long ago are deleted.
+    /// Newest first. Tokens that expired long ago are deleted.
     pub async fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
         self.read("reading join tokens", |db| {
             let mut statement = db.prepare_cached(&format!("{SELECT} ORDER BY created_at DESC, id"))?;
@@ -129,7 +129,7 @@ impl Store {
         .await
     }
 
-    /// Nobody can join with it any more. Revoking it again changes nothing. `None`: there is no such token.
+    /// Revokes a token. Idempotent. `None`: there is no such token.
     pub async fn revoke_token(
         &self,
         id: String,
@@ -148,7 +148,7 @@ impl Store {
         .await
     }
 
-    /// Nobody can join any more with a token that was made until then.
+    /// Revokes all tokens that were created until then.
     pub async fn revoke_tokens_until(&self, at: i64, audit: NewAudit) -> Result<(), StoreError> {
         self.write("revoking the join tokens of a CA", move |db| {
             let sql = "UPDATE tokens SET revoked_at = ?1 WHERE created_at <= ?1 AND revoked_at IS NULL";
@@ -179,7 +179,7 @@ fn replaces(any: bool) -> Replaces {
     if any { Replaces::AnyAgent } else { Replaces::LostAgents }
 }
 
-/// Where the agents of this token belong, if it is good. Changes nothing.
+/// Checks a token without using it.
 pub(super) fn check(
     db: &Connection,
     token: &TokenUse,
@@ -194,7 +194,7 @@ pub(super) fn check(
     if hash.len() != token.secret_hash.len() {
         return Err(unreadable("a token's hash", &format_args!("it has {} bytes", hash.len())));
     }
-    // The secret first: who does not know it learns nothing else about the token.
+    // The secret first: a wrong one reveals nothing else about the token.
     if !bool::from(hash.ct_eq(&token.secret_hash)) {
         return Ok(Err(JoinTokenRefusal::Unknown));
     }
@@ -216,7 +216,7 @@ pub(super) fn check(
     Ok(Ok(Belonging { cloud, business, replaces }))
 }
 
-// The hashes stay out of logs: whoever has one can try secrets against it at leisure.
+// The hashes stay out of logs: they allow an offline attack on the secrets.
 
 impl fmt::Debug for NewToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

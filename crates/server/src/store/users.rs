@@ -1,4 +1,4 @@
-//! Users, and the tokens that they show instead of a name.
+//! Users and their login tokens.
 
 use super::audit::insert_audit;
 use super::columns::natural;
@@ -6,20 +6,20 @@ use super::{NewAudit, QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::fmt;
 
-/// A token that can no longer be used is remembered so long, so that whoever shows it is told why.
+/// Expired tokens are kept this long, so that their use can be refused with the reason.
 const KEEP_EXPIRED: i64 = 7 * 86_400_000;
 
-/// Somebody whom apps may act for.
+/// A user that apps may act for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserRow {
     pub name: String,
     pub created_at: i64,
     pub disabled_at: Option<i64>,
-    /// How many of its tokens have not expired.
+    /// Number of tokens that have not expired.
     pub tokens: u64,
 }
 
-/// A token, by its hash.
+/// The hash of a token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewUserToken {
     pub user: String,
@@ -30,14 +30,14 @@ pub struct NewUserToken {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserChange {
-    /// From this moment on.
+    /// Since this time.
     Disable(i64),
     Enable,
-    /// Its tokens open nothing any more.
+    /// All tokens of the user are refused from then on.
     RevokeTokens,
 }
 
-/// Whose token it is, and whether it still opens anything.
+/// The user of a token, and whether the token is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenHolder {
     Valid(String),
@@ -64,7 +64,7 @@ impl Store {
         self.read("reading a user", move |db| Ok(rows(db, Some(&name), now)?.pop())).await
     }
 
-    /// By name.
+    /// Ordered by name.
     pub async fn users(&self, now: i64) -> Result<Vec<UserRow>, StoreError> {
         self.read("reading the users", move |db| rows(db, None, now)).await
     }
@@ -79,7 +79,7 @@ impl Store {
         self.write("changing a user", move |db| {
             require(db, &name)?;
             match change {
-                // One that is disabled keeps the moment.
+                // A disabled user keeps the time of its first disabling.
                 UserChange::Disable(at) => db
                     .prepare_cached("UPDATE users SET disabled_at = ifnull(disabled_at, ?) WHERE name = ?")?
                     .execute(params![at, name])?,
@@ -95,7 +95,7 @@ impl Store {
         .await
     }
 
-    /// The user must be known. What expired long ago is forgotten with it.
+    /// The user must exist. Also deletes tokens that expired long ago.
     pub async fn create_user_token(&self, token: NewUserToken, audit: NewAudit) -> Result<(), StoreError> {
         self.write("creating a user's token", move |db| {
             require(db, &token.user)?;
@@ -158,7 +158,7 @@ fn rows(db: &Connection, name: Option<&str>, now: i64) -> Result<Vec<UserRow>, Q
     Ok(users)
 }
 
-// The hash stays out of logs: whoever has one can try tokens against it at leisure.
+// The hash stays out of logs: it allows an offline attack on the token.
 impl fmt::Debug for NewUserToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NewUserToken")

@@ -73,7 +73,7 @@ async fn agents_belong_where_their_token_says_until_they_are_assigned() {
 }
 
 #[tokio::test]
-async fn what_is_outside_is_not_found() {
+async fn agents_outside_the_business_are_not_found() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "b"]).await;
     store.create_business(business(7, "shop"), note()).await.expect("made");
     store.assign(vec![agent("b")], BusinessId(7), note()).await.expect("assigned");

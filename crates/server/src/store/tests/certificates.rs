@@ -1,4 +1,4 @@
-//! Which certificates an agent may come with, and who may not come any more.
+//! Certificates of agents, and revocation.
 
 use super::*;
 

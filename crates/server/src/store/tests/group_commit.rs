@@ -16,15 +16,14 @@ async fn has(store: &Store, name: &'static str) -> bool {
     store.read("looking", look).await.expect("no error")
 }
 
-/// Keeps the writer busy until the returned sender is used, so that what comes meanwhile gathers in one
-/// group.
+/// Blocks the writer until the returned sender is used, so that jobs gather in one group.
 async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>) {
     let (release, until) = channel();
     let (entered, entrance) = oneshot::channel();
     let store = store.clone();
     let holding = tokio::spawn(async move {
         let wait = move |_: &Connection| {
-            entered.send(()).expect("somebody waits for it");
+            entered.send(()).expect("the test waits for it");
             until.recv().expect("released");
             Ok(())
         };
@@ -34,10 +33,10 @@ async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>)
     (release, holding)
 }
 
-/// Runs `spoiler` in one group between two good jobs; says which of the three failed.
+/// Runs `spoiler` in one group between two good jobs. `expected`: which of the three fail.
 async fn check(store: &Store, spoiler: fn(&Connection) -> Result<(), QueryFault>, expected: [bool; 3]) {
     let (release, holding) = hold(store).await;
-    // Each job is in the channel after the first poll of its future; the last one opens the gate.
+    // Each job is in the channel after the first poll of its future. The last one releases the writer.
     let (before, spoiled, after, ()) = tokio::join!(
         biased;
         store.write("before", |db| put(db, "before")),
@@ -59,7 +58,7 @@ async fn a_good_group() {
 }
 
 #[tokio::test]
-async fn a_job_that_fails_spoils_nothing_else() {
+async fn a_job_that_fails_affects_no_other() {
     let fails = |db: &Connection| {
         put(db, "spoiler")?;
         put(db, "spoiler")
@@ -69,7 +68,7 @@ async fn a_job_that_fails_spoils_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_job_that_panics_spoils_nothing_else() {
+async fn a_job_that_panics_affects_no_other() {
     let panics = |db: &Connection| {
         put(db, "spoiler")?;
         panic!("on purpose")
@@ -79,7 +78,7 @@ async fn a_job_that_panics_spoils_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_given_up_fails_what_came_before() {
+async fn a_lost_transaction_fails_the_jobs_before_it() {
     let gives_up = |db: &Connection| {
         put(db, "spoiler")?;
         Ok(db.execute_batch("ROLLBACK")?)
@@ -89,7 +88,7 @@ async fn a_transaction_that_is_given_up_fails_what_came_before() {
 }
 
 #[tokio::test]
-async fn a_commit_that_fails_fails_all() {
+async fn a_failed_commit_fails_all_jobs() {
     let breaks_the_commit = |db: &Connection| {
         put(db, "spoiler")?;
         db.execute_batch(
@@ -104,7 +103,7 @@ async fn a_commit_that_fails_fails_all() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_an_error_and_not_the_end() {
+async fn the_store_recovers_from_a_full_disk() {
     let Fixture { folder: _folder, store } = fixture().await;
     let limit = |pages: i64| {
         store.write("limiting", move |db| {
@@ -123,7 +122,7 @@ async fn a_full_disk_is_an_error_and_not_the_end() {
 }
 
 #[tokio::test]
-async fn a_read_that_panics_gives_its_connection_back() {
+async fn a_read_that_panics_returns_its_connection() {
     let Fixture { folder: _folder, store } = fixture().await;
     for _ in 0..10 {
         let panicked = store.read("panicking", |_| -> Result<(), QueryFault> { panic!("on purpose") }).await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn what_was_acknowledged_is_there_after_a_drop_without_close() {
+async fn acknowledged_changes_survive_a_drop_without_close() {
     let Fixture { folder, store } = fixture().await;
     let id = store.create_task(new_task(&["a", "b"])).await.expect("a task");
     store.finish_ops(vec![finished(op(id, 0), Some("a"), Code::Success)]).await.expect("applied");
@@ -14,9 +14,9 @@ async fn what_was_acknowledged_is_there_after_a_drop_without_close() {
     assert_eq!(record.counts, TaskCounts { total: 2, open: 1, succeeded: 1, failed: 0 });
 }
 
-/// A kill -9 leaves the files as they are at that moment: so does a copy of them.
+/// A copy of the files is what kill -9 leaves.
 #[tokio::test]
-async fn what_was_acknowledged_is_there_after_a_crash() {
+async fn acknowledged_changes_survive_a_crash() {
     let Fixture { folder, store } = fixture().await;
     let id = store.create_task(new_task(&["a"])).await.expect("a task");
     let elsewhere = tempfile::tempdir().expect("a temp folder");
@@ -56,7 +56,7 @@ async fn closing_empties_the_log_and_refuses_other_clones() {
 }
 
 #[tokio::test]
-async fn jobs_that_were_taken_before_the_close_are_carried_out() {
+async fn jobs_before_the_close_are_carried_out() {
     let Fixture { folder, store } = fixture().await;
     let clone = store.clone();
     let (created, closed) = tokio::join!(biased; clone.create_task(new_task(&["a"])), store.close());
@@ -91,7 +91,7 @@ async fn only_the_owner_can_read_the_files() {
     }
 }
 
-/// The promises rest on these; a pragma that SQLite does not take is no error of its own.
+/// SQLite ignores a pragma that it does not accept.
 #[tokio::test]
 async fn the_pragmas_hold() {
     let Fixture { folder: _folder, store } = fixture().await;
@@ -107,7 +107,7 @@ async fn the_pragmas_hold() {
     assert!(matches!(refused, Err(StoreError::Database { .. })), "{refused:?}");
 }
 
-/// A store as its first version made it.
+/// A store of the first version.
 #[tokio::test]
 async fn a_store_of_the_first_schema_is_upgraded() {
     let folder = tempfile::tempdir().expect("a temp folder");
@@ -122,18 +122,22 @@ async fn a_store_of_the_first_schema_is_upgraded() {
     store.create_user("ann", 1, NewAudit::default()).await.expect("what is new works");
 }
 
-/// Moments of one can be compared with those of another, and are reckoned with within one only.
+/// Boot numbers order the points of the boot-time clock across boots.
 #[tokio::test]
 async fn boots_have_numbers_in_their_order() {
     let Fixture { folder, store } = fixture().await;
     let enter = async |store: &Store, id: Option<&str>| {
-        store.enter_boot(id.map(str::to_owned)).await.expect("noted").0
+        store.enter_boot(id.map(str::to_owned)).await.expect("recorded").0
     };
     assert_eq!((enter(&store, Some("a")).await, enter(&store, Some("a")).await), (1, 1));
     drop(store);
     let store = Store::open(&path(&folder)).await.expect("it opens again");
     assert_eq!(enter(&store, Some("a")).await, 1, "the same boot");
     assert_eq!(enter(&store, Some("b")).await, 2);
-    assert_eq!(enter(&store, Some("a")).await, 3, "it was elsewhere meanwhile");
-    assert_eq!((enter(&store, None).await, enter(&store, None).await), (4, 5), "nobody knows which");
+    assert_eq!(enter(&store, Some("a")).await, 3, "another boot came in between");
+    assert_eq!(
+        (enter(&store, None).await, enter(&store, None).await),
+        (4, 5),
+        "an unknown boot counts as new"
+    );
 }

@@ -36,7 +36,7 @@ async fn the_agents_word_counts() {
     assert_eq!(seen("web").await, "a=xy b=z", "what is older is ignored");
     put("a", groups("web", 3, &[])).await;
     assert_eq!(seen("web").await, "b=z");
-    // An agent that has lost its data begins anew.
+    // An agent that has lost its data begins with epoch 1 again.
     store.replace_process_groups(&agent("b"), vec![groups("web", 1, &["n"])]).await.expect("stored");
     assert_eq!((seen("web").await, seen("db").await), ("b=n".to_owned(), String::new()));
 

@@ -1,4 +1,4 @@
-//! What agents said about their procs.
+//! Procs as the agents report them.
 
 use super::*;
 use crate::agent_limits;

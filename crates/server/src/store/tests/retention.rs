@@ -1,4 +1,4 @@
-//! Forgetting what is old.
+//! Deletion of old rows.
 
 use super::*;
 
@@ -69,7 +69,7 @@ async fn a_slice_is_as_small_as_it_is_told_to_be() {
     assert_eq!((kept(&store).await, ops_in_store(&store).await), (vec![last], 1));
 }
 
-/// A result names all requested keys or is unknown; it is never half of itself.
+/// A task is known with all its keys, or unknown.
 #[tokio::test]
 async fn a_large_task_goes_at_once_and_its_ops_follow() {
     let Fixture { folder, store } = fixture().await;
@@ -85,7 +85,7 @@ async fn a_large_task_goes_at_once_and_its_ops_follow() {
     }
     assert_eq!((kept(&store).await, ops_in_store(&store).await), (vec![next], 19));
 
-    // What is left is known after a restart too, and goes before anything else does.
+    // The remaining ops are known after a restart, and are deleted first.
     store.close().await.expect("closed");
     let store = Store::open(&path(&folder)).await.expect("it opens again");
     let second = store.delete_tasks(1_000, slice).await.expect("deleted");
@@ -138,9 +138,9 @@ async fn old_audit_records_and_tokens_are_deleted() {
     );
 }
 
-/// A slice takes no longer because more is kept.
+/// The time of a slice does not depend on the size of the store.
 #[tokio::test]
-async fn what_is_old_is_found_through_an_index() {
+async fn old_rows_are_found_through_an_index() {
     let Fixture { folder: _folder, store } = fixture().await;
     let check = async |sql: &'static str, index: &str| {
         let plan = move |db: &Connection| {
@@ -157,6 +157,6 @@ async fn what_is_old_is_found_through_an_index() {
     check("SELECT number FROM tasks WHERE open = 0 AND created_at < 5 ORDER BY created_at", "tasks_ended")
         .await;
     check("SELECT id FROM audit WHERE at < 5 ORDER BY at", "audit_by_time").await;
-    // This is what deleting a task does.
+    // The statement that deletes a task.
     check("DELETE FROM submissions WHERE task = 5", "submissions_by_task").await;
 }

@@ -1,4 +1,4 @@
-//! The same request under the same key, sent again.
+//! Equal requests under one key.
 
 use super::*;
 use crate::clock::{BootNumber, ClockMark, ClockReading};
@@ -80,7 +80,7 @@ async fn a_request_id_stands_for_each_of_its_requests_for_a_while() {
     assert_ne!(made(send(1, 220_002).await), later);
 }
 
-/// The same request is a repeat as long as nothing else was asked of its process on its host.
+/// An equal request is a repeat until another operation on its process and host is accepted.
 #[tokio::test]
 async fn a_request_id_is_new_after_another_operation_on_the_same_process() {
     let Fixture { folder: _folder, store } = fixture().await;
@@ -107,7 +107,7 @@ async fn a_request_id_is_new_after_another_operation_on_the_same_process() {
     }
 }
 
-/// Within one boot its time is told by the clock that nobody can set.
+/// Within one boot, the age is measured by the boot-time clock.
 #[tokio::test]
 async fn a_wall_clock_that_is_set_makes_no_request_id_older_or_newer() {
     const HOUR: i64 = 3_600_000;
@@ -149,7 +149,7 @@ async fn calls_at_the_same_moment_make_one_task() {
     assert_eq!(store.tasks(10).await.expect("no error").len(), 2);
 }
 
-/// A kill -9 leaves the files as they are at that moment: so does a copy of them.
+/// A copy of the files is what kill -9 leaves.
 #[tokio::test]
 async fn a_key_is_there_after_a_crash() {
     let Fixture { folder, store } = fixture().await;

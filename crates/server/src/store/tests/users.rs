@@ -40,7 +40,7 @@ async fn a_token_is_its_users_until_it_expires_or_is_taken_back() {
 }
 
 #[tokio::test]
-async fn what_expired_long_ago_is_forgotten_with_the_next_token() {
+async fn tokens_that_expired_long_ago_are_deleted_with_the_next_token() {
     let Fixture { folder: _folder, store } = fixture().await;
     let week = 7 * 86_400_000;
     store.create_user("ann", 1, note("")).await.expect("a user");
@@ -54,7 +54,7 @@ async fn what_expired_long_ago_is_forgotten_with_the_next_token() {
 }
 
 #[tokio::test]
-async fn nothing_is_recorded_of_what_failed() {
+async fn a_failed_change_leaves_no_audit_record() {
     let Fixture { folder: _folder, store } = fixture().await;
     store.create_user("ann", 1, note("create")).await.expect("a user");
     let again = store.create_user("ann", 2, note("again")).await.expect_err("there is one");
