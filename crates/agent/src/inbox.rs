@@ -4,7 +4,7 @@
 //! A channel of the runtime's keeps room for 32 messages and spreads over many cache lines. A proc hears of
 //! something once in months, and on one thread.
 
-use procfleet_core::supervise::Input;
+use procfleet_core::supervise::{EffectAnswer, Input};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -187,12 +187,12 @@ mod tests {
             exit: procfleet_core::Exit::Code(0),
             output: String::new(),
         };
-        Box::new(Input::CommandEnded { run: RunId(number), end })
+        Box::new(Input::Answer(EffectAnswer::CommandEnded { run: RunId(number), end }))
     }
 
     fn number(input: &Input) -> u64 {
         match input {
-            Input::CommandEnded { run, .. } => run.0,
+            Input::Answer(EffectAnswer::CommandEnded { run, .. }) => run.0,
             other => panic!("{other:?}"),
         }
     }

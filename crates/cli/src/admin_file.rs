@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_read_or_change_is_not_used() {
+    fn an_admin_file_that_others_can_read_or_change_is_not_used() {
         let (outer, data) = folder();
         check(&data, None);
         for open in [0o644, 0o620, 0o602, 0o660, 0o601] {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_ones_own_are_followed_and_what_they_lead_to_is_looked_at() {
+    fn own_symlinks_are_followed_and_their_targets_are_checked() {
         let (outer, data) = folder();
         let link = outer.path().join("link");
         symlink("data", &link).expect("our own folder");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_no_file_and_nothing_is_missing() {
+    fn a_folder_is_refused_and_an_absent_file_is_reported_as_missing() {
         let (_outer, data) = folder();
         std::fs::remove_file(data.join("admin.json")).expect("our own file");
         assert_eq!(AdminFile::of(&data).content.err(), Some(Unusable::Missing));

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_variable_is_no_value() {
+    fn an_empty_variable_counts_as_not_set() {
         let dir = data(Some(FILE));
         let empty = ["--url", "", "--app-code", "", "--app-secret", "", "--username", ""];
         let login = in_environment(connection(&empty, dir.path())).login().expect("the file's");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_the_three_ways_and_the_place() {
+    fn missing_values_are_named_with_the_three_sources() {
         let none = data(None);
         let broken = data(Some(r#"{"url":"http://x","bk_app_code":"a","bk_app_secret":77123}"#));
         for (dir, found) in [(&none, "there is no such file"), (&broken, "it cannot be understood at line 1")]

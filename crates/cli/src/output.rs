@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_left_is_no_error() {
+    fn a_closed_pipe_is_not_an_error() {
         assert!(with(&mut Closed, |around| around.say("x")).is_ok());
     }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// A new session begins with this, since nobody knows how slow its link is.
+/// The size for a new session, whose link speed is unknown.
 const FIRST: usize = 8 * 1024;
 const LEAST: usize = 1024;
 /// After a message that took less, the next one may have twice as much.
@@ -27,12 +27,12 @@ impl BatchSize {
         self.bytes
     }
 
-    /// How many bytes each of so many messages has that are under way at once.
+    /// The size of each of several messages that are under way at the same time.
     pub fn share(&self, messages: usize) -> usize {
         (self.bytes / messages.max(1)).max(LEAST)
     }
 
-    /// A message of about this size was answered after so long.
+    /// Records the time until a message of about this size was answered.
     pub fn answered_after(&mut self, took: Duration) {
         let bytes = match took {
             took if took < SHORT => self.bytes * 2,

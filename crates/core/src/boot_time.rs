@@ -1,7 +1,7 @@
 //! Time as the rules see it: milliseconds since some fixed point that never jumps.
 //!
-//! The agent feeds the kernel's boot-time clock, the server its own monotonic one. The two are never
-//! compared: what crosses the link is a duration. Wall-clock time exists only where people read it.
+//! The agent uses the kernel's boot-time clock, the server its own monotonic clock. The two are never
+//! compared: the link carries durations. Wall-clock time is only for people.
 
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, AddAssign, Sub};

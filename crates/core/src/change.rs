@@ -69,7 +69,7 @@ fields! {
 }
 
 impl Spec {
-    /// What an order with this spec means on a host that has `stored` one.
+    /// The effect of an order with this spec on a host with a `stored` spec.
     pub fn changing(mut self, stored: Option<&Spec>) -> Result<Spec, UnknownFields> {
         let change = std::mem::take(&mut self.change);
         let Some(stored) = stored.filter(|_| !change.is_empty()) else { return Ok(self) };

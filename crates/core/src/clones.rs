@@ -1,11 +1,11 @@
-//! Whether one agent's certificate is used in two places at once.
+//! Detects two agents that use the same certificate at the same time.
 //!
 //! A life is one run of an agent's program. A life that has ended never comes back: after a restart, a reboot
-//! of the host or the restore of a snapshot of its disk, another life takes its place for good. So when a
-//! life comes back after another took its place, both were there at the same time; or its host was set back
-//! to an earlier moment, memory and all, and then the other life is gone. Therefore it takes two: the one
-//! comes back, and then the other does. Of two programs with one certificate that is what happens, for each
-//! new connection ends that of the other, which then connects again.
+//! or the restore of a disk snapshot there is a new life. If a life comes back after another one replaced it,
+//! either both run at the same time, or the host was restored from a snapshot with memory, and the other life
+//! is gone. So two returns are required: first one life comes back, then the other. Two programs with one
+//! certificate do exactly this, because each new connection ends the connection of the other, which then
+//! reconnects.
 
 use crate::boot_time::BootTime;
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use std::time::Duration;
 
 /// How soon after one another the two must have come back.
 pub const WINDOW: Duration = Duration::from_secs(600);
-/// So many lives of an agent are remembered. A host that restarts its agent again and again has many, and
-/// none comes back.
+/// Number of lives of an agent that are remembered. A host that restarts its agent repeatedly has many lives,
+/// and none comes back.
 const REMEMBERED: usize = 4;
 
-/// What tells one run of an agent's program from all others.
+/// Identifies one run of an agent's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LifeId(pub u128);
 
@@ -26,7 +26,7 @@ pub struct LifeId(pub u128);
 pub struct Lives {
     /// The present one last.
     seen: Vec<(LifeId, IpAddr)>,
-    /// The last one that came back after another had taken its place.
+    /// The last life that came back after another one had replaced it.
     returned: Option<(LifeId, BootTime)>,
 }
 
@@ -95,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_a_restart_or_a_restored_host_is_no_clone() {
+    fn a_reboot_a_restart_or_a_restored_host_is_not_reported_as_a_clone() {
         for story in [
             "a",
             "aaaa",
             // Restarts and reboots, however many; the old connection may be half open.
             "abcdefghij",
             "aabbccdd",
-            // Set back to an earlier moment, memory and all; and again to the same one.
+            // Restored from a snapshot with memory, twice from the same one.
             "aba",
             "abac",
             "abacada",

@@ -1,12 +1,12 @@
 //! The one table of error codes.
 //!
-//! GSE's internal codes have three digits (and 65535); at the top level of a reply its callers see them plus
-//! 1,000,000. JOB and the gateway in front of both have codes of their own, which are not shifted. Nothing
-//! outside this file spells out a number.
+//! GSE's internal codes have three digits (and 65535); at the top level of a reply they are increased by
+//! 1,000,000. JOB and the gateway have their own codes, which are not increased. No number is written outside
+//! this file.
 
 use serde::{Deserialize, Serialize};
 
-/// What became of an op or a request.
+/// The result of an op or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
     /// It is as it was asked to be.
@@ -21,7 +21,7 @@ pub enum Code {
     JsonInvalid,
     /// Accepted and not finished: ask again.
     Handling,
-    /// There is no connected agent for this host.
+    /// No agent is connected for this host.
     NoAgent,
     /// No outcome by the op's deadline.
     Timeout,
@@ -35,7 +35,7 @@ pub enum Code {
     Busy,
     /// The agent or its host went down in the middle of the op.
     Interrupted,
-    /// Nobody issued this task id.
+    /// The task id does not exist.
     NoTask,
     /// A field of the request is missing or wrong.
     BadRequest,
@@ -45,9 +45,9 @@ pub enum Code {
     Cancelled,
     /// The spec has no command for this operation.
     NoCommand,
-    /// Nothing to start: it is running.
+    /// The process is already running.
     AlreadyRunning,
-    /// Nothing to stop: it is not running.
+    /// The process is not running.
     NotRunning,
     /// No such operation.
     UnknownOp,
@@ -67,7 +67,7 @@ pub enum Code {
     JobIllegalParam,
     /// (gateway) The named user may not do this.
     UserDenied,
-    /// (gateway) The app is unknown, disabled, its secret is wrong, or it may not do what it asks for.
+    /// (gateway) The app is unknown or disabled, its secret is wrong, or it lacks the rights.
     AppDenied,
     /// (gateway) No such API.
     NoSuchApi,
@@ -108,7 +108,7 @@ const TABLE: &[(Code, u32)] = &[
     (Code::NoSuchApi, 1_306_404),
 ];
 
-/// What the top level adds to GSE's internal codes.
+/// Added to GSE's internal codes at the top level of a reply.
 const EXTERNAL: u32 = 1_000_000;
 
 impl Code {

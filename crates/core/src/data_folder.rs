@@ -3,7 +3,7 @@
 //! A data folder is made private (0700), which would lock everybody else out of a folder that is used for
 //! anything else. So an existing folder is taken only if it is empty or has been taken before.
 
-/// Whose data folder it is to be.
+/// The owner of a data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderOwner {
     Server,
@@ -28,7 +28,7 @@ pub struct ExistingFolder {
     pub mode: u32,
 }
 
-/// Why a folder is not taken. Nothing was changed in it.
+/// Why a folder cannot be used. It was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FolderRefusal {
     #[error(
@@ -44,7 +44,7 @@ pub enum FolderRefusal {
 }
 
 const STICKY: u32 = 0o1000;
-/// What the root of a file system has before anybody has used it.
+/// The contents of the root of an empty file system.
 const ALWAYS_THERE: &str = "lost+found";
 
 /// Whether the program, which runs as account `us`, may use the folder.
@@ -83,7 +83,7 @@ mod tests {
             (&["output", "agent.db"], 0o700, 0, agent, Ok(())),
             (&["dpkg", "systemd"], 0o755, 0, server, foreign("dpkg")),
             (&["lost+found", "home"], 0o755, 0, agent, foreign("home")),
-            // Each has a folder of its own.
+            // Each has its own folder.
             (&["server.db"], 0o700, 0, agent, foreign("server.db")),
             (&["agent.lock", "ca.cert.der"], 0o700, 0, server, foreign("agent.lock")),
             (&[], 0o1777, 0, agent, Err(FolderRefusal::Shared)),

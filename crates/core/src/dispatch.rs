@@ -1,4 +1,4 @@
-//! What to do with an open op: send it, wait, or end it.
+//! Decides about an open op: send it, wait, or end it.
 //!
 //! The dispatcher asks for each open op whenever something about it may have changed; the answer depends on
 //! nothing but the arguments. An op that was sent in an older session is sent again: the agent's journal
@@ -80,7 +80,8 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> D
             format!("Can not find Agent by ip {target}: no such host is known here"),
             op.kind,
         )),
-        // Either had too many before it, or nobody here had time to send it: nobody can tell any more.
+        // There were too many ops before it, or the server had no time to send it; the two cannot be told
+        // apart.
         (Presence::Connected(_), OpProgress::Waiting) if now >= op.start_by => {
             let verb = op.kind.verb();
             let message = format!(
@@ -114,7 +115,7 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> D
 }
 
 /// The outcome of an op that changes single fields of a stored spec, for an agent of a version that would
-/// replace all of it.
+/// replace the whole spec.
 pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
     let message = format!(
         "the agent of {target} is of a version that cannot change single fields of a spec; {} was not begun: upgrade \
@@ -145,7 +146,7 @@ pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
 pub enum Cancelling {
     /// The agent of this session was not asked yet.
     Due,
-    /// It was asked in this session, and may take so long.
+    /// It was sent in this session, and may take this long.
     Asked { epoch: Epoch, until: BootTime },
     /// It is of an earlier version and cannot be asked.
     Deaf,
@@ -161,7 +162,7 @@ pub enum CancelStep {
     End(Outcome),
 }
 
-/// What to do with an open op that nobody waits for any more.
+/// Decides about an open op that was cancelled.
 pub fn cancel(
     now: BootTime,
     op: &OpenOp,
@@ -192,7 +193,7 @@ pub fn cancel(
     }
 }
 
-/// How an op ends whose agent will never come back; `reason` goes on after "its agent".
+/// The outcome of an op whose agent will never come back; `reason` continues the text "its agent".
 pub fn dismissed(op: &OpenOp, target: &str, reason: &str) -> Outcome {
     let (code, message) = match op.progress {
         OpProgress::Waiting => (
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dismissed_agent_may_have_begun_is_not_called_undone() {
+    fn an_op_that_a_dismissed_agent_may_have_begun_is_not_reported_as_never_sent() {
         for (progress, code) in [
             (OpProgress::Waiting, Code::NoAgent),
             (OpProgress::Sent(Epoch(1)), Code::Interrupted),

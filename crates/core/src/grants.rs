@@ -1,11 +1,11 @@
-//! Who may do what: an app's rights, and the one decision whether they cover a request.
+//! The rights of an app, and the decision whether they cover a request.
 //!
-//! A grant names something of one dimension: a business, a namespace, an operation or an OS account. What is
-//! not granted is not allowed. `*` stands for everything of its dimension.
+//! A grant names a value of one dimension: a business, a namespace, an operation or an OS account. The
+//! default is to deny. `*` is every value of its dimension.
 //!
-//! A request may name the businesses that it is about; one that is not granted denies all of it. Whether one
-//! host of a request is within the app's and the request's businesses is not decided for the request as a
-//! whole: it is that host's outcome, so callers ask [`Rights::businesses_within`] about each.
+//! A request may name its businesses; if one of them is not granted, the whole request is denied. Whether a
+//! host belongs to the businesses of the app and of the request is decided for each host and becomes the
+//! outcome of that host, so callers use [`Rights::businesses_within`].
 
 pub use crate::grant_scope::GrantScope;
 use crate::id::BusinessId;
@@ -20,15 +20,15 @@ use std::str::FromStr;
 const EVERYTHING: &str = "*";
 const LONGEST_NAME: usize = 256;
 
-/// What a caller may do.
+/// The rights of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// All there is, the management of apps, tokens and businesses included. Nobody can take it away.
+    /// All rights, including the management of apps, tokens and businesses. They cannot be revoked.
     Administrator,
     Granted(Grants),
 }
 
-/// What an app may use. The default is nothing.
+/// The grants of an app. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
     pub businesses: GrantScope<BusinessId>,
@@ -67,12 +67,12 @@ pub enum Denial {
     EveryAccount,
 }
 
-/// Why a text is no grant. The reason is meant for the person who wrote the text.
+/// Why a text is not a valid grant. The reason is for the author of the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadGrant(String);
 
-/// A grant that was taken back would go on by another: `web1` while there is `web*`.
+/// A revoked right is still covered by another grant: `web1` by `web*`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is still granted by {by:?}; revoke that one")]
 pub struct StillGranted {
@@ -80,9 +80,8 @@ pub struct StillGranted {
     pub by: String,
 }
 
-/// Everything that the requests would use and the rights do not cover, each thing once. Nothing: they are
-/// allowed. `within` is what the requests are about: the businesses that they name, or `All` where they name
-/// none.
+/// Everything that the requests need and the rights do not cover, without duplicates. Empty: the requests are
+/// allowed. `within` are the businesses that the requests name, or `All` if they name none.
 pub fn denials(rights: &Rights, requests: &[Request], within: &GrantScope<BusinessId>) -> Vec<Denial> {
     let Rights::Granted(grants) = rights else { return Vec::new() };
     let mut denied = BTreeSet::new();
@@ -126,8 +125,8 @@ pub fn denials(rights: &Rights, requests: &[Request], within: &GrantScope<Busine
     denied.into_iter().collect()
 }
 
-/// What reading the output of a process would use and the rights do not cover. Whose account the process runs
-/// as, only its host knows: it is told [`Rights::accounts`].
+/// Everything that reading the output of a process needs and the rights do not cover. Only the host knows the
+/// account of the process, so the host gets [`Rights::accounts`].
 pub fn reading_denials(rights: &Rights, namespace: &str) -> Vec<Denial> {
     let Rights::Granted(grants) = rights else { return Vec::new() };
     let mut denied = Vec::new();
@@ -243,7 +242,8 @@ impl Grants {
         }
     }
 
-    /// These without `less`. What was not granted need not be taken away; what would go on is said.
+    /// These grants without `less`. Revoking a missing grant has no effect; a right that stays covered is an
+    /// error.
     pub fn without(self, less: &Grants) -> Result<Grants, Vec<StillGranted>> {
         let rest = Grants {
             businesses: self.businesses.without(&less.businesses),
@@ -265,8 +265,7 @@ impl Grants {
     }
 }
 
-/// Whether one grant's text allows all that another's does. Only namespaces have a star with something before
-/// it.
+/// Whether one grant covers another one. Only namespaces have patterns with a prefix.
 fn covers(by: &str, text: &str) -> bool {
     by == text || by.strip_suffix('*').is_some_and(|begin| text.starts_with(begin))
 }

@@ -1,10 +1,10 @@
-//! Process groups: what the processes of a namespace may use together, and whose turn it is when they use
-//! more.
+//! Process groups: limits for all processes of a namespace together, and the choice of processes to end when
+//! a limit is exceeded.
 //!
-//! A pool is overused when the processes' sum has been above its limit in a row of samples. Then processes
-//! are ended, one after the other, until the rest fits. Who comes first is a matter of the pool's weight: by
-//! usage alone he who uses most, and by limit he who uses most of what he is allowed himself, so that a
-//! process with a higher limit is ended later.
+//! A pool is overused when the sum over its processes exceeds the limit in several consecutive samples.
+//! Processes are then ended, one after the other, until the rest fits. The weight of the pool decides the
+//! order: by usage, the process with the highest usage comes first; by limit, the process with the highest
+//! usage relative to its own limit, so that a process with a higher limit is ended later.
 
 use crate::id::ProcKey;
 use crate::process::Process;
@@ -15,9 +15,9 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// So many samples in a row make an overuse; a short peak does not.
+/// Number of consecutive samples that count as overuse. A short peak does not.
 pub const SAMPLES: u32 = 3;
-/// What a process without a limit is allowed: the whole host.
+/// The limit of a process without one: the whole host.
 const WHOLE: f64 = 100.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub struct Member {
     pub mem_limit: Option<f64>,
 }
 
-/// What is said of an overuse.
+/// The description of an overuse, for events and messages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Overuse {
     /// The group's id.
@@ -56,9 +56,9 @@ pub struct Overuse {
     pub pool: Pool,
     /// Per cent of the whole host, as all figures here.
     pub limit: f64,
-    /// What all used together in each of the samples.
+    /// The total usage in each of the samples.
     pub sums: Vec<f64>,
-    /// The names of those that are ended for it, in their order.
+    /// The names of the processes that are ended, in order.
     pub victims: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Overuse {
     }
 }
 
-/// Those that are to be ended, and why.
+/// The processes to end, and the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ruling {
     pub overuse: Overuse,
@@ -101,8 +101,8 @@ struct Course {
 }
 
 impl Pools {
-    /// Takes one sample of all processes of a namespace in. After a ruling counting begins anew, so there is
-    /// never one right after another.
+    /// Adds one sample of all processes of a namespace. A ruling resets the count, so two rulings never
+    /// follow each other directly.
     pub fn sampled(&mut self, namespace: &str, groups: &[ProcessGroup], members: &[Member]) -> Vec<Ruling> {
         self.0.retain(|(of, id, _), _| of != namespace || groups.iter().any(|group| group.id == *id));
         let mut rulings = Vec::new();
@@ -115,7 +115,7 @@ impl Pools {
         rulings
     }
 
-    /// Nobody asks for this namespace's pools any more.
+    /// The namespace has no pools.
     pub fn forget(&mut self, namespace: &str) {
         self.0.retain(|(of, _, _), _| of != namespace);
     }
@@ -167,7 +167,7 @@ pub fn has_limit(groups: &[ProcessGroup]) -> bool {
 pub struct PoolStrain(u32);
 
 impl PoolStrain {
-    /// Takes one sample in. True: that was the last straw, and counting begins anew.
+    /// Adds one sample. True: the pool is overused, and the count was reset.
     pub fn sampled(&mut self, over: bool) -> bool {
         self.0 = if over { self.0 + 1 } else { 0 };
         let enough = self.0 >= SAMPLES;
@@ -178,7 +178,7 @@ impl PoolStrain {
     }
 }
 
-/// What the members use of a pool together.
+/// The total usage of a pool.
 pub fn used(pool: Pool, members: &[Member]) -> f64 {
     members.iter().map(|member| usage(pool, member)).sum()
 }
@@ -191,7 +191,7 @@ pub fn is_over(pool: Pool, group: &ProcessGroup, members: &[Member]) -> bool {
 /// The members to be ended so that the rest fits into the pool, in their order. None: it fits as it is.
 pub fn victims<'m>(pool: Pool, group: &ProcessGroup, members: &'m [Member]) -> Vec<&'m Member> {
     let Some(limit) = limit(pool, group) else { return Vec::new() };
-    // Who uses nothing of it makes no room.
+    // Ending a process without usage does not help.
     let mut turn: Vec<&Member> = members.iter().filter(|member| usage(pool, member) > 0.0).collect();
     turn.sort_by(|a, b| precedence(pool, group, a, b));
     let mut sum: f64 = turn.iter().map(|member| usage(pool, member)).sum();
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
     use crate::process::{Evidence, Found};
 
-    /// `name usage limit`; `-` is no limit. The other pool is filled with what must not matter.
+    /// `name usage limit`; `-` is no limit. The values of the other pool must not matter.
     fn member(pool: Pool, text: &str) -> Member {
         let words: Vec<&str> = text.split(' ').collect();
         let proc = ProcKey { namespace: "web".to_owned(), name: words[0].to_owned() };
@@ -298,9 +298,9 @@ mod tests {
         check(5.0, Usage, &three, &["b", "c", "a"]);
         check(0.0, Usage, &three, &[]);
         check(5.0, Usage, &[], &[]);
-        // What it is allowed itself does not matter by usage,
+        // By usage, the process's own limit does not matter.
         check(30.0, Usage, &["a 30 90", "b 20 10"], &["a"]);
-        // and is all that matters by limit: 30 of 90 is less than 20 of 40.
+        // By limit, only the relative usage matters: 30 of 90 is less than 20 of 40.
         check(30.0, Limit, &["a 30 90", "b 20 40"], &["b"]);
         check(30.0, Limit, &["a 30 90", "b 20 80", "c 10 20"], &["c", "a"]);
         // Without a limit it is allowed the whole host, and 0 is none.
@@ -309,7 +309,7 @@ mod tests {
         // Equal ones go by size, then by name.
         check(30.0, Limit, &["a 10 20", "b 25 50"], &["b"]);
         check(10.0, Usage, &["b 10 -", "a 10 -"], &["a"]);
-        // Who uses nothing is left alone.
+        // A process without usage is left alone.
         check(1.0, Usage, &["a 0 -", "b 2 -"], &["b"]);
     }
 
@@ -317,8 +317,8 @@ mod tests {
         ProcessGroup { id: id.to_owned(), mem_pool_limit: Some(limit), ..ProcessGroup::default() }
     }
 
-    /// What each round of samples leads to: the victims by name, those that have never known peace with a
-    /// `!`.
+    /// The ruling of each round of samples: the names of the ended processes. `!` marks processes that were
+    /// never within the limit.
     fn rulings(groups: &[ProcessGroup], rounds: &[&[&str]]) -> Vec<String> {
         let mut pools = Pools::default();
         let mut round = |texts: &&[&str]| {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overuse_is_told_in_words() {
+    fn the_message_of_an_overuse_names_usage_and_limit() {
         let mut pools = Pools::default();
         let members = [member(Pool::Mem, "a 8 -"), member(Pool::Mem, "b 4.25 -")];
         let groups = [mem_group("g", 10.5)];
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_is_no_overuse() {
+    fn a_short_peak_does_not_count_as_overuse() {
         let mut strain = PoolStrain::default();
         let said: Vec<bool> = [true, true, false, true, true, true, true, true, true]
             .into_iter()

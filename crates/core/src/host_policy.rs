@@ -1,4 +1,4 @@
-//! What the owner of a host lets the server do there. The server cannot change it.
+//! The host owner's policy: limits on what the server may do on the host. The server cannot change it.
 
 use crate::op::OpKind;
 use crate::spec::Spec;
@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 pub struct Allow {
     /// OS accounts that commands may run as.
     pub users: Option<BTreeSet<String>>,
-    /// Folders; what a spec names must be in one of them.
+    /// Folders; the paths of a spec must be in one of them.
     pub paths: Option<Vec<PathBuf>>,
     pub ops: Option<BTreeSet<OpKind>>,
 }
@@ -23,7 +23,7 @@ impl Allow {
         if self.ops.as_ref().is_some_and(|ops| !ops.contains(&kind)) {
             return Some(format!("this host does not allow {}: its policy says so", kind.verb()));
         }
-        // What is only asked about is not touched, and a group has limits and nothing to run.
+        // A query changes nothing, and a group has limits but no command.
         spec.filter(|_| !matches!(kind, OpKind::Query | OpKind::Group))
             .and_then(|spec| self.spec_refusal(spec))
     }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_allowed_is_carried_out() {
+    fn only_allowed_operations_are_carried_out() {
         check(OpKind::Start, Some(&spec("www", "/srv")), None);
         check(OpKind::Start, Some(&spec("www", "/data/apps/x/y")), None);
         check(OpKind::Start, None, None);

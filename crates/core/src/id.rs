@@ -46,17 +46,17 @@ impl FromStr for TaskId {
     }
 }
 
-/// One operation on one process at one host. The same id is in the store, on the link, in the agent's
-/// journal and in logs.
+/// The id of one operation on one process at one host, in the store, on the link, in the agent's journal and
+/// in logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId {
     pub task: TaskId,
-    /// The op's place in its task.
+    /// The index of the op in its task.
     pub index: u32,
 }
 
 impl OpId {
-    /// More than any place in a task: one call makes 100,000 ops at most.
+    /// More than any index in a task: one call creates at most 100,000 ops.
     const PART: u32 = 1 << 20;
 
     /// The part of this op that concerns one instance of its proc. No op of any task has such an id, so an
@@ -67,7 +67,7 @@ impl OpId {
         OpId { index: whole.index + instance.min(MAX_INSTANCES) * Self::PART, ..self }
     }
 
-    /// The op of which this is a part, and for which instance; or itself, if it is no part.
+    /// The op that this is a part of, and the instance; or the op itself, if it is not a part.
     pub fn whole(self) -> (OpId, Option<u32>) {
         let instance = self.index / Self::PART;
         (OpId { index: self.index % Self::PART, ..self }, (instance > 0).then_some(instance))
@@ -166,13 +166,13 @@ impl fmt::Display for CloudId {
     }
 }
 
-/// A business: whose hosts they are. Every agent belongs to one.
+/// A business, the owner of hosts. Every agent belongs to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BusinessId(pub u32);
 
 impl BusinessId {
-    /// Where agents belong unless somebody says otherwise. It is there from the first start.
+    /// The default business of agents. It exists from the first start on.
     pub const DEFAULT: BusinessId = BusinessId(1);
 }
 
@@ -198,7 +198,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// An address as hosts are known by it: `::ffff:10.0.0.1` is `10.0.0.1`. One that no host can have is
+    /// The canonical address of a host: `::ffff:10.0.0.1` is `10.0.0.1`. An address that no host can have is
     /// refused.
     pub fn address(ip: IpAddr) -> Result<IpAddr, BadId> {
         let ip = ip.to_canonical();
@@ -236,7 +236,7 @@ pub struct ProcKey {
 }
 
 impl ProcKey {
-    /// JOB knows no namespaces: all that its APIs name is in this one.
+    /// The namespace of all processes of JOB's APIs, which have no namespaces.
     pub const JOB_NAMESPACE: &str = "job";
 
     /// A process as JOB's callers name it.
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_no_ids_are_refused() {
+    fn invalid_ids_are_refused() {
         for text in
             ["", "GSETASK:", "GSETASK:2019:8", "GSETASK:20190813145456:", "GSETASK:20190813145456:-1", "gse"]
         {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_told_from_every_op_and_leads_back_to_its_own() {
+    fn the_id_of_a_part_differs_from_every_op_and_names_its_op() {
         let task = TaskId { stamp: 20_190_813_145_456, number: 8 };
         for index in [0, 1, 99_999, OpId::PART - 1] {
             let op = OpId { task, index };

@@ -1,10 +1,10 @@
-//! A number that is the same whenever it is asked for and different for everybody who asks: what many would
-//! do at one moment, they do at different ones. It stands in for chance, of which the rules have none.
+//! Deterministic jitter: a per-process pseudo-random delay, so that many processes do not act at the same
+//! time. `core` has no randomness, so the delay is a hash of the key.
 
 use crate::id::ProcKey;
 use std::time::Duration;
 
-/// A pause below `span`, by the proc and by how often it has asked. Zero where there is no span.
+/// A pause shorter than `span`, derived from the proc and the number of the pause. Zero if `span` is zero.
 pub(crate) fn below(span: Duration, key: &ProcKey, count: u32) -> Duration {
     let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis(mixed(key, count).checked_rem(millis).unwrap_or_default())

@@ -1,8 +1,8 @@
 //! The words and rules of procfleet.
 //!
-//! Everything here is a value or a decision about values. There is no I/O, no clock, no randomness and no
-//! async in this crate: `now` is always an argument, and what should happen is returned as data. The rooms
-//! around it (server, agent, cli) do the reading, waiting and running.
+//! Values, and decisions about values. This crate has no I/O, no clock, no randomness and no async: `now` is
+//! always an argument, and actions are returned as data. The crates around it (server, agent, cli) carry them
+//! out.
 
 pub mod batch_size;
 pub mod boot_time;

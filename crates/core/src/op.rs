@@ -6,8 +6,8 @@ use crate::spec::{LEAST_LIFE, Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What is to be done. The numbers up to 9 are GSE's `op_type`; 5 and 6 have no meaning anywhere. Those from
-/// 100 on are ours, for what GSE has APIs of their own for.
+/// The kind of an operation. The numbers up to 9 are GSE's `op_type`; 5 and 6 are undefined. Numbers from 100
+/// on are ours, for operations that have their own APIs in GSE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OpKind {
@@ -23,7 +23,7 @@ pub enum OpKind {
     Register,
     /// Make the spec known, or replace it.
     Update,
-    /// Forget the proc. Its process goes on.
+    /// Delete the stored spec. The process keeps running.
     Unregister,
     /// Set the process groups of a namespace. It is about no proc: the key has no name.
     Group,
@@ -94,8 +94,27 @@ impl OpKind {
         self == OpKind::Query
     }
 
-    /// Whether it is taken when a disk is full: it ends something, changes nothing that is stored, or makes
-    /// room.
+    /// Whether the op ends the process.
+    pub fn ends_process(self) -> bool {
+        matches!(self, OpKind::Stop | OpKind::Kill)
+    }
+
+    /// Whether callers see the content of the outcome. GSE's documents show an empty one for the others.
+    pub fn has_content(self) -> bool {
+        match self {
+            OpKind::Start
+            | OpKind::Stop
+            | OpKind::Query
+            | OpKind::Host
+            | OpKind::Unhost
+            | OpKind::Restart
+            | OpKind::Reload
+            | OpKind::Kill => true,
+            OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => false,
+        }
+    }
+
+    /// Whether the op is accepted when a disk is full: it ends a process, stores nothing new, or frees space.
     pub fn is_taken_on_a_full_disk(self) -> bool {
         match self {
             OpKind::Stop
@@ -116,8 +135,7 @@ impl OpKind {
     /// How long the op may take on an idle proc, at most: its commands and checks one after the other.
     pub fn budget(self, policy: &Policy) -> Duration {
         let command = policy.op_timeout;
-        // A process that appears at the end of the check is checked itself, and so is one that then replaces
-        // it.
+        // A process that appears at the end of the check is checked itself, and so is its successor.
         let check = policy.launch_check() + policy.sight_check() + LEAST_LIFE;
         // The processes of a failed launch are ended before its outcome.
         let launch = command + check + policy.stop_check + LAST_OF_IT;
@@ -135,7 +153,7 @@ impl OpKind {
             OpKind::Start | OpKind::Host => launch,
             OpKind::Stop | OpKind::Kill => end,
             OpKind::Restart => end + launch,
-            // The process must survive its reload, and so must one that has taken its place.
+            // The process must survive its reload, and so must its successor.
             OpKind::Reload => command + policy.start_check + LEAST_LIFE + LEAST_LIFE,
         }
     }
@@ -144,7 +162,7 @@ impl OpKind {
 /// How long a process that was killed may take to be gone.
 const KILLED: Duration = Duration::from_secs(5);
 
-/// How long what is left of a process that is gone may take to be told to end, killed and buried.
+/// How long the leftovers of a process may take to be stopped, killed and reaped.
 const LAST_OF_IT: Duration = Duration::from_secs(2);
 
 /// How an op ended.
@@ -160,29 +178,18 @@ impl Outcome {
         Outcome { code, message: message.into(), content }
     }
 
-    /// An outcome that the server had to find without the agent's help.
+    /// An outcome without a status of the proc: the op was refused or could not be carried out.
     pub fn without_agent(code: Code, message: impl Into<String>, kind: OpKind) -> Self {
-        let content = match kind {
-            OpKind::Query => Content::Status(Box::default()),
-            OpKind::Start
-            | OpKind::Stop
-            | OpKind::Host
-            | OpKind::Unhost
-            | OpKind::Restart
-            | OpKind::Reload
-            | OpKind::Kill
-            | OpKind::Register
-            | OpKind::Update
-            | OpKind::Unregister
-            | OpKind::Group => {
-                Content::Control { hosted: false, proc_name: String::new(), setup_path: String::new() }
-            }
+        let content = if kind.is_query() {
+            Content::Status(Box::default())
+        } else {
+            Content::Control { hosted: false, proc_name: String::new(), setup_path: String::new() }
         };
         Outcome::new(code, message, content)
     }
 }
 
-/// What an outcome says beside its code. The JSON that callers see is made from it by `proto`.
+/// The content of an outcome. `proto` renders it as JSON for callers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
@@ -208,7 +215,7 @@ pub struct ProcStatus {
     /// The second and further instances, where the spec asks for several.
     #[serde(default)]
     pub more: Vec<Option<Instance>>,
-    /// What `version_cmd` and `health_cmd` said last.
+    /// The last results of `version_cmd` and `health_cmd`.
     #[serde(default)]
     pub version: String,
     #[serde(default)]
@@ -217,7 +224,7 @@ pub struct ProcStatus {
     pub registered_at: i64,
     pub started_at: i64,
     pub reported_at: i64,
-    /// What the host's local time adds to UTC.
+    /// The offset of the host's local time from UTC.
     pub utc_offset_secs: i32,
 }
 
@@ -246,12 +253,12 @@ pub struct Instance {
 pub struct Order {
     pub op: crate::id::OpId,
     pub kind: OpKind,
-    /// `None`: use the one that the agent has stored.
+    /// `None`: use the spec that the agent has stored.
     pub spec: Option<Spec>,
-    /// If it has not begun by then, it must not begin any more.
+    /// The op must not begin after this time.
     pub start_by: crate::boot_time::BootTime,
-    /// The OS accounts that the op's app may use. The op is refused where the stored spec, the running
-    /// process or what the op would replace has another account.
+    /// The OS accounts that the op's app may use. The op is refused if the stored spec, the running process
+    /// or the replaced spec has another account.
     #[serde(default = "GrantScope::all", skip_serializing_if = "GrantScope::is_all")]
     pub accounts: GrantScope<String>,
 }

@@ -1,9 +1,9 @@
 //! An op on a proc of several instances: whom it concerns, and the one outcome that is made of many.
 //!
-//! Each instance is a proc of its own to its agent. What makes a proc run or known acts on as many instances
-//! as the spec asks for, and leaves any surplus alone: to ask for fewer ends no process. What ends, leaves or
-//! looks acts on all that are known, surplus too, and so does a restart. So a proc gets smaller by a stop and
-//! an unregister, and a start with the smaller number.
+//! The agent treats each instance as its own proc. Operations that start, host or register act on the number
+//! of instances of the spec and leave surplus instances alone, so a smaller number ends no process.
+//! Operations that end, unhost or query, and a restart, act on all known instances. To reduce the number:
+//! stop, unregister, and start with the smaller number.
 
 use crate::code::Code;
 use crate::op::{Content, OpKind, Outcome, ProcStatus};
@@ -14,15 +14,15 @@ use std::ops::RangeInclusive;
 /// How many bytes of command lines the status of several instances holds in all: an outcome must fit a frame
 /// of the link.
 const COMMAND_LINES: usize = 4_096;
-/// How many bytes of notes it holds.
+/// Maximum size of the merged notes in bytes.
 const NOTES: usize = 4_096;
 
-/// What an agent knows of a proc's instances.
+/// The instances of a proc that an agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownInstances {
     /// How many the newest spec that the agent has asks for.
     pub wanted: Option<Instances>,
-    /// Those that it knows or has orders for.
+    /// The instances with a record or an order.
     pub instances: BTreeSet<u32>,
 }
 
@@ -30,7 +30,7 @@ pub struct KnownInstances {
 pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &KnownInstances) -> BTreeSet<u32> {
     match kind {
         OpKind::Start | OpKind::Host | OpKind::Register | OpKind::Update => wanted(sent, known).collect(),
-        // Callers leave the number out when they restart, and mean all that there are.
+        // A restart without a number is for all known instances.
         OpKind::Restart => wanted(sent, known).chain(known.instances.iter().copied()).collect(),
         OpKind::Stop
         | OpKind::Query
@@ -48,10 +48,10 @@ fn wanted(sent: Option<Instances>, known: &KnownInstances) -> RangeInclusive<u32
     1..=wanted.clamp(1, Instances::MAX)
 }
 
-/// How the op ended, when all of its parts have. `None` where there are no parts.
+/// The outcome of the op, when all of its parts have ended. `None` if there are no parts.
 ///
-/// A failure of one is the op's own. Where some were already as they should be and others were made so, it is
-/// a success.
+/// The outcome is the failure of a part, if one failed. Otherwise it is a success, unless all parts had
+/// nothing to do.
 pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
     let first = parts.values().next()?;
     let content = merge_contents(parts).unwrap_or_else(|| first.content.clone());
@@ -74,7 +74,7 @@ pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PartState {
     Done,
-    /// Nothing had to be done.
+    /// There was nothing to do.
     AlreadySo,
     Failed,
 }
@@ -150,7 +150,7 @@ fn merge_statuses(statuses: &[(u32, &ProcStatus)]) -> Option<ProcStatus> {
     })
 }
 
-/// That of the first which is not well; if there is none, what the first says.
+/// The health of the first unhealthy instance; if all are healthy, that of the first instance.
 fn merge_healths(statuses: &[(u32, &ProcStatus)]) -> String {
     let ill = statuses.iter().find_map(|(instance, status)| {
         let reason = status.health.strip_prefix("unhealthy: ")?;
@@ -178,7 +178,7 @@ mod tests {
             wanted: wanted.map(Instances),
             instances: set(instances),
         };
-        // What was sent and what is known; then whom a start and whom a stop concerns.
+        // The sent number and the known instances; then the instances of a start and of a stop.
         type Row = (Option<u32>, KnownInstances, &'static [u32], &'static [u32]);
         let rows: &[Row] = &[
             (None, known(None, &[]), &[1], &[1]),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_is_the_ops_and_one_success_outweighs_what_was_so_already() {
+    fn merged_outcome_is_failure_if_any_part_failed_else_success_over_already_done() {
         use Code::{AlreadyRunning, Cancelled, CommandFailed, NotRunning, PostCheck, Success};
         type Said = (Code, &'static str, bool);
         let rows: &[(&[Said], Said)] = &[

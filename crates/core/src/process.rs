@@ -1,4 +1,4 @@
-//! A process as the agent knows it, what was seen when it was looked for, and how it ended.
+//! A process as the agent knows it, the result of a look, and the exit of a process.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -26,16 +26,15 @@ impl Process {
         }
     }
 
-    /// The same process, however it was found, and whatever it runs by now.
+    /// Whether this is the same process, however it was found and whatever program it runs now.
     pub fn is(&self, other: &Process) -> bool {
         self.pid == other.pid
             && self.start_ticks == other.start_ticks
             && self.evidence.serial.zip(other.evidence.serial).is_none_or(|(one, another)| one == another)
     }
 
-    /// Whether a process with the same pid and start time, of which this is seen now, is the one that was
-    /// known. All that is known of both must agree: a start time has a tick of 10 ms, and within it a number
-    /// may be given out twice.
+    /// Whether a process with the same pid and start time is the known process. All known properties must
+    /// agree: start times have a resolution of 10 ms, within which the kernel may reuse a pid.
     pub fn is_confirmed_by(&self, seen: &Evidence) -> bool {
         match (self.evidence.serial.zip(seen.serial), self.evidence.program.zip(seen.program)) {
             // A process that runs another program by now keeps its number.
@@ -46,7 +45,7 @@ impl Process {
     }
 }
 
-/// What the kernel says of a process beside its pid and start time. What it does not say is `None`.
+/// Further properties of a process from the kernel. A property that the kernel does not report is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Evidence {
     /// A number that no other process has between two boots of the host (Linux 6.9 and later).
@@ -68,13 +67,13 @@ impl Evidence {
     }
 }
 
-/// A file by its place on the disk, for its name may be given to another: its device and inode, mixed into
-/// one number, since there is one of these for each process in each state.
+/// A file identified by a hash of device and inode, because its name may be reused. One number saves memory:
+/// each process in each state has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProgramFile(NonZeroU64);
 
 impl ProgramFile {
-    /// Files in one place have one number. Two files have the same one in one of 2^64 cases.
+    /// The same file has the same number. Two files collide with a probability of 2^-64.
     pub fn at(device: u64, inode: u64) -> ProgramFile {
         // An odd factor loses nothing, and moves the device's few low bits to where inodes have none.
         let mixed = device.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32) ^ inode;
@@ -103,12 +102,12 @@ pub enum Sighting {
     Absent(Absence),
 }
 
-/// Not running, and what was seen instead.
+/// Not running, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
     pub cause: Cause,
-    /// True when it is certain that it will not appear any more: the command was a program of the proc's
-    /// name, all that it started has ended, and no pid file points anywhere.
+    /// Whether the process certainly cannot appear later: the command was a program with the proc's name, all
+    /// its descendants have exited, and no pid file names a process.
     pub hopeless: bool,
 }
 
@@ -210,7 +209,7 @@ pub enum Exit {
     Signal(i32),
     /// By this signal, and the kernel wrote its memory down.
     Dumped(i32),
-    /// The kernel killed it, for there was no memory left.
+    /// The kernel's OOM killer killed it.
     OutOfMemory,
     /// It was not our child, and the kernel would not tell.
     Unknown,

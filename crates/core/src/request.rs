@@ -6,12 +6,12 @@ use crate::op::OpKind;
 use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
 
-/// What one request (or one element of a multi request) asks for.
+/// One request, or one element of a multi request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     pub proc: ProcKey,
     pub kind: OpKind,
-    /// `None`: use what the agent has stored.
+    /// `None`: use the spec that the agent has stored.
     pub spec: Option<Spec>,
     pub targets: Vec<Target>,
     /// `Some`: the request is rejected. Its ops get this outcome when the task is created and are never sent.
@@ -34,7 +34,7 @@ impl Request {
     }
 }
 
-/// A place to act, as the caller named it: the answer's key repeats that name.
+/// A target, as the caller named it; the key of the answer repeats that name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -77,9 +77,9 @@ impl Target {
         }
     }
 
-    /// The key of JOB's results: `name:cloud:ip`. Callers split it from the right, for a name may have
-    /// colons. What is not JOB's own keeps its namespace, without which two procs of one task could share a
-    /// key.
+    /// The key of JOB's results: `name:cloud:ip`. Callers split it from the right, because a name may contain
+    /// colons. A proc outside JOB's namespace keeps its namespace in the key, so that two procs of one task
+    /// have different keys.
     pub fn job_key(&self, proc: &ProcKey) -> String {
         match proc.namespace.as_str() {
             ProcKey::JOB_NAMESPACE => format!("{}:{self}", proc.name),

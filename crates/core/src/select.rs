@@ -1,9 +1,9 @@
 //! Which agents a selection means: addresses, ranges of them, globs, agent ids and labels, as people write
 //! them.
 //!
-//! A term that is about a place adds what it matches; with several of them an agent need match one. A term
-//! that is about a label takes away what does not bear it; an agent must match all of them. So `10.0.0.0/24
-//! 10.1.0.7 role=web` means those of the two places that are web servers, and `role=web` alone all of them.
+//! Address and id terms are alternatives: an agent must match one of them, if there are any. Label terms are
+//! conditions: an agent must match all of them. So `10.0.0.0/24 10.1.0.7 role=web` selects the web servers of
+//! the block and the address, and `role=web` alone selects all web servers.
 
 use crate::id::{AgentId, CloudId, Host};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// What a term is compared with.
+/// The properties of an agent that terms are compared with.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     pub host: Host,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_terms_mean() {
+    fn terms_select_the_expected_agents() {
         let web = [("role", "web-1"), ("dc", "east")];
         for (terms, host, expected) in [
             (&[][..], "0:10.0.0.1", true),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_term_is_refused_with_its_reason() {
+    fn an_invalid_term_is_refused_with_a_reason() {
         for (text, words) in [
             ("", "is no address"),
             ("10.0.0.1-10.0.0.0", "ends before it begins"),

@@ -29,7 +29,7 @@ impl SignalNumber {
         NAMES[usize::from(self.0) - 1]
     }
 
-    /// Whether a process that gets it is halted or woken up, and goes on being there.
+    /// Whether the signal stops or continues a process without ending it.
     pub fn halts_or_wakes(self) -> bool {
         matches!(self.name(), "STOP" | "TSTP" | "TTIN" | "TTOU" | "CONT")
     }

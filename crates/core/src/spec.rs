@@ -1,11 +1,10 @@
-//! What a caller wrote about a proc, with every default filled in.
+//! The definition of a proc, with all defaults filled in.
 //!
-//! A `Spec` is made only by `proto` from a checked request, so a zero or missing time has already become its
-//! default. What only the host can judge (does this folder exist?) is judged there.
+//! Only `proto` creates a `Spec`, from a checked request, so zero and missing times have already become
+//! defaults. Checks that need the host (does this folder exist?) are made there.
 //!
-//! The serde form is the one format in which a spec is stored (server, agent journal) and sent (link). A
-//! field that an older peer does not know is ignored there, and one that it does not send has its default
-//! here.
+//! The serde form is the only format in which a spec is stored (server, agent journal) and sent (link). An
+//! older peer ignores fields that it does not know; fields that it does not send get their defaults.
 
 use crate::id::{MAX_INSTANCES, ProcKey};
 use crate::signal::SignalNumber;
@@ -38,8 +37,8 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// The proc that this spec is about and which instance of it, where the proc is called so. One that the
-    /// spec does not count is a proc of its own that merely has such a name.
+    /// The proc of this spec and the number of the instance, if `name` has one. A number beyond the spec's
+    /// instances is part of an independent proc's name.
     pub fn instance(&self, key: &ProcKey) -> (ProcKey, u32) {
         match key.whole() {
             (proc, number) if number <= self.instances.0 => (proc, number),
@@ -74,7 +73,7 @@ impl Default for Instances {
     }
 }
 
-/// What JOB's callers say of a process beside what it needs to run.
+/// Properties of JOB's requests that are not needed to run the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobFacts {
@@ -84,7 +83,7 @@ pub struct JobFacts {
     pub instance_id: String,
 }
 
-/// Who the process is on its host.
+/// The identity of the process on its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Identity {
@@ -101,7 +100,7 @@ pub struct Identity {
     pub index_key: String,
 }
 
-/// What to run for each operation. Empty: there is no such command.
+/// The command of each operation. Empty: none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Control {
@@ -113,11 +112,10 @@ pub struct Control {
     pub version_cmd: String,
     pub health_cmd: String,
     pub shell: Shell,
-    /// What tells the process to end where there is no `stop_cmd`.
+    /// The signal that stops the process if there is no `stop_cmd`.
     #[serde(skip_serializing_if = "is_default")]
     pub stop_signal: StopSignal,
-    /// What tells the process to read its configuration again where there is no `reload_cmd`. `None`: nothing
-    /// does.
+    /// The signal that reloads the configuration if there is no `reload_cmd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reload_signal: Option<SignalNumber>,
 }
@@ -133,7 +131,7 @@ impl Default for StopSignal {
     }
 }
 
-/// What reads the commands (`cmd_shell_ext`).
+/// The interpreter of the commands (`cmd_shell_ext`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shell {
@@ -145,7 +143,7 @@ pub enum Shell {
     Ps1,
 }
 
-/// Limits, in per cent of the whole host. `None` is no limit.
+/// Limits in per cent of the whole host. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resource {
@@ -172,14 +170,14 @@ pub struct Policy {
     pub restart_pause: RestartPause,
     /// How long one command may run.
     pub op_timeout: Duration,
-    /// So many samples in a row over a limit make an overuse.
+    /// Number of consecutive samples above a limit that count as overuse.
     #[serde(skip_serializing_if = "is_default")]
     pub limit_samples: LimitSamples,
     #[serde(skip_serializing_if = "is_default")]
     pub on_unhealthy: OnUnhealthy,
     #[serde(skip_serializing_if = "is_default")]
     pub detached: Detached,
-    /// How long after a process was told to end it is killed. `None`: never.
+    /// How long after the stop a process that has not exited is killed. `None`: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kill_after: Option<Duration>,
 }
@@ -206,26 +204,25 @@ impl Default for LimitSamples {
     }
 }
 
-/// What becomes of a process whose `health_cmd` fails again and again.
+/// The reaction to a `health_cmd` that fails several times in a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnUnhealthy {
     /// An event tells of it.
     #[default]
     Tell,
-    /// And it is ended, and comes back under the restart policy if it is hosted.
+    /// Also end the process. If it is hosted, the restart policy starts it again.
     Restart,
 }
 
-/// What becomes of what a process started and left behind: children in sessions of their own, orphans of a
-/// dead main process.
+/// The treatment of detached descendants: children in their own sessions, and orphans of a dead main process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detached {
     /// It ends with the process.
     #[default]
     End,
-    /// It is nobody's business: only the process, what descends from it and its session are ended with it.
+    /// Leave them running: only the process, its descendants and its session are ended.
     Keep,
 }
 
@@ -245,14 +242,13 @@ impl Policy {
         self.start_interval.max(self.start_check).max(LEAST_STABLE)
     }
 
-    /// How long a launch is checked. What is not looked at before `check_begin` is looked at then, at least
-    /// once.
+    /// How long a launch is checked. There is at least one look, at `check_begin`.
     pub fn launch_check(&self) -> Duration {
         self.start_check.max(self.check_begin)
     }
 
-    /// When a start is judged, counted from the first sight of a process. Nobody looks before `check_begin`,
-    /// so that part of the check has passed by then.
+    /// When a start is judged, counted from the first sight of a process. There are no looks before
+    /// `check_begin`, so that part of the check has passed by then.
     pub fn sight_check(&self) -> Duration {
         self.start_check.saturating_sub(self.check_begin).max(LEAST_LIFE)
     }
@@ -280,9 +276,9 @@ impl Default for Policy {
 /// `auto_type`: how the process is meant to live.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Runs until somebody stops it.
+    /// Runs until it is stopped.
     Resident,
-    /// Runs to its end; success is exit 0, and there is no liveness check.
+    /// Runs to its end; success is exit 0. There is no liveness check.
     Once,
     /// Runs to its end again and again, and never twice at once.
     Periodic(Schedule),
@@ -301,26 +297,25 @@ impl Kind {
 /// When a periodic process runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Schedule {
-    /// `cycle_time`: so long after the last run began.
+    /// `cycle_time`: the interval from start to start.
     Every(Duration),
     /// `crontab_rule`, in the host's time zone. It was checked where the request was read.
     Cron(String),
 }
 
-/// What all processes of a namespace may use together on a host. What happens above that is in
-/// [`crate::groups`].
+/// Limits for all processes of a namespace together on a host. [`crate::groups`] enforces them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessGroup {
     pub id: String,
-    /// Per cent of the whole host. `None` is no limit.
+    /// Per cent of the whole host. `None`: no limit.
     pub cpu_pool_limit: Option<f64>,
     pub mem_pool_limit: Option<f64>,
     pub cpu_pool_weight: Weight,
     pub mem_pool_weight: Weight,
 }
 
-/// Whose turn it is when a pool is overused.
+/// The order in which processes are ended when a pool is overused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Weight {

@@ -1,24 +1,23 @@
-//! When each of many procs is started that are all to be started at once: because the agent has just come
-//! back ([`Spread`]), or because what has ended them together has ended them at one moment ([`Crowd`]).
+//! Staggers process starts after a boot or agent restart ([`Spread`]), and restarts of processes that died at
+//! the same time ([`Crowd`]).
 //!
-//! After a boot of the host that may be all that are hosted on it, and after a return of the agent those that
-//! died meanwhile. A handful is started at once, the rest one after the other at an even pace, so that
-//! neither the host nor what they all call first is overrun. The last does not wait longer than [`LONGEST`],
-//! however many there are.
+//! After a boot all hosted processes are started, and after an agent restart those that died meanwhile. A few
+//! are started at once, the rest at an even pace, so that neither the host nor the services that they call
+//! are overloaded. The last one waits at most [`LONGEST`].
 
 use crate::boot_time::BootTime;
 use crate::id::ProcKey;
 use crate::jitter;
 use std::time::Duration;
 
-/// So many are started without a pause: a host with no more than these notices nothing.
+/// Number of processes that are started without a pause.
 pub const AT_ONCE: u32 = 10;
 /// Between two of the others: 50 a second.
 const STEP: Duration = Duration::from_millis(20);
 /// When the last of them is started, at the latest.
 pub const LONGEST: Duration = Duration::from_secs(30);
 
-/// What has brought them all together.
+/// Why the starts coincide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpreadCause {
     /// The host has just booted.
@@ -30,7 +29,7 @@ pub enum SpreadCause {
     Crowd,
 }
 
-/// What a proc asks for its place for.
+/// The reason of a start that is staggered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
     /// The agent has come back.
@@ -39,9 +38,8 @@ pub enum Occasion {
     Retry,
 }
 
-/// The places of restarts that are due at about the same moment. All pauses are as long as their specs say,
-/// so procs that fail together are due together each time: a handful is started at once, the others one after
-/// the other.
+/// Staggers restarts that are due at about the same time. Pauses follow the specs, so procs that fail
+/// together are due together each time: a few are restarted at once, the others one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Crowd {
     /// When the next one would be started if all came one after the other, in microseconds.
@@ -49,7 +47,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// The next place, never before `now`.
+    /// The next free start time, never before `now`.
     pub fn place(&mut self, now: BootTime, key: &ProcKey) -> BootTime {
         let step = micros(STEP);
         let due = now.0.saturating_mul(1_000);
@@ -64,12 +62,12 @@ impl Crowd {
     }
 }
 
-/// The places that are still free.
+/// The free start times.
 #[derive(Clone, Debug)]
 pub struct Spread {
     cause: SpreadCause,
     at_once: u32,
-    /// In microseconds, for there may be more procs than milliseconds.
+    /// In microseconds, because there may be more procs than milliseconds.
     step: u64,
     /// When the next one may be started, in microseconds; meaningless until the first has asked.
     free: u64,
@@ -87,7 +85,7 @@ impl Spread {
         self.cause
     }
 
-    /// The next place, never before `now`.
+    /// The next free start time, never before `now`.
     pub fn place(&mut self, now: BootTime, key: &ProcKey) -> BootTime {
         if self.at_once > 0 {
             self.at_once -= 1;
@@ -141,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_fail_together_do_not_come_back_together() {
+    fn processes_that_fail_together_are_restarted_at_different_times() {
         let key = |number| ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };
         for procs in [10, 1_000, 20_000] {
             let mut crowd = Crowd::default();

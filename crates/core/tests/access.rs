@@ -41,7 +41,7 @@ fn check(granted: &str, requests: &[&str], expected: &[&str]) {
 }
 
 #[test]
-fn what_is_not_granted_is_denied_and_all_of_it_is_named() {
+fn missing_grants_are_denied_and_all_are_named() {
     let unnamed = "the account that the host has stored for web:nginx";
     let most = "namespace:web op:start op:query account:app";
     check(most, &["start web:nginx app"], &[]);
@@ -121,7 +121,7 @@ fn a_business_that_a_request_names_must_be_granted() {
 }
 
 #[test]
-fn texts_that_are_no_grants_are_refused() {
+fn invalid_grants_are_refused() {
     for (dimension, text) in [
         (Dimension::Business, "0"),
         (Dimension::Business, "one"),

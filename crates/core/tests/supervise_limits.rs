@@ -1,5 +1,5 @@
-//! Procs that are ended by the agent, or by the kernel, for what they use or say, against a simulated host:
-//! how they are ended, what comes then, and when what is to be started after a boot is started.
+//! Procs that the agent or the kernel ends because of their usage or health, against a simulated host: how
+//! they are ended, what follows, and the staggered starts after a boot.
 
 mod common;
 
@@ -99,14 +99,14 @@ fn how_it_is_ended_and_comes_back() {
 }
 
 #[test]
-fn a_peak_is_no_habit() {
+fn a_short_peak_above_a_limit_is_ignored() {
     let mut world = up(&limited());
     for usage in [over(), over(), Usage::default(), over(), over()] {
         world.run_for(5_000);
         world.sample(usage);
     }
     assert_eq!((world.events.len(), world.starts.len()), (0, 1));
-    // And without a limit nothing is too much.
+    // Without a limit there is no overuse.
     let mut world = up(&spec());
     strain(&mut world);
     assert_eq!((world.events.len(), world.starts.len()), (0, 1));
@@ -115,7 +115,7 @@ fn a_peak_is_no_habit() {
 /// Hosting is both: that it is started again, and that its limits hold. Operators unhost a process to work on
 /// it by hand.
 #[test]
-fn what_is_not_hosted_is_left_alone() {
+fn a_process_that_is_not_hosted_is_left_alone() {
     let mut world = up(&limited());
     world.order(OpKind::Unhost, &limited());
     let pid = world.main_pid();
@@ -125,7 +125,7 @@ fn what_is_not_hosted_is_left_alone() {
     strain(&mut world);
     assert_eq!((world.main_pid(), world.starts.len(), kinds(&world)), (pid, 1, vec![]));
     assert_eq!((world.note().as_str(), &world.signals), ("", &vec![]));
-    // What it used while it was left alone is not held against it.
+    // Usage during the time without supervision does not count.
     world.sample(over());
     world.sample(over());
     world.order(OpKind::Host, &limited());
@@ -179,7 +179,7 @@ fn a_start_that_is_ended_by_a_limit_says_so() {
         assert!(outcome.message.ends_with(TOO_MUCH), "{row}: {}", outcome.message);
         assert_eq!((world.mains(), kinds(&world).last()), (0, Some(&"over_limit")), "{row}");
         world.run_for(60_000);
-        // What is hosted comes back under its policy; a start that failed has hosted nothing.
+        // A hosted proc is restarted by its policy; a failed start has not hosted the proc.
         let comes_back = kind != OpKind::Start;
         assert_eq!((world.hosted(), world.starts.len() > starts), (comes_back, comes_back), "{row}");
         assert!(world.max_mains <= 1, "{row}");
@@ -187,7 +187,7 @@ fn a_start_that_is_ended_by_a_limit_says_so() {
 }
 
 #[test]
-fn limits_hold_for_what_runs_once() {
+fn limits_apply_to_once_procs() {
     let mut spec = limited();
     spec.policy.kind = Kind::Once;
     spec.policy.op_timeout = Duration::from_secs(600);
@@ -211,7 +211,7 @@ fn limits_hold_for_what_runs_once() {
         assert_eq!((world.starts.len(), world.machine.process()), (1, None), "{row}: nobody starts it again");
         assert!(world.note().ends_with(TOO_MUCH), "{row}: {}", world.note());
     }
-    // One that keeps within them runs to its end, and one that hangs is ended at op_timeout.
+    // A run within its limits runs to its end, and a run that hangs is ended at op_timeout.
     let mut world = World::new().script("start", lasts());
     let op = world.send(OpKind::Start, Some(spec.clone()));
     world.run_for(5_000);
@@ -249,7 +249,7 @@ fn a_reload_does_not_keep_a_process_from_its_limits() {
     assert_eq!(world.outcome(op).code.number(), 836);
 }
 
-/// A stop does not wait for what a limit ends, and whoever gave the order is told once.
+/// A stop does not wait for an end because of a limit, and the order is answered once.
 #[test]
 fn a_start_that_a_limit_ends_can_be_overtaken_and_let_go() {
     let mut spec = limited();
@@ -272,7 +272,7 @@ fn a_start_that_a_limit_ends_can_be_overtaken_and_let_go() {
 
 /// It counts as a death: too often in a row, and the agent gives up.
 #[test]
-fn one_that_is_over_again_and_again_is_given_up() {
+fn a_process_that_exceeds_its_limits_repeatedly_is_given_up() {
     let mut spec = limited();
     spec.policy.start_interval = Duration::from_secs(120);
     let mut world = up(&spec);
@@ -288,7 +288,7 @@ fn one_that_is_over_again_and_again_is_given_up() {
 
 /// Sampling takes longer than `start_interval`, but a run that was never within its limits was no stable one.
 #[test]
-fn one_that_is_over_from_its_beginning_does_not_come_back_for_ever() {
+fn a_process_that_exceeds_its_limits_from_its_start_is_not_restarted_for_ever() {
     let mut world = World::new();
     world.order(OpKind::Host, &limited());
     for _ in 0..8 {
@@ -297,7 +297,7 @@ fn one_that_is_over_from_its_beginning_does_not_come_back_for_ever() {
     }
     assert_eq!((world.starts.len(), world.mains()), (3, 0), "{:?}", kinds(&world));
     assert!(world.machine.has_given_up());
-    // One that keeps within them at first does: each of its runs was a stable one.
+    // A process that is within its limits at first is restarted: each of its runs was stable.
     let mut world = up(&limited());
     for _ in 0..8 {
         world.run_for(5_000);
@@ -319,7 +319,7 @@ fn orders_during_the_ending_are_as_during_a_restart() {
         strain(&mut world);
         world.run_for(500);
         let outcome = world.order(kind, &limited());
-        // A start waits for the one that comes back by itself.
+        // A start waits for the restart by the agent.
         let code = if kind == OpKind::Start { 828 } else { 0 };
         assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
         world.run_for(60_000);
@@ -333,7 +333,7 @@ fn orders_during_the_ending_are_as_during_a_restart() {
 
 /// A process that cannot be killed is not given up, and is tried again.
 #[test]
-fn one_that_cannot_be_killed_is_tried_again() {
+fn a_process_that_cannot_be_killed_is_tried_again() {
     let mut world = World::new().script("start", Does::Unkillable);
     let mut spec = limited();
     spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(3_600)));
@@ -445,11 +445,11 @@ fn treated() -> Spec {
 }
 
 #[test]
-fn an_ill_process_is_told_and_started_again_where_that_is_wanted() {
+fn an_unhealthy_process_is_reported_and_restarted_if_the_spec_says_so() {
     for (spec, hosted, again) in [
         (spec(), true, false),
         (treated(), true, true),
-        // Nobody would start it again.
+        // The process would not be restarted.
         (treated(), false, false),
     ] {
         let mut world = up(&spec);
@@ -482,7 +482,7 @@ fn an_illness_waits_for_the_end_of_an_operation() {
     assert_eq!(kinds(&world), [""; 0]);
     world.run_for(10_000);
     assert_eq!((kinds(&world), world.starts.len()), (vec!["unhealthy", "restart_succeeded"], 2));
-    // What the operation has cured is not treated.
+    // There is no reaction if the operation has solved the problem.
     let mut world = up(&treated());
     world.send(OpKind::Reload, Some(treated()));
     world.health(ill());
@@ -498,7 +498,7 @@ fn an_illness_waits_for_the_end_of_an_operation() {
 
 /// A `health_cmd` that can never succeed does not restart a process for ever.
 #[test]
-fn one_that_was_never_well_is_given_up() {
+fn a_process_that_was_never_healthy_is_given_up() {
     let mut world = up(&treated());
     for _ in 0..6 {
         world.run_for(60_000);
@@ -511,7 +511,7 @@ fn one_that_was_never_well_is_given_up() {
         "{}",
         world.note()
     );
-    // One that is well in between is cured each time.
+    // A process that is healthy in between is restarted each time.
     let mut world = up(&treated());
     for _ in 0..6 {
         world.run_for(60_000);
@@ -525,7 +525,7 @@ fn one_that_was_never_well_is_given_up() {
 // ---- the kernel ----
 
 #[test]
-fn one_that_the_kernel_ended_for_want_of_memory_says_so() {
+fn the_status_names_the_oom_killer() {
     let mut world = up(&spec());
     world.die(Exit::OutOfMemory);
     world.run_for(1);
@@ -545,7 +545,7 @@ fn one_that_the_kernel_ended_for_want_of_memory_says_so() {
 
 // ---- many at once ----
 
-/// What failed together is due together: each waits for its place then, once, and no order does.
+/// Procs that failed together are due together: their restarts are staggered once, and orders are not.
 #[test]
 fn a_restart_that_is_due_with_many_others_waits_for_its_place() {
     let mut world = up(&spec());
@@ -583,7 +583,7 @@ fn after_a_boot_each_waits_for_its_place_but_no_order_does() {
     assert_eq!((world.starts.len(), world.note().as_str()), (1, "starts in 1 s: the host has just booted"));
     world.run_for(1_000);
     assert_eq!(world.starts[1].0.since(began), Duration::from_secs(3));
-    // Somebody else has started it meanwhile: it is taken up.
+    // The process was started by hand meanwhile: it is adopted.
     let mut world = up(&spec());
     world.place_delay = 3_000;
     world.reboot();
@@ -611,7 +611,7 @@ fn after_a_boot_each_waits_for_its_place_but_no_order_does() {
 }
 
 #[test]
-fn what_keeps_a_schedule_or_runs_once_has_no_place() {
+fn starts_of_periodic_and_once_procs_are_not_staggered() {
     let every = Kind::Periodic(Schedule::Every(Duration::from_secs(60)));
     for (kind, starts) in [(every, 2), (Kind::Once, 1)] {
         let mut spec = spec();

@@ -61,11 +61,11 @@ enum Given {
 /// Where it goes from there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
-    /// The run goes on.
+    /// The run continues.
     Runs,
     /// It has run again and ended well, by the order or by its schedule.
     Ran,
-    /// Nothing runs, and nothing has been run.
+    /// No process runs, and no command was run.
     Rests,
 }
 
@@ -205,12 +205,12 @@ fn every_operation_in_every_state() {
 }
 
 #[test]
-fn what_runs_every_so_often_is_due_that_long_after_the_last_beginning() {
+fn an_interval_counts_from_the_start_of_the_last_run() {
     for (command, runs, counts) in [
         // a short run changes nothing
         (lasts(100), vec![0, 10, 20, 30, 40], vec![]),
         (lasts(9_999), vec![0, 10, 20, 30, 40], vec![]),
-        // what is due while a run is under way is missed, and not made up for
+        // a run that is due during another run is missed, and not made up for
         (lasts(10_000), vec![0, 20, 40], vec![1, 1]),
         (lasts(25_000), vec![0, 30], vec![1, 1, 1]),
         // a failure changes nothing about the next
@@ -282,7 +282,7 @@ fn a_run_that_takes_longer_than_op_timeout_is_ended_and_told() {
         let told = world.events.iter().filter(|event| event.kind() == "run_failed").count();
         assert_eq!((world.starts[0].0, told), (began, 1), "{:?}", world.events);
     }
-    // A run that cannot be killed is told, and tried again.
+    // A run that cannot be killed is reported, and tried again.
     let mut world = World::new().script("start", Does::Unkillable);
     spec.policy.start_check = Duration::from_secs(1);
     world.order(OpKind::Host, &spec);
@@ -293,21 +293,22 @@ fn a_run_that_takes_longer_than_op_timeout_is_ended_and_told() {
     assert_eq!(world.starts.len(), 1, "two runs never overlap");
 }
 
-/// Whoever waits for a backup wants to know at once that it did not begin.
+/// An operator who waits for a backup must know at once that it did not begin.
 #[test]
-fn a_missed_run_is_told_when_it_is_missed() {
+fn a_missed_run_is_reported_when_it_is_missed() {
     let mut world = World::new().script("start", Does::Hang);
     world.order(OpKind::Host, &every());
     world.run_for(9_900);
     assert_eq!(missed(&world), Vec::<u32>::new(), "nothing is due yet");
     world.run_for(200);
     assert_eq!(missed(&world), [1]);
-    // Then once a minute, with all that were missed since.
+    // Then once a minute, with the number of runs that were missed since.
     world.run_for(59_000);
     assert_eq!(missed(&world), [1]);
     world.run_for(1_000);
     assert_eq!(missed(&world), [1, 6]);
-    // What was told is not told again, also after the agent's return; what is unhosted has no schedule.
+    // A reported run is not reported again, even after a restart of the agent; an unhosted proc has no
+    // schedule.
     world.crash();
     world.run_for(1_000);
     world.die(Exit::Code(0));
@@ -329,7 +330,7 @@ fn a_missed_run_is_told_when_it_is_missed() {
 fn how_a_start_ends_and_when() {
     let rows = [
         (lasts(100), 0, 100, "success"),
-        // it goes on as the process
+        // it continues as the process
         (lasts(60_000), 0, 2_000, "success"),
         (Does::Hang, 0, 2_000, "success"),
         (
@@ -382,7 +383,7 @@ fn a_rule_is_followed_by_the_wall_clock() {
     world.run_for(60_000);
     assert_eq!(seconds(&world), [700]);
 
-    // A run that lasts longer misses what is due meanwhile.
+    // During a longer run the due runs are missed.
     let mut world = World::new().script("start", lasts(130_000));
     world.order(OpKind::Host, &by_the_clock());
     world.run_for(300_000);
@@ -390,7 +391,7 @@ fn a_rule_is_followed_by_the_wall_clock() {
 }
 
 #[test]
-fn hosting_what_is_hosted_replaces_its_schedule_and_runs_nothing_early() {
+fn hosting_a_hosted_proc_replaces_its_schedule_and_starts_no_early_run() {
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
@@ -411,10 +412,10 @@ fn hosting_what_is_hosted_replaces_its_schedule_and_runs_nothing_early() {
     assert_eq!(seconds(&world), [0, 10, 40, 70, 80, 140]);
 }
 
-/// A proc that becomes another kind is looked after as what it is now.
+/// A proc whose kind changes is supervised by its new kind.
 #[test]
 fn a_proc_may_change_its_kind() {
-    // What was periodic is kept alive.
+    // A formerly periodic proc is kept alive.
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
@@ -422,7 +423,7 @@ fn a_proc_may_change_its_kind() {
     world.order(OpKind::Update, &spec());
     world.run_for(20_000);
     assert_eq!((world.mains(), world.starts.len(), world.hosted()), (1, 2, true));
-    // And the other way round: the process goes on, and when it ends the schedule begins.
+    // The reverse: the process keeps running, and when it exits the schedule begins.
     world.order(OpKind::Update, &every());
     world.run_for(20_000);
     assert_eq!((world.mains(), world.starts.len()), (1, 2));
@@ -433,7 +434,7 @@ fn a_proc_may_change_its_kind() {
 }
 
 #[test]
-fn what_a_stop_or_kill_does_to_a_run() {
+fn a_stop_or_kill_ends_the_run_and_the_schedule() {
     for (kind, term, code, signals) in [
         (OpKind::Stop, Term::Dies { after: 200 }, 0, vec![Signal::Term]),
         (OpKind::Stop, Term::Ignores, 836, vec![Signal::Term]),
@@ -448,10 +449,10 @@ fn what_a_stop_or_kill_does_to_a_run() {
         assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
         assert_eq!((world.hosted(), world.mains()), (code != 0, usize::from(code != 0)), "{row}");
         assert_eq!(world.signals, signals, "{row}");
-        // One that was ended has not failed.
+        // A run that was ended has not failed.
         assert_eq!(world.events, [], "{row}");
         world.run_for(100_000);
-        // What could not be stopped goes on with its schedule.
+        // A proc that could not be stopped keeps its schedule.
         assert_eq!(seconds(&world), if code == 0 { vec![0] } else { vec![0, 70] }, "{row}");
     }
 }
@@ -485,7 +486,7 @@ fn a_run_is_taken_up_again_and_not_repeated() {
         world.run_for(34_000 - away);
         assert_eq!((seconds(&world), world.max_mains), (runs, 1), "{lasts_for}");
     }
-    // How it ended is told as far as it is known.
+    // The exit is reported as far as it is known.
     let mut world = World::new().script("start", Does::Exit { after: 5_000, code: 3 });
     world.order(OpKind::Host, &every());
     world.run_for(1_000);
@@ -514,22 +515,22 @@ fn a_crash_at_any_point_begins_nothing_twice() {
         }
         world.look_delay = 0;
         world.run_for(25_000);
-        // The one that was lost in the crash is not made up for: nobody can know that it did not begin.
+        // The run that was lost in the crash is not made up for: it may have begun.
         let expected = if delay == 0 { vec![0, 20] } else { vec![0, 10, 30] };
         assert_eq!((seconds(&world), world.max_mains), (expected, 1), "look delay {delay}");
     }
 }
 
 #[test]
-fn what_was_due_while_the_agent_was_away() {
-    // Once and at once for what runs every so often; then from there on.
+fn runs_that_were_due_while_the_agent_was_away_are_missed() {
+    // With an interval: once and at once, and the interval counts from there.
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
     world.crash_for(32_000);
     world.run_for(15_000);
     assert_eq!((seconds(&world), missed(&world)), (vec![0, 37, 47], vec![3]));
-    // Nothing was due.
+    // No run was due.
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
@@ -546,7 +547,7 @@ fn what_was_due_while_the_agent_was_away() {
 }
 
 #[test]
-fn after_a_reboot_of_the_host_it_is_planned_anew() {
+fn a_reboot_of_the_host_recomputes_the_schedule() {
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
@@ -563,8 +564,8 @@ fn after_a_reboot_of_the_host_it_is_planned_anew() {
 }
 
 #[test]
-fn what_is_due_late_is_run_once_or_waits_for_the_rule() {
-    // The host slept: the clock went on and nobody ticked.
+fn a_late_run_takes_place_once_or_waits_for_the_crontab_rule() {
+    // The host was suspended: the clock advanced without a tick.
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);
@@ -591,9 +592,9 @@ fn a_query_says_that_it_waits() {
     assert!(world.note().is_empty(), "and there is nothing to complain about");
 }
 
-/// What a run has left behind is not taken for a run, and is not swept away.
+/// Processes that a run left are not taken for a run, and are not killed.
 #[test]
-fn what_a_run_leaves_behind_is_left_alone() {
+fn processes_that_a_run_leaves_are_left_alone() {
     let mut world = World::new().script("start", lasts(100));
     world.order(OpKind::Host, &every());
     world.run_for(5_000);

@@ -1,4 +1,4 @@
-//! What holds for the supervision machine whatever happens, in whatever order.
+//! Properties of the supervision machine for any sequence of inputs.
 //!
 //! The world itself checks on every step that no op is begun or answered twice, that nothing that was stopped
 //! is started without an order, and that a tick is never followed by the same wake-up.
@@ -12,8 +12,8 @@ use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Si
 use procfleet_core::spec::{Detached, Kind, LEAST_LIFE, OnUnhealthy, Schedule, Spec};
 use procfleet_core::spread;
 use procfleet_core::supervise::{
-    CommandEnd, Health, Input, LimitHistory, LookId, Machine, Next, PlanId, Record, RunId, Step, Usage, View,
-    Write,
+    CommandEnd, EffectAnswer, Health, Input, LimitHistory, LookId, Machine, Next, PlanId, ProcNews, Record,
+    RunId, Step, Usage, View, Write,
 };
 use procfleet_core::{BootTime, OpId, OpKind, ProcKey};
 use proptest::collection::vec;
@@ -38,12 +38,12 @@ enum Act {
     LookDelay(u64),
     /// The wall clock is set.
     Clock(u64),
-    /// So many samples in a row see so much.
+    /// A number of consecutive samples with this usage.
     Sample(usize, f64),
     Health(Health),
     /// Its namespace uses too much.
     Overuse(LimitHistory),
-    /// How long it waits for its place after the agent's return.
+    /// The delay of the staggered start after a restart of the agent.
     PlaceDelay(u64),
     Crash {
         away: u64,
@@ -52,7 +52,7 @@ enum Act {
     CrashBeforeEffects,
     /// From now on what may be lost by a crash is lost by it, or not.
     Lag(bool),
-    /// What nobody asked for.
+    /// Inputs that no effect asked for.
     Garbage(Input),
 }
 
@@ -75,7 +75,7 @@ fn arb_past() -> impl Strategy<Value = LimitHistory> {
 }
 
 fn arb_kind() -> impl Strategy<Value = OpKind> {
-    // What is unregistered goes on without anybody who knows it, so a later start may well be a second one.
+    // An unregistered process keeps running unsupervised, so a later start may be a second one.
     let known = OpKind::ALL.into_iter().filter(|kind| *kind != OpKind::Unregister);
     proptest::sample::select(known.collect::<Vec<_>>())
 }
@@ -212,17 +212,25 @@ fn arb_end() -> impl Strategy<Value = CommandEnd> {
     arb_exit().prop_map(|exit| CommandEnd::Exited { exit, output: String::new() })
 }
 
-/// Answers to questions of another life, and news of processes that nobody knows.
+/// Answers to effects of an earlier agent, and news of unknown processes.
 fn arb_garbage() -> impl Strategy<Value = Input> {
     const OTHER: u64 = 1 << 40;
     prop_oneof![
-        (0..9u64, arb_sighting())
-            .prop_map(|(n, sighting)| Input::Sighted { look: LookId(OTHER + n), sighting }),
-        (0..9u64, arb_end()).prop_map(|(n, end)| Input::CommandEnded { run: RunId(OTHER + n), end }),
-        (arb_process(), arb_exit()).prop_map(|(process, exit)| Input::Exited { process, exit }),
-        (arb_process(), arb_health()).prop_map(|(process, health)| Input::Health { process, health }),
+        (0..9u64, arb_sighting()).prop_map(|(n, sighting)| Input::Answer(EffectAnswer::Sighted {
+            look: LookId(OTHER + n),
+            sighting
+        })),
+        (0..9u64, arb_end())
+            .prop_map(|(n, end)| Input::Answer(EffectAnswer::CommandEnded { run: RunId(OTHER + n), end })),
+        (arb_process(), arb_exit())
+            .prop_map(|(process, exit)| Input::News(ProcNews::Exited { process, exit })),
+        (arb_process(), arb_health())
+            .prop_map(|(process, health)| Input::News(ProcNews::Health { process, health })),
         (arb_process(), arb_past()).prop_map(|(process, past)| overused(process, past)),
-        (arb_process()).prop_map(|process| Input::Succeeded { old: Process { pid: 99, ..process }, process }),
+        (arb_process()).prop_map(|process| Input::News(ProcNews::Succeeded {
+            old: Process { pid: 99, ..process },
+            process
+        })),
         (0..9u64).prop_map(|n| placed(OTHER + n, BootTime(n))),
         Just(Input::Tick),
     ]
@@ -231,11 +239,11 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
 fn overused(process: Process, past: LimitHistory) -> Input {
     let (sums, victims) = (vec![11.0; 3], vec!["it".to_owned()]);
     let overuse = Overuse { group: "g".to_owned(), pool: Pool::Cpu, limit: 10.0, sums, victims };
-    Input::Overused { process, overuse: Box::new(overuse), past }
+    Input::News(ProcNews::Overused { process, overuse: Box::new(overuse), past })
 }
 
 fn placed(plan: u64, at: BootTime) -> Input {
-    Input::Placed { plan: PlanId(plan), at, cause: spread::SpreadCause::Return }
+    Input::Answer(EffectAnswer::Placed { plan: PlanId(plan), at, cause: spread::SpreadCause::Return })
 }
 
 fn arb_act() -> impl Strategy<Value = Act> {
@@ -301,7 +309,7 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
             Act::Lag(lagging) => world.lagging = lagging,
             Act::Garbage(input) => world.feed(input),
         }
-        // What is kept may be the process itself, where a command was taken for it.
+        // A kept process may be the process itself, if a command was taken for it.
         let whole = like.detached == Detached::End;
         assert!(!whole || world.max_mains <= 1, "two processes at once: {:#?}", world.machine);
     }
@@ -330,7 +338,7 @@ proptest! {
             let known = world.machine.process().is_some();
             prop_assert!(known || world.mains() == 0, "unknown: {:#?}", world.machine);
         }
-        // What is scheduled waits for its time, or runs, or says why not.
+        // A scheduled proc waits for its time, runs, or has a note with the reason.
         let scheduled = world.machine.spec().is_some_and(|spec| spec.policy.kind.schedule().is_some());
         if scheduled && world.hosted() {
             let waits = world.machine.wake_at().is_some() || world.machine.process().is_some();
@@ -352,9 +360,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// What only dies comes back, but not for ever: start_interval after its last start unless its life was a
-    /// stable one, and no more than start_retries times in a row. Whatever kind it is, and wherever the agent
-    /// dies in between.
+    /// A process that dies is restarted, but not for ever: start_interval after its last start unless its run
+    /// was stable, and at most start_retries times in a row, for every kind and wherever the agent crashes in
+    /// between.
     #[test]
     fn a_crash_loop_is_slow_and_has_an_end(
         shape in arb_shape(),
@@ -400,10 +408,10 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Limits hold whatever is under way, but for what is being ended; and never for a resident process that
-    /// is not hosted.
+    /// Limits apply in every stage except while a process is being ended, and never to a resident process
+    /// that is not hosted.
     #[test]
-    fn limits_hold_for_what_is_hosted_or_runs_to_its_end(
+    fn limits_apply_to_hosted_procs_and_to_runs(
         shape in arb_shape(),
         start in arb_start(),
         orders in vec((arb_kind(), 0..8_000u64), 1..6),
@@ -489,7 +497,7 @@ enum OddInput {
     Recover,
 }
 
-/// Ids near those that are in use, answers that may be true, stale or made up.
+/// Ids near those in use; answers that are valid, stale or invented.
 fn arb_odd() -> impl Strategy<Value = OddInput> {
     prop_oneof![
         4 => (arb_kind(), option::of(arb_shape()), 0..20_000u64)
@@ -556,22 +564,24 @@ impl Odd {
                 self.kinds.push((order.op, kind));
                 Input::Order(Box::new(order))
             }
-            OddInput::Sighted(back, sighting) => {
-                Input::Sighted { look: LookId(self.newest.saturating_sub(back)), sighting }
-            }
-            OddInput::Ended(back, end) => {
-                Input::CommandEnded { run: RunId(self.newest.saturating_sub(back)), end }
-            }
-            OddInput::Exited(process, exit) => Input::Exited { process, exit },
+            OddInput::Sighted(back, sighting) => Input::Answer(EffectAnswer::Sighted {
+                look: LookId(self.newest.saturating_sub(back)),
+                sighting,
+            }),
+            OddInput::Ended(back, end) => Input::Answer(EffectAnswer::CommandEnded {
+                run: RunId(self.newest.saturating_sub(back)),
+                end,
+            }),
+            OddInput::Exited(process, exit) => Input::News(ProcNews::Exited { process, exit }),
             OddInput::Sampled(process, cpu) => {
-                Input::Sampled { process, usage: Usage { cpu, ..Usage::default() } }
+                Input::News(ProcNews::Sampled { process, usage: Usage { cpu, ..Usage::default() } })
             }
             OddInput::Planned(back, next) => {
-                Input::Planned { plan: PlanId(self.newest.saturating_sub(back)), next }
+                Input::Answer(EffectAnswer::Planned { plan: PlanId(self.newest.saturating_sub(back)), next })
             }
-            OddInput::Health(process, health) => Input::Health { process, health },
+            OddInput::Health(process, health) => Input::News(ProcNews::Health { process, health }),
             OddInput::Overused(process, past) => overused(process, past),
-            OddInput::Appeared(process) => Input::Appeared { process },
+            OddInput::Appeared(process) => Input::News(ProcNews::Appeared { process }),
             OddInput::Placed(back, at) => placed(self.newest.saturating_sub(back), BootTime(at)),
             OddInput::Tick => Input::Tick,
             OddInput::Wake => return self.wake(),
@@ -579,7 +589,7 @@ impl Odd {
                 let Some(record) = self.record.clone() else { return Ok(()) };
                 let open = self.begun.iter().filter(|(op, _)| !self.done.contains(op)).copied().collect();
                 let (machine, step) = Machine::recover(key(), record, open);
-                // Those that wait are of no interest here.
+                // Queued orders do not matter here.
                 self.machine = machine;
                 self.newest = 0;
                 return self.take(step);
@@ -646,7 +656,9 @@ impl Odd {
                         health: String::new(),
                         utc_offset_secs: 0,
                     };
-                    let step = self.machine.step(self.now, Input::Inspected { op, view: Box::new(view) });
+                    let step = self
+                        .machine
+                        .step(self.now, Input::Answer(EffectAnswer::Inspected { op, view: Box::new(view) }));
                     self.take(step)?;
                 }
                 Effect::Vet { .. } => unreachable!("no order is limited to accounts"),

@@ -15,7 +15,7 @@ use jiff::civil::{DateTime, date};
 #[derive(Clone, Debug)]
 pub struct CronRule(Cron);
 
-/// Why a text is no rule.
+/// Why a text is not a valid rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRule {
     #[error(

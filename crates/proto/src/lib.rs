@@ -1,8 +1,8 @@
-//! What crosses a wire.
+//! Messages and formats between programs.
 //!
-//! `http` holds the public JSON: requests are read into `core`'s types with every fault of a request
-//! collected at once, and answers are made from them. `link` holds the messages between server and agent.
-//! Nothing here opens a socket. `cron` is the one reading of a crontab rule that both ends share.
+//! `http` is the public JSON: requests are read into `core`'s types, with all faults of a request at once,
+//! and answers are made of them. `link` has the messages between server and agent. `cron` is the parser of
+//! crontab rules that both ends share. This crate opens no sockets.
 
 pub mod cron;
 pub mod http;

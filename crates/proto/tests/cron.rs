@@ -1,4 +1,4 @@
-//! Crontab rules: what is accepted, and when they match, across the changes of daylight-saving time too.
+//! Crontab rules: their syntax, and when they match, including changes of daylight-saving time.
 
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
@@ -14,7 +14,7 @@ fn at(utc: &str) -> Zoned {
 }
 
 #[test]
-fn what_is_a_rule() {
+fn valid_and_invalid_rules() {
     for good in [
         "* * * * *",
         "*/5 * * * *",
@@ -76,7 +76,7 @@ fn when_a_rule_matches_next() {
         // 02:30 comes twice on 31 October 2027, and counts once
         ("30 2 * * *", "2027-10-30T12:00:00Z", "2027-10-31T00:30:00Z"),
         ("30 2 * * *", "2027-10-31T00:30:00Z", "2027-11-01T01:30:00Z"),
-        // a rule that repeats within the hour goes on in both
+        // a rule that repeats within the hour matches in both
         ("*/30 * * * *", "2027-10-31T00:30:00Z", "2027-10-31T01:00:00Z"),
         ("*/30 * * * *", "2027-10-31T01:00:00Z", "2027-10-31T01:30:00Z"),
         ("*/30 * * * *", "2027-10-31T01:30:00Z", "2027-10-31T02:00:00Z"),

@@ -1,5 +1,4 @@
-//! Reading JOB's APIs: each document's own example, what stands for what is left out, and every fault at
-//! once.
+//! Reading JOB's APIs: the example of each document, defaults, and all faults at once.
 
 use procfleet_core::code::Code;
 use procfleet_core::id::{BusinessId, ProcKey};
@@ -308,7 +307,7 @@ fn a_pid_path_may_be_a_folder() {
 }
 
 #[test]
-fn scripts_are_told_the_name() {
+fn scripts_get_the_name_as_argument() {
     for (shell, start, kind) in [
         (json!("sh"), "./start.sh gseagent", Shell::Sh),
         (Value::Null, "./start.sh gseagent", Shell::Sh),
@@ -338,7 +337,7 @@ fn limits_are_per_cents() {
         (json!(0), None, None),
         (json!(1), Some(1.0), Some(1.0)),
         (json!(100), Some(100.0), Some(100.0)),
-        // What JOB's own server makes of them.
+        // The defaults of JOB's own server.
         (json!(101), Some(50.0), Some(30.0)),
         (json!(-1), Some(50.0), Some(30.0)),
         (json!(1_000_000), Some(50.0), Some(30.0)),
@@ -359,7 +358,7 @@ fn limits_are_per_cents() {
 }
 
 #[test]
-fn a_type_without_a_cycle_is_what_its_document_says() {
+fn a_type_without_a_cycle_follows_the_document() {
     let every = |secs| Kind::Periodic(Schedule::Every(Duration::from_secs(secs)));
     let kind = |read: Read, body: Value, op: u32, number: Value, cycle: Value| {
         let body = with(body, json!({"op_type": op}), json!({"type": number, "cycle_time": cycle}));
@@ -536,12 +535,12 @@ fn two_elements_for_one_key_are_one_or_the_later_is_refused() {
     assert_eq!(refused, [false, true]);
     let said = faults(operate_process, &with(body.clone(), json!({"op_type": null}), json!({})));
     assert_eq!(said, ["op_type: is required"]);
-    // One that cannot be read is refused for itself.
+    // An invalid element is refused alone.
     let nameless = with(body.clone(), json!({}), json!({"proc_name": null, "value_key": null}));
     let operation = operate_process(&nameless).expect("accepted");
     assert!(operation.warnings.to_string().contains("process_infos[0].proc_name: refused for itself"));
     assert_eq!(operation.requests.len(), 1);
-    // Two of one path are told apart by their keys.
+    // Two processes with the same path are distinguished by their keys.
     body["process_infos"][1]["value_key"] = json!("second");
     assert_eq!(operate_process(&body).map(|operation| operation.requests.len()), Ok(2));
     // A host that is named twice is meant once.
@@ -608,7 +607,7 @@ fn a_result_is_an_object_with_jobs_fields() {
     ] {
         assert!(!seen[field].is_null(), "{field} is missing: {seen}");
     }
-    // The host has stored what it is called; then its key is all that is known here.
+    // The host has stored the names, so only the key is known here.
     let bare = result(OpKind::Query, Some(&running), None);
     assert_eq!(json!(bare.content)["process"][0]["procname"], "/usr/local/xxx/gseagent");
 

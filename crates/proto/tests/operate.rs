@@ -1,4 +1,4 @@
-//! Reading `operate_proc_v2` and `operate_proc_multi`: what is accepted, and every fault at once.
+//! Reading `operate_proc_v2` and `operate_proc_multi`: valid requests, and all faults at once.
 
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
@@ -44,7 +44,7 @@ fn seed() -> Value {
     })
 }
 
-/// The seed's request with one place changed; `Value::Null` is the same as absent, except for `op_type`.
+/// The seed request with one change; `Value::Null` is the same as absent, except for `op_type`.
 fn seed_with(pointer: &str, value: Value) -> Value {
     let mut body = seed();
     let (parent, field) = pointer.rsplit_once('/').expect("a pointer has a slash");
@@ -73,7 +73,7 @@ fn the_documents_own_example_is_read_whole() {
 }
 
 #[test]
-fn what_real_callers_send_is_accepted() {
+fn requests_of_real_callers_are_accepted() {
     let spec = |body: &Value| operate_proc_v2(body).expect("accepted").remove(0).spec.expect("a spec");
     let labels = seed_with("/meta/labels", json!({"bk_process_id": 12, "on": true, "none": null}));
     assert_eq!(spec(&labels).labels["bk_process_id"], "12");
@@ -119,9 +119,9 @@ fn what_real_callers_send_is_accepted() {
     assert_eq!(spec(&query).identity.proc_name, "nginx");
 }
 
-/// Each field of the policy, and what the schedule or the fault is then.
+/// Each field of the policy, and the resulting schedule or fault.
 #[test]
-fn what_says_when_a_periodic_process_runs() {
+fn schedules_of_periodic_processes() {
     let read = |fields: &Value| {
         let mut body = seed();
         let policy = body["spec"]["alive_monitor_policy"].as_object_mut().expect("an object");
@@ -369,7 +369,7 @@ fn all_faults_come_at_once() {
 }
 
 #[test]
-fn an_unknown_operation_alone_is_told_apart() {
+fn an_unknown_operation_has_its_own_code() {
     for number in [5, 6, 10, -1] {
         let faults = operate_proc_v2(&seed_with("/op_type", json!(number))).expect_err("no such operation");
         assert!(faults.only_unknown_op(), "{faults}");
@@ -391,7 +391,7 @@ fn one_key_means_one_op() {
     let multi =
         operate_proc_multi(&json!({"proc_operate_req": [seed(), seed_with("/meta/name", json!("other"))]}));
     assert_eq!(multi.expect("accepted").len(), 2);
-    // The same request twice is meant once.
+    // A repeated request counts once.
     let same = operate_proc_multi(&json!({"proc_operate_req": [seed(), seed()]})).expect("accepted");
     assert_eq!((same.len(), same[0].targets.len()), (1, 1));
     // Of two different ones the later one is refused, and says why.
@@ -418,7 +418,7 @@ fn a_spec_that_fits_no_frame_is_refused() {
 }
 
 #[test]
-fn what_is_reserved_is_warned_of() {
+fn reserved_fields_cause_a_warning() {
     let warnings = |body: &Value| operate::operate_proc_v2(body).expect("accepted").warnings.to_string();
     assert_eq!(warnings(&seed()), "");
     assert_eq!(warnings(&seed_with("/spec/resource", json!({"disk": 0, "net": 0, "fd": 10}))), "");

@@ -35,7 +35,7 @@ fn record() -> Record {
         process: Some(process),
         streak: Default::default(),
         rest,
-        fault: String::new(),
+        fault: None,
         run: None,
     }
 }
@@ -45,12 +45,12 @@ fn record() -> Record {
 fn a_record_of_any_age_is_read() {
     let first = r#"{"spec":{},"hosting":"Hosted","process":null,"streak":{"restarts":0,"last_start":null},"rest":"Idle"}"#;
     let read: Record = serde_json::from_str(first).expect("the first version's record");
-    assert_eq!((read.rest.clone(), read.fault.as_str(), read.hosting), (Rest::Idle, "", Hosting::Hosted));
+    assert_eq!((read.rest.clone(), read.fault.clone(), read.hosting), (Rest::Idle, None, Hosting::Hosted));
     let retry = first.replace(r#""Idle""#, r#"{"Retry":{"at":9}}"#);
     let read_retry: Record = serde_json::from_str(&retry).expect("the first version's retry");
     assert_eq!(read_retry.rest, Rest::Retry { at: BootTime(9), why: String::new() });
     for rest in [Rest::Due { at: BootTime(7) }, Rest::Begun { at: BootTime(8) }] {
-        let record = Record { rest, fault: "it used too much".to_owned(), ..read.clone() };
+        let record = Record { rest, fault: Some("it used too much".to_owned()), ..read.clone() };
         let again: Record = serde_json::from_str(&json(&record)).expect("our own record");
         assert_eq!(again, record);
         assert_eq!(again.after_reboot().rest, Rest::Idle, "moments mean nothing then");

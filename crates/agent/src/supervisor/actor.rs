@@ -21,7 +21,8 @@ use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Kind, Resource, Spec};
 use procfleet_core::spread::{Crowd, Occasion, Spread, SpreadCause};
 use procfleet_core::supervise::{
-    Activity, Commit, Effect, Event, Input, LookScope, Machine, OtherAccount, Step, Usage, View, Write,
+    Activity, Commit, Effect, EffectAnswer, Event, Input, LookScope, Machine, OtherAccount, ProcNews, Step,
+    Usage, View, Write,
 };
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::native::ProcState;
@@ -131,7 +132,7 @@ impl Actor {
             let input = match self.answers.pop_front() {
                 Some(answer) => answer,
                 None => match self.next(&mut inbox).await {
-                    ActorWork::Input(input) if matches!(*input, Input::Appeared { .. }) => {
+                    ActorWork::Input(input) if matches!(*input, Input::News(ProcNews::Appeared { .. })) => {
                         match self.appeared() {
                             Some(appeared) => appeared,
                             None => continue,
@@ -159,18 +160,8 @@ impl Actor {
             };
             match &input {
                 Input::Order(order) => self.around.hosting.ordered(self.machine.key(), order.kind),
-                Input::Sampled { process, usage } => self.saw(process, *usage),
-                Input::Sighted { .. }
-                | Input::Inspected { .. }
-                | Input::CommandEnded { .. }
-                | Input::Exited { .. }
-                | Input::Planned { .. }
-                | Input::Succeeded { .. }
-                | Input::Appeared { .. }
-                | Input::Placed { .. }
-                | Input::Overused { .. }
-                | Input::Health { .. }
-                | Input::Tick => {}
+                Input::News(ProcNews::Sampled { process, usage }) => self.saw(process, *usage),
+                Input::Tick | Input::Answer(_) | Input::News(_) => {}
             }
             let step = self.machine.step(self.around.context.now(), input);
             Box::pin(self.carry_out(step)).await;
@@ -232,7 +223,7 @@ impl Actor {
     async fn tell_of_probes(&mut self) {
         let (seen, told) = (self.probes.seen(), self.told.take().unwrap_or_default());
         if let Some((process, health)) = seen.news_since(&told) {
-            self.answers.push_back(Input::Health { process, health });
+            self.answers.push_back(Input::News(ProcNews::Health { process, health }));
         }
         let drifted = (seen.note != told.note && !seen.note.is_empty()).then(|| seen.note.clone());
         let writes: Vec<Write> =
@@ -247,14 +238,14 @@ impl Actor {
             sample.usage = usage;
         }
         if let Some(successor) = self.successor_of(process) {
-            self.answers.push_back(Input::Succeeded { old: *process, process: successor });
+            self.answers.push_back(Input::News(ProcNews::Succeeded { old: *process, process: successor }));
         }
     }
 
     /// An order may come before the next sample, which would tell that the program has replaced itself.
     fn succession_before(&mut self, input: &Input) -> Option<Input> {
         let old = self.machine.process().filter(|_| matches!(input, Input::Order(_)))?;
-        self.successor_of(&old).map(|process| Input::Succeeded { old, process })
+        self.successor_of(&old).map(|process| Input::News(ProcNews::Succeeded { old, process }))
     }
 
     /// A program that replaces itself says so in its pid file; and what was found may be only the shell of
@@ -269,7 +260,7 @@ impl Actor {
         let is_down = !self.machine.is_busy() && self.machine.process().is_none();
         let spec = self.machine.spec().filter(|_| is_down)?;
         match self.executor.look(self.machine.settled(), spec) {
-            Sighting::Running(process) => Some(Input::Appeared { process }),
+            Sighting::Running(process) => Some(Input::News(ProcNews::Appeared { process })),
             Sighting::Absent(_) => None,
         }
     }
@@ -355,7 +346,7 @@ impl Actor {
         match effect {
             Effect::Look { look, scope, spec } => {
                 let sighting = self.executor.look(scope, &spec);
-                self.answers.push_back(Input::Sighted { look, sighting });
+                self.answers.push_back(Input::Answer(EffectAnswer::Sighted { look, sighting }));
             }
             Effect::Watch(process) => self.executor.watch(process),
             Effect::Run { run, command, spec } => self.executor.run(run, &command, &spec),
@@ -381,13 +372,13 @@ impl Actor {
                         (crowd.place(now, key), SpreadCause::Crowd)
                     }
                 };
-                self.answers.push_back(Input::Placed { plan, at, cause });
+                self.answers.push_back(Input::Answer(EffectAnswer::Placed { plan, at, cause }));
             }
             Effect::Plan { plan, rule, since } => {
                 let wall = jiff::Zoned::now();
                 let clocks = Clocks { wall, moment: self.around.context.now() };
                 let next = self.timetable.next(&rule, since, &clocks);
-                self.answers.push_back(Input::Planned { plan, next });
+                self.answers.push_back(Input::Answer(EffectAnswer::Planned { plan, next }));
             }
             Effect::Vet { op, process, scope, spec, accounts } => {
                 let other = self.executor.other_account(process, scope, &spec, &accounts);
@@ -395,7 +386,7 @@ impl Actor {
             }
             Effect::Inspect { op, process, scope, spec } => {
                 let view = self.inspect(process, scope, &spec);
-                self.answers.push_back(Input::Inspected { op, view: Box::new(view) });
+                self.answers.push_back(Input::Answer(EffectAnswer::Inspected { op, view: Box::new(view) }));
             }
         }
     }

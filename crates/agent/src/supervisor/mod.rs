@@ -37,7 +37,7 @@ use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::process::Process;
 use procfleet_core::spread::{Crowd, Spread};
-use procfleet_core::supervise::{Input, Machine, Write, group_refusal};
+use procfleet_core::supervise::{Input, Machine, ProcNews, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::Parts;
 use procfleet_proto::link::{HostFacts, OpOrder};
@@ -320,7 +320,7 @@ impl SupervisorWork {
         }
         for Sampled { key, process, usage, told, .. } in round {
             if let Some(actor) = self.actors.get(&key).filter(|_| told) {
-                let _ = actor.try_send(Box::new(Input::Sampled { process, usage }));
+                let _ = actor.try_send(Box::new(Input::News(ProcNews::Sampled { process, usage })));
             }
         }
     }
@@ -329,7 +329,7 @@ impl SupervisorWork {
     fn tell_appeared(&self, found: Vec<(Arc<ProcKey>, Process)>) {
         for (key, process) in found {
             if let Some(actor) = self.actors.get(&key) {
-                let _ = actor.try_send(Box::new(Input::Appeared { process }));
+                let _ = actor.try_send(Box::new(Input::News(ProcNews::Appeared { process })));
             }
         }
     }
@@ -844,7 +844,7 @@ mod tests {
                 older: Vec::new(),
                 dead: None,
                 rest: Rest::Idle,
-                fault: String::new(),
+                fault: None,
                 run: None,
             };
             let key = ProcKey { namespace: "web".to_owned(), name: format!("worker{number}") };

@@ -5,7 +5,7 @@ use super::sampler::{Round, Sampled};
 use procfleet_core::groups::{self, Member, has_limit};
 use procfleet_core::id::ProcKey;
 use procfleet_core::spec::ProcessGroup;
-use procfleet_core::supervise::Input;
+use procfleet_core::supervise::{Input, ProcNews};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
@@ -44,7 +44,11 @@ impl LimitedPools {
             for ruling in self.course.sampled(namespace, groups, &members) {
                 told.extend(ruling.victims.into_iter().map(|victim| {
                     let overuse = Box::new(ruling.overuse.clone());
-                    let input = Input::Overused { process: victim.process, overuse, past: victim.past };
+                    let input = Input::News(ProcNews::Overused {
+                        process: victim.process,
+                        overuse,
+                        past: victim.past,
+                    });
                     (victim.proc, input)
                 }));
             }

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_of_flags_is_killed_if_it_does_not_end() {
+    fn a_spec_from_flags_has_a_kill_after() {
         for (line, file, kill_after) in [
             ("--cmd a", json!({}), json!(5)),
             ("--cmd a --stop-check-secs 9", json!({}), json!(9)),

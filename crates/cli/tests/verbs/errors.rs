@@ -14,7 +14,7 @@ fn check(reply: Reply, exit: VerbExit, words: &str) {
 }
 
 #[test]
-fn answers_that_are_no_success() {
+fn refusals_of_the_server_are_shown() {
     check(refused(1_000_811, "bad host"), VerbExit::Failed, "the server refused: bad host (code 1000811)");
     check(
         refused(1_306_403, "the app is unknown or its secret is wrong"),
@@ -47,7 +47,7 @@ fn a_redirect_is_not_followed_with_the_secret() {
 }
 
 #[test]
-fn nobody_listens() {
+fn a_closed_port_is_reported_as_unreachable() {
     // A port that was free a moment ago could by now be that of another test's server; this one is nobody's.
     let url = "http://127.0.0.1:1";
     let ran = run_with_input(url, "ps", "");
@@ -59,7 +59,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn a_task_that_nobody_issued() {
+fn an_unknown_task_id_is_refused() {
     let server = Server::start([(
         "GET /api/v1/tasks/GSETASK%3A20261115205400%3A9",
         vec![refused(1_000_806, "no such task")],

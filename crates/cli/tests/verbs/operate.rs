@@ -103,7 +103,7 @@ fn one_failed_op_fails_the_verb_with_its_reason() {
 
 /// Scripts say how things should be, and need not know how they are.
 #[test]
-fn what_was_already_so_is_a_success_unless_strict() {
+fn an_operation_with_nothing_to_do_succeeds_unless_strict() {
     for (verb, code, word) in
         [("start", 828, "already running"), ("stop", 829, "not running"), ("kill", 829, "not running")]
     {
@@ -191,7 +191,7 @@ fn a_request_from_stdin_brings_its_own_target() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_is_told_before_the_server_is_asked() {
+fn an_unusable_file_is_reported_before_the_server_is_asked() {
     let server = Server::start([]);
     let ran = run_with_input(&server.url(), "start nginx -f -", "{}");
     assert_eq!(ran.exit, VerbExit::Usage);
@@ -354,7 +354,7 @@ fn an_order_whose_answer_was_lost_is_not_repeated() {
 }
 
 #[test]
-fn a_refused_order_is_told_in_the_servers_words() {
+fn a_refused_order_shows_the_message_of_the_server() {
     let server = Server::start([(OPERATE, vec![refused(1_000_811, "spec.identity.user: is empty")])]);
     let Ran { exit, out, err } = run(&server, "start nginx --agent a1");
     assert_eq!((exit, out.as_str()), (VerbExit::Failed, ""));

@@ -6,7 +6,7 @@ use procfleet_cli::VerbExit;
 use serde_json::{Value, json};
 
 #[test]
-fn ps_is_a_table_and_says_what_is_stale() {
+fn ps_is_a_table_and_marks_stale_rows() {
     let row = |name: &str, state: &str, pid: Value, fresh: bool, note: &str| {
         json!({
             "bk_agent_id": "a", "bk_cloud_id": 0, "ip": "10.0.0.1", "namespace": "web", "name": name,
@@ -41,7 +41,7 @@ fn ps_is_a_table_and_says_what_is_stale() {
 }
 
 #[test]
-fn no_rows_are_no_lines() {
+fn an_empty_list_prints_no_header() {
     let routes = ["GET /api/v1/procs", "GET /api/v1/agents", "GET /api/v1/audit", "GET /api/v1/tasks"];
     let server = Server::start(routes.map(|route| (route, vec![ok(json!([]))])));
     for line in ["ps", "agents", "audit", "task list"] {

@@ -1,4 +1,4 @@
-//! What an event is called, and what it says to people.
+//! Names and messages of events.
 
 use super::Event;
 use super::limits::Excess;
@@ -6,7 +6,7 @@ use crate::process::Exit;
 use crate::spec::OnUnhealthy;
 use std::fmt;
 
-/// Whether somebody should look.
+/// Whether an operator should act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     Info,

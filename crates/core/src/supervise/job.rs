@@ -1,4 +1,4 @@
-//! What a machine is in the middle of: a purpose, and a stage with its deadlines.
+//! The job that a machine is busy with: a purpose, and a stage with its deadlines.
 
 use super::policy::Fall;
 use super::{Activity, Hosting, LookId, PlanId, Rest, RunId};
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// Each look for what should appear waits twice as long as the one before, up to this.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// So many looks must agree that nothing is left of the command before a launch is given up early.
+/// Number of consecutive looks that must find no descendant of the command before a launch fails early.
 pub(super) const HOPELESS_LOOKS: u32 = 3;
 /// How long a command that was ended may take to be gone before its op is answered without its output.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -40,8 +40,8 @@ pub(super) enum Purpose {
     Turn,
     /// The agent has just started.
     Recover { interrupted: Vec<(OpId, OpKind)> },
-    /// A stop or kill has been answered, for the process is gone; only its command is still at work, and must
-    /// not hit what is started next.
+    /// A stop or kill has been answered because the process is gone, but its command still runs. The command
+    /// must not affect the next launch.
     Aftermath,
 }
 
@@ -69,15 +69,15 @@ pub(super) enum Stage {
     },
     /// The process was reloaded, and must not die of it.
     Surviving(Survival),
-    /// The process is gone: is anything left of what it has started?
+    /// The process is gone: does it have descendants left?
     Leaving(Leaving),
     /// A launch that was overtaken, or has failed, is ended: is anything of it left?
     Clearing(Clearing),
     /// A start command of the agent's last life is at work.
     Awaiting(Awaiting),
-    /// After a reload whose process is gone: has another taken its place?
+    /// After a reload whose process is gone: is there a successor?
     Reviewing(Review),
-    /// When is the next run due, or its place among many to be started?
+    /// When is the next run due, or the staggered start?
     Planning {
         plan: PlanId,
     },
@@ -93,12 +93,12 @@ pub(super) struct Clearing {
     pub(super) failure: Option<LaunchFailure>,
 }
 
-/// How a launch has failed, and what has been ended for it.
+/// Why a launch has failed, and the process that was ended for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LaunchFailure {
     pub(super) code: Code,
     pub(super) message: String,
-    /// A process of the launch that was told to end.
+    /// A process of the launch that got SIGTERM.
     pub(super) ended: Option<Process>,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Leaving {
     /// The stop command, while it is at work, and the process that it was for.
     pub(super) command: Option<(Running, Process)>,
     pub(super) note: String,
-    /// What is left may take until then, and then a moment.
+    /// Deadline for the leftovers to exit; after it they are killed.
     pub(super) until: BootTime,
     pub(super) measure: Measure,
     /// Something that was still running at the last look.
@@ -133,11 +133,11 @@ pub(super) struct Leaving {
     pub(super) pause: Duration,
 }
 
-/// What has been done about what is left.
+/// The last measure against the leftovers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Measure {
     None,
-    /// It was told to end.
+    /// SIGTERM was sent.
     Told {
         until: BootTime,
     },
@@ -153,7 +153,7 @@ pub(super) struct Running {
     pub(super) field: &'static str,
     /// `None`: it may take as long as it likes.
     pub(super) deadline: Option<BootTime>,
-    /// It ran out of time and was told to end.
+    /// It exceeded its time limit and got SIGTERM.
     pub(super) timed_out: bool,
 }
 
@@ -165,7 +165,7 @@ pub(super) struct Launch {
     pub(super) began: BootTime,
     /// `None`: the command is still running; perhaps it is the process.
     pub(super) ended: Option<Ended>,
-    /// The process before a restart: its end is no failure.
+    /// The process before a restart: its exit is not a failure.
     pub(super) old: Option<Process>,
     pub(super) seen: Option<SeenProcess>,
     /// When a process was first recognised. A later process with another pid does not restart the window.
@@ -202,7 +202,7 @@ pub(super) struct Survival {
     pub(super) until: BootTime,
     /// Deadline for a successor if the process dies. `None`: one second after its death.
     pub(super) successor_by: Option<BootTime>,
-    /// The process is a successor of the one that was reloaded.
+    /// The process is the successor of the reloaded process.
     pub(super) is_successor: bool,
     pub(super) output: String,
 }
@@ -235,7 +235,7 @@ pub(super) struct Ending {
     pub(super) process: Process,
     pub(super) phase: EndPhase,
     pub(super) gone: bool,
-    /// The stop command has left the process running, and the process was told to end by a signal.
+    /// The stop command left the process running, and the process got the stop signal.
     pub(super) told: bool,
     pub(super) note: String,
     pub(super) launch: Option<RunId>,
@@ -336,10 +336,10 @@ impl Job {
         }
     }
 
-    /// Whether an order of this kind does not wait for the job's end. A stop or kill overtakes what would
-    /// launch; a kill also overtakes a stop that waits for a stubborn process, and a reload.
+    /// Whether an order of this kind supersedes the job. A stop or kill supersedes a launch; a kill also
+    /// supersedes a stop that waits for a process, and a reload.
     pub(super) fn yields_to(&self, order: OpKind) -> bool {
-        let ends = matches!(order, OpKind::Stop | OpKind::Kill);
+        let ends = order.ends_process();
         match &self.purpose {
             Purpose::Op { kind: OpKind::Start | OpKind::Host | OpKind::Restart, .. }
             | Purpose::Upkeep { .. }
@@ -350,7 +350,7 @@ impl Job {
                 // A look is answered at once.
                 order == OpKind::Kill && !matches!(self.stage, Stage::Looking { .. })
             }
-            // These are over before anybody could want to overtake them.
+            // These jobs are short.
             Purpose::Op {
                 kind:
                     OpKind::Kill
@@ -386,7 +386,7 @@ impl Stage {
         }
     }
 
-    /// Moves every deadline: what the stage waits for began this much later than planned.
+    /// Moves every deadline, because the effects of the stage began this much later than planned.
     pub(super) fn delay(&mut self, by: Duration) {
         match self {
             Stage::Looking { .. } | Stage::Planning { .. } => {}
@@ -465,7 +465,7 @@ impl Launch {
         self.seen.map(|seen| seen.process).filter(|process| process.found != Found::Shell)
     }
 
-    /// The process that the check judges. What runs once is judged by how its command ends.
+    /// The process that is checked. A proc of kind `once` is judged by the exit of its command.
     pub(super) fn judged(&self, spec: &Spec) -> Option<SeenProcess> {
         self.seen.filter(|_| spec.policy.kind != Kind::Once)
     }
@@ -487,8 +487,8 @@ impl Launch {
         self.seen.map_or(until, |seen| until.max(seen.since + LEAST_LIFE))
     }
 
-    /// Whether no process can appear any more: the command was the process, and everything that it started
-    /// has ended. After any other command a process may appear until the end of the window.
+    /// Whether no process can appear later: the command was the process, and all its descendants have exited.
+    /// After any other command a process may appear until the end of the window.
     pub(super) fn is_hopeless(&self) -> bool {
         self.was_command && self.hopeless_looks >= HOPELESS_LOOKS
     }
@@ -507,8 +507,8 @@ impl Launch {
         self.next_look = self.command.deadline.map_or(first, |deadline| deadline.min(first));
     }
 
-    /// A look found this. The same process that runs the same program has been seen before: what a shell has
-    /// become since then has not.
+    /// Records the result of a look. A process counts as seen before if it runs the same program; a shell
+    /// that has called exec since then does not.
     pub(super) fn sees(&mut self, now: BootTime, process: Process) -> Sight {
         let is_same = |seen: &SeenProcess| {
             let programs = seen.process.evidence.program.zip(process.evidence.program);
@@ -523,21 +523,21 @@ impl Launch {
                 self.first_seen.get_or_insert(now);
             }
         }
-        // What outlives the command is another process than the command.
+        // A process that outlives the command is not the command.
         self.was_command = false;
         if known.is_some() { Sight::Again } else { Sight::First }
     }
 
-    /// The command has ended: whatever was part of it is gone, or is looked for anew.
+    /// The command has exited: its own process is gone, and the process is looked for again.
     pub(super) fn forget_command(&mut self) {
         self.was_command = self.seen.is_some_and(|seen| seen.process.found == Found::Foreground);
         self.seen = self.seen.filter(|seen| seen.process.found == Found::PidFile);
         self.first_seen = self.first_seen.filter(|_| self.seen.is_some());
     }
 
-    /// When to look for the process next; `None` while a look is under way, and where nobody looks. One that
-    /// is known is looked at once more before it counts as started if the command is at work: the shell may
-    /// have become it meanwhile. Where there is none, the look at the end of the window decides.
+    /// When to look for the process next; `None` while a look is under way, and if no look is needed. While
+    /// the command runs, a known process is looked at once more before it counts as started, because the
+    /// shell may have become it by exec. Without a process, the look at the end of the window decides.
     pub(super) fn look_at(&self, spec: &Spec) -> Option<BootTime> {
         // A restart_cmd at work has yet to end the old process. Taken for the new one, its end would be
         // followed by a second launch beside the one under way.
@@ -550,7 +550,7 @@ impl Launch {
             (None, Some(_)) => Some(self.succeeds_at(spec)),
             (Some(_), Some(_)) => None,
             (None, None) => Some(self.next_look),
-            // What has died by then may come again, so nobody looks.
+            // A process that has died by then may come back, so there is no look.
             (Some(ended), None) => {
                 let next = self.next_look.max(ended.at + spec.policy.check_begin);
                 Some(next.min(self.check_until(spec)))
@@ -563,7 +563,7 @@ impl Launch {
             // The verdict waits for the answer.
             (_, _, Some(_)) => None,
             (_, Some(_), None) if spec.policy.kind.schedule().is_some() => {
-                // A run that is being ended is not judged any more.
+                // A run that is being ended is no longer checked.
                 let check = (!self.command.timed_out).then(|| self.succeeds_at(spec));
                 self.command.deadline.into_iter().chain(check).min()
             }

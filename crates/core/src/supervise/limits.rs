@@ -27,8 +27,8 @@ pub(super) enum LimitVerdict {
 }
 
 impl LimitStrain {
-    /// Another process begins anew, and so does one that was found over. One sample over a limit is a peak;
-    /// `habit` of them in a row are a habit.
+    /// A new process and an overuse reset the count. One sample above a limit is a peak; `habit` consecutive
+    /// samples are an overuse.
     pub(super) fn weigh(
         &mut self,
         process: Process,
@@ -56,7 +56,7 @@ impl LimitStrain {
     }
 }
 
-/// What was used beside what is allowed, for people.
+/// Usage and limit, for people.
 pub(super) struct Excess<'a> {
     pub(super) limits: &'a Resource,
     pub(super) samples: &'a [Usage],
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_anew_after_a_verdict() {
+    fn a_verdict_resets_the_count() {
         let mut strain = LimitStrain::default();
         let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(3));
         assert_eq!((weigh(), weigh()), (LimitVerdict::Wait, LimitVerdict::Wait));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_once_within_is_told_apart() {
+    fn a_process_that_was_once_within_its_limits_is_distinguished() {
         let mut strain = LimitStrain::default();
         let mut last = LimitVerdict::Wait;
         for usage in [1.0, 99.0, 99.0, 99.0] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_broken_is_told() {
+    fn only_exceeded_limits_are_reported() {
         let samples = [cpu(61.24), Usage { cpu: 70.0, mem: 1.0, fd: 500 }, cpu(55.0)];
         let told = |limits| Excess { limits, samples: &samples }.to_string();
         assert_eq!(told(&LIMITS), "cpu 61.2, 70.0, 55.0 % (limit 50); 0, 500, 0 open files (limit 100)");

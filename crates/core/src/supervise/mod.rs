@@ -1,9 +1,9 @@
 //! The supervision machine: everything that is decided about one proc on its host.
 //!
-//! The agent keeps one [`Machine`] per proc and feeds it inputs: orders from the server, exits of watched
-//! processes, answers to what it asked for, and ticks. Each [`Machine::step`] returns a [`Step`]: what must
-//! be durable first (`writes`), and what is to be done then (`effects`). The machine never acts, waits or
-//! asks for the time.
+//! The agent keeps one [`Machine`] per proc and feeds it inputs: orders from the server, answers to effects,
+//! news of the process, and ticks. Each [`Machine::step`] returns a [`Step`]: `writes`, which must be durable
+//! first, and `effects`, which the agent then carries out. The machine does no I/O, does not wait and reads
+//! no clock.
 //!
 //! ```text
 //!              Order(start, host, restart)          found running: nothing is run
@@ -34,43 +34,45 @@
 //!                                       hosted, else Down (Idle)        RunFailed, RunMissed
 //! ```
 //!
-//! - `Looking`, `Launching`, `Ending`, `Leaving`, `Reloading`, `Reviewing` and `Planning` are stages of a
-//!   job; while a job runs, further orders wait in a queue. A stop or kill does not wait for what launches:
-//!   it overtakes it. A kill does not wait for a stop or a reload either. What was overtaken is told so.
-//! - A launch that was overtaken does not go on: its command and all that it has started are ended
-//!   (`Clearing`). A process that was recognised is first told to end as any other is; a stop_cmd is run only
-//!   where there is a process.
+//! - `Looking`, `Launching`, `Awaiting`, `Ending`, `Leaving`, `Clearing`, `Reloading`, `Surviving`,
+//!   `Reviewing` and `Planning` are stages of a job. While a job runs, further orders wait in a queue. A stop
+//!   or kill supersedes a launch, and a kill also supersedes a stop or a reload. The outcome of the
+//!   superseded op says so.
+//! - A superseded launch does not continue: its command and all descendants are ended (`Clearing`). A process
+//!   that was recognised is first stopped like any other; a stop_cmd is run only if there is a process.
 //! - The window of a launch begins when a process was first seen or when the command ended, whichever is
-//!   later. At its end a process must be alive that has been for at least a second; another pid within the
-//!   window is no failure. A launch fails earlier only if no process can appear any more: its command failed,
-//!   or was the process and has ended.
-//! - The processes of a failed launch are ended before the op is answered (`Clearing`), or named in its
-//!   outcome and known from then on.
-//! - A start command of the agent's last life that is still at work is waited for (`Awaiting`). It is not the
-//!   process.
+//!   later. At its end a process must be alive that has lived for at least a second; a change of the pid
+//!   within the window is not a failure. A launch fails earlier only if no process can appear later: the
+//!   command failed, or the command was the process and has exited.
+//! - The processes of a failed launch are ended before the op is answered (`Clearing`). A process that cannot
+//!   be ended is named in the outcome and supervised.
+//! - After a restart of the agent, a start command that is still running is waited for (`Awaiting`). It is
+//!   not the process.
 //! - A process that was started by hand while the proc had none is adopted by a query or by the agent's
 //!   regular scan.
 //! - A program that replaces itself leaves its old process running for a while. That one is known as an
 //!   earlier generation until it ends, and a stop, kill or restart ends it too.
-//! - Before anything is launched, the process is looked for. One that is found is taken up and nothing is
-//!   run, so there are never two. What may be left of one that was not stopped is swept away first.
-//! - A stop or restart whose process does not end is given up after stop_check, or kills the process where
-//!   the spec has a `kill_after`.
-//! - A stop, kill or restart is done when nothing is left of what the process has started (`Leaving`), unless
-//!   the spec says that it may stay: what is left is told to end, and killed after what remains of
+//! - Before a launch, the machine looks for a running process. If there is one, it is supervised and nothing
+//!   is launched, so there are never two. Leftovers of a process that was not stopped are killed first.
+//! - If the process does not exit, a stop or restart fails after stop_check, or kills the process if the spec
+//!   has a `kill_after`.
+//! - A stop, kill or restart is done when the process has no descendants left (`Leaving`), unless the spec
+//!   keeps them (`detached: keep`). Remaining descendants get SIGTERM, and SIGKILL after the rest of
 //!   stop_check.
-//! - A stop first ends hosting, durably, and then acts: a crash of the agent in the middle never brings a
-//!   stopped process back. A stop that fails puts hosting back as it was.
-//! - One that uses more than its limits allow in several samples in a row is ended: by its stop_cmd or
-//!   SIGTERM, and after stop_check by SIGKILL. Then it is one that died, and an order under way is answered
-//!   with the reason. So is one whose turn it is when its namespace uses too much, and one that is unhealthy
-//!   and whose spec wants it started again for that. A resident process that is not hosted is left alone.
-//! - What died while the agent was away waits for its place among all that did (see [`crate::spread`]), and
-//!   so does what is to be started after a boot of the host, and a restart that is due together with many
-//!   others. An order does not wait for it.
-//! - A run of a periodic proc is known by its command alone, never by name or pid file: what it leaves behind
-//!   may be what it was for. It is written down before it begins and never begun twice, whatever dies. A run
-//!   that takes longer than op_timeout is ended. A run that is due meanwhile is missed, and told then.
+//! - A stop first ends hosting, durably, and then acts, so a crash of the agent in between never restarts a
+//!   stopped process. A stop that fails restores hosting.
+//! - A process that exceeds its limits in several consecutive samples is ended by its stop_cmd or SIGTERM,
+//!   and after stop_check by SIGKILL. It then counts as dead, and an order under way is answered with the
+//!   reason. The same applies to a process that is chosen because its namespace exceeds a pool limit, and to
+//!   an unhealthy process if its spec asks for a restart. A resident process that is not hosted is left
+//!   alone.
+//! - Restarts of processes that died while the agent was away are staggered (see [`crate::spread`]), and so
+//!   are starts after a boot of the host, and restarts that are due together with many others. Orders are not
+//!   staggered.
+//! - A run of a periodic proc is identified by its command alone, never by name or pid file, because a run
+//!   may leave processes behind on purpose. It is journalled before it begins and never begun twice. A run
+//!   that takes longer than op_timeout is ended. A run that is due meanwhile is missed and reported at that
+//!   time.
 //! - Deadlines are part of the state. [`Machine::wake_at`] says when the next one is due; a tick that comes
 //!   late or twice does no harm.
 
@@ -78,10 +80,10 @@ mod event;
 mod job;
 mod limits;
 mod machine;
+mod messages;
 mod policy;
 mod record;
 mod timetable;
-mod words;
 
 pub use crate::usage::{LimitHistory, Usage};
 pub use event::Severity;
@@ -120,87 +122,68 @@ pub enum Hosting {
     Unhosted,
 }
 
-/// What is under way with a proc.
+/// The operation that is under way for a proc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     Starting,
     Stopping,
-    /// By an order, or because it died or must be ended.
+    /// By an order, or because the process died or must be ended.
     Restarting,
     Reloading,
-    /// It is looked at or written down.
+    /// Looking for the process, or changing its record.
     Other,
 }
 
-/// What a machine is told.
+/// The input of a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
+    /// An op from the server.
     Order(Box<Order>),
-    /// The answer to [`Effect::Look`].
-    Sighted {
-        look: LookId,
-        sighting: Sighting,
-    },
-    /// The answer to [`Effect::Inspect`].
-    Inspected {
-        op: OpId,
-        view: Box<View>,
-    },
-    /// A command ended, or never began.
-    CommandEnded {
-        run: RunId,
-        end: CommandEnd,
-    },
-    /// A watched process is gone.
-    Exited {
-        process: Process,
-        exit: Exit,
-    },
-    /// The answer to [`Effect::Plan`].
-    Planned {
-        plan: PlanId,
-        next: Next,
-    },
-    /// What a process and all that belongs to it use now.
-    Sampled {
-        process: Process,
-        usage: Usage,
-    },
-    /// The pid file names another process of this proc now: the program has replaced itself, and the old
-    /// process may go on beside it for a while.
-    Succeeded {
-        old: Process,
-        process: Process,
-    },
-    /// The process was started without an order.
-    Appeared {
-        process: Process,
-    },
-    /// A pool of its namespace is overused, and this process is among those that are ended for it.
-    Overused {
-        process: Process,
-        overuse: Box<Overuse>,
-        past: LimitHistory,
-    },
-    /// What the last answers of its `health_cmd` add up to, when that has changed.
-    Health {
-        process: Process,
-        health: Health,
-    },
-    /// The answer to [`Effect::Place`].
-    Placed {
-        plan: PlanId,
-        at: BootTime,
-        cause: spread::SpreadCause,
-    },
+    /// The result of an effect.
+    Answer(EffectAnswer),
+    /// A change of the process that the machine did not ask for.
+    News(ProcNews),
     /// Time has passed.
     Tick,
+}
+
+/// The result of an [`Effect`]. Each names the effect that it belongs to; a late answer is ignored.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EffectAnswer {
+    /// The answer to [`Effect::Look`].
+    Sighted { look: LookId, sighting: Sighting },
+    /// The answer to [`Effect::Inspect`].
+    Inspected { op: OpId, view: Box<View> },
+    /// The answer to [`Effect::Run`]: the command ended, or could not be started.
+    CommandEnded { run: RunId, end: CommandEnd },
+    /// The answer to [`Effect::Plan`].
+    Planned { plan: PlanId, next: Next },
+    /// The answer to [`Effect::Place`].
+    Placed { plan: PlanId, at: BootTime, cause: spread::SpreadCause },
+}
+
+/// A change of a process, or of the resources that it uses.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProcNews {
+    /// A watched process has exited.
+    Exited { process: Process, exit: Exit },
+    /// The current usage of a process with all its descendants.
+    Sampled { process: Process, usage: Usage },
+    /// The pid file names another process of this proc now: the program has replaced itself, and the old
+    /// process may run beside it for a while.
+    Succeeded { old: Process, process: Process },
+    /// The process was started without an order.
+    Appeared { process: Process },
+    /// A pool of the namespace is overused, and this process is to be ended for it.
+    Overused { process: Process, overuse: Box<Overuse>, past: LimitHistory },
+    /// The health of the process has changed, by the last results of its `health_cmd`.
+    Health { process: Process, health: Health },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     Well,
-    /// It has failed so often in a row that this is no accident.
+    /// `health_cmd` has failed several times in a row.
     Ill {
         reason: String,
     },
@@ -217,18 +200,18 @@ pub enum Next {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandEnd {
-    /// It ran; `output` is the last of what it wrote.
+    /// It ran; `output` is the end of its output.
     Exited { exit: Exit, output: String },
     /// It could not be started at all.
     NotStarted { code: Code, reason: String },
 }
 
-/// What an inspection saw. The wall-clock times are the shell's to give: the rules do not know them.
+/// The result of an inspection. The agent adds the wall-clock times, because `core` does not know them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
     pub sighting: Sighting,
     pub instance: Option<Instance>,
-    /// What `version_cmd` and `health_cmd` said last.
+    /// The last results of `version_cmd` and `health_cmd`.
     pub version: String,
     pub health: String,
     pub registered_at: i64,
@@ -248,7 +231,7 @@ pub struct Step {
 /// When the writes of a step must be durable. Those of one proc become so in their order in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commit {
-    /// Before its effects, and with all that was written before.
+    /// Before the effects, together with all earlier writes.
     #[default]
     First,
     /// When the disk is ready: a crash that loses them loses nothing that a look at the host does not bring
@@ -256,12 +239,12 @@ pub enum Commit {
     Alongside,
 }
 
-/// What must survive the agent.
+/// State that must survive a restart of the agent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// The proc as it is to be remembered.
+    /// The new record of the proc.
     Record(Box<Record>),
-    /// The proc is not to be remembered any more.
+    /// Delete the record of the proc.
     Forget,
     /// The op is about to act: after a crash it must not be repeated.
     Begun(OpId),
@@ -271,7 +254,7 @@ pub enum Write {
     Event(Event),
 }
 
-/// What is to be done, in this order.
+/// An action of the agent. Actions are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Look {
@@ -286,15 +269,15 @@ pub enum Effect {
         command: String,
         spec: Arc<Spec>,
     },
-    /// Kill the command and all that it started.
+    /// SIGKILL to the command and all its descendants.
     EndRun(RunId),
-    /// Tell the command and all that it started to end.
+    /// SIGTERM to the command and all its descendants.
     TermRun(RunId),
-    /// Signal the process and all that it started.
+    /// Signal the process and all its descendants.
     Signal {
         process: Process,
         signal: Signal,
-        /// Whether a kill reaches also what has left the process.
+        /// Whether a kill also reaches detached descendants.
         detached: Detached,
     },
     /// Signal the process alone.
@@ -302,32 +285,31 @@ pub enum Effect {
         process: Process,
         signal: Signal,
     },
-    /// The process is an earlier generation of the program: report its exit, and count it among what is left
-    /// behind.
+    /// The process is an earlier generation of the program: report its exit, and treat it as a leftover.
     Retire(Process),
-    /// Signal an earlier generation and all that it started, but these processes and what they have started.
+    /// Signal an earlier generation and its descendants, but not the processes of `spare` and their
+    /// descendants.
     SignalRetired {
         process: Process,
         signal: Signal,
         spare: Vec<Process>,
     },
-    /// Signal what dead processes of this proc have left behind.
+    /// Signal the leftovers of dead processes of this proc.
     Sweep(Signal),
-    /// Kill what was started for this proc since then, and what that has started; but nothing that belongs to
-    /// older ones.
+    /// Kill processes that were started for this proc since then, with their descendants, but not descendants
+    /// of older processes.
     ClearSince(BootTime),
     Inspect {
         op: OpId,
         process: Option<Process>,
-        /// Where to look for it when it is not known.
+        /// Where to look for the process if it is not known.
         scope: LookScope,
         spec: Arc<Spec>,
     },
-    /// Does a process of another account than these have to do with the op? The answer is
-    /// [`Machine::vetted`].
+    /// Does the op involve a process of any other account? The answer is [`Machine::vetted`].
     Vet {
         op: OpId,
-        /// The one that is known. `None`: it is to be looked for.
+        /// The known process. `None`: look for it.
         process: Option<Process>,
         scope: LookScope,
         spec: Arc<Spec>,
@@ -339,7 +321,7 @@ pub enum Effect {
         rule: String,
         since: Option<BootTime>,
     },
-    /// When may it be started, among all that are to be started for the same reason?
+    /// When may the process be started? Starts for the same reason are staggered.
     Place {
         plan: PlanId,
         occasion: spread::Occasion,
@@ -358,21 +340,21 @@ pub struct OtherAccount {
 pub enum LookScope {
     /// By pid file; without one, by name.
     Settled,
-    /// As `Settled`, for a proc whose last process is dead: a process that the dead one has left, or that an
-    /// older command has started, is not found by its name.
+    /// Like `Settled`, for a proc whose last process is dead: leftovers of the dead process and of older
+    /// commands are not found by name.
     After { dead: Process },
-    /// As above, and among what this run started.
+    /// Like `Settled`, and among the descendants of this run.
     Launch { run: RunId, leader: Leader },
-    /// After a start of the agent: first the process that was known, then as above, then anything that bears
-    /// this proc's mark.
+    /// After a start of the agent: the last known process, then like `Settled`, then any process with the
+    /// environment variables of this proc.
     Recovery { last: Option<Process> },
     /// The command of this run itself, and nothing else: a periodic process is its command.
     Run(RunId),
     /// Whatever a sweep would end.
     Leftovers,
-    /// The run of a periodic process from an earlier life of the agent: the process that was known; or, of a
-    /// run that began at `since` and was not seen yet, what bears this proc's mark and leads a session. What
-    /// older runs have left behind is no run.
+    /// The run of a periodic process from before a restart of the agent: the known process, or, if the run
+    /// began at `since` and was not seen yet, a session leader with the environment variables of this proc.
+    /// Leftovers of older runs do not count.
     Turn { last: Option<Process>, since: Option<BootTime> },
 }
 
@@ -413,10 +395,10 @@ pub enum Event {
     Started {
         pid: u32,
     },
-    /// Its `health_cmd` has failed so often in a row that this is no accident.
+    /// Its `health_cmd` has failed several times in a row.
     Unhealthy {
         reason: String,
-        /// What is done about it.
+        /// The reaction.
         #[serde(default, skip_serializing_if = "is_told")]
         then: OnUnhealthy,
     },
@@ -428,10 +410,11 @@ pub enum Event {
         pid: u32,
         exit: Exit,
     },
-    /// Another process has taken its place without us: the program restarted itself, or somebody started it.
+    /// Another process has replaced it without an order: the program restarted itself, or was started by
+    /// hand.
     TookOver {
         pid: u32,
-        /// `None`: that one has ended, which was told.
+        /// `None`: the earlier process has exited, which was reported.
         from: Option<u32>,
     },
     RestartSucceeded {
@@ -447,8 +430,8 @@ pub enum Event {
     RunFailed {
         reason: String,
     },
-    /// So many runs of a periodic process were due and did not take place: the one before was still under
-    /// way, or nobody was there to begin them.
+    /// Number of runs of a periodic process that were due and did not take place, because the previous run
+    /// was still under way or the agent was not running.
     RunMissed {
         count: u32,
     },
@@ -458,8 +441,8 @@ pub enum Event {
         limits: Resource,
         samples: Vec<Usage>,
     },
-    /// All processes of its namespace together used more than a group allows, and this one is ended for it.
-    /// Each that is has an event of its own.
+    /// The processes of the namespace exceeded a pool limit, and this process is ended for it. Each ended
+    /// process has its own event.
     GroupOverLimit {
         pid: u32,
         #[serde(flatten)]

@@ -1,9 +1,9 @@
 //! When a hosted process that died is started again: (verdict, delay), and nothing else.
 //!
-//! A life is stable when it was longer than `start_interval`, `start_check` and 10 s
-//! ([`Policy::stable_after`]). After a stable life the process is started again at once, and the count begins
-//! anew. After any other life the next start comes `start_interval` after the last one, `start_retries` times
-//! in a row, and then no more.
+//! A run is stable if it lasted longer than `start_interval`, `start_check` and 10 s
+//! ([`Policy::stable_after`]). After a stable run the process is restarted at once and the count is reset.
+//! After any other run the next start comes `start_interval` after the last one, at most `start_retries`
+//! times in a row.
 //!
 //! A spec may ask for pauses that grow ([`RestartPause::Growing`]): each is twice as long as the one before
 //! and a little longer, by up to a fifth, up to sixteen times `start_interval` or five minutes, whichever is
@@ -16,12 +16,12 @@ use crate::spec::{Policy, RestartPause};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The pause grows to so many times `start_interval`, and not beyond [`LONGEST_PAUSE`].
+/// Maximum factor by which the pause grows, relative to `start_interval`; limited by [`LONGEST_PAUSE`].
 const MOST_GROWTH: u32 = 16;
 /// A pause that has grown is not longer than this. A `start_interval` that is longer by itself is taken at
 /// its word.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// What part of a pause that has grown may be added to it.
+/// Maximum jitter of a grown pause, as a divisor.
 const JITTER: u32 = 5;
 
 /// The recent history that the verdict depends on.
@@ -55,8 +55,8 @@ pub(super) enum Fall {
 }
 
 impl Streak {
-    /// The process is dead, or could not be started. A stable life clears the count; after `start_retries`
-    /// restarts without one, there are no more.
+    /// The process is dead, or could not be started. A stable run resets the count; after `start_retries`
+    /// restarts without one the agent gives up.
     pub(super) fn fell(
         &mut self,
         now: BootTime,
@@ -86,13 +86,14 @@ impl Streak {
         }
     }
 
-    /// An order begins anew.
+    /// An order resets the count.
     pub(super) fn forgive(&mut self) {
         (self.restarts, self.pauses) = (0, 0);
     }
 }
 
-/// From the last start to the next one, after so many such pauses in a row. Never less than `interval`.
+/// The time from the last start to the next one, after this many consecutive pauses. Never less than
+/// `interval`.
 fn growing_pause(interval: Duration, before: u32, key: &ProcKey) -> Duration {
     if before == 0 {
         return interval;
@@ -186,8 +187,8 @@ mod tests {
         assert_eq!(restarts, policy.start_retries);
     }
 
-    /// The restart at once after a long life is no pause: the first short life after it waits no longer than
-    /// any other.
+    /// The immediate restart after a stable run does not count as a pause, so the first pause after it is the
+    /// shortest.
     #[test]
     fn only_pauses_make_pauses_longer() {
         let mut streak = Streak { restarts: 0, last_start: Some(BootTime(0)), pauses: 0 };
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_takes_long_to_fail_is_no_stable_run() {
+    fn a_launch_that_takes_long_to_fail_does_not_count_as_a_stable_run() {
         let mut streak = Streak { restarts: 1, last_start: Some(BootTime(0)), pauses: 0 };
         assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), RestartVerdict::At(BootTime(10_000)));
         assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), RestartVerdict::GiveUp);
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_died_together_do_not_come_back_together() {
+    fn processes_that_died_together_are_restarted_at_different_times() {
         let interval = Duration::from_secs(10);
         let pauses: std::collections::BTreeSet<Duration> =
             (0..1_000).map(|number| growing_pause(interval, 1, &key(&format!("worker{number}")))).collect();

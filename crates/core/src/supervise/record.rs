@@ -1,4 +1,4 @@
-//! What is remembered of a proc while the agent is away.
+//! The durable state of a proc.
 
 use super::Hosting;
 use super::policy::Streak;
@@ -8,8 +8,8 @@ use crate::spec::Spec;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Everything a machine needs to take its proc up again. Times and pids mean nothing after a reboot of the
-/// host; [`Record::after_reboot`] takes them out.
+/// The state that a machine needs after a restart of the agent. Times and pids are invalid after a reboot of
+/// the host; [`Record::after_reboot`] removes them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub spec: Arc<Spec>,
@@ -17,9 +17,9 @@ pub struct Record {
     pub process: Option<Process>,
     pub streak: Streak,
     pub rest: Rest,
-    /// Why the agent ended it, until it runs stably again.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub fault: String,
+    /// Why the agent ended the process, until it runs stably again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
     /// Earlier generations of a program that has replaced itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub older: Vec<Process>,
@@ -37,12 +37,12 @@ pub struct Record {
 pub struct ScheduledRun {
     /// When it must have ended (`op_timeout`).
     pub deadline: BootTime,
-    /// How many runs that were due meanwhile have been told as missed, and when that was.
+    /// The number of missed runs that were reported, and when.
     pub missed: u32,
     pub told_at: Option<BootTime>,
 }
 
-/// What a proc that is not running waits for.
+/// The event that a stopped proc waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rest {
     /// For an order.
@@ -50,7 +50,7 @@ pub enum Rest {
     /// To be started again.
     Retry {
         at: BootTime,
-        /// What it waits for, for people.
+        /// The reason of the wait, for people.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         why: String,
     },
@@ -58,7 +58,7 @@ pub enum Rest {
     Due { at: BootTime },
     /// For what becomes of a scheduled run that began then and was not seen yet.
     Begun { at: BootTime },
-    /// For `start` or `host`: it was started too often in vain.
+    /// For `start` or `host`: too many starts have failed.
     GaveUp { reason: String },
 }
 

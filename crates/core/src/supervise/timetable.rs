@@ -1,11 +1,10 @@
-//! The grid of a process that runs every so often: when it is due next, and how many of its times have
-//! passed.
+//! The schedule of a process with an interval: when it is due next, and how many due times have passed.
 
 use crate::boot_time::BootTime;
 use std::time::Duration;
 
-/// The first time after `now`, counted from the last run's beginning; and how many times lie between the two,
-/// at which nothing was begun.
+/// The first due time after `now`, counted from the start of the last run; and the number of due times in
+/// between, at which no run began.
 pub(super) fn after(now: BootTime, last: BootTime, every: Duration) -> (BootTime, u32) {
     let step = millis(every);
     let passed = now.0.saturating_sub(last.0) / step;
@@ -49,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_passed_is_counted_from_the_first_that_was_due() {
+    fn missed_runs_are_counted_from_the_first_due_time() {
         for (now, due, count) in [(999, 1_000, 0), (1_000, 1_000, 1), (10_999, 1_000, 1), (11_000, 1_000, 2)]
         {
             assert_eq!(passed(BootTime(now), BootTime(due), Duration::from_secs(10)), count, "now {now}");

@@ -1,8 +1,7 @@
 //! A simulated host for one machine: fake processes, a fake clock, a journal that survives crashes.
 //!
-//! What each command does is data ([`Does`]). Everything is deterministic: the clock moves only to the
-//! machine's `wake_at` or to the next thing that happens in the world, and what happened in the world is told
-//! first.
+//! The behaviour of each command is data ([`Does`]). Everything is deterministic: the clock moves only to the
+//! machine's `wake_at` or to the next event in the world, and events of the world are reported first.
 
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test file uses its own part")]
 
@@ -12,8 +11,8 @@ use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Si
 use procfleet_core::spec::{Detached, Kind, Policy, Spec};
 use procfleet_core::spread::{Occasion, SpreadCause};
 use procfleet_core::supervise::{
-    CommandEnd, Commit, Effect, Event, Health, Hosting, Input, Leader, LimitHistory, LookId, LookScope,
-    Machine, Next, OtherAccount, Record, RunId, Signal, Step, Usage, View, Write,
+    CommandEnd, Commit, Effect, EffectAnswer, Event, Health, Hosting, Input, Leader, LimitHistory, LookId,
+    LookScope, Machine, Next, OtherAccount, ProcNews, Record, RunId, Signal, Step, Usage, View, Write,
 };
 use procfleet_core::{BootTime, Code, Content, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -22,7 +21,7 @@ use std::time::Duration;
 
 pub const PID_PATH: &str = "/run/it.pid";
 
-/// What a command does.
+/// The behaviour of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Does {
     /// Nothing, and ends.
@@ -40,13 +39,13 @@ pub enum Does {
     Unkillable,
     /// Ends the main process, in the way of SIGTERM.
     EndMain { after: u64, code: i32 },
-    /// Kills the main process and all that goes with it, and starts another in its place.
+    /// Kills the main process with its descendants, and starts another one.
     Replace { after: u64, file: Option<u64>, code: i32 },
     /// Never begins.
     NotStarted,
 }
 
-/// What the main process does when it is told to end.
+/// The reaction of the main process to SIGTERM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Term {
     Dies { after: u64 },
@@ -71,7 +70,7 @@ enum Role {
     Shell,
     /// The command is the process.
     Both,
-    /// What the process has started and what has left it.
+    /// The descendants of the process, and the detached ones.
     Left,
 }
 
@@ -100,30 +99,30 @@ pub struct World {
     pub now: BootTime,
     pub scripts: HashMap<String, Does>,
     pub term: Term,
-    /// What it does on its `reload_signal`.
+    /// The reaction to `reload_signal`.
     pub on_reload: Term,
-    /// What each process starts that leaves it: how it takes being told to end.
+    /// The detached descendants of each process: their reaction to SIGTERM.
     pub leaves: Option<Term>,
-    /// What leaves a process bears its name, as workers do.
+    /// Detached descendants have the name of the process, like workers.
     pub leaves_namesakes: bool,
     /// The command of what runs once may go into the background.
     pub once_leaves: bool,
     /// How long an answer to a look takes.
     pub look_delay: u64,
     pub fail_next_effects: bool,
-    /// The disk is slow, or full: what need not be durable is not, until something must be.
+    /// The disk is slow or full: writes are durable only when a step requires it.
     pub lagging: bool,
     /// How long the disk takes for what must be durable before the effects.
     pub disk_delay: u64,
-    /// What a crash would lose.
+    /// The writes that a crash would lose.
     behind: Vec<Write>,
-    /// What the wall clock is ahead of the machine's own, in milliseconds.
+    /// The offset of the wall clock from the machine's clock, in milliseconds.
     pub wall_ahead: u64,
     /// How often the wall clock was asked.
     pub plans: u32,
-    /// How long it is until the proc's place among those that are started after the agent's return.
+    /// The delay of the staggered start after a restart of the agent.
     pub place_delay: u64,
-    /// The same, among those whose restart is due at the same moment.
+    /// The delay of a staggered restart that is due together with others.
     pub crowd_delay: u64,
     /// Commands do not take longer than their spec can bear.
     pub only_fair: bool,
@@ -254,7 +253,7 @@ impl World {
         self.scripts.insert(command.to_owned(), does);
     }
 
-    // ---- what a test does ----
+    // ---- actions of a test ----
 
     /// Gives an order and returns at once.
     pub fn send(&mut self, kind: OpKind, spec: Option<Spec>) -> OpId {
@@ -319,17 +318,17 @@ impl World {
         self.machine.limited_process().or(self.machine.process())
     }
 
-    /// The main process is looked at, and uses so much.
+    /// A sample of the main process with this usage.
     pub fn sample(&mut self, usage: Usage) {
         if let Some(process) = self.sampled() {
-            self.feed(Input::Sampled { process, usage });
+            self.feed(Input::News(ProcNews::Sampled { process, usage }));
         }
     }
 
-    /// What its `health_cmd` says changes.
+    /// The result of `health_cmd` changes.
     pub fn health(&mut self, health: Health) {
         if let Some(process) = self.machine.process() {
-            self.feed(Input::Health { process, health });
+            self.feed(Input::News(ProcNews::Health { process, health }));
         }
     }
 
@@ -343,7 +342,7 @@ impl World {
                 sums: vec![12.0; 3],
                 victims: vec!["it".to_owned()],
             };
-            self.feed(Input::Overused { process, overuse: Box::new(overuse), past });
+            self.feed(Input::News(ProcNews::Overused { process, overuse: Box::new(overuse), past }));
         }
     }
 
@@ -352,14 +351,14 @@ impl World {
         self.come_again_for(None);
     }
 
-    /// As [`World::come_again`], for so long.
+    /// Like [`World::come_again`], after this time.
     pub fn come_again_for(&mut self, lives: Option<u64>) {
         self.serial += 1;
         let run = self.serial;
         self.daemonise(run, Some(0), lives);
     }
 
-    /// Something that an earlier command started goes on by itself.
+    /// A process that an earlier command started keeps running.
     pub fn leave_behind(&mut self) {
         self.max_mains = 0;
         self.serial += 1;
@@ -413,7 +412,7 @@ impl World {
         }
     }
 
-    /// The host is started anew: every process is gone and the clock begins again.
+    /// A reboot of the host: every process is gone and the clock starts at zero.
     pub fn reboot(&mut self) {
         self.live.clear();
         self.agenda.clear();
@@ -423,7 +422,7 @@ impl World {
         self.crash();
     }
 
-    /// Nobody waits for the op any more. False: the machine does not know it.
+    /// Cancels the op. False: the machine does not know it.
     pub fn cancel(&mut self, op: OpId) -> bool {
         let step = self.machine.cancel(op);
         let known = step.is_some();
@@ -437,7 +436,7 @@ impl World {
         self.settle();
     }
 
-    // ---- what a test asks ----
+    // ---- queries of a test ----
 
     pub fn main_pid(&self) -> Option<u32> {
         self.live.iter().find(|live| live.role.is_main()).map(|live| live.process.pid)
@@ -459,7 +458,7 @@ impl World {
         self.live.iter().filter(|live| live.role.is_main()).count()
     }
 
-    /// What processes have started and what has left them.
+    /// The descendants of processes, and the detached ones.
     pub fn left_pids(&self) -> Vec<u32> {
         self.live.iter().filter(|live| live.role == Role::Left).map(|live| live.process.pid).collect()
     }
@@ -482,7 +481,7 @@ impl World {
 
     // ---- time ----
 
-    /// Moves to the next thing that happens, not beyond `limit`. False: nothing does until then.
+    /// Moves to the next event, not beyond `limit`. False: there is none until then.
     pub fn advance(&mut self, limit: BootTime) -> bool {
         let wake = self.machine.wake_at().map(|at| at.max(self.now));
         let first = self.agenda.keys().next().map(|(at, _)| *at);
@@ -606,7 +605,7 @@ impl World {
         match effect {
             Effect::Look { look, scope, spec } if self.look_delay == 0 => {
                 let sighting = self.look(scope, &spec);
-                self.answers.push_back(Input::Sighted { look, sighting });
+                self.answers.push_back(Input::Answer(EffectAnswer::Sighted { look, sighting }));
             }
             Effect::Look { look, scope, spec } => {
                 let life = self.life;
@@ -615,7 +614,7 @@ impl World {
             Effect::Watch(process) => match self.live.iter_mut().find(|live| live.process.is(&process)) {
                 Some(live) => (live.watched, live.retired) = (true, false),
                 None => {
-                    let input = Input::Exited { process, exit: Exit::Unknown };
+                    let input = Input::News(ProcNews::Exited { process, exit: Exit::Unknown });
                     self.later(0, Happening::Tell { life: self.life, input });
                 }
             },
@@ -689,12 +688,12 @@ impl World {
                     Occasion::Retry => (self.crowd_delay, SpreadCause::Crowd),
                 };
                 let at = BootTime(self.now.0 + delay);
-                self.answers.push_back(Input::Placed { plan, at, cause });
+                self.answers.push_back(Input::Answer(EffectAnswer::Placed { plan, at, cause }));
             }
             Effect::Plan { plan, rule, since } => {
                 self.plans += 1;
                 let next = self.next_time(&rule, since);
-                self.answers.push_back(Input::Planned { plan, next });
+                self.answers.push_back(Input::Answer(EffectAnswer::Planned { plan, next }));
             }
             Effect::Vet { op, process, scope, spec, accounts } => {
                 let seen = match process {
@@ -724,12 +723,13 @@ impl World {
                     health: String::new(),
                     utc_offset_secs: 0,
                 };
-                self.answers.push_back(Input::Inspected { op, view: Box::new(view) });
+                self.answers.push_back(Input::Answer(EffectAnswer::Inspected { op, view: Box::new(view) }));
             }
         }
     }
 
-    /// Here a rule is a number: it matches at each multiple of so many milliseconds of wall-clock time.
+    /// In this world a rule is a number: it matches at each multiple of that many milliseconds of wall-clock
+    /// time.
     fn next_time(&self, rule: &str, since: Option<BootTime>) -> Next {
         let Ok(step) = rule.parse::<u64>() else { return Next::Never { reason: "a bad rule".to_owned() } };
         let wall = |moment: BootTime| moment.0 + self.wall_ahead;
@@ -777,7 +777,10 @@ impl World {
         let life = self.life;
         if does == Does::NotStarted {
             let end = CommandEnd::NotStarted { code: Code::InvalidUser, reason: "no such user".to_owned() };
-            return self.later(0, Happening::Tell { life, input: Input::CommandEnded { run, end } });
+            return self.later(
+                0,
+                Happening::Tell { life, input: Input::Answer(EffectAnswer::CommandEnded { run, end }) },
+            );
         }
         self.serial += 1;
         let serial = self.serial;
@@ -811,7 +814,7 @@ impl World {
             Happening::Tell { life, input } if life == self.life => self.step(input),
             Happening::Answer { life, look, scope, spec } if life == self.life => {
                 let sighting = self.look(scope, &spec);
-                self.step(Input::Sighted { look, sighting });
+                self.step(Input::Answer(EffectAnswer::Sighted { look, sighting }));
             }
             Happening::Tell { .. } | Happening::Answer { .. } => {}
             Happening::WriteFile { pid } if self.is_live(pid) => self.pid_file = Some(pid),
@@ -907,7 +910,7 @@ impl World {
         self.live.iter().any(|live| live.process.pid == pid)
     }
 
-    /// What belongs to nothing that goes on: no process that is watched, no command that is at work.
+    /// Processes that belong to no watched process and to no running command.
     fn leftovers(&self) -> Vec<u32> {
         let at_work = |live: &&Live| {
             matches!(live.role, Role::Shell | Role::Both) && self.runs.values().any(|run| *run == live.run)
@@ -933,7 +936,7 @@ impl World {
         }
     }
 
-    /// A process ends; whoever watches it, or waits for its command, hears of it.
+    /// A process exits; its watcher, or the waiter of its command, is notified.
     fn end(&mut self, pid: u32, exit: Exit) {
         let Some(place) = self.live.iter().position(|live| live.process.pid == pid) else { return };
         if self.live[place].process.start_ticks == UNKILLABLE {
@@ -944,10 +947,13 @@ impl World {
         let known = self.runs.iter().find(|(_, serial)| **serial == run).map(|(id, _)| *id);
         if let (Some(run), true) = (known, matches!(role, Role::Shell | Role::Both)) {
             let end = CommandEnd::Exited { exit, output: "its last words".to_owned() };
-            self.later(0, Happening::Tell { life, input: Input::CommandEnded { run, end } });
+            self.later(
+                0,
+                Happening::Tell { life, input: Input::Answer(EffectAnswer::CommandEnded { run, end }) },
+            );
         }
         if watched {
-            self.later(0, Happening::Tell { life, input: Input::Exited { process, exit } });
+            self.later(0, Happening::Tell { life, input: Input::News(ProcNews::Exited { process, exit }) });
         }
     }
 
@@ -987,8 +993,7 @@ impl World {
                     return Sighting::Running(last);
                 }
                 let by_file = self.settled(spec, last);
-                // While a start command is at work, its pid file decides; what ends or reloads does not
-                // count.
+                // While a start command runs, its pid file decides; stop and reload commands do not count.
                 let command = |live: &&Live| live.starts && matches!(live.role, Role::Shell | Role::Both);
                 let is_process = |live: &Live| live.role == Role::Both && spec.identity.pid_path.is_empty();
                 match (by_file, self.live.iter().find(command), self.main_pid()) {
@@ -1003,7 +1008,7 @@ impl World {
         }
     }
 
-    /// What a run up to that of the dead process has left is no process.
+    /// Leftovers of runs up to that of the dead process are not the process.
     fn settled(&self, spec: &Spec, dead: Option<Process>) -> Sighting {
         let is_left = |live: &Live| dead.is_some_and(|dead| live.process.evidence.run <= dead.evidence.run);
         let is_named = |live: &&Live| {

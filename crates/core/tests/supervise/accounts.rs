@@ -72,7 +72,7 @@ fn an_order_meets_the_process_of_another_account() {
 }
 
 #[test]
-fn what_is_all_of_one_account_is_carried_out_as_ever() {
+fn an_order_that_involves_one_account_is_carried_out() {
     for kind in OpKind::ALL.into_iter().filter(|kind| *kind != OpKind::Group) {
         for first in [None, Some(OpKind::Start), Some(OpKind::Host), Some(OpKind::Register)] {
             let play = |limit: bool| {

@@ -8,7 +8,7 @@ use procfleet_core::supervise::{Event, Rest};
 use std::time::Duration;
 
 #[test]
-fn an_interrupted_op_is_not_repeated_and_says_what_was_seen() {
+fn an_interrupted_op_is_not_repeated_and_reports_the_state_found() {
     // (before, order, wait, alive afterwards, hosted afterwards)
     let rows = [
         (Given::Unknown, OpKind::Start, 500, true, false),
@@ -46,7 +46,7 @@ fn an_interrupted_op_is_not_repeated_and_says_what_was_seen() {
 }
 
 #[test]
-fn a_death_while_the_agent_was_away_is_told_once() {
+fn a_death_while_the_agent_was_away_is_reported_once() {
     let deaths = |world: &World| {
         let told = world.events.iter().filter_map(|event| match event {
             Event::Exited { pid, exit: Exit::Unknown } => Some(*pid),
@@ -81,7 +81,7 @@ fn a_death_while_the_agent_was_away_is_told_once() {
 }
 
 #[test]
-fn what_waits_is_carried_out_after_a_crash() {
+fn queued_orders_are_carried_out_after_a_crash() {
     let mut world = given(Given::Ending);
     let start = world.send(OpKind::Start, Some(spec()));
     world.crash_for(5_000);
@@ -90,7 +90,7 @@ fn what_waits_is_carried_out_after_a_crash() {
 }
 
 #[test]
-fn what_is_found_when_the_agent_comes_back() {
+fn the_process_is_supervised_again_after_a_restart_of_the_agent() {
     // Adopted.
     let mut world = given(Given::UpHosted);
     world.crash_for(100_000);
@@ -206,7 +206,7 @@ fn restarts_that_the_agent_does_not_survive_are_counted() {
 /// A start command that is at work when the agent comes back is neither the process nor run again.
 #[test]
 fn a_start_command_of_the_last_life_is_not_the_process() {
-    // (what it does, its pid file, what becomes of it)
+    // (behaviour, pid file, result)
     let rows = [
         (Does::Daemon { after: 5_000, file: Some(0), lives: None }, true, Then::Up),
         (Does::Daemon { after: 5_000, file: Some(1_000), lives: None }, true, Then::Up),
@@ -253,7 +253,7 @@ fn a_start_command_of_the_last_life_is_not_the_process() {
     }
 }
 
-/// What a step does for the op before does not make the next one begun.
+/// Effects for the previous op do not mark the next op as begun.
 #[test]
 fn an_op_that_had_only_looked_is_carried_out_after_a_crash() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! What is the case before a test begins, and after it.
+//! The state before a test, and the expected state after it.
 
 use crate::common::{Does, Term, World, daemon, spec};
 use procfleet_core::OpKind;

@@ -1,4 +1,4 @@
-//! What is left behind, and what is swept away.
+//! Leftovers of processes: which are kept and which are killed.
 
 use crate::common::{Does, Term, World, daemon, spec};
 use crate::given::{Then, state};
@@ -29,7 +29,7 @@ fn a_stop_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_is_detached_may_be_kept() {
+fn detached_descendants_are_kept_if_the_spec_says_so() {
     for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
         let mut spec = spec();
         spec.policy.detached = Detached::Keep;
@@ -52,10 +52,10 @@ fn what_is_detached_may_be_kept() {
     assert_eq!((world.mains(), world.left()), (1, 2), "after a crash too");
 }
 
-/// Nobody sweeps where what is detached is kept, and so a start that was cut off could come up beside the
-/// next one.
+/// There is no sweep with `detached: keep`, so the process of an interrupted start could run beside the next
+/// one.
 #[test]
-fn what_a_start_that_was_cut_off_brings_does_not_stay_beside_the_next() {
+fn processes_of_an_interrupted_start_do_not_run_beside_the_next_one() {
     for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
         let mut spec = spec();
         spec.policy.detached = Detached::Keep;
@@ -89,7 +89,7 @@ fn what_a_start_that_was_cut_off_brings_does_not_stay_beside_the_next() {
 }
 
 #[test]
-fn what_a_crash_left_is_ended_before_the_restart() {
+fn leftovers_of_a_crash_are_ended_before_the_restart() {
     let mut world = World::new();
     world.leaves = Some(Term::Ignores);
     assert_eq!(world.order(OpKind::Start, &spec()).code, Code::Success);
@@ -133,7 +133,7 @@ fn a_worker_is_not_taken_for_its_dead_master() {
             assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success, "{row}");
         }
         assert!(world.main_pid() != master && world.starts.len() == 2, "{row}");
-        // Nor after a stop, where what is detached stays.
+        // The same after a stop with `detached: keep`.
         assert_eq!(world.order(OpKind::Stop, &spec).code, Code::Success, "{row}");
         assert_eq!(world.left() > 0, detached == Detached::Keep, "{row}");
         world.crash_for(1_000);
@@ -143,7 +143,7 @@ fn a_worker_is_not_taken_for_its_dead_master() {
 }
 
 #[test]
-fn what_runs_once_and_goes_into_the_background_is_looked_after() {
+fn a_once_proc_that_daemonizes_is_supervised() {
     let mut spec = spec();
     spec.policy.kind = Kind::Once;
     let world = || {
@@ -164,7 +164,7 @@ fn what_runs_once_and_goes_into_the_background_is_looked_after() {
         world.crash_for(1_000);
         assert!(world.machine.process().is_some(), "the agent that comes back knows it");
         assert_eq!((world.order(kind, &spec).code, world.mains()), (Code::Success, 0));
-        // What ends by itself is not started again.
+        // A proc that exits by itself is not restarted.
         assert_eq!(world.order(OpKind::Start, &spec).code, Code::Success);
         world.run_for(1_000);
         world.die(Exit::Signal(9));
@@ -216,7 +216,7 @@ fn a_stop_command_at_work_is_given_the_time_to_end_the_rest_itself() {
     assert_eq!(world.sweeps, [Signal::Term]);
 }
 
-/// What a start has begun that has failed is ended before its outcome, or named in it and known from then on.
+/// The processes of a failed start are ended before its outcome, or named in it and supervised.
 #[test]
 fn a_failed_start_leaves_nothing_unknown() {
     let unnamed = Does::Daemon { after: 100, file: None, lives: None };
@@ -250,7 +250,7 @@ fn a_failed_start_leaves_nothing_unknown() {
     world.die(Exit::Code(1));
     world.run_for(4_000);
     assert_eq!((world.mains(), world.starts.len()), (0, 2));
-    // What cannot be ended is named, and the status knows it.
+    // A process that cannot be ended is named, and the status shows it.
     let mut world = World::new().script("start", Does::Unkillable);
     let outcome = world.order(OpKind::Start, &spec());
     let pid = world.machine.process().expect("it is known").pid;
@@ -258,9 +258,9 @@ fn a_failed_start_leaves_nothing_unknown() {
     assert!(outcome.message.ends_with(&format!("; pid {pid} is running")), "{}", outcome.message);
 }
 
-/// A stop does not wait until a failed start is cleared away, and the start is told how it failed.
+/// A stop does not wait for the cleanup of a failed start, and the start is answered with its failure.
 #[test]
-fn a_stop_overtakes_what_clears_a_failed_start_away() {
+fn a_stop_supersedes_the_cleanup_of_a_failed_start() {
     let mut world = World::new().script("start", Does::Daemon { after: 100, file: None, lives: None });
     world.term = Term::Ignores;
     let start = world.send(OpKind::Start, Some(spec()));

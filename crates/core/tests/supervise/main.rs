@@ -1,4 +1,4 @@
-//! The supervision machine against a simulated host: what each operation does in each state.
+//! The supervision machine against a simulated host: the effect of each operation in each state.
 
 mod accounts;
 mod again;

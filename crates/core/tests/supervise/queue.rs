@@ -7,7 +7,7 @@ use procfleet_core::{BootTime, OpKind};
 use std::time::Duration;
 
 #[test]
-fn a_stop_or_kill_overtakes_what_would_launch() {
+fn a_stop_or_kill_supersedes_a_launch() {
     for kind in [OpKind::Stop, OpKind::Kill] {
         for first in [OpKind::Start, OpKind::Host, OpKind::Restart] {
             // before the look is answered, while the command runs, and during the check
@@ -30,7 +30,7 @@ fn a_stop_or_kill_overtakes_what_would_launch() {
     }
 }
 
-/// The command and all that it has started are ended; a stop_cmd would find nothing to stop.
+/// The command and its descendants are ended; a stop_cmd would have no process to stop.
 #[test]
 fn a_start_that_was_overtaken_does_not_go_on() {
     let starts = [
@@ -60,7 +60,7 @@ fn a_start_that_was_overtaken_does_not_go_on() {
             assert_eq!((world.hosted(), state(&world), world.mains()), (false, Then::Down, 0), "{row}");
         }
     }
-    // One that does not heed being told to end is killed.
+    // A process that ignores SIGTERM is killed.
     let mut world = World::new().script("start", Does::Hang);
     world.term = Term::Ignores;
     let launch = world.send(OpKind::Start, Some(spec()));
@@ -69,8 +69,8 @@ fn a_start_that_was_overtaken_does_not_go_on() {
     assert_eq!((stop.code.number(), world.code(launch), world.mains()), (0, Some(826), 0));
 }
 
-/// A process that was recognised while its command is at work is told to end as any other, and the command
-/// ends in any case.
+/// A process that was recognised while its command runs is stopped like any other, and the command is ended
+/// in any case.
 #[test]
 fn a_recognised_process_of_an_overtaken_start_does_not_stay() {
     let mut spec = spec();
@@ -87,7 +87,7 @@ fn a_recognised_process_of_an_overtaken_start_does_not_stay() {
 }
 
 #[test]
-fn a_cancelled_op_is_answered_once_and_what_it_began_goes_on() {
+fn a_cancelled_op_is_answered_once_and_its_processes_continue() {
     for (first, wait) in
         [(OpKind::Start, 50), (OpKind::Start, 1_000), (OpKind::Host, 50), (OpKind::Restart, 50)]
     {

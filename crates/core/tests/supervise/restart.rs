@@ -64,7 +64,7 @@ fn a_stop_during_a_restart_command_ends_the_old_process() {
 #[test]
 fn how_a_reload_ends() {
     let rows = [
-        // it must live for another second, and so must one that takes its place
+        // it must live for another second, and so must a successor
         (Does::Exit { after: 50, code: 0 }, 0, 1_050),
         (Does::Exit { after: 50, code: 9 }, 65_535, 50),
         (Does::Replace { after: 50, file: Some(0), code: 0 }, 0, 1_050),
@@ -92,7 +92,8 @@ fn how_a_reload_ends() {
     let outcome = world.order(OpKind::Reload, &spec());
     assert_eq!((outcome.code.number(), state(&world)), (836, Then::Down), "{}", outcome.message);
     assert_eq!(world.order(OpKind::Reload, &spec()).code.number(), 829);
-    // It dies in the second after its reload, with a successor and without one; nor may the successor die.
+    // The process dies in the second after its reload, with and without a successor. The successor must not
+    // die either.
     for (again, lives, code) in [(true, None, 0), (false, None, 836), (true, Some(500), 836)] {
         let mut world = given(Given::UpUnhosted);
         let op = world.send(OpKind::Reload, Some(spec()));
@@ -106,8 +107,8 @@ fn how_a_reload_ends() {
     }
 }
 
-/// The process alone gets the signal, and must survive it for a second; one that hands over to a successor
-/// does.
+/// Only the main process gets the signal, and must survive it for a second; a hand-over to a successor is
+/// fine.
 #[test]
 fn how_a_reload_by_a_signal_ends() {
     let hup = "HUP".parse().expect("a signal");

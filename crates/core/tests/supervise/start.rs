@@ -7,7 +7,7 @@ use procfleet_core::op::{Content, Outcome};
 use procfleet_core::spec::{Kind, Spec};
 use std::time::Duration;
 
-/// A start of an unknown proc: code, how long it took, what the message says.
+/// A start of an unknown proc: code, duration, message.
 pub(crate) fn check_start(does: Does, spec: &Spec, code: u32, millis: u64, says: &str) -> World {
     let mut world = World::new().script("start", does.clone());
     let began = world.now;
@@ -75,7 +75,7 @@ fn how_a_start_ends_and_when() {
         (Does::Exit { after: 10, code: 0 }, &patient, 836, 30_010, "no process it runs from"),
         (daemon(100, Some(0), Some(500)), &spec, 836, 2_100, "exited with status 3"),
         (daemon(100, Some(0), Some(500)), &nameless, 836, 2_100, "exited with status 3"),
-        // what was not recognised is ended
+        // unrecognised processes are ended
         (daemon(100, None, None), &spec, 836, 2_125, "does not exist; output: [its last words]; pid 102"),
         (daemon(100, Some(5_000), None), &spec, 836, 2_125, "pid file /run/it.pid does not exist"),
     ];
@@ -83,7 +83,7 @@ fn how_a_start_ends_and_when() {
         let world = check_start(does, spec, code, millis, says);
         assert_eq!(world.starts.len(), 1);
     }
-    // run once: no check, and it may take its time; nothing polls meanwhile (the world would notice)
+    // run once: no check and no time limit; there is no polling meanwhile (the world would notice)
     let run = |after, code| Does::Exit { after, code };
     for (does, code, millis) in [
         (run(10, 0), 0, 10),
@@ -101,8 +101,8 @@ fn how_a_start_ends_and_when() {
     }
 }
 
-/// Another pid within the window is no failure and does not restart the window. The process at its end must
-/// have been alive for a second.
+/// A change of the pid within the window is not a failure and does not restart the window. At its end the
+/// process must have been alive for a second.
 #[test]
 fn a_process_that_is_back_before_the_end_of_the_check_was_started() {
     let with_file = spec();
@@ -114,7 +114,7 @@ fn a_process_that_is_back_before_the_end_of_the_check_was_started() {
         (vec![(0, Some(500)), (0, forever)], 0, 2_100),
         (vec![(0, Some(100)), (100, Some(100)), (100, Some(100)), (100, forever)], 0, 2_100),
         (vec![(0, Some(300)), (400, forever)], 0, 2_100),
-        // the last one comes in the last second, and has a second of its own
+        // the last one appears in the last second, and gets one more second
         (vec![(0, Some(1_500)), (0, forever)], 0, 2_600),
         (vec![(0, Some(1_990)), (0, forever)], 0, 3_090),
         // it does not live through that second, and who comes after it is too late
@@ -183,7 +183,8 @@ fn how_long_a_restart_is_checked() {
     }
 }
 
-/// A slow start command is no part of the life of its process: one that always dies soon is given up.
+/// The time of a slow start command does not count as running time: a process that always dies early is given
+/// up.
 #[test]
 fn a_slow_command_makes_no_stable_run() {
     let lives = Some(3_000);
@@ -193,7 +194,7 @@ fn a_slow_command_makes_no_stable_run() {
     assert_eq!((state(&world), world.starts.len()), (Then::GaveUp, 3));
 }
 
-/// Before `check_begin` nobody looks: what dies by then may come again.
+/// There is no look before `check_begin`: a process that dies by then may come back.
 #[test]
 fn when_a_launch_is_first_looked_at() {
     let daemon = |file, lives| Does::Daemon { after: 100, file, lives };

@@ -6,7 +6,7 @@ use procfleet_core::OpKind;
 use procfleet_core::process::Exit;
 use procfleet_core::signal::SignalNumber;
 use procfleet_core::spec::StopSignal;
-use procfleet_core::supervise::Signal;
+use procfleet_core::supervise::{Input, ProcNews, Signal};
 use std::time::Duration;
 
 struct End {
@@ -84,9 +84,9 @@ fn a_stop_command_that_cannot_run_does_not_spoil_a_death_that_came_first() {
     spec.control.stop_cmd = "stop".to_owned();
     world.set("stop", Does::NotStarted);
     let op = world.send(OpKind::Stop, Some(spec));
-    // Both are on their way; the exit is told first.
+    // Both are under way; the exit is reported first.
     let process = world.machine.process().expect("it is up");
-    world.feed(procfleet_core::supervise::Input::Exited { process, exit: Exit::Code(0) });
+    world.feed(Input::News(ProcNews::Exited { process, exit: Exit::Code(0) }));
     world.die(Exit::Code(0));
     assert_eq!(world.outcome(op).code.number(), 0);
     world.run_for(60_000);
@@ -113,7 +113,7 @@ fn a_slow_disk_takes_no_time_from_the_process() {
 /// With a `kill_after` a stop or restart kills what does not end, and says so. A `kill_cmd` is still judged
 /// by `stop_check`.
 #[test]
-fn what_does_not_end_is_killed_where_the_spec_wants_it() {
+fn a_process_that_does_not_exit_is_killed_if_the_spec_says_so() {
     let told =
         "success: pid 102 was still running 1 s (kill_after) after it was told to end, and had to be killed";
     let rows = [
@@ -162,7 +162,7 @@ fn what_does_not_end_is_killed_where_the_spec_wants_it() {
         assert_eq!(outcome.code.number(), code, "{row}: {}", outcome.message);
         assert!(outcome.message.contains(says), "{row}: {}", outcome.message);
         assert_eq!(world.now.since(began), Duration::from_millis(millis), "{row}");
-        // What was said of this one is not said of the next.
+        // The remark of this op does not appear in the next one.
         world.term = Term::Dies { after: 10 };
         spec.control.kill_cmd.clear();
         world.order(OpKind::Kill, &spec);

@@ -1,4 +1,4 @@
-//! Every operation in every state, and what is refused.
+//! Every operation in every state, and the refusals.
 
 use crate::common::{World, spec};
 use crate::given::{Given, Then, given, state};
@@ -74,7 +74,7 @@ fn every_operation_in_every_state() {
         (Launching, Start, 828, H, Then::Up),
         (Ending, Stop, 829, U, Then::Down),
         (Ending, Reload, 829, U, Then::Down),
-        // what is known of it, and nothing else
+        // the known state, and nothing else
         (Unknown, Register, 0, U, Then::Down),
         (Down, Register, 850, U, Then::Down),
         (UpUnhosted, Register, 850, U, Then::Up),
@@ -89,7 +89,7 @@ fn every_operation_in_every_state() {
         (GaveUp, Update, 0, H, Then::GaveUp),
         (Launching, Update, 0, H, Then::Up),
         (Ending, Update, 0, U, Then::Down),
-        // about a namespace: whoever looks after one proc has no part in it
+        // about a namespace: the machine of one proc is not involved
         (Unknown, Group, 832, U, Then::Down),
         (Down, Group, 832, U, Then::Down),
         (UpUnhosted, Group, 832, U, Then::Up),
@@ -102,7 +102,7 @@ fn every_operation_in_every_state() {
         (GaveUp, Unregister, 0, U, Then::Down),
         (Ending, Unregister, 0, U, Then::Down),
     ];
-    // Unregistering what runs leaves a process that nobody knows: it has a test of its own.
+    // Unregistering a running proc leaves an unknown process: this has its own test.
     assert_eq!(rows.len(), 7 * OpKind::ALL.len() - 3);
     for (before, kind, code, hosted, then) in rows {
         let row = format!("{} when {before:?}", kind.verb());
@@ -146,7 +146,7 @@ fn a_spec_without_a_start_command_is_never_hosted() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn an_impossible_operation_is_refused_and_changes_nothing() {
     let mut bare = spec();
     bare.control.start_cmd.clear();
     bare.control.reload_cmd.clear();
@@ -164,7 +164,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (OpKind::Host, Some(bare.clone()), 827),
         (OpKind::Restart, Some(bare.clone()), 827),
         (OpKind::Reload, Some(bare), 827),
-        // nothing to find it by
+        // no properties to find it by
         (OpKind::Query, Some(Spec::default()), 801),
     ];
     for (kind, spec, code) in rows {

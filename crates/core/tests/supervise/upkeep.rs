@@ -6,13 +6,13 @@ use crate::start::check_start;
 use procfleet_core::OpKind;
 use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::spec::{Detached, RestartPause};
-use procfleet_core::supervise::{Event, Input};
+use procfleet_core::supervise::{Event, Input, ProcNews};
 use std::time::Duration;
 
 #[test]
 fn when_a_hosted_process_is_started_again() {
-    // It dies in its check each time: started again start_interval after its last start, start_retries times,
-    // and no more.
+    // The process dies in its check each time: it is restarted start_interval after its last start, at most
+    // start_retries times.
     let mut world = given(Given::UpHosted);
     world.set("start", Does::Daemon { after: 100, file: Some(0), lives: Some(500) });
     world.run_for(1_000);
@@ -58,7 +58,7 @@ fn when_a_hosted_process_is_started_again() {
     assert_eq!(state(&world), Then::Up);
     assert!(world.events.contains(&Event::RestartSucceeded { pid: world.main_pid().expect("it is up") }));
 
-    // A launch that takes long to fail is no long life.
+    // A launch that takes long to fail does not count as a stable run.
     let mut world = given(Given::UpHosted);
     world.set("start", Does::Hang);
     world.run_for(20_000);
@@ -67,7 +67,7 @@ fn when_a_hosted_process_is_started_again() {
     assert_eq!((state(&world), world.starts.len()), (Then::GaveUp, 3));
 }
 
-/// What an upkeep writes may be lost by a crash. Whoever comes back finds the same by looking.
+/// The writes of an upkeep may be lost by a crash: a restarted agent finds the same by a look.
 #[test]
 fn a_restart_that_was_not_written_down_is_found_out_and_not_repeated() {
     for pid_file in [true, false] {
@@ -103,7 +103,7 @@ fn a_restart_that_was_not_written_down_is_found_out_and_not_repeated() {
             assert_eq!(told.count(), 1, "{row}: its death is told once");
         }
     }
-    // What was written in time is not told again.
+    // An event that was written in time is not reported again.
     let mut world = given(Given::UpHosted);
     world.run_for(20_000);
     world.lagging = true;
@@ -130,7 +130,7 @@ fn a_stable_run_clears_the_count() {
 }
 
 #[test]
-fn what_is_not_hosted_is_left_alone() {
+fn a_process_that_is_not_hosted_is_left_alone() {
     let mut world = given(Given::UpUnhosted);
     world.die(Exit::Signal(9));
     world.run_for(60_000);
@@ -157,21 +157,21 @@ fn a_process_that_replaced_itself_is_followed() {
     assert_eq!((world.starts.len(), state(&world), world.hosted()), (1, Then::Up, true));
 }
 
-/// As nginx does it: the new process writes the pid file while the old one goes on, and the old one's end is
-/// no death.
+/// Like nginx: the new process writes the pid file while the old one still runs, and the exit of the old one
+/// is not a death.
 #[test]
-fn a_process_that_hands_over_is_followed_and_its_end_is_no_death() {
+fn a_successor_is_supervised_and_the_exit_of_the_old_process_is_not_a_death() {
     let mut world = given(Given::UpHosted);
     let old = world.machine.process().expect("it runs");
     world.come_again();
     let new = Process { pid: old.pid + 1, found: Found::PidFile, ..old };
     let took_over = Event::TookOver { pid: new.pid, from: Some(old.pid) };
-    world.feed(Input::Succeeded { old: new, process: old });
+    world.feed(Input::News(ProcNews::Succeeded { old: new, process: old }));
     assert_eq!(world.machine.process(), Some(old), "an answer about another");
-    world.feed(Input::Succeeded { old, process: new });
+    world.feed(Input::News(ProcNews::Succeeded { old, process: new }));
     assert_eq!(world.machine.process(), Some(new));
     assert!(world.events.contains(&took_over), "{:?}", world.events);
-    world.feed(Input::Exited { process: old, exit: Exit::Code(0) });
+    world.feed(Input::News(ProcNews::Exited { process: old, exit: Exit::Code(0) }));
     assert_eq!((world.machine.process(), world.starts.len()), (Some(new), 1));
     assert!(!world.events.iter().any(|event| matches!(event, Event::Exited { .. })));
 }
@@ -189,7 +189,7 @@ fn an_order_that_finds_nothing_to_do_does_not_disturb_a_retry() {
 }
 
 #[test]
-fn what_was_not_recognised_is_swept_away_before_the_next_start() {
+fn unrecognised_processes_are_killed_before_the_next_start() {
     let never = Does::Daemon { after: 100, file: None, lives: None };
     let mut world = check_start(never, &spec(), 836, 2_125, "does not exist");
     assert_eq!(world.mains(), 0);
@@ -199,7 +199,7 @@ fn what_was_not_recognised_is_swept_away_before_the_next_start() {
     assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 0);
     assert_eq!((world.mains(), world.max_mains), (1, 1));
 
-    // A kill ends it as well, although there is no process to be found.
+    // A kill ends it, too, although no process is found.
     let never = Does::Daemon { after: 100, file: None, lives: None };
     let mut world = check_start(never, &spec(), 836, 2_125, "does not exist");
     world.leave_behind();
@@ -222,7 +222,7 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
         let old = world.machine.process().expect("it runs");
         world.come_again();
         let new = world.youngest();
-        world.feed(Input::Succeeded { old, process: new });
+        world.feed(Input::News(ProcNews::Succeeded { old, process: new }));
         assert_eq!(world.note(), format!("pid {}, whose place it took, is still running", old.pid), "{row}");
         world.crash();
         assert!(world.note().contains("is still running"), "{row}: {}", world.note());
@@ -236,19 +236,19 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
     let old = world.machine.process().expect("it runs");
     world.come_again();
     let new = world.youngest();
-    world.feed(Input::Succeeded { old, process: new });
-    world.feed(Input::Exited { process: old, exit: Exit::Code(0) });
+    world.feed(Input::News(ProcNews::Succeeded { old, process: new }));
+    world.feed(Input::News(ProcNews::Exited { process: old, exit: Exit::Code(0) }));
     assert_eq!(world.note(), "");
 }
 
-/// Somebody starts it by hand after a stop, after it was given up or while a restart is waited for.
+/// The process is started by hand after a stop, after giving up, or during the wait for a restart.
 #[test]
 fn a_process_that_was_started_by_hand_is_known() {
     for (before, hosted) in [(Given::Down, false), (Given::GaveUp, true)] {
         let mut world = given(before);
         world.come_again();
         let process = world.youngest();
-        world.feed(Input::Appeared { process });
+        world.feed(Input::News(ProcNews::Appeared { process }));
         assert_eq!((state(&world), world.hosted()), (Then::Up, hosted), "{before:?}");
         assert_eq!(
             world.events.last(),
@@ -263,14 +263,14 @@ fn a_process_that_was_started_by_hand_is_known() {
     world.die(Exit::Code(1));
     world.run_for(10);
     world.come_again();
-    world.feed(Input::Appeared { process: world.youngest() });
+    world.feed(Input::News(ProcNews::Appeared { process: world.youngest() }));
     world.run_for(60_000);
     assert_eq!((state(&world), world.starts.len(), world.max_mains), (Then::Up, 1, 1));
-    // What is known already, is not known, or runs by a schedule does not appear.
+    // A known process, a process of an unknown proc and a run of a periodic proc are not adopted.
     let known = world.machine.process().expect("it is up");
-    world.feed(Input::Appeared { process: Process { pid: 999, ..known } });
+    world.feed(Input::News(ProcNews::Appeared { process: Process { pid: 999, ..known } }));
     assert_eq!(world.machine.process(), Some(known));
     let mut unknown = World::new();
-    unknown.feed(Input::Appeared { process: known });
+    unknown.feed(Input::News(ProcNews::Appeared { process: known }));
     assert!(unknown.machine.is_blank());
 }

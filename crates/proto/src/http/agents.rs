@@ -10,12 +10,12 @@ use procfleet_core::id::{AgentId, Host};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// One that is an agent, and not a proxy.
+/// The run mode of an agent (not of a proxy).
 const RUN_MODE: i32 = 1;
 const UNKNOWN: i32 = -1;
 const RUNNING: i32 = 2;
 
-/// An agent and what is known of it.
+/// An agent with its details.
 #[derive(Clone, Debug)]
 pub struct AgentView {
     pub agent: AgentId,
@@ -37,7 +37,7 @@ pub fn by_hosts<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<NamedHost>, 
     if faults.is_empty() { Ok(hosts) } else { Err(faults) }
 }
 
-/// `agent_id_list: [..]`. What can be no id is no agent's.
+/// `agent_id_list: [..]`. An invalid id belongs to no agent.
 pub fn by_ids<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<AgentId>, Faults> {
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };

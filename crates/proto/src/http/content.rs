@@ -11,7 +11,7 @@ use procfleet_core::spec::JobFacts;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 
-/// What stands in a result's content.
+/// The content of a result.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Rendered {
@@ -19,7 +19,7 @@ pub enum Rendered {
     Status(StatusContent),
 }
 
-/// What an operation that controls a process says.
+/// The content of an operation that controls a process.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ControlContent {
     pub value: [ControlValue; 1],
@@ -38,7 +38,7 @@ pub struct ControlValue {
     pub is_auto: bool,
 }
 
-/// What a query says.
+/// The content of a query.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct StatusContent {
     pub ip: String,
@@ -95,7 +95,8 @@ pub(super) fn text_schema(generator: &mut SchemaGenerator) -> Schema {
 pub fn render(about: OpContext<'_>, outcome: &Outcome) -> Rendered {
     match &outcome.content {
         Content::Control { hosted, proc_name, setup_path } => {
-            // What the caller sent is what it expects to see; without it, what the agent used.
+            // The value that the caller sent, because the caller expects it back; otherwise the value that
+            // the agent used.
             let (sent, none) = (about.spec, JobFacts::default());
             let job = sent.map_or(&none, |spec| &spec.job);
             let (proc_name, setup_path) =

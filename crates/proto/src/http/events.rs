@@ -12,7 +12,7 @@ const DATA_ID: i64 = 1_100_008;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EventsView {
     pub events: Vec<EventRow>,
-    /// Ask for what comes `after` this number next time.
+    /// Pass this number as `after` to get the following events.
     pub last: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct EventRow {
     /// `exited`, `restart_succeeded`, `gave_up`, ...
     pub kind: String,
     pub message: String,
-    /// What the event says beside its message.
+    /// The properties of the event.
     pub details: Value,
 }
 
@@ -49,9 +49,8 @@ pub struct WebhookRow {
     pub trouble: String,
 }
 
-/// A url as it may be shown to others than those whom it is for: with `***` in place of a password, of a name
-/// that stands alone, which is how tokens are given, of what the query calls a key, and of each part of the
-/// path that may be a token.
+/// A url without its secrets: `***` replaces a password, a user name without a password (often a token),
+/// values of the query that are named like secrets, and each part of the path that may be a token.
 pub fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -80,7 +79,7 @@ pub fn without_secrets(url: &str) -> String {
 const HIDDEN: &str = "***";
 /// A longer part of a path is not taken for a word.
 const LONGEST_WORD: usize = 20;
-/// What the names of secrets contain.
+/// Parts of the names of secrets.
 const SECRETS: [&str; 6] = ["key", "token", "secret", "pass", "sign", "auth"];
 
 /// Whether a part of a path is a word, such as `services` or `v2`. Chat services put the token into the path;
@@ -101,7 +100,7 @@ fn without_secret(parameter: &str) -> String {
     }
 }
 
-/// An event for whoever reads GSE's events.
+/// An event in GSE's format.
 #[derive(Clone, Copy, Debug)]
 pub struct Told<'a> {
     pub agent: &'a AgentId,
@@ -113,7 +112,7 @@ pub struct Told<'a> {
     /// Milliseconds since 1970.
     pub at: i64,
     pub report_id: i64,
-    /// The same for every try to deliver it.
+    /// Equal for all attempts to deliver it.
     pub id: &'a str,
 }
 

@@ -1,5 +1,4 @@
-//! Everything that is wrong with a request, each with its place; and what its sender should know though
-//! nothing is.
+//! All faults of a request, each with its JSON path, and warnings about an accepted request.
 
 use procfleet_core::code::Code;
 use procfleet_core::request::Refusal;
@@ -7,8 +6,7 @@ use std::fmt;
 
 /// More than this and the list no longer helps anybody.
 const SHOWN: usize = 50;
-/// A place is made of the names of fields, and a reason may quote what was sent: of either, so many
-/// characters tell enough.
+/// Maximum length of a path and of a reason. Both may quote the request.
 const LONGEST: usize = 600;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +63,7 @@ impl Faults {
         self.warnings.0.extend(others.warnings.0.iter().cloned());
     }
 
-    /// Nothing is wrong with it, but its sender may expect more than it does.
+    /// Adds a warning: the request is valid, but its sender may expect another effect.
     pub fn warn(&mut self, path: impl Into<String>, reason: impl Into<String>) {
         self.warnings.0.push((cut(path.into()), cut(reason.into())));
     }
@@ -74,7 +72,7 @@ impl Faults {
         std::mem::take(&mut self.warnings)
     }
 
-    /// Both, or what is wrong with either of them.
+    /// Both results, or the faults of either.
     pub fn of_both<A, B>(one: Result<A, Faults>, other: Result<B, Faults>) -> Result<(A, B), Faults> {
         match (one, other) {
             (Ok(one), Ok(other)) => Ok((one, other)),
@@ -105,7 +103,7 @@ impl Faults {
         Refusal { code, reason: self.to_string() }
     }
 
-    /// Whether an unknown operation is all that is wrong: GSE has a code for that.
+    /// Whether an unknown operation is the only fault: GSE has a code for that.
     pub fn only_unknown_op(&self) -> bool {
         self.list.iter().all(|fault| matches!(fault.reason, Reason::UnknownOp(_)))
     }

@@ -1,5 +1,5 @@
-//! `set_process_group_info` and `get_process_group_info`: what the processes of a namespace may use together
-//! on a host.
+//! `set_process_group_info` and `get_process_group_info`: limits for all processes of a namespace together on
+//! a host.
 
 use super::batch::{finish, read_targets};
 use super::fault::Faults;
@@ -106,7 +106,7 @@ fn read_namespace(reader: &Reader<'_>, faults: &mut Faults) -> String {
     namespace
 }
 
-/// An empty list is fine: it takes back what was set.
+/// An empty list is valid: it removes the limits.
 fn read_groups(spec: &Reader<'_>, faults: &mut Faults) -> Vec<ProcessGroup> {
     spec.require("process_group", faults);
     let mut ids = HashSet::new();

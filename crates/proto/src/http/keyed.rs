@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyed<T>(Vec<(String, T)>);
 
-/// What comes twice under one key is there once, as it came last.
+/// If a key occurs twice, the last value counts.
 impl<T> FromIterator<(String, T)> for Keyed<T> {
     fn from_iter<I: IntoIterator<Item = (String, T)>>(rows: I) -> Self {
         let mut places: HashMap<String, usize> = HashMap::new();

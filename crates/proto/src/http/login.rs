@@ -1,4 +1,4 @@
-//! Who is calling: the app's code and secret, and the user it names, from the header or the body.
+//! The login of a call: the app's code and secret, and the user that it names, from the header or the body.
 
 use serde_json::Value;
 use std::fmt;
@@ -17,7 +17,7 @@ pub struct Login {
     pub token: String,
 }
 
-/// Why nobody can say who is calling.
+/// Why the caller cannot be determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLogin {
     #[error("the X-Bkapi-Authorization header is not a JSON object")]
@@ -28,7 +28,7 @@ pub enum BadLogin {
 }
 
 impl Login {
-    /// What the `X-Bkapi-Authorization` header says.
+    /// The content of the `X-Bkapi-Authorization` header.
     pub fn from_header(header: &[u8]) -> Result<Login, BadLogin> {
         match serde_json::from_slice(header) {
             Ok(fields @ Value::Object(_)) => Login::from_fields(&fields),

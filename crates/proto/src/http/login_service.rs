@@ -1,4 +1,4 @@
-//! What a BlueKing login service answers when it is asked whose a `bk_token` is.
+//! The answers of a BlueKing login service to the validation of a `bk_token`.
 //!
 //! There are several generations of it in the field: `{"result": true, "code": 0, "data": {"bk_username":
 //! "admin"}}`, the same with `bk_error_code`, with `username`, or with a text for a code, and the oldest,
@@ -8,15 +8,15 @@ use serde_json::Value;
 
 const LONGEST_NAME: usize = 64;
 
-/// Whose token it is.
+/// The user of the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenVerdict {
     User(String),
-    /// Nobody's, or no longer.
+    /// The token is unknown or has expired.
     NotLoggedIn,
 }
 
-/// `None`: this is no answer of a login service.
+/// `None`: this is not an answer of a login service.
 pub fn verdict(body: &[u8]) -> Option<TokenVerdict> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     if !successful(&answer)? {

@@ -1,4 +1,4 @@
-//! What a proc has written: the question, the answer, and how bytes become lines.
+//! The output of a proc: request, answer, and the split of bytes into lines.
 
 use super::fault::Faults;
 use super::manage::read;
@@ -41,20 +41,20 @@ pub struct LogsView {
     pub bk_agent_id: String,
     pub bk_cloud_id: u32,
     pub ip: String,
-    /// What the log is called on the host.
+    /// The path of the log on the host.
     pub file: String,
     pub lines: Vec<String>,
-    /// What stands behind the last whole line; it comes again as part of a line.
+    /// The bytes after the last complete line; they are returned again with their line.
     pub rest: String,
-    /// Ask for what comes `since` this next time.
+    /// Pass this cursor as `since` to get the following lines.
     pub cursor: String,
     /// Where the log ended when it was read: with a cursor that is not less there is nothing more.
     pub end: String,
-    /// How many bytes between what was asked for and the first line are gone: they were rotated away.
+    /// Number of bytes before the first line that were lost by rotation.
     pub skipped_bytes: u64,
-    /// Some bytes are no UTF-8 and were replaced.
+    /// Some bytes were not valid UTF-8 and were replaced.
     pub lossy: bool,
-    /// What the reader should know beside it; else empty.
+    /// A remark about the log; else empty.
     pub note: String,
 }
 
@@ -72,7 +72,7 @@ pub fn logs<'v>(body: impl Into<RequestBody<'v>>) -> Result<LogsQuery, Faults> {
     })
 }
 
-/// Whose stored spec is asked for.
+/// The proc whose stored spec is requested.
 pub fn spec<'v>(body: impl Into<RequestBody<'v>>) -> Result<LogOf, Faults> {
     read(body.into(), &["namespace", "name", "instance", "host", "agent"], log_of)
 }
@@ -106,8 +106,8 @@ pub struct Lines {
     pub lossy: bool,
 }
 
-/// At most so many. Where there are `full` bytes without an end of a line, they are a line: it goes on in the
-/// next.
+/// Maximum number of lines. `full` bytes without a line end count as a line, which continues in the next
+/// answer.
 pub fn split(bytes: &[u8], most: usize, full: usize) -> Lines {
     let mut split = Lines::default();
     let words = |bytes: &[u8], lossy: &mut bool| {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn all_faults_of_a_question_are_told_at_once() {
+    fn all_faults_of_a_log_query_are_reported_at_once() {
         let sent = json!({"name": " ", "instance": "0", "host": "x", "agent": "a b", "lines": "many", "since": -1,
             "tail": 3});
         let faults = logs(&sent).expect_err("it is all wrong").to_string();

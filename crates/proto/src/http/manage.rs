@@ -1,7 +1,6 @@
 //! The requests that manage apps, businesses and agents, below `/api/v1/`.
 //!
-//! Unlike GSE's callers, ours are told about fields that mean nothing: a misspelt list of grants must not be
-//! taken for an empty one.
+//! Unlike GSE's APIs, these refuse unknown fields: a misspelt list of grants must not count as an empty one.
 
 use super::fault::Faults;
 use super::login;
@@ -15,10 +14,10 @@ use std::ops::RangeInclusive;
 
 const LONGEST_CODE: usize = 64;
 const LONGEST_NAME: usize = 128;
-/// Apps of ours: the administrator, and what the audit names where no app asked.
+/// Built-in apps: the administrator, and the actor of audit records without an app.
 const RESERVED: &str = "procfleet-";
 const ID: RangeInclusive<i64> = 1..=u32::MAX as i64;
-/// A join token that lies around for longer than this is forgotten, and found by somebody else.
+/// Maximum lifetime of a join token. A token that is valid longer may be leaked.
 const LONGEST_TTL_SECS: i64 = 30 * 86_400;
 const MOST_USES: i64 = 100_000;
 
@@ -123,7 +122,7 @@ pub fn forget_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<Vec<AgentId
     read(body.into(), &["agents"], read_agents)
 }
 
-/// What is to be said of the hosts of some agents.
+/// The labels to set and to remove for some agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelChange {
     /// As they were named.
@@ -150,7 +149,7 @@ pub fn label_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<LabelChange,
     })
 }
 
-/// Whether the old CA goes although somebody needs it.
+/// Whether the old CA is retired although agents or tokens need it.
 pub fn retire_ca<'v>(body: impl Into<RequestBody<'v>>) -> Result<bool, Faults> {
     read(body.into(), &["force"], |reader, faults| reader.flag("force", faults))
 }
@@ -185,7 +184,7 @@ pub fn create_token<'v>(body: impl Into<RequestBody<'v>>) -> Result<CreateToken,
     })
 }
 
-/// Reads with `fields`, and adds the fields that nobody knows to the faults.
+/// Reads with `fields`, and adds unknown fields to the faults.
 pub(super) fn read<T>(
     body: RequestBody<'_>,
     known: &[&str],

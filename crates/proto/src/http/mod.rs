@@ -1,8 +1,8 @@
 //! The public JSON: GSE's and JOB's process APIs and procfleet's own.
 //!
-//! A request goes through [`read::Reader`], which collects every fault with its place; a shape is converted
-//! to `core`'s types only if there was none. Callers' habits that must be tolerated (unknown fields, `null`
-//! for absent, both names of a policy) are written down where the field is read.
+//! A request goes through [`read::Reader`], which collects all faults with their JSON paths; it is converted
+//! to `core`'s types only if there are none. Tolerated habits of callers (unknown fields, `null` for absent,
+//! both names of a policy) are documented where the field is read.
 
 pub mod agents;
 pub mod batch;

@@ -23,9 +23,9 @@ use std::time::Duration;
 pub(super) const LONGEST_NAME: usize = 256;
 pub(super) const LONGEST_PATH: usize = 4_096;
 const LONGEST_COMMAND: usize = 32_768;
-/// A day: nothing that this API starts should be waited for any longer.
+/// A day, the maximum of every time limit.
 pub(super) const LONGEST_WAIT: i64 = 86_400;
-/// A year: what comes more rarely is better named by its date.
+/// A year, the maximum of an interval.
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
 /// At five seconds each, more than an hour of them.
 const MOST_SAMPLES: i64 = 1_000;
@@ -46,7 +46,7 @@ pub enum Suppliers {
     Required,
 }
 
-/// What a call asks for, and what its caller should know about it.
+/// The requests of a call, and its warnings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperateCall {
     pub requests: Vec<Request>,
@@ -64,7 +64,7 @@ pub fn operate_proc_v2<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCa
     operate(body.into(), Suppliers::None)
 }
 
-/// `operate_proc`, the first generation: the same, by supplier, and usually without a spec.
+/// `operate_proc`, the first generation: with suppliers, and usually without a spec.
 pub fn operate_proc<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     operate(body.into(), Suppliers::Required)
 }
@@ -83,7 +83,7 @@ pub fn register_proc_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<Operat
     keep_info(body.into(), OpKind::Register, Suppliers::Required)
 }
 
-/// `update_proc_info`: the same, or replaces it. Its callers name hosts with and without a supplier.
+/// `update_proc_info`: like `register_proc_info`, or replaces the stored spec. The supplier is optional.
 pub fn update_proc_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<OperateCall, Faults> {
     keep_info(body.into(), OpKind::Update, Suppliers::Optional)
 }
@@ -132,7 +132,7 @@ fn read_element(element: Result<Reader<'_>, Faults>) -> ReadElement<Request> {
     (named.then_some(request), own)
 }
 
-/// What is asked for through `POST /api/v1/operate`.
+/// The request of `POST /api/v1/operate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selected {
     /// Its name may be a glob. Without targets yet.
@@ -157,7 +157,7 @@ pub enum OperateTargets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
     ForReal,
-    /// Nothing is stored or sent.
+    /// A dry run: nothing is stored or sent.
     DryRun,
 }
 
@@ -264,7 +264,7 @@ fn read_own_spec(
 ) -> Option<Spec> {
     reader.optional_object("spec", faults).map(|spec| {
         for Unread { path, meant } in spec.unread("spec") {
-            // GSE's callers send additional fields, so only those that look like a typo are worth a warning.
+            // GSE's callers send additional fields, so only fields that look like a typo cause a warning.
             if let Some(meant) = meant {
                 faults.warn(path, format!("unknown and not used; did you mean {meant}?"));
             }
@@ -463,7 +463,7 @@ pub(super) fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
     }
 }
 
-/// With procfleet's own words. JOB's calls have no place for them.
+/// With procfleet's own fields. JOB's calls do not have them.
 fn read_own_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
     let control = read_control(r, faults);
     let stop_signal = read_signal(r, "stop_signal", faults);
@@ -513,7 +513,7 @@ fn read_resource(r: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Resource 
 /// Both spellings are in use.
 const RULES: [&str; 2] = ["crontab_rule", "crotab_rule"];
 
-/// When a periodic process runs: by a rule, or every so many seconds. `None` goes with a fault.
+/// The schedule of a periodic process: a rule or an interval. `None` comes with a fault.
 fn read_schedule(r: &Reader<'_>, faults: &mut Faults) -> Option<Schedule> {
     let before = faults.list().len();
     let texts = RULES.map(|field| (field, r.text(field, LONGEST_NAME, faults).trim().to_owned()));

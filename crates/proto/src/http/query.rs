@@ -1,6 +1,6 @@
-//! What procfleet's own API is asked in a query: limits and filters. A whole number may come as a text there.
+//! Query parameters of procfleet's own API: limits and filters. A whole number may come as a text.
 //!
-//! A filter that nobody knows is refused: misspelt, it would show everything.
+//! An unknown filter is refused: a misspelt one would show everything.
 
 use super::fault::Faults;
 use super::manage::read;
@@ -60,7 +60,7 @@ pub struct AgentsQuery {
     /// It may be a glob.
     pub version: Option<String>,
     pub state: Option<AgentStanding>,
-    /// Away for at least so long.
+    /// Offline for at least this long.
     pub offline_secs: Option<i64>,
     pub select: Vec<Term>,
     /// Those whose ids come after this one.
@@ -147,7 +147,7 @@ pub fn task<'v>(body: impl Into<RequestBody<'v>>) -> Result<Duration, Faults> {
     read(body.into(), &["wait_ms"], wait)
 }
 
-/// What takes no fields but the login.
+/// A request with no fields but the login.
 pub fn nothing<'v>(body: impl Into<RequestBody<'v>>) -> Result<(), Faults> {
     read(body.into(), &[], |_, _| ())
 }

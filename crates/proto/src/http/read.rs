@@ -1,14 +1,14 @@
 //! Reading a JSON value field by field, and noting each fault instead of stopping at the first.
 //!
-//! `null` is the same as absent: several callers send it for what they leave out. The exceptions are fields
+//! `null` is the same as absent, because several callers send it for absent fields. The exceptions are fields
 //! whose default would do more than their sender meant ([`Reader::refuse_null`]).
 //!
 //! An integer may be written as `5`, `5.0` or `"5"`: JOB's own server (Jackson) accepts these too, and the
 //! parameters of a query are always texts.
 //!
-//! The same code describes itself: given a [`Recorder`] in place of a request it finds nothing, and the
-//! recorder notes what it asked for. So whatever decides which fields are read goes through the reader's
-//! methods.
+//! The reading code also produces the API's document: given a [`Recorder`] instead of a request it finds no
+//! values, and the recorder records the fields that it asks for. So every decision about which fields are
+//! read must use the reader's methods.
 
 use super::fault::Faults;
 use super::record::{FieldNeed, Recorder, Shape};
@@ -17,11 +17,11 @@ use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// What a request is read from.
+/// The source of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum RequestBody<'v> {
     Sent(&'v Value),
-    /// Nothing is read; what is asked for is noted.
+    /// There are no values; the requested fields are recorded.
     Recorded(&'v Recorder),
 }
 
@@ -37,7 +37,7 @@ impl<'v> From<&'v Recorder> for RequestBody<'v> {
     }
 }
 
-/// One object of a request and its place in it.
+/// One object of a request, and its JSON path.
 #[derive(Debug)]
 pub struct Reader<'v> {
     source: RequestSource<'v>,
@@ -71,7 +71,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// Notes the field, if this is about notes.
+    /// Records the field, if there is a recorder.
     fn recorder(&self, field: &str, shape: Shape) -> Option<&'v Recorder> {
         match self.source {
             RequestSource::Sent(_) => None,
@@ -88,17 +88,17 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// What stands for the field's value where nothing was sent.
+    /// The value of a field that was not sent.
     fn inner(&self, recorder: &'v Recorder, path: String) -> Reader<'v> {
         Reader { source: RequestSource::Recorded(recorder), path }
     }
 
-    /// The place of this object; empty for the request itself.
+    /// The JSON path of this object; empty for the request itself.
     pub fn place(&self) -> &str {
         &self.path
     }
 
-    /// The place of a field of this object.
+    /// The JSON path of a field of this object.
     pub fn path(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
@@ -142,7 +142,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// One of the fields must be there, and not be an empty list. The first is the one that a fault names.
+    /// One of the fields is required and must not be an empty list. A fault names the first.
     pub fn require_one(&self, fields: &[&str], faults: &mut Faults) {
         self.either(&fields.iter().map(std::slice::from_ref).collect::<Vec<_>>());
         let (Some((first, others)), true) = (fields.split_first(), fields.iter().all(|f| self.is_bare(f)))
@@ -155,7 +155,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The fields of one of these sets are there, and whoever reads them says so if not.
+    /// The fields of one of these sets are required; the code that reads them reports the fault.
     pub fn either(&self, sets: &[&[&str]]) {
         if let RequestSource::Recorded(recorder) = self.source {
             let places = |set: &&[&str]| set.iter().map(|field| self.path(field)).collect();
@@ -171,7 +171,7 @@ impl<'v> Reader<'v> {
         if !self.has(name) && self.has(other) { other } else { name }
     }
 
-    /// Fields other than these are faults; those that begin a request of anybody's are not meant.
+    /// Other fields are faults, except those of the login.
     pub fn only(&self, known: &[&str], beside: &[&str], faults: &mut Faults) {
         match self.source {
             RequestSource::Recorded(recorder) => recorder.only(known),
@@ -260,7 +260,7 @@ impl<'v> Reader<'v> {
             .collect()
     }
 
-    /// The texts of a list that must be there and have some, with their places.
+    /// The texts of a required, non-empty list, with their JSON paths.
     pub fn required_texts(&self, field: &str, faults: &mut Faults) -> Vec<(String, &'v str)> {
         self.require_filled_list(field, faults);
         self.texts(field, faults)
@@ -277,7 +277,7 @@ impl<'v> Reader<'v> {
         self.list(field, faults).iter().enumerate().map(each).collect()
     }
 
-    /// The texts of a list with their places; absent is empty.
+    /// The texts of a list with their JSON paths; absent is empty.
     pub fn texts(&self, field: &str, faults: &mut Faults) -> Vec<(String, &'v str)> {
         let mut texts = Vec::new();
         for (path, text) in self.each_text(field, faults) {
@@ -400,7 +400,7 @@ impl<'v> Reader<'v> {
         self.in_range(field, number, range, faults)
     }
 
-    /// A number with a meaning; absent is `None`. One that is not among `known` is for the caller to refuse.
+    /// A number with a meaning; absent is `None`. The caller refuses a number that is not in `known`.
     pub fn choice(&self, field: &str, known: &'static [i64], faults: &mut Faults) -> Option<i64> {
         if let Some(recorder) = self.recorder(field, Shape::Choice(known)) {
             return recorder.given(field);

@@ -1,9 +1,9 @@
-//! What the reading code asks for, noted instead of read.
+//! Records the fields that the reading code asks for.
 //!
-//! A reader that is given a [`Recorder`] in place of a request finds nothing, and the recorder notes each
-//! field that it was asked for: its place, its kind, its bounds, and whether it must be there. The API's
-//! document is made from these notes, so that it says what the code does. Where the code branches on a value,
-//! several runs with values given are merged.
+//! A reader with a [`Recorder`] instead of a request finds no values, and the recorder records each requested
+//! field: its JSON path, type, bounds, and whether it is required. The API's document is made from these
+//! records, so it matches the code. If the code branches on a value, several runs with given values are
+//! merged.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -46,8 +46,7 @@ pub enum FieldNeed {
     Filled,
 }
 
-/// Fields by their places (`spec.identity.user`, `hosts[].ip`), in the order in which they were first asked
-/// for.
+/// Fields by their JSON paths (`spec.identity.user`, `hosts[].ip`), in the order of the first request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FieldRecord {
     pub fields: Vec<(String, Shape)>,
@@ -65,7 +64,7 @@ impl FieldRecord {
         self.needs.get(path).copied().unwrap_or(FieldNeed::None)
     }
 
-    /// What holds in both: every field of either, and only the needs that are common.
+    /// The union of both: every field of either; a field is required only if both require it.
     #[must_use]
     pub fn merged(mut self, other: FieldRecord) -> FieldRecord {
         for (path, shape) in other.fields {
@@ -93,7 +92,7 @@ impl FieldRecord {
 #[derive(Debug, Default)]
 pub struct Recorder {
     record: RefCell<FieldRecord>,
-    /// What the reader finds all the same: numbers by the field's own name.
+    /// The given values: numbers by the name of the field.
     given: Vec<(&'static str, i64)>,
 }
 

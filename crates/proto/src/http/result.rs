@@ -34,7 +34,7 @@ pub struct OpResult {
     pub content: String,
 }
 
-/// What is known of an op beside its outcome.
+/// The properties of an op that its result needs.
 #[derive(Clone, Copy, Debug)]
 pub struct OpContext<'a> {
     pub proc: &'a ProcKey,
@@ -60,17 +60,9 @@ impl OpResult {
             Some(outcome) => OpResult {
                 error_code: outcome.code.number(),
                 error_msg: outcome.message.clone(),
-                content: match about.kind {
-                    // Their documents show an empty one.
-                    OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => String::new(),
-                    OpKind::Start
-                    | OpKind::Stop
-                    | OpKind::Query
-                    | OpKind::Host
-                    | OpKind::Unhost
-                    | OpKind::Restart
-                    | OpKind::Reload
-                    | OpKind::Kill => content::text(about, outcome),
+                content: match about.kind.has_content() {
+                    true => content::text(about, outcome),
+                    false => String::new(),
                 },
             },
         }

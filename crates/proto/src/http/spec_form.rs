@@ -1,7 +1,7 @@
 //! A stored spec in the form in which requests have it, so that it can be shown, edited and sent again.
 //!
-//! What only JOB's requests can say (contact, func_id, the shell, when a check begins) has no place in this
-//! form.
+//! Properties that only JOB's requests have (contact, func_id, the shell, the begin of a check) are not in
+//! this form.
 
 use super::native::SpecMeta;
 use procfleet_core::id::ProcKey;
@@ -124,7 +124,7 @@ mod tests {
     use crate::http::operate::operate_proc_v2;
 
     #[test]
-    fn what_is_shown_is_read_as_what_was_stored() {
+    fn the_shown_spec_is_read_back_as_the_stored_one() {
         let policies = [
             json!({"auto_type": 1, "start_check_secs": 7, "start_retries": 9, "on_unhealthy": "restart", "restart_pause": "growing"}),
             json!({"auto_type": 2, "op_timeout": 3, "detached": "keep", "limit_samples": 8, "kill_after": 6}),

@@ -1,4 +1,5 @@
-//! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: what the agents last said of their procs.
+//! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: the last reports of the agents about their
+//! procs.
 
 use super::batch::read_targets;
 use super::fault::Faults;
@@ -91,7 +92,7 @@ pub struct ProcInfo {
     pub meta: ProcMeta,
     pub host: ProcHost,
     pub bk_agent_id: String,
-    /// The wanted state: 1 running, 2 stopped; what is unregistered is not in the list at all.
+    /// The wanted state: 1 running, 2 stopped. Unregistered procs are omitted.
     pub flag: u8,
     /// The state that was seen, in the same numbers.
     pub status: u8,

@@ -128,7 +128,7 @@ pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>)
     TaskState { task_id: task.to_owned(), result }
 }
 
-/// A task is handed out as soon as it is accepted, so one that is not at its end is being executed.
+/// A task is dispatched as soon as it is accepted, so a task that has not ended is `executing`.
 fn state(gravest: Option<AgentTaskState>) -> &'static str {
     match gravest {
         None | Some(AgentTaskState::Succeeded) => "successed",
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_checked() {
+    fn the_request_is_checked() {
         let query = get_task_state(&json!({"task_id": "t", "agent_id_list": ["a"], "x": 1})).expect("fine");
         assert_eq!(query, StateQuery { task: "t".to_owned(), agents: vec!["a".to_owned()] });
         let said = get_task_state(&json!({"agent_id_list": [1]})).expect_err("faults").to_string();

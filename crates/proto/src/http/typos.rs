@@ -1,8 +1,8 @@
-//! Unknown fields, and suggestions for those that look like typos.
+//! Unknown fields, and suggestions for fields that look like typos.
 //!
-//! GSE's callers send additional fields, so an unknown field is not a fault. `strat_cmd` is most likely a
-//! typo of `start_cmd`, though, and its sender should be told. The known names come from the parsing code
-//! itself: it runs against a recorder, as it does for the API's document, so there is no second list to keep.
+//! GSE's callers send additional fields, so an unknown field is not a fault. But `strat_cmd` is most likely a
+//! typo of `start_cmd` and causes a warning. The known names come from the reading code itself, which runs
+//! against a recorder as for the API's document, so there is no second list.
 
 use super::operate;
 use super::read::RequestBody;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_fields_are_named_with_what_was_meant() {
+    fn unread_fields_are_named_with_the_intended_field() {
         let request = json!({
             "meta": {"namespace": "a", "name": "b", "labels": {"anything": 1}},
             "hots": [],

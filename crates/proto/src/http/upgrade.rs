@@ -32,7 +32,7 @@ fn read_wanted(element: Result<Reader<'_>, Faults>) -> ReadElement<Wanted> {
     let host = NamedHost::read(&element, &mut own);
     let id = element.required_text("bk_agent_id", AgentId::MAX_LEN, &mut own);
     let agent = id.parse::<AgentId>();
-    // What is missing or too long was said already.
+    // Missing and too long values were already reported.
     if let Err(reason) = &agent
         && !id.is_empty()
         && id.len() <= AgentId::MAX_LEN

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 const LONGEST_NAME: usize = 64;
-/// A leap year: what lives longer than this is a password, and should be made anew.
+/// A leap year, the maximum lifetime of a user's token.
 const LONGEST_TTL_SECS: i64 = 366 * 86_400;
 
 /// `POST /api/v1/users`.

@@ -8,14 +8,14 @@ use crate::exec::spawn::run::Run;
 use procfleet_core::Spec;
 use procfleet_core::process::Exit;
 use procfleet_core::spec::Control;
-use procfleet_core::supervise::{CommandEnd, Input, RunId};
+use procfleet_core::supervise::{CommandEnd, EffectAnswer, Input, RunId};
 use procfleet_failpoint::{Point, hit};
 use rustix::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
 impl ProcExecutor {
-    /// Starts a command. Its end comes as [`Input::CommandEnded`], also when it could not even begin.
+    /// Starts a command. Its end comes as [`EffectAnswer::CommandEnded`], also when it could not even begin.
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
         self.stir();
@@ -40,7 +40,7 @@ impl ProcExecutor {
                 started.waiting = Some(self.context.exits.when_gone(pidfd, async move |pidfd| {
                     let end = ending.take(pidfd).await;
                     let exit = shell.exit().unwrap_or(Exit::Unknown);
-                    tell.send(Input::CommandEnded { run, end }).await;
+                    tell.send(Input::Answer(EffectAnswer::CommandEnded { run, end })).await;
                     if let Some(process) = shell.watched() {
                         tell.exited(process, exit).await;
                         shell.is_told();
@@ -53,7 +53,10 @@ impl ProcExecutor {
             }
             Err(NotStarted { code, reason }) => {
                 tracing::info!(key = %self.key, run = run.0, %reason, "command could not be started");
-                self.tell(Input::CommandEnded { run, end: CommandEnd::NotStarted { code, reason } });
+                self.tell(Input::Answer(EffectAnswer::CommandEnded {
+                    run,
+                    end: CommandEnd::NotStarted { code, reason },
+                }));
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::exec::watch::exits::{ExitSubscription, OwnedTask};
 use crate::exec::watch::{children, oom, pidfd};
 use crate::inbox::Inputs;
 use procfleet_core::process::{Exit, Process};
-use procfleet_core::supervise::Input;
+use procfleet_core::supervise::{Input, ProcNews};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,7 +33,7 @@ impl ExitWatch {
 }
 
 impl ProcExecutor {
-    /// Reports the end of this process as [`Input::Exited`]; at once if it is gone already. Watching twice is
+    /// Reports the end of this process as [`ProcNews::Exited`]; at once if it is gone already. Watching twice is
     /// once.
     pub fn watch(&mut self, process: Process) {
         self.tidy();
@@ -50,7 +50,7 @@ impl ProcExecutor {
                 None => ExitWatch::Shell(shell),
                 Some(exit) => {
                     self.stir();
-                    return self.tell(Input::Exited { process, exit });
+                    return self.tell(Input::News(ProcNews::Exited { process, exit }));
                 }
             },
             None => {
@@ -103,7 +103,7 @@ pub(super) struct InputSender {
 impl InputSender {
     pub(super) async fn exited(&self, process: Process, exit: Exit) {
         self.stirred.store(self.context.now().0, Ordering::Relaxed);
-        self.send(Input::Exited { process, exit }).await;
+        self.send(Input::News(ProcNews::Exited { process, exit })).await;
     }
 
     pub(super) async fn send(&self, input: Input) {

@@ -11,7 +11,9 @@ use crate::process::{Found, Process, Sighting};
 use crate::spec::{Detached, Spec};
 use crate::supervise::job::{Awaiting, LONGEST_PAUSE, LOOK_EVERY, Purpose, Stage};
 use crate::supervise::policy::Fall;
-use crate::supervise::{Effect, Event, Hosting, Input, LookScope, Signal, Step, Write, words};
+use crate::supervise::{
+    Effect, EffectAnswer, Event, Hosting, Input, LookScope, ProcNews, Signal, Step, Write, messages,
+};
 use std::sync::Arc;
 
 impl Machine {
@@ -22,9 +24,9 @@ impl Machine {
         command: Process,
         out: &mut Step,
     ) -> State {
-        // It is no process, so whoever sweeps ends it.
+        // The command is not the process, so a sweep ends it.
         out.effects.push(Effect::Retire(command));
-        // Without a pid file a command that is at work for so long is the process, as in a launch.
+        // Without a pid file a command that runs this long is the process, as in a launch.
         let counts_at = spec.identity.pid_path.is_empty().then(|| now + spec.policy.launch_check());
         let awaiting = Awaiting {
             command,
@@ -35,7 +37,7 @@ impl Machine {
             next_look: now + LOOK_EVERY,
             pause: LOOK_EVERY,
         };
-        let purpose = Purpose::Upkeep { last: words::CUT_OFF.to_owned() };
+        let purpose = Purpose::Upkeep { last: messages::CUT_OFF.to_owned() };
         self.awaiting(now, purpose, spec, awaiting, Input::Tick, out)
     }
 
@@ -49,7 +51,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match input {
-            Input::Sighted { look, sighting } if awaiting.looking == Some(look) => {
+            Input::Answer(EffectAnswer::Sighted { look, sighting }) if awaiting.looking == Some(look) => {
                 awaiting.looking = None;
                 awaiting.next_look = now + awaiting.pause;
                 awaiting.pause = (awaiting.pause * 2).min(LONGEST_PAUSE);
@@ -57,7 +59,7 @@ impl Machine {
                     (Sighting::Running(process), _) if process.found != Found::Shell => {
                         return self.came(now, process, out);
                     }
-                    // What has been left behind may still say who it is.
+                    // A process that the command left may still write its pid file.
                     (Sighting::Absent(absence), Some(gone)) => {
                         if now >= gone + spec.policy.launch_check() {
                             let why = absence.cause.to_string();
@@ -66,7 +68,7 @@ impl Machine {
                             return self.rest(now, Fall::NotStarted, &why, out);
                         }
                     }
-                    // Its end would have been told.
+                    // Its exit would have been reported.
                     (Sighting::Running(_) | Sighting::Absent(_), _) => {
                         let command = awaiting.command;
                         if awaiting.counts_at.is_some_and(|at| now >= at) {
@@ -78,23 +80,11 @@ impl Machine {
                     }
                 }
             }
-            Input::Exited { process, .. } if awaiting.command.is(&process) => {
+            Input::News(ProcNews::Exited { process, .. }) if awaiting.command.is(&process) => {
                 awaiting.gone = awaiting.gone.or(Some(now));
                 (awaiting.next_look, awaiting.pause) = (now, LOOK_EVERY);
             }
-            Input::Tick
-            | Input::Exited { .. }
-            | Input::Sighted { .. }
-            | Input::CommandEnded { .. }
-            | Input::Order(_)
-            | Input::Inspected { .. }
-            | Input::Planned { .. }
-            | Input::Sampled { .. }
-            | Input::Succeeded { .. }
-            | Input::Appeared { .. }
-            | Input::Overused { .. }
-            | Input::Health { .. }
-            | Input::Placed { .. } => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
         }
         if awaiting.looking.is_none() && now >= awaiting.next_look {
             awaiting.looking = Some(self.look(LookScope::Recovery { last: self.dead }, &spec, out));
@@ -102,7 +92,7 @@ impl Machine {
         busy(purpose, spec, Stage::Awaiting(awaiting))
     }
 
-    /// A stop or kill does not wait for it: the command is ended with all that it has started.
+    /// A stop or kill does not wait: the command is ended with all its descendants.
     pub(super) fn overtake_awaiting(
         &mut self,
         now: BootTime,
@@ -131,7 +121,7 @@ impl Machine {
 
     fn command_overdue(&mut self, now: BootTime, spec: &Spec, command: Process, out: &mut Step) -> State {
         self.end_cut_off(spec, command, out);
-        let message = words::command_timeout("start_cmd", spec.policy.op_timeout, "");
+        let message = messages::command_timeout("start_cmd", spec.policy.op_timeout, "");
         if self.hosting == Hosting::Hosted {
             out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
         }

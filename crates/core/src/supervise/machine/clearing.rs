@@ -1,9 +1,9 @@
 //! After a stop has overtaken a launch, or a launch has failed: the op is not done until the launch has no
 //! processes left.
 //!
-//! The command and all that it has started are told to end, and killed after stop_check. A kill does not
-//! wait. A process that is still there then does not belong to the launch: a stop ends it as any other, and a
-//! failed launch names it in its outcome and keeps it as the known process.
+//! The command and its descendants get SIGTERM, and SIGKILL after stop_check. A kill does not wait. A process
+//! that remains then does not belong to the launch: a stop ends it like any other, and a failed launch names
+//! it in its outcome and supervises it.
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};
@@ -12,15 +12,15 @@ use crate::op::OpKind;
 use crate::process::Sighting;
 use crate::spec::{Detached, Spec};
 use crate::supervise::job::{Clearing, LOOK_EVERY, LaunchFailure, Measure, Purpose, Running, Stage};
-use crate::supervise::{Effect, Input, Leader, LookScope, RunId, Step, words};
+use crate::supervise::{Effect, EffectAnswer, Input, Leader, LookScope, RunId, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long what was killed may take to be gone.
+/// How long killed processes may take to disappear.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Machine {
-    /// Ends a launch of which nothing was told to end yet.
+    /// Ends a launch whose processes were not signalled yet.
     pub(super) fn clear(
         &mut self,
         now: BootTime,
@@ -68,7 +68,7 @@ impl Machine {
         failure: LaunchFailure,
         out: &mut Step,
     ) -> State {
-        // A command that ran out of time has been killed with all that it started.
+        // A command that timed out has been killed with all its descendants.
         let measure = match command.timed_out {
             true => Measure::Killed { until: now + PATIENCE },
             false => Measure::None,
@@ -88,69 +88,60 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match input {
-            Input::Sighted { look, sighting } if clearing.looking == Some(look) => match sighting {
-                Sighting::Absent(_) if let Some(failure) = &clearing.failure => {
-                    // With `detached: keep` nothing is swept before the next launch.
-                    if spec.policy.detached == Detached::Keep {
-                        out.effects.push(Effect::EndRun(clearing.run));
+            Input::Answer(EffectAnswer::Sighted { look, sighting }) if clearing.looking == Some(look) => {
+                match sighting {
+                    Sighting::Absent(_) if let Some(failure) = &clearing.failure => {
+                        // With `detached: keep` nothing is swept before the next launch.
+                        if spec.policy.detached == Detached::Keep {
+                            out.effects.push(Effect::EndRun(clearing.run));
+                        }
+                        let LaunchFailure { code, message, ended } = failure;
+                        let message =
+                            ended.map_or(message.clone(), |ended| messages::was_ended(message, ended.pid));
+                        let failure = LaunchFailure::new(*code, message);
+                        return self.launch_over(now, purpose, clearing.run, failure, None, out);
                     }
-                    let LaunchFailure { code, message, ended } = failure;
-                    let message = ended.map_or(message.clone(), |ended| words::was_ended(message, ended.pid));
-                    let failure = LaunchFailure::new(*code, message);
-                    return self.launch_over(now, purpose, clearing.run, failure, None, out);
-                }
-                Sighting::Absent(_) => {
-                    let until = now + spec.policy.stop_check;
-                    let remains = Remains { command: None, until, note: String::new() };
-                    return self.leave_nothing(now, purpose, spec, remains, out);
-                }
-                Sighting::Running(process) => {
-                    clearing.looking = None;
-                    clearing.next_look = now + LOOK_EVERY;
-                    clearing.failure.iter_mut().for_each(|failure| {
-                        failure.ended.get_or_insert(process);
-                    });
-                    match clearing.measure {
-                        Measure::Killed { until }
-                            if now >= until
-                                && let Some(LaunchFailure { code, message, .. }) = &clearing.failure =>
-                        {
-                            out.effects.push(Effect::Watch(process));
-                            let failure = LaunchFailure::new(*code, message.clone());
-                            let left = Some(process.counted());
-                            return self.launch_over(now, purpose, clearing.run, failure, left, out);
+                    Sighting::Absent(_) => {
+                        let until = now + spec.policy.stop_check;
+                        let remains = Remains { command: None, until, note: String::new() };
+                        return self.leave_nothing(now, purpose, spec, remains, out);
+                    }
+                    Sighting::Running(process) => {
+                        clearing.looking = None;
+                        clearing.next_look = now + LOOK_EVERY;
+                        clearing.failure.iter_mut().for_each(|failure| {
+                            failure.ended.get_or_insert(process);
+                        });
+                        match clearing.measure {
+                            Measure::Killed { until }
+                                if now >= until
+                                    && let Some(LaunchFailure { code, message, .. }) = &clearing.failure =>
+                            {
+                                out.effects.push(Effect::Watch(process));
+                                let failure = LaunchFailure::new(*code, message.clone());
+                                let left = Some(process.counted());
+                                return self.launch_over(now, purpose, clearing.run, failure, left, out);
+                            }
+                            // It is not the launch's, or it cannot be killed: then it is a process like any
+                            // other.
+                            Measure::Killed { until } if now >= until => {
+                                out.effects.push(Effect::Watch(process));
+                                return self.end(now, purpose, spec, process, None, out);
+                            }
+                            Measure::Told { until } if now >= until => {
+                                clearing.measure = Measure::Killed { until: now + PATIENCE };
+                                clearing.next_look = now;
+                            }
+                            Measure::None => {
+                                out.effects.push(Effect::TermRun(clearing.run));
+                                clearing.measure = Measure::Told { until: now + spec.policy.stop_check };
+                            }
+                            Measure::Told { .. } | Measure::Killed { .. } => {}
                         }
-                        // It is not the launch's, or it cannot be killed: then it is a process like any
-                        // other.
-                        Measure::Killed { until } if now >= until => {
-                            out.effects.push(Effect::Watch(process));
-                            return self.end(now, purpose, spec, process, None, out);
-                        }
-                        Measure::Told { until } if now >= until => {
-                            clearing.measure = Measure::Killed { until: now + PATIENCE };
-                            clearing.next_look = now;
-                        }
-                        Measure::None => {
-                            out.effects.push(Effect::TermRun(clearing.run));
-                            clearing.measure = Measure::Told { until: now + spec.policy.stop_check };
-                        }
-                        Measure::Told { .. } | Measure::Killed { .. } => {}
                     }
                 }
-            },
-            Input::Tick
-            | Input::Exited { .. }
-            | Input::Sighted { .. }
-            | Input::CommandEnded { .. }
-            | Input::Order(_)
-            | Input::Inspected { .. }
-            | Input::Planned { .. }
-            | Input::Sampled { .. }
-            | Input::Succeeded { .. }
-            | Input::Appeared { .. }
-            | Input::Overused { .. }
-            | Input::Health { .. }
-            | Input::Placed { .. } => {}
+            }
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
             if let Measure::Killed { .. } = clearing.measure {

@@ -9,14 +9,14 @@ use crate::spec::{Kind, Spec};
 use crate::supervise::job::{EndPhase, Ending, Overdue, Purpose, Stage};
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::{CommandEnd, Effect, Input, Signal, Step, words};
+use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, ProcNews, Signal, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long one that was killed may take to be gone: the kernel has to take back all that it had.
+/// How long a killed process may take to disappear: the kernel has to free its memory.
 pub(super) const LAST_BREATH: Duration = Duration::from_secs(5);
 
-/// What an order runs to end the process, with the name of its field. Empty: the process gets a signal.
+/// The command that ends the process, with the name of its field. Empty: the process gets a signal.
 fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str) {
     match purpose {
         Purpose::Op { kind: OpKind::Kill, .. } => ("kill_cmd", &spec.control.kill_cmd),
@@ -35,20 +35,21 @@ fn may_miss(purpose: &Purpose, spec: &Spec) -> bool {
     matches!(purpose, Purpose::Op { .. }) && spec.instances.0 > 1 && !end_command(purpose, spec).1.is_empty()
 }
 
-/// How long a process may take to end before the next measure. One that the command may have missed is told
-/// to end by a signal in the middle of its time.
+/// How long a process may take to exit before the next measure. A process that the command may have missed
+/// gets a signal after half of the time.
 fn next_measure_within(purpose: &Purpose, spec: &Spec) -> Duration {
     let whole = vanishes_within(purpose, spec);
     if may_miss(purpose, spec) { whole / 2 } else { whole }
 }
 
-/// How long a process that was told to end may take.
+/// How long a process may take to exit after the stop.
 pub(super) fn vanishes_within(purpose: &Purpose, spec: &Spec) -> Duration {
     let kill_after = spec.policy.kill_after.filter(|_| escalates(purpose, spec));
     kill_after.unwrap_or(spec.policy.stop_check)
 }
 
-/// Whether what does not end is killed. GSE's callers are told so instead (836), unless their spec wants it.
+/// Whether a process that does not exit is killed. GSE's callers get 836 instead, unless their spec asks for
+/// the kill.
 fn escalates(purpose: &Purpose, spec: &Spec) -> bool {
     match purpose {
         Purpose::Limit { .. } => true,
@@ -99,8 +100,12 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match (&mut ending.phase, input) {
-            (_, Input::Exited { process, .. }) if ending.process.is(&process) => ending.gone = true,
-            (EndPhase::Command(command), Input::CommandEnded { run, end }) if command.run == run => {
+            (_, Input::News(ProcNews::Exited { process, .. })) if ending.process.is(&process) => {
+                ending.gone = true
+            }
+            (EndPhase::Command(command), Input::Answer(EffectAnswer::CommandEnded { run, end }))
+                if command.run == run =>
+            {
                 let field = command.field;
                 match end {
                     // Then the gentle signal must do.
@@ -113,7 +118,7 @@ impl Machine {
                     }
                     // Without the command, the process that is gone is still as it was asked to be.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
-                        let message = words::not_run(field, &reason);
+                        let message = messages::not_run(field, &reason);
                         return match ending.launch.filter(|_| spec.policy.kind == Kind::Resident) {
                             Some(run) => self.clear_by_force(now, purpose, spec, run, out),
                             None => self.end_failed(purpose, ending, code, message, out),
@@ -121,14 +126,14 @@ impl Machine {
                     }
                     CommandEnd::NotStarted { .. } | CommandEnd::Exited { .. } => {}
                 }
-                ending.note = words::command_note(field, (!command.timed_out).then_some(&end));
+                ending.note = messages::command_note(field, (!command.timed_out).then_some(&end));
                 ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
             }
             (EndPhase::Command(command), Input::Tick) => match command.overdue(now) {
                 Overdue::No => {}
                 Overdue::End => out.effects.push(Effect::EndRun(command.run)),
                 Overdue::Abandon => {
-                    ending.note = words::command_note(command.field, None);
+                    ending.note = messages::command_note(command.field, None);
                     ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
                 }
             },
@@ -137,7 +142,7 @@ impl Machine {
         }
         match ending.phase {
             EndPhase::Command(_) => {
-                // The caller is told as soon as nothing is left, even if the command is still at work.
+                // The op is answered as soon as no process is left, even if the command still runs.
                 if matches!(purpose, Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. })
                     && ending.gone
                     && ending.launch.is_none()
@@ -163,13 +168,13 @@ impl Machine {
                 out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
                 ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
                 if let Purpose::Op { .. } = purpose {
-                    self.remark = match spec.policy.kill_after {
-                        Some(limit) => words::had_to_be_killed(process.pid, limit, &ending.note),
-                        None => words::missed_by_command(process.pid, end_command(&purpose, &spec).0),
-                    };
+                    self.remark = Some(match spec.policy.kill_after {
+                        Some(limit) => messages::had_to_be_killed(process.pid, limit, &ending.note),
+                        None => messages::missed_by_command(process.pid, end_command(&purpose, &spec).0),
+                    });
                 }
             }
-            // It belongs to a start that was cancelled, which must not go on.
+            // The process belongs to a cancelled start, which must not continue.
             EndPhase::Vanish { until } | EndPhase::Killed { until }
                 if now >= until
                     && spec.policy.kind == Kind::Resident
@@ -182,7 +187,7 @@ impl Machine {
                     self.run_not_ended(now, &spec, ending.process, out);
                 }
                 let kind = op_kind(&purpose);
-                let message = words::still_alive(
+                let message = messages::still_alive(
                     kind,
                     &spec,
                     &self.key.name,

@@ -1,5 +1,5 @@
-//! What becomes of a process that is ill: it is told, and where the spec wants it the process is ended and
-//! comes back under the restart policy. Never during a job: what is under way may be the cure.
+//! The reaction to an unhealthy process: an event, and, if the spec asks for it, a restart under the restart
+//! policy. Never during a job, because the job may solve the problem.
 
 use super::{Machine, State};
 use crate::boot_time::BootTime;
@@ -7,7 +7,7 @@ use crate::process::Process;
 use crate::spec::{Kind, OnUnhealthy};
 use crate::supervise::job::Purpose;
 use crate::supervise::policy::Fall;
-use crate::supervise::{Event, Health, Hosting, Step, Write, words};
+use crate::supervise::{Event, Health, Hosting, Step, Write, messages};
 
 /// The process whose health was last heard of.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +18,7 @@ pub(super) struct CheckedProcess {
     ill: Option<String>,
 }
 
-/// One that was never well is no more started than one that does not live.
+/// A process that was never healthy counts as a failed start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum HealthHistory {
     NeverWell,
@@ -36,7 +36,7 @@ impl Machine {
         state
     }
 
-    /// Does what is to be done about an illness, once nothing is under way any more.
+    /// Carries out a pending reaction when no job is under way.
     pub(super) fn treat(&mut self, now: BootTime, out: &mut Step) {
         let State::Up(process) = self.state else { return };
         let Some(spec) = self.spec.clone() else { return };
@@ -50,14 +50,14 @@ impl Machine {
         };
         let then = match (self.hosting, &spec.policy.kind) {
             (Hosting::Hosted, Kind::Resident | Kind::Periodic(_)) => spec.policy.on_unhealthy,
-            // Nobody would start it again.
+            // The process would not be restarted.
             (Hosting::Hosted, Kind::Once) | (Hosting::Unhosted, _) => OnUnhealthy::Tell,
         };
         out.writes.push(Write::Event(Event::Unhealthy { reason: reason.clone(), then }));
         match then {
             OnUnhealthy::Tell => {}
             OnUnhealthy::Restart => {
-                self.fault = words::was_ill(&reason);
+                self.fault = Some(messages::was_ill(&reason));
                 self.state = self.end(now, Purpose::Limit { fall, op: None }, spec, process, None, out);
             }
         }

@@ -13,7 +13,8 @@ use crate::supervise::job::{
 use crate::supervise::policy::Fall;
 use crate::supervise::record::{Rest, ScheduledRun};
 use crate::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Leader, LookScope, RunId, Signal, Step, Write, words,
+    CommandEnd, Effect, EffectAnswer, Event, Hosting, Input, Leader, LookScope, ProcNews, RunId, Signal,
+    Step, Write, messages,
 };
 use std::sync::Arc;
 
@@ -66,8 +67,7 @@ impl Machine {
             self.run = launch.command.deadline.map(ScheduledRun::until);
         }
         if spec.policy.kind != Kind::Resident {
-            // It runs to its end, and must be known from the beginning: nobody could find it by its name or
-            // pid file.
+            // The run must be known from its start, because it cannot be found by name or pid file.
             launch.looking = Some(self.look(LookScope::Run(launch.command.run), &spec, out));
         }
         busy(purpose, spec, Stage::Launching(launch))
@@ -83,10 +83,10 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match input {
-            Input::CommandEnded { run, end } if run == launch.command.run => {
+            Input::Answer(EffectAnswer::CommandEnded { run, end }) if run == launch.command.run => {
                 return self.launched(now, purpose, spec, launch, end, out);
             }
-            Input::Sighted { look, sighting } if launch.looking == Some(look) => {
+            Input::Answer(EffectAnswer::Sighted { look, sighting }) if launch.looking == Some(look) => {
                 launch.looking = None;
                 launch.next_look = now + launch.pause;
                 launch.pause = (launch.pause * 2).min(LONGEST_PAUSE);
@@ -95,7 +95,7 @@ impl Machine {
                     Sighting::Running(_) if launch.command.timed_out => {}
                     Sighting::Running(process) => {
                         match spec.policy.kind {
-                            // Its command's end is its own, and is told in any case.
+                            // The exit of the command is the exit of the process, and is always reported.
                             Kind::Periodic(_) => {
                                 self.turn = Some(Turn { run: launch.command.run, process });
                             }
@@ -115,7 +115,7 @@ impl Machine {
                     }
                 }
             }
-            Input::Exited { process, exit } => {
+            Input::News(ProcNews::Exited { process, exit }) => {
                 if launch.seen.is_some_and(|seen| seen.process.is(&process)) {
                     let late = now >= launch.check_until(&spec);
                     launch.seen = None;
@@ -124,7 +124,7 @@ impl Machine {
                     if expected {
                         launch.first_seen = None;
                     }
-                    // What a command at work starts and ends may be no more than a part of it.
+                    // Processes that a running command starts and ends may be helpers.
                     if let Some(ended) = launch.ended.as_ref().filter(|_| !expected) {
                         let output = ended.output.clone();
                         launch.died = Some((process, exit));
@@ -142,18 +142,7 @@ impl Machine {
                     }
                 }
             }
-            Input::Tick
-            | Input::CommandEnded { .. }
-            | Input::Sighted { .. }
-            | Input::Order(_)
-            | Input::Inspected { .. }
-            | Input::Planned { .. }
-            | Input::Sampled { .. }
-            | Input::Succeeded { .. }
-            | Input::Appeared { .. }
-            | Input::Overused { .. }
-            | Input::Health { .. }
-            | Input::Placed { .. } => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
         }
         self.check_launch(now, purpose, spec, launch, out)
     }
@@ -175,13 +164,13 @@ impl Machine {
         launch.forget_command();
         match end {
             CommandEnd::NotStarted { code, reason } => {
-                let message = words::not_run(field, &reason);
+                let message = messages::not_run(field, &reason);
                 let (run, left) = (launch.command.run, launch.process().or(launch.old));
                 self.launch_over(now, purpose, run, LaunchFailure::new(code, message), left, out)
             }
             CommandEnd::Exited { output, .. } if launch.command.timed_out => {
                 let missing = launch.missing.as_ref().map(|absence| &absence.cause);
-                let message = words::launch_timeout(field, spec.policy.op_timeout, missing, &output);
+                let message = messages::launch_timeout(field, spec.policy.op_timeout, missing, &output);
                 self.launch_failed(now, purpose, launch, Code::CommandTimeout, message, out)
             }
             CommandEnd::Exited { exit: Exit::Code(0), output } => {
@@ -198,7 +187,7 @@ impl Machine {
                 self.check_launch(now, purpose, spec, launch, out)
             }
             CommandEnd::Exited { exit, output } => {
-                let message = words::command_failed(field, exit, &output);
+                let message = messages::command_failed(field, exit, &output);
                 self.launch_failed(now, purpose, launch, Code::CommandFailed, message, out)
             }
         }
@@ -228,8 +217,7 @@ impl Machine {
             }
             (_, Some(_)) if resident => {}
             (Some(ended), _) => {
-                // Never without a look: at the end of the window, or earlier if no process can appear any
-                // more.
+                // A look is required: at the end of the window, or earlier if no process can appear later.
                 let over = launch.looked_at.is_some_and(|at| at >= check_until);
                 let settled = launch.missing.is_some() && (over || launch.is_hopeless());
                 if settled && launch.looking.is_none() {
@@ -237,10 +225,10 @@ impl Machine {
                     return self.not_alive(now, purpose, spec, launch, &output, out);
                 }
             }
-            // The answer to a look decides what comes next.
+            // The answer to a look decides the next step.
             (None, _) if launch.looking.is_some() => {}
-            // A program in the foreground that never writes its pid file is not ended for that. A restart_cmd
-            // whose old process still runs is no such program.
+            // A foreground program that never writes its pid file is not ended for that. This does not apply
+            // to a restart_cmd whose old process still runs.
             (None, _)
                 if resident
                     && launch.old.is_none()
@@ -261,7 +249,7 @@ impl Machine {
                         Overdue::Abandon => {
                             let missing = launch.missing.as_ref().map(|absence| &absence.cause);
                             let (field, limit) = (launch.command.field, spec.policy.op_timeout);
-                            let message = words::launch_timeout(field, limit, missing, "");
+                            let message = messages::launch_timeout(field, limit, missing, "");
                             return self.launch_failed(
                                 now,
                                 purpose,
@@ -293,7 +281,7 @@ impl Machine {
         // From now on the command counts as the process: no other has come.
         let process = process.counted();
         if purpose != Purpose::Turn && self.timetable().is_none() {
-            // A command that takes long is no part of the life of its process.
+            // The running time of the command does not count as running time of the process.
             self.streak.last_start = Some(launch.alive_since());
         }
         let old = launch.old.filter(|old| !old.is(&process));
@@ -331,9 +319,9 @@ impl Machine {
             self.hosting = Hosting::Unhosted;
         }
         if let Purpose::Op { op, .. } = purpose {
-            self.answer(op, Code::Success, words::SUCCESS, out);
+            self.answer(op, Code::Success, messages::SUCCESS, out);
         }
-        // A restart_cmd may have left alone what was running.
+        // A restart_cmd may have left the old process running.
         match launch.old {
             Some(old) => State::Up(old),
             None => self.look_behind(
@@ -344,8 +332,8 @@ impl Machine {
         }
     }
 
-    /// The command of what runs once has ended, or a process that it left has. What is left is looked after
-    /// until it ends, too, unless the spec keeps it.
+    /// The command of a proc of kind `once` has exited, or a process that it left has. Remaining processes
+    /// are supervised until they exit, unless the spec keeps them.
     pub(super) fn look_behind(&mut self, scope: LookScope, spec: Arc<Spec>, out: &mut Step) -> State {
         // The run itself is over, and nothing brings it back.
         self.hosting = Hosting::Unhosted;
@@ -364,7 +352,7 @@ impl Machine {
             if kind == OpKind::Start {
                 self.hosting = Hosting::Hosted;
             }
-            self.answer(op, Code::Success, words::SUCCESS, out);
+            self.answer(op, Code::Success, messages::SUCCESS, out);
         }
         self.schedule(now, Since::Run, out)
     }
@@ -381,8 +369,8 @@ impl Machine {
         let missing = launch.missing.as_ref().map(|absence| absence.cause.to_string());
         let missing = missing.unwrap_or_else(|| "it did not appear".to_owned());
         let why = match launch.died {
-            Some((process, exit)) => words::died_in_check(process.pid, exit),
-            None if launch.is_hopeless() => words::was_command(launch.command.field, &missing),
+            Some((process, exit)) => messages::died_in_check(process.pid, exit),
+            None if launch.is_hopeless() => messages::was_command(launch.command.field, &missing),
             None => missing,
         };
         let kind = match &purpose {
@@ -393,12 +381,12 @@ impl Machine {
             | Purpose::Recover { .. }
             | Purpose::Aftermath => OpKind::Start,
         };
-        let message = words::post_check(kind, &spec, &self.key.name, &why, output);
+        let message = messages::post_check(kind, &spec, &self.key.name, &why, output);
         self.launch_failed(now, purpose, launch, Code::PostCheck, message, out)
     }
 
-    /// Processes that the failed launch has started and that were not recognised are ended, so that nothing
-    /// runs unknown. A recognised process goes on, and the outcome names its pid.
+    /// Unrecognised processes of the failed launch are ended, so that no process runs unsupervised. A
+    /// recognised process keeps running, and the outcome names its pid.
     pub(super) fn launch_failed(
         &mut self,
         now: BootTime,
@@ -427,7 +415,7 @@ impl Machine {
         }
     }
 
-    /// Answers a failed launch. `left` is a process that goes on and is known from now on.
+    /// Answers a failed launch. `left` is a process that keeps running and is supervised.
     pub(super) fn launch_over(
         &mut self,
         now: BootTime,
@@ -440,7 +428,7 @@ impl Machine {
         let LaunchFailure { code, message, .. } = failure;
         let once = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once);
         let message = match left {
-            Some(process) if self.timetable().is_none() => words::goes_on(&message, process.pid),
+            Some(process) if self.timetable().is_none() => messages::goes_on(&message, process.pid),
             Some(_) | None => message,
         };
         match purpose {

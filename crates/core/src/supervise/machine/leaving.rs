@@ -1,7 +1,7 @@
-//! After the end of the process: until nothing is left of what it has started, a stop is not done.
+//! After the exit of the process: a stop is not done until all descendants are gone.
 //!
-//! What is left is told to end, and killed if it does not. A stop command that is still at work may be about
-//! to do that itself, so it is waited for first.
+//! Descendants get SIGTERM, and SIGKILL if they do not exit. A stop command that still runs may be about to
+//! end them itself, so it is waited for first.
 
 use super::{Machine, State, busy};
 use crate::boot_time::BootTime;
@@ -14,20 +14,19 @@ use crate::supervise::job::{
 };
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::{CommandEnd, Effect, Input, LookScope, Signal, Step, words};
+use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, LookScope, Signal, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What was told to end has at least so long to do so.
+/// Minimum time between SIGTERM and SIGKILL.
 const A_MOMENT: Duration = Duration::from_millis(500);
-/// How long what was killed may take to be gone.
+/// How long killed processes may take to disappear.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long after the first look the second one comes; each further one waits twice as long. Most need only a
 /// blink.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
-/// Whether nothing that such a process has started may outlive it. What the run of a periodic process leaves
-/// behind may be what the run was for.
+/// Whether no descendant may outlive the process. A run of a periodic process may leave processes on purpose.
 pub(super) fn ends_whole(spec: &Spec) -> bool {
     spec.policy.kind.schedule().is_none() && spec.policy.detached == Detached::End
 }
@@ -59,7 +58,7 @@ impl Machine {
         self.leave_nothing(now, purpose, spec, Remains { command, until, note }, out)
     }
 
-    /// What is left may take as long as that.
+    /// Descendants may take this long to exit.
     pub(super) fn leave_nothing(
         &mut self,
         now: BootTime,
@@ -96,27 +95,31 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match (input, &mut leaving.command) {
-            (Input::Sighted { look, sighting }, _) if leaving.looking == Some(look) => match sighting {
-                Sighting::Absent(_) => {
-                    return self.left(now, purpose, spec, leaving.command, out);
-                }
-                Sighting::Running(process) => {
-                    if let Measure::Killed { until } = leaving.measure {
-                        if now >= until {
-                            return self.not_left(now, purpose, spec, process, leaving, out);
-                        }
-                        // One that forks may have been quicker.
-                        out.effects.push(Effect::Sweep(Signal::Kill));
+            (Input::Answer(EffectAnswer::Sighted { look, sighting }), _) if leaving.looking == Some(look) => {
+                match sighting {
+                    Sighting::Absent(_) => {
+                        return self.left(now, purpose, spec, leaving.command, out);
                     }
-                    leaving.seen = Some(process);
-                    leaving.looking = None;
-                    leaving.next_look = now + leaving.pause;
-                    leaving.pause = (leaving.pause * 2).min(LOOK_EVERY);
+                    Sighting::Running(process) => {
+                        if let Measure::Killed { until } = leaving.measure {
+                            if now >= until {
+                                return self.not_left(now, purpose, spec, process, leaving, out);
+                            }
+                            // A process that forks may have escaped the last sweep.
+                            out.effects.push(Effect::Sweep(Signal::Kill));
+                        }
+                        leaving.seen = Some(process);
+                        leaving.looking = None;
+                        leaving.next_look = now + leaving.pause;
+                        leaving.pause = (leaving.pause * 2).min(LOOK_EVERY);
+                    }
                 }
-            },
-            (Input::CommandEnded { run, end }, Some((command, _))) if command.run == run => {
+            }
+            (Input::Answer(EffectAnswer::CommandEnded { run, end }), Some((command, _)))
+                if command.run == run =>
+            {
                 let end: Option<&CommandEnd> = (!command.timed_out).then_some(&end);
-                leaving.note = words::command_note(command.field, end);
+                leaving.note = messages::command_note(command.field, end);
                 leaving.command = None;
                 leaving.next_look = now;
             }
@@ -124,7 +127,7 @@ impl Machine {
                 Overdue::No => {}
                 Overdue::End => out.effects.push(Effect::EndRun(command.run)),
                 Overdue::Abandon => {
-                    leaving.note = words::command_note(command.field, None);
+                    leaving.note = messages::command_note(command.field, None);
                     leaving.command = None;
                 }
             },
@@ -152,8 +155,8 @@ impl Machine {
         busy(purpose, spec, Stage::Leaving(leaving))
     }
 
-    /// A kill does not wait for what a stop or restart has left, and a stop goes on with what a restart
-    /// began.
+    /// A kill does not wait for the descendants that a stop or restart left, and a stop continues the stop of
+    /// a restart.
     pub(super) fn overtake_leaving(
         &mut self,
         now: BootTime,
@@ -172,7 +175,7 @@ impl Machine {
         self.leaving(now, purpose, spec, leaving, Input::Tick, out)
     }
 
-    /// Nothing is left, or whatever is left may stay.
+    /// No descendant is left, or the rest may stay.
     fn left(
         &mut self,
         now: BootTime,
@@ -195,7 +198,8 @@ impl Machine {
                 self.tidy(&spec, out);
                 self.succeed(op, out);
                 match command {
-                    // The caller is told as soon as it is gone; the next order waits for the command.
+                    // The op is answered as soon as the process is gone; the next order waits for the
+                    // command.
                     Some((command, process)) => {
                         let phase = EndPhase::Command(command);
                         let ending = Ending {
@@ -231,7 +235,7 @@ impl Machine {
     ) -> State {
         self.untidy = true;
         let kind = super::op_kind(&purpose);
-        let message = words::left_behind(kind, &spec, &self.key.name, process.pid, &leaving.note);
+        let message = messages::left_behind(kind, &spec, &self.key.name, process.pid, &leaving.note);
         self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
         match kind {
             OpKind::Restart => self.rest(now, Fall::NotStarted, &message, out),

@@ -1,4 +1,5 @@
-//! One match on (state, input); the picture stands in the module above, and each stage has a file of its own.
+//! The transition function: one match on (state, input). The picture is in the parent module, and each stage
+//! has its own file.
 
 mod awaiting;
 mod clearing;
@@ -21,7 +22,8 @@ use super::limits::LimitStrain;
 use super::policy::Streak;
 use super::record::{Record, Rest, ScheduledRun};
 use super::{
-    Activity, Commit, Effect, Event, Hosting, Input, LookId, LookScope, RunId, Signal, Step, Write, words,
+    Activity, Commit, Effect, EffectAnswer, Event, Hosting, Input, LookId, LookScope, ProcNews, RunId,
+    Signal, Step, Write, messages,
 };
 use crate::boot_time::BootTime;
 use crate::code::Code;
@@ -41,15 +43,15 @@ use turns::{Overlap, Since, Turn};
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
 const QUEUE_LIMIT: usize = 16;
 
-/// One proc on one host. Everything that is decided about it is decided here.
+/// One proc on one host. All decisions about it are made here.
 #[derive(Clone, Debug)]
 pub struct Machine {
     key: Arc<ProcKey>,
-    /// `None`: a proc that nobody started or hosted here yet.
+    /// `None`: the proc was never started, hosted or registered here.
     spec: Option<Arc<Spec>>,
     hosting: Hosting,
     state: State,
-    /// Each in its own place: the queue keeps its room, and it is nearly always empty.
+    /// Boxed because the queue keeps its capacity and is nearly always empty.
     queue: VecDeque<Box<Order>>,
     /// Queries that wait for [`Machine::vetted`].
     queries: Vec<Order>,
@@ -59,39 +61,38 @@ pub struct Machine {
     saved: Option<Record>,
     /// The run of a periodic process that is under way and that this life of the agent began.
     turn: Option<Turn>,
-    /// The same, with what is to be remembered of it, and of a run that an earlier life began.
+    /// The durable part of the run under way; also of a run that began before a restart of the agent.
     run: Option<ScheduledRun>,
-    /// When the next run is due that the one under way keeps from beginning.
+    /// When the next run is due that the run under way blocks.
     overlap: Overlap,
     /// When the wall clock was last asked for the next run.
     planned: BootTime,
-    /// How its latest samples stand to its limits.
+    /// The latest samples compared with the limits.
     strain: LimitStrain,
-    /// What its `health_cmd` has led to.
+    /// The state of the health checks.
     patient: Option<CheckedProcess>,
-    /// Why the agent or the kernel ended it; empty once it runs stably again, or an order came.
-    fault: String,
-    /// What was wrong where it was looked for in vain; else empty.
-    puzzle: String,
-    /// The op that has acted last.
+    /// Why the agent or the kernel ended the process, until it runs stably again or an order came.
+    fault: Option<String>,
+    /// An unusual reason why the process was not found.
+    puzzle: Option<String>,
+    /// The last op that has acted.
     begun: Option<OpId>,
-    /// The op under way that nobody waits for any more. It is answered already.
+    /// The cancelled op that is still under way. It has been answered.
     let_go: Option<OpId>,
-    /// It ended without being stopped, or was never recognised: something of it may be left.
+    /// The process exited without a stop, or was never recognised, so there may be leftovers.
     untidy: bool,
-    /// When a launch of the agent's last life began of which nobody knows what it has brought, as long as
-    /// that may still come.
+    /// When a launch began that a restart of the agent interrupted, as long as its process may still appear.
     unsure: Option<BootTime>,
-    /// Its place among many restarts has been given, and is waited for.
+    /// The time of its staggered restart has been assigned.
     placed: bool,
-    /// It has been up in this life of the agent, so its start does not take the agent down with it.
+    /// The process has run since the agent started, so its start does not crash the agent.
     survived: bool,
     /// Earlier generations of a program that has replaced itself, as long as they run.
     older: Vec<Process>,
-    /// The last process, as long as there is no other: its workers may have outlived it, and bear its name.
+    /// The last process, as long as there is no other: its workers may outlive it and have the same name.
     dead: Option<Process>,
-    /// What the caller of the op under way is told although it succeeds; else empty.
-    remark: String,
+    /// A remark for the outcome of the op under way, should it succeed.
+    remark: Option<String>,
     serial: u64,
 }
 
@@ -124,8 +125,8 @@ impl Machine {
             planned: BootTime(0),
             strain: LimitStrain::default(),
             patient: None,
-            fault: String::new(),
-            puzzle: String::new(),
+            fault: None,
+            puzzle: None,
             begun: None,
             let_go: None,
             untidy: false,
@@ -134,12 +135,13 @@ impl Machine {
             survived: false,
             older: Vec::new(),
             dead: None,
-            remark: String::new(),
+            remark: None,
             serial: 0,
         }
     }
 
-    /// A proc from the agent's last life. `interrupted` are the ops that had begun and have no outcome.
+    /// A proc from the journal, after a restart of the agent. `interrupted` are the ops that had begun and
+    /// have no outcome.
     pub fn recover(
         key: impl Into<Arc<ProcKey>>,
         record: Record,
@@ -151,7 +153,7 @@ impl Machine {
             streak: record.streak,
             saved: Some(record.clone()),
             fault: record.fault.clone(),
-            // Nobody knows what was under way when the agent ended.
+            // An unknown operation may have been under way when the agent exited.
             untidy: true,
             unsure: launch_cut_off(&record, &interrupted),
             older: record.older.clone(),
@@ -176,7 +178,7 @@ impl Machine {
         (machine, out)
     }
 
-    /// Whoever has to do with it may share this.
+    /// Shared, to save memory.
     pub fn key(&self) -> &Arc<ProcKey> {
         &self.key
     }
@@ -209,7 +211,7 @@ impl Machine {
         }
     }
 
-    /// Why it is not as it should be; else empty.
+    /// Why the proc is not in its wanted state; else empty.
     pub fn note(&self, now: BootTime) -> Cow<'_, str> {
         self.note_in(now, &self.state)
     }
@@ -217,21 +219,23 @@ impl Machine {
     fn note_in<'a>(&'a self, now: BootTime, state: &'a State) -> Cow<'a, str> {
         match state {
             State::Down(Rest::GaveUp { reason }) => reason.into(),
-            State::Down(Rest::Retry { at, why }) => words::starts_in(at.since(now), why).into(),
-            State::Down(Rest::Idle) if self.fault.is_empty() => self.puzzle.as_str().into(),
-            State::Busy(job) if let Stage::Awaiting(awaiting) = &job.stage => {
-                words::start_cut_off(awaiting.command.pid).into()
+            State::Down(Rest::Retry { at, why }) => messages::starts_in(at.since(now), why).into(),
+            State::Down(Rest::Idle) if self.fault.is_none() => {
+                self.puzzle.as_deref().unwrap_or_default().into()
             }
-            State::Up(_) if self.fault.is_empty() && !self.older.is_empty() => {
-                words::generations(&self.older).into()
+            State::Busy(job) if let Stage::Awaiting(awaiting) = &job.stage => {
+                messages::start_cut_off(awaiting.command.pid).into()
+            }
+            State::Up(_) if self.fault.is_none() && !self.older.is_empty() => {
+                messages::generations(&self.older).into()
             }
             State::Down(Rest::Idle | Rest::Due { .. } | Rest::Begun { .. })
             | State::Up(_)
-            | State::Busy(_) => self.fault.as_str().into(),
+            | State::Busy(_) => self.fault.as_deref().unwrap_or_default().into(),
         }
     }
 
-    /// It is not running, and will not be started again without an order.
+    /// The proc is not running, and is not restarted without an order.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state, State::Down(Rest::GaveUp { .. }))
     }
@@ -241,7 +245,7 @@ impl Machine {
         matches!(self.state, State::Busy(_))
     }
 
-    /// What is under way, as people say it.
+    /// The activity that is shown to users.
     pub fn activity(&self) -> Option<Activity> {
         match &self.state {
             State::Down(_) | State::Up(_) => None,
@@ -249,7 +253,7 @@ impl Machine {
         }
     }
 
-    /// Nothing here is worth remembering: no spec, nothing under way.
+    /// The machine has no state: no spec, and no order.
     pub fn is_blank(&self) -> bool {
         self.spec.is_none() && self.queue.is_empty() && self.queries.is_empty() && !self.is_busy()
     }
@@ -266,9 +270,8 @@ impl Machine {
         state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
     }
 
-    /// The effects of the last step happened this much later than the step was decided, because its writes
-    /// took so long. Deadlines count from the effects: a process has its whole time to end after it was told
-    /// to.
+    /// The effects of the last step happened this much later than its decision, because its writes took this
+    /// long. Deadlines count from the effects, so that a process has its full time to exit.
     pub fn delayed(&mut self, by: Duration) {
         if let State::Busy(job) = &mut self.state {
             job.stage.delay(by);
@@ -282,15 +285,17 @@ impl Machine {
         self.unsure = self
             .unsure
             .filter(|since| self.spec.as_ref().is_some_and(|spec| now < *since + brings_within(spec)));
-        if let Input::Exited { process, .. } = &input {
+        if let Input::News(ProcNews::Exited { process, .. }) = &input {
             self.older.retain(|older| !older.is(process));
         }
         let state = self.take();
         let input = self.turn_ended(&state, input, &mut out);
         self.state = match (state, input) {
             (state, Input::Order(order)) => self.admit(now, state, order, &mut out),
-            (state, Input::Inspected { op, view }) => self.inspected(now, state, op, *view, &mut out),
-            (state, Input::Health { process, health }) => self.heard(state, process, health),
+            (state, Input::Answer(EffectAnswer::Inspected { op, view })) => {
+                self.inspected(now, state, op, *view, &mut out)
+            }
+            (state, Input::News(ProcNews::Health { process, health })) => self.heard(state, process, health),
 
             (State::Down(Rest::Retry { at, .. }), Input::Tick) if now >= at => {
                 self.upkeep(now, "a restart was due".to_owned(), &mut out)
@@ -301,39 +306,37 @@ impl Machine {
             {
                 self.schedule(now, Since::Now, &mut out)
             }
-            (state, Input::Sampled { process, usage }) => self.sampled(now, state, process, usage, &mut out),
-            (state, Input::Overused { process, overuse, past }) => {
+            (state, Input::News(ProcNews::Sampled { process, usage })) => {
+                self.sampled(now, state, process, usage, &mut out)
+            }
+            (state, Input::News(ProcNews::Overused { process, overuse, past })) => {
                 self.overused(now, state, process, *overuse, past, &mut out)
             }
             (State::Up(up), Input::Tick) if self.run_deadline().is_some_and(|deadline| now >= deadline) => {
                 self.run_overdue(now, up, &mut out)
             }
-            (State::Up(up), Input::Planned { plan, next }) if self.overlap == Overlap::Asked(plan) => {
+            (State::Up(up), Input::Answer(EffectAnswer::Planned { plan, next }))
+                if self.overlap == Overlap::Asked(plan) =>
+            {
                 self.overlap_planned(now, next, &mut out);
                 State::Up(up)
             }
-            (State::Up(up), Input::Succeeded { old, process }) if up.is(&old) => {
+            (State::Up(up), Input::News(ProcNews::Succeeded { old, process })) if up.is(&old) => {
                 self.succeeded(up, process, &mut out)
             }
-            (State::Down(rest), Input::Appeared { process }) => self.appeared(now, rest, process, &mut out),
-            (State::Up(up), Input::Exited { process, exit }) if up.is(&process) => {
+            (State::Down(rest), Input::News(ProcNews::Appeared { process })) => {
+                self.appeared(now, rest, process, &mut out)
+            }
+            (State::Up(up), Input::News(ProcNews::Exited { process, exit })) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
             }
 
             (State::Busy(job), input) => self.advance(now, *job, input, &mut out),
 
             // Late answers to questions that no longer matter, and ticks that are not due.
-            (
-                state @ (State::Down(_) | State::Up(_)),
-                Input::Tick
-                | Input::Exited { .. }
-                | Input::Sighted { .. }
-                | Input::CommandEnded { .. }
-                | Input::Planned { .. }
-                | Input::Succeeded { .. }
-                | Input::Appeared { .. }
-                | Input::Placed { .. },
-            ) => state,
+            (state @ (State::Down(_) | State::Up(_)), Input::Tick | Input::Answer(_) | Input::News(_)) => {
+                state
+            }
         };
         self.expire(now, &mut out);
         self.proceed(now, &mut out);
@@ -350,7 +353,7 @@ impl Machine {
         out
     }
 
-    // What all stages need.
+    // Helpers of all stages.
 
     fn take(&mut self) -> State {
         mem::replace(&mut self.state, State::Down(Rest::Idle))
@@ -361,21 +364,21 @@ impl Machine {
         self.serial
     }
 
-    /// Makes sure that a launch by order does not meet what an earlier one left. The run of a periodic
-    /// process may be meant to leave something.
+    /// Removes leftovers of an earlier launch before a launch by order. A run of a periodic process may leave
+    /// processes on purpose.
     fn tidy(&mut self, spec: &Spec, out: &mut Step) {
         if self.untidy && spec.policy.kind.schedule().is_none() {
             self.sweep(spec, out);
         }
     }
 
-    /// Kills what is left of dead processes, unless the spec says that it may stay.
+    /// Kills leftovers of dead processes, unless the spec keeps them.
     fn sweep(&mut self, spec: &Spec, out: &mut Step) {
         self.untidy = false;
         match spec.policy.detached {
             Detached::End => out.effects.push(Effect::Sweep(Signal::Kill)),
-            // What is meant to stay does. But a launch that was cut off by the agent's end would be there
-            // beside the next one.
+            // Only the processes of an interrupted launch are killed: they would run beside those of the next
+            // one.
             Detached::Keep => {
                 out.effects.extend(self.unsure.take().map(Effect::ClearSince));
             }
@@ -394,7 +397,7 @@ impl Machine {
         busy(purpose, spec, Stage::Looking { look, launch })
     }
 
-    /// Where a proc that may be running is looked for.
+    /// Where to look for a proc that may be running.
     pub fn settled(&self) -> LookScope {
         self.dead.map_or(LookScope::Settled, |dead| LookScope::After { dead })
     }
@@ -431,10 +434,11 @@ impl Machine {
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
-    /// Answers an op that has succeeded, with what its caller should know all the same.
+    /// Answers an op that has succeeded, with the remark if there is one.
     fn succeed(&mut self, op: OpId, out: &mut Step) {
-        let remark = mem::take(&mut self.remark);
-        let message = if remark.is_empty() { words::SUCCESS.to_owned() } else { words::success_but(&remark) };
+        let remark = self.remark.take();
+        let message =
+            remark.map_or_else(|| messages::SUCCESS.to_owned(), |remark| messages::success_but(&remark));
         self.answer(op, Code::Success, message, out);
     }
 
@@ -449,8 +453,8 @@ impl Machine {
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
-    /// An op has begun when it first acts: from then on it must not be repeated. One that has only looked may
-    /// be: what a step does beside that look was done for the op before.
+    /// An op has begun when it first acts; it must not be repeated after that. An op that has only looked may
+    /// be repeated: other effects of that step belong to the previous op.
     fn mark_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
             Effect::Run { .. }
@@ -480,9 +484,9 @@ impl Machine {
         }
     }
 
-    /// A resident process that runs, waits to be started again, or is being started again, and not by
-    /// anybody's order. As long as nobody knows whether the agent survives its start, each one must be
-    /// counted before it is tried.
+    /// A resident process that runs, waits for a restart, or is being restarted without an order. Until the
+    /// process has run once under this agent, each start must be counted durably before it is tried, because
+    /// it may crash the agent.
     fn is_kept_up(&self) -> bool {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         resident
@@ -496,18 +500,18 @@ impl Machine {
             }
     }
 
-    /// Remembers the proc if anything about it has changed.
+    /// Writes the record of the proc if it has changed.
     fn save(&mut self, out: &mut Step) {
         let Some(spec) = self.spec.clone() else { return };
         let rest = match &self.state {
             State::Down(rest) => rest.clone(),
             State::Up(_) => Rest::Idle,
-            // A retry stays due until its launch has an end: a crash in between must not forget it. Nor does
-            // an order that has only looked so far change what the proc waits for.
+            // A retry stays due until its launch has ended, so that a crash in between does not lose it. An
+            // order that has only looked does not change it either.
             State::Busy(job) => match (&job.purpose, &job.stage, &self.saved) {
                 (Purpose::Upkeep { .. } | Purpose::Recover { .. }, _, Some(saved)) => saved.rest.clone(),
                 (Purpose::Op { before, .. }, Stage::Looking { .. }, _) => before.rest.clone(),
-                // A run that has begun is not begun again, even if nobody has seen it yet.
+                // A run that has begun is not begun again, even if it was not seen yet.
                 (_, Stage::Launching(launch), _) if job.spec.policy.kind.schedule().is_some() => {
                     Rest::Begun { at: launch.began }
                 }
@@ -525,7 +529,7 @@ impl Machine {
             },
         };
         let process = match (&self.state, &self.saved) {
-            // Until the look is answered, what was known last is still the best guess.
+            // Until the look is answered, the last known process is the best guess.
             (State::Busy(job), Some(saved)) if matches!(job.purpose, Purpose::Recover { .. }) => {
                 saved.process
             }
@@ -542,8 +546,8 @@ impl Machine {
     }
 }
 
-/// Whether the agent's next life finds out by itself what this says: that a process is gone, or that there is
-/// another one. That it was given up, or what became of an op, nobody could see.
+/// Whether a restarted agent can reconstruct this write by looking at the host: that a process is gone, or
+/// that there is another one. Giving up and the outcome of an op cannot be reconstructed.
 fn may_be_lost(write: &Write) -> bool {
     match write {
         Write::Record(_) => true,
@@ -552,28 +556,16 @@ fn may_be_lost(write: &Write) -> bool {
     }
 }
 
-/// Somebody who wants it ended gets in where others are turned away.
+/// A stop or kill is accepted when the queue is full for other operations.
 fn queue_limit(kind: OpKind) -> usize {
-    match kind {
-        OpKind::Stop | OpKind::Kill => 2 * QUEUE_LIMIT,
-        OpKind::Start
-        | OpKind::Query
-        | OpKind::Host
-        | OpKind::Unhost
-        | OpKind::Restart
-        | OpKind::Reload
-        | OpKind::Register
-        | OpKind::Update
-        | OpKind::Unregister
-        | OpKind::Group => QUEUE_LIMIT,
-    }
+    if kind.ends_process() { 2 * QUEUE_LIMIT } else { QUEUE_LIMIT }
 }
 
 fn busy(purpose: Purpose, spec: Arc<Spec>, stage: Stage) -> State {
     State::Busy(Box::new(Job { purpose, spec, stage }))
 }
 
-/// When the launch began that was under way when the agent ended, before its process was seen.
+/// When the launch began that a restart of the agent interrupted before its process was seen.
 fn launch_cut_off(record: &Record, interrupted: &[(OpId, OpKind)]) -> Option<BootTime> {
     let began = record.streak.last_start.filter(|_| record.process.is_none())?;
     let launches =
@@ -588,7 +580,7 @@ fn launch_cut_off(record: &Record, interrupted: &[(OpId, OpKind)]) -> Option<Boo
     (resident && (kept_up || interrupted.iter().any(launches))).then_some(began)
 }
 
-/// What a launch has not brought by then it does not bring.
+/// The latest time at which the process of a launch can appear.
 fn brings_within(spec: &Spec) -> std::time::Duration {
     spec.policy.op_timeout + spec.policy.start_check
 }
@@ -597,11 +589,11 @@ fn op_kind(purpose: &Purpose) -> OpKind {
     purpose.op().map_or(OpKind::Start, |(_, kind)| kind)
 }
 
-/// The command without which the order is pointless, whatever the process does.
+/// The command that the order needs and that the spec does not have.
 fn missing_command(kind: OpKind, spec: &Spec) -> Option<&'static str> {
     let control = &spec.control;
     match kind {
-        // What is hosted is started again when it ends, also if it runs now.
+        // A hosted process is restarted when it exits, so the command is needed even if it runs now.
         OpKind::Start | OpKind::Host if control.start_cmd.is_empty() => Some("start_cmd"),
         OpKind::Restart if control.start_cmd.is_empty() && spec.policy.kind.schedule().is_some() => {
             Some("start_cmd")

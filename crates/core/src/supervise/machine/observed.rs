@@ -1,4 +1,4 @@
-//! What a sighting means for the job that asked for it.
+//! The meaning of an observation for the job that asked for it.
 
 use super::turns::Since;
 use super::upkeep::Fate;
@@ -11,19 +11,20 @@ use crate::process::{Absence, Exit, Found, Process, Sighting};
 use crate::spec::{Kind, Spec};
 use crate::spread::Occasion;
 use crate::supervise::job::{Job, Purpose, Stage};
+use crate::supervise::messages::Left;
 use crate::supervise::policy::Fall;
 use crate::supervise::record::Rest;
-use crate::supervise::words::Left;
-use crate::supervise::{Effect, Event, Hosting, Input, Step, Write, words};
+use crate::supervise::{Effect, EffectAnswer, Event, Hosting, Input, Step, Write, messages};
 use std::sync::Arc;
 
 impl Machine {
     pub(super) fn advance(&mut self, now: BootTime, job: Job, input: Input, out: &mut Step) -> State {
         let Job { purpose, spec, stage } = job;
         match (stage, input) {
-            (Stage::Looking { look, launch }, Input::Sighted { look: answered, sighting })
-                if look == answered =>
-            {
+            (
+                Stage::Looking { look, launch },
+                Input::Answer(EffectAnswer::Sighted { look: answered, sighting }),
+            ) if look == answered => {
                 self.puzzle_over(&sighting);
                 match sighting {
                     Sighting::Running(process) => {
@@ -42,41 +43,35 @@ impl Machine {
             (Stage::Leaving(leaving), input) => self.leaving(now, purpose, spec, leaving, input, out),
             (Stage::Clearing(clearing), input) => self.clearing(now, purpose, spec, clearing, input, out),
             (Stage::Awaiting(awaiting), input) => self.awaiting(now, purpose, spec, awaiting, input, out),
-            (Stage::Planning { plan }, Input::Planned { plan: answered, next }) if plan == answered => {
+            (Stage::Planning { plan }, Input::Answer(EffectAnswer::Planned { plan: answered, next }))
+                if plan == answered =>
+            {
                 self.planned(now, next, out)
             }
-            (Stage::Planning { plan }, Input::Placed { plan: answered, at, cause }) if plan == answered => {
+            (Stage::Planning { plan }, Input::Answer(EffectAnswer::Placed { plan: answered, at, cause }))
+                if plan == answered =>
+            {
                 self.placed(now, at, cause, out)
             }
             (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
             (
                 stage @ (Stage::Looking { .. } | Stage::Planning { .. }),
-                Input::Tick
-                | Input::Exited { .. }
-                | Input::Sighted { .. }
-                | Input::CommandEnded { .. }
-                | Input::Order(_)
-                | Input::Inspected { .. }
-                | Input::Planned { .. }
-                | Input::Sampled { .. }
-                | Input::Succeeded { .. }
-                | Input::Appeared { .. }
-                | Input::Overused { .. }
-                | Input::Health { .. }
-                | Input::Placed { .. },
+                Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_),
             ) => busy(purpose, spec, stage),
         }
     }
 
-    /// What is out of the ordinary is told for as long as it is not running.
+    /// An unusual reason is shown while the process is not running.
     pub(super) fn puzzle_over(&mut self, sighting: &Sighting) {
         self.puzzle = match sighting {
-            Sighting::Absent(Absence { cause, .. }) if words::is_puzzling(cause) => cause.to_string(),
-            Sighting::Absent(_) | Sighting::Running(_) => String::new(),
+            Sighting::Absent(Absence { cause, .. }) if messages::is_puzzling(cause) => {
+                Some(cause.to_string())
+            }
+            Sighting::Absent(_) | Sighting::Running(_) => None,
         };
     }
 
-    /// The process is running: what does that mean for this purpose?
+    /// The process is running: the next step, by purpose.
     pub(super) fn found(
         &mut self,
         now: BootTime,
@@ -91,8 +86,8 @@ impl Machine {
         match purpose {
             Purpose::Op { op, kind, before } => match kind {
                 OpKind::Start => {
-                    // Nothing is run and nothing replaced; but a proc that was unknown is known from now on.
-                    let message = words::already_running(&spec, &self.key.name);
+                    // No command is run and no spec is replaced, but the spec of an unknown proc is stored.
+                    let message = messages::already_running(&spec, &self.key.name);
                     self.spec.get_or_insert(spec);
                     self.answer(op, Code::AlreadyRunning, message, out);
                     State::Up(process)
@@ -101,7 +96,7 @@ impl Machine {
                     self.spec = Some(spec);
                     self.hosting = Hosting::Hosted;
                     self.streak.forgive();
-                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    self.answer(op, Code::Success, messages::SUCCESS, out);
                     State::Up(process)
                 }
                 OpKind::Restart => {
@@ -115,7 +110,8 @@ impl Machine {
                     }
                 }
                 OpKind::Stop | OpKind::Kill => {
-                    // Hosting ends first, and durably: whatever happens from here on, nobody starts it again.
+                    // Hosting ends first, durably, so that the process is not restarted whatever happens
+                    // next.
                     self.hosting = Hosting::Unhosted;
                     self.end(now, Purpose::Op { op, kind, before }, spec, process, launch, out)
                 }
@@ -132,7 +128,7 @@ impl Machine {
                 }
                 OpKind::Register | OpKind::Update => {
                     self.spec = Some(spec);
-                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    self.answer(op, Code::Success, messages::SUCCESS, out);
                     State::Up(process)
                 }
                 OpKind::Query | OpKind::Unhost | OpKind::Unregister | OpKind::Group => unreachable_kind(kind),
@@ -141,7 +137,7 @@ impl Machine {
                 out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
                 State::Up(process)
             }
-            // What a run has left is a part of the run.
+            // Processes that a run has left are part of the run.
             Purpose::Aftermath if spec.policy.kind == Kind::Once => {
                 State::Up(Process { found: Found::Foreground, ..process })
             }
@@ -152,7 +148,7 @@ impl Machine {
                 self.wait_for_command(now, spec, process, out)
             }
             Purpose::Recover { interrupted } => {
-                // Only where a pid file is to come, something else than what was found may be meant.
+                // Only if a pid file is expected, the process may be another one than the one found.
                 self.unsure = self
                     .unsure
                     .filter(|_| process.found != Found::PidFile && !spec.identity.pid_path.is_empty());
@@ -163,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// The process is not running: what does that mean for this purpose?
+    /// The process is not running: the next step, by purpose.
     pub(super) fn missing(
         &mut self,
         now: BootTime,
@@ -179,7 +175,7 @@ impl Machine {
                     self.spec = Some(spec);
                     self.hosting = Hosting::Hosted;
                     self.streak.forgive();
-                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    self.answer(op, Code::Success, messages::SUCCESS, out);
                     let since = match before.hosting {
                         Hosting::Unhosted => Since::Hosting,
                         Hosting::Hosted => Since::Now,
@@ -199,33 +195,33 @@ impl Machine {
                 OpKind::Stop | OpKind::Kill => {
                     self.hosting = Hosting::Unhosted;
                     if kind == OpKind::Kill && spec.control.kill_cmd.is_empty() {
-                        // What was never recognised as the process is part of its tree too.
+                        // Processes that were never recognised belong to the tree, too.
                         self.sweep(&spec, out);
                     }
-                    // And so is what it left when it died.
+                    // So do the leftovers of a dead process.
                     self.tidy(&spec, out);
                     match launch {
                         Some(run) => self.clear(now, Purpose::Op { op, kind, before }, spec, run, out),
-                        // What was scheduled has been ended, although nothing was running.
+                        // The schedule was ended, although no run was under way.
                         None if before.hosting == Hosting::Hosted && self.timetable().is_some() => {
-                            self.answer(op, Code::Success, words::SUCCESS, out);
+                            self.answer(op, Code::Success, messages::SUCCESS, out);
                             State::Down(Rest::Idle)
                         }
                         None => {
-                            let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
+                            let message = messages::not_running(kind, &spec, &self.key.name, &absence.cause);
                             self.answer(op, Code::NotRunning, message, out);
                             State::Down(Rest::Idle)
                         }
                     }
                 }
                 OpKind::Reload => {
-                    let message = words::not_running(kind, &spec, &self.key.name, &absence.cause);
+                    let message = messages::not_running(kind, &spec, &self.key.name, &absence.cause);
                     self.answer(op, Code::NotRunning, message, out);
                     State::Down(before.rest)
                 }
                 OpKind::Register | OpKind::Update => {
                     self.spec = Some(spec);
-                    self.answer(op, Code::Success, words::SUCCESS, out);
+                    self.answer(op, Code::Success, messages::SUCCESS, out);
                     match before.rest {
                         _ if self.timetable().is_some() => self.schedule(now, Since::Now, out),
                         // It is no longer periodic.
@@ -265,8 +261,8 @@ impl Machine {
                     Some((Rest::Retry { at, why }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
                         Fate::StartsAt { at, why }
                     }
-                    // A restart that had begun counts, although nobody saw how it ended: it may have been
-                    // what ended the agent, and would end it again for ever.
+                    // A restart that had begun counts, although its result is unknown: it may have crashed
+                    // the agent, and would do so for ever.
                     Some((Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. }, None)) => {
                         self.fate(now, Fall::NotStarted, "it was not running when the agent came back", out)
                     }
@@ -289,9 +285,9 @@ impl Machine {
         }
     }
 
-    /// The process that was known may have ended while the agent was away, and is told once, for the same
-    /// step forgets it. The end of a periodic process's run is nothing out of the ordinary, and an op that
-    /// was under way may have been what ended it.
+    /// The known process may have exited while the agent was away. This is reported once, because the same
+    /// step forgets the process. The end of a run is normal, and an op that was under way may have ended the
+    /// process.
     fn tell_death(&mut self, found: Option<Process>, interrupted: &[(OpId, OpKind)], out: &mut Step) {
         let last = self.saved.as_ref().and_then(|record| record.process);
         let dead = last.filter(|last| !found.is_some_and(|found| found.is(last)));
@@ -302,7 +298,7 @@ impl Machine {
 
     pub(super) fn interrupted(&mut self, ops: Vec<(OpId, OpKind)>, left: Left, out: &mut Step) {
         for (op, kind) in ops {
-            self.answer(op, Code::Interrupted, words::interrupted(kind, left), out);
+            self.answer(op, Code::Interrupted, messages::interrupted(kind, left), out);
         }
     }
 }

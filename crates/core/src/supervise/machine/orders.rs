@@ -12,7 +12,7 @@ use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Before, Clearing, EndPhase, Ending, Job, Launch, LaunchFailure, Purpose, Stage};
 use crate::supervise::policy::Streak;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Hosting, Leader, LookScope, Step, Write, words};
+use crate::supervise::{Effect, Hosting, Leader, LookScope, Step, Write, messages};
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
@@ -24,31 +24,31 @@ impl Machine {
                 self.inspect(&state, &order, out);
             }
         } else if self.refuses_at_once(&state, &order, out) {
-            // What another account has stored is not waited for either.
+            // An order of another account does not wait for the vetting either.
         } else if self.queue.len() >= queue_limit(order.kind) {
-            let message = words::queue_full(order.kind, self.queue.len());
+            let message = messages::queue_full(order.kind, self.queue.len());
             self.answer(order.op, Code::Busy, message, out);
         } else if now >= order.start_by {
-            self.answer(order.op, Code::Timeout, words::came_late(order.kind), out);
+            self.answer(order.op, Code::Timeout, messages::came_late(order.kind), out);
         } else {
             self.queue.push_back(order);
         }
         state
     }
 
-    /// Nobody waits for the op any more. One that has not begun does not begin; what one that is under way
-    /// has begun goes on as it wanted it, and only its answer comes now. `None`: there is no such op here.
+    /// Cancels an op. An op that has not begun does not begin. An op that is under way continues, and only
+    /// its answer is given now. `None`: there is no such op here.
     pub fn cancel(&mut self, op: OpId) -> Option<Step> {
         let mut out = Step::default();
         if let Some(place) = self.queue.iter().position(|order| order.op == op) {
             let order = self.queue.remove(place).expect("place is a position in the queue");
-            self.answer(op, Code::Cancelled, words::cancelled(order.kind), &mut out);
+            self.answer(op, Code::Cancelled, messages::cancelled(order.kind), &mut out);
             return Some(out);
         }
         match &self.state {
             State::Busy(job) => match job.purpose.op() {
                 Some((under_way, kind)) if under_way == op && self.let_go != Some(op) => {
-                    self.answer(op, Code::Cancelled, words::let_go(kind), &mut out);
+                    self.answer(op, Code::Cancelled, messages::let_go(kind), &mut out);
                     self.let_go = Some(op);
                     Some(out)
                 }
@@ -63,11 +63,11 @@ impl Machine {
             mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);
         self.queue = queue;
         for order in due {
-            self.answer(order.op, Code::Timeout, words::expired(order.kind), out);
+            self.answer(order.op, Code::Timeout, messages::expired(order.kind), out);
         }
     }
 
-    /// Takes up what waits: the next order when there is no job, or one that does not wait for the job's end.
+    /// Starts the next order if there is no job, or an order that supersedes the job.
     pub(super) fn proceed(&mut self, now: BootTime, out: &mut Step) {
         loop {
             let state = self.take();
@@ -89,7 +89,7 @@ impl Machine {
                         if launches(order.kind)
                             && let Some(by) = self.end_that_waits() =>
                     {
-                        self.answer(order.op, Code::Cancelled, words::overtaken(order.kind, by), out);
+                        self.answer(order.op, Code::Cancelled, messages::overtaken(order.kind, by), out);
                         state
                     }
                     Some(order) => self.begin(now, state, *order, out),
@@ -99,12 +99,12 @@ impl Machine {
         }
     }
 
-    /// The spec of an order, as the one copy that all will share. Most orders say what is known already.
+    /// The spec of an order as a shared copy. Most orders repeat the known spec.
     fn shared(&self, spec: Spec) -> Arc<Spec> {
         self.spec.as_ref().filter(|known| ***known == spec).cloned().unwrap_or_else(|| Arc::new(spec))
     }
 
-    /// A stop or kill in the queue. One that is yet to be vetted may be refused, so it cancels nothing.
+    /// A stop or kill in the queue. An order that is not vetted yet may be refused, so it supersedes nothing.
     fn end_that_waits(&self) -> Option<OpKind> {
         let sure = self.queue.iter().filter(|order| order.accounts.is_all());
         sure.map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
@@ -114,7 +114,7 @@ impl Machine {
         let Order { op, kind, spec, .. } = order;
         if kind == OpKind::Unhost {
             self.hosting = Hosting::Unhosted;
-            self.answer(op, Code::Success, words::SUCCESS, out);
+            self.answer(op, Code::Success, messages::SUCCESS, out);
             return match state {
                 State::Down(_) => State::Down(Rest::Idle),
                 state @ (State::Up(_) | State::Busy(_)) => state,
@@ -124,15 +124,15 @@ impl Machine {
             return self.forget(op, state, out);
         }
         if kind == OpKind::Group {
-            self.answer(op, Code::UnknownOp, words::not_of_a_proc(kind), out);
+            self.answer(op, Code::UnknownOp, messages::not_of_a_proc(kind), out);
             return state;
         }
         if kind == OpKind::Register && self.spec.is_some() {
-            self.answer(op, Code::AlreadyRegistered, words::ALREADY_REGISTERED, out);
+            self.answer(op, Code::AlreadyRegistered, messages::ALREADY_REGISTERED, out);
             return state;
         }
         let Some(spec) = spec.map(|spec| self.shared(spec)).or_else(|| self.spec.clone()) else {
-            self.answer(op, Code::NoSpec, words::no_spec(kind), out);
+            self.answer(op, Code::NoSpec, messages::no_spec(kind), out);
             return state;
         };
         // An update of a hosted proc asks for what host asks for.
@@ -141,13 +141,13 @@ impl Machine {
             _ => kind,
         };
         if let Some(field) = missing_command(asks_for, &spec) {
-            self.answer(op, Code::NoCommand, words::no_command(kind, field), out);
+            self.answer(op, Code::NoCommand, messages::no_command(kind, field), out);
             return state;
         }
-        self.remark.clear();
+        self.remark = None;
         if launches(kind) || matches!(kind, OpKind::Stop | OpKind::Kill) {
-            // From now on it is as somebody wanted it.
-            self.fault.clear();
+            // The order resets the fault.
+            self.fault = None;
         }
         let rest = match &state {
             State::Down(rest) => rest.clone(),
@@ -159,8 +159,7 @@ impl Machine {
             let absence = Absence { cause: Cause::NoRun, hopeless: true };
             return self.missing(now, purpose, spec, absence, None, out);
         }
-        // A proc that nobody knows may have been known before it was unregistered, and its process goes on
-        // since then.
+        // An unknown proc may have been unregistered while its process kept running.
         let scope = match self.spec {
             Some(_) => self.settled(),
             None => LookScope::Recovery { last: None },
@@ -171,7 +170,7 @@ impl Machine {
         }
     }
 
-    /// Whether the order is for a proc that runs by a schedule. What ends it needs not know how it began.
+    /// Whether the order is for a periodic proc. A stop, kill or reload follows the stored spec.
     fn has_turns(&self, kind: OpKind, spec: &Spec) -> bool {
         match kind {
             OpKind::Stop | OpKind::Kill | OpKind::Reload => self.spec.as_deref().unwrap_or(spec),
@@ -191,23 +190,23 @@ impl Machine {
         .is_some()
     }
 
-    /// The proc is left alone and not remembered; its process goes on.
+    /// Deletes the record of the proc; the process keeps running.
     fn forget(&mut self, op: OpId, state: State, out: &mut Step) -> State {
         if self.spec.is_none() {
-            self.answer(op, Code::NotRunning, words::not_registered(&self.key.name), out);
+            self.answer(op, Code::NotRunning, messages::not_registered(&self.key.name), out);
             return state;
         }
         self.hosting = Hosting::Unhosted;
-        self.answer(op, Code::Success, words::SUCCESS, out);
+        self.answer(op, Code::Success, messages::SUCCESS, out);
         (self.spec, self.saved, self.streak) = (None, None, Streak::default());
         (self.turn, self.run) = (None, None);
-        self.fault.clear();
+        self.fault = None;
         out.writes.push(Write::Forget);
         State::Down(Rest::Idle)
     }
 
-    /// A stop does not wait for a launch, nor a kill for a stop. What is overtaken is answered, and what was
-    /// launched so far is ended.
+    /// A stop supersedes a launch, and a kill supersedes a stop. The superseded op is answered, and its
+    /// processes are ended.
     pub(super) fn overtake(&mut self, now: BootTime, job: Job, place: usize, out: &mut Step) -> State {
         let order = self.queue.remove(place).expect("place is a position in the queue");
         let ahead: Vec<Box<Order>> = self.queue.drain(..place).collect();
@@ -227,14 +226,14 @@ impl Machine {
                 self.answer_op(&job.purpose, *code, message.clone(), out);
             }
             _ => {
-                let message = words::overtaken(op_kind(&job.purpose), order.kind);
+                let message = messages::overtaken(op_kind(&job.purpose), order.kind);
                 self.answer_op(&job.purpose, Code::Cancelled, message, out);
             }
         }
-        self.fault.clear();
-        self.remark.clear();
+        self.fault = None;
+        self.remark = None;
         for passed in ahead {
-            self.answer(passed.op, Code::Cancelled, words::overtaken(passed.kind, order.kind), out);
+            self.answer(passed.op, Code::Cancelled, messages::overtaken(passed.kind, order.kind), out);
         }
         let rest = self.saved.as_ref().map_or(Rest::Idle, |record| record.rest.clone());
         let purpose = Purpose::Op { op: order.op, kind: order.kind, before: Before { hosting, rest } };
@@ -251,8 +250,8 @@ impl Machine {
             Stage::Leaving(leaving) => self.overtake_leaving(now, purpose, job.spec, leaving, out),
             Stage::Launching(launch) => self.overtake_launch(now, purpose, spec, launch, out),
             Stage::Ending(mut ending) if order.kind == OpKind::Stop => {
-                // What the restart began is just what the stop would do, so it goes on; only its time begins
-                // anew.
+                // The stop part of the restart is what the stop would do, so it continues with a new
+                // deadline.
                 self.hosting = Hosting::Unhosted;
                 match &mut ending.phase {
                     EndPhase::Command(_) => {}
@@ -282,8 +281,8 @@ impl Machine {
         }
     }
 
-    /// A start that was overtaken does not go on: its command is ended with all that it has started. A
-    /// process that was recognised is first told to end as any other is.
+    /// A superseded start does not continue: its command is ended with all its descendants. A recognised
+    /// process is first stopped like any other.
     pub(super) fn overtake_launch(
         &mut self,
         now: BootTime,
@@ -295,7 +294,7 @@ impl Machine {
         let run = launch.command.run;
         let leftover = launch.ended.is_none().then_some(run);
         match (launch.process(), launch.old) {
-            // What a run leaves behind may be what it was for.
+            // A run may leave processes on purpose.
             (Some(process), _) if self.turn.is_some() => self.found(now, purpose, spec, process, None, out),
             (Some(process), _) => self.found(now, purpose, spec, process, leftover, out),
             // The process is not the run's, so the run can end at once, before it brings a second one.
@@ -308,7 +307,7 @@ impl Machine {
                 self.hosting = Hosting::Unhosted;
                 self.clear(now, purpose, spec, run, out)
             }
-            // What runs to its end is its command.
+            // The process of a proc of kind `once` is its command.
             (None, None) => {
                 let scope = LookScope::Launch { run, leader: Leader::Accept };
                 self.look_first(scope, purpose, spec, leftover, out)

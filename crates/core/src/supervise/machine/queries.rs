@@ -7,7 +7,7 @@ use crate::id::OpId;
 use crate::op::{OpKind, Order, ProcStatus};
 use crate::process::Sighting;
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, LookScope, Step, View, words};
+use crate::supervise::{Effect, LookScope, Step, View, messages};
 use std::sync::Arc;
 
 impl Machine {
@@ -16,7 +16,7 @@ impl Machine {
             return self.answer_query(
                 order.op,
                 Code::NoSpec,
-                words::no_spec(OpKind::Query),
+                messages::no_spec(OpKind::Query),
                 ProcStatus::default(),
                 out,
             );
@@ -30,7 +30,7 @@ impl Machine {
             return self.answer_query(
                 order.op,
                 Code::NoSpec,
-                words::no_identity(),
+                messages::no_identity(),
                 ProcStatus::default(),
                 out,
             );
@@ -57,7 +57,7 @@ impl Machine {
             self.puzzle_over(&view.sighting);
         }
         let note = match (self.note_in(now, &state).as_ref(), &state, &view.sighting) {
-            ("", State::Down(Rest::Due { .. }), _) => words::WAITING.to_owned(),
+            ("", State::Down(Rest::Due { .. }), _) => messages::WAITING.to_owned(),
             ("", _, Sighting::Absent(absence)) => absence.cause.to_string(),
             ("", _, Sighting::Running(_)) => String::new(),
             (note, _, _) => note.to_owned(),
@@ -66,7 +66,7 @@ impl Machine {
             hosted: self.is_hosted_in(&state),
             note,
             instance: view.instance,
-            // The machine knows one; whoever asked several puts them together.
+            // The machine knows one instance; the caller merges several.
             more: Vec::new(),
             version: view.version,
             health: view.health,
@@ -75,7 +75,7 @@ impl Machine {
             reported_at: view.reported_at,
             utc_offset_secs: view.utc_offset_secs,
         };
-        self.answer_query(op, Code::Success, words::SUCCESS.to_owned(), status, out);
+        self.answer_query(op, Code::Success, messages::SUCCESS.to_owned(), status, out);
         match (state, view.sighting) {
             (State::Down(rest), Sighting::Running(process)) => self.appeared(now, rest, process, out),
             (state, _) => state,

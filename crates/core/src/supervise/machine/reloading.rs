@@ -8,7 +8,7 @@ use crate::process::{Exit, Process, Sighting};
 use crate::spec::{LEAST_LIFE, Spec};
 use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage, Survival};
 use crate::supervise::policy::Fall;
-use crate::supervise::{CommandEnd, Effect, Input, LookScope, Step, words};
+use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, LookScope, ProcNews, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ impl Machine {
     ) -> State {
         let mut ended = None;
         match input {
-            Input::Exited { process: dead, .. } if process.is(&dead) => gone = true,
-            Input::CommandEnded { run, end } if run == command.run => ended = Some(end),
+            Input::News(ProcNews::Exited { process: dead, .. }) if process.is(&dead) => gone = true,
+            Input::Answer(EffectAnswer::CommandEnded { run, end }) if run == command.run => ended = Some(end),
             Input::Tick => match command.overdue(now) {
                 Overdue::No => {}
                 Overdue::End => out.effects.push(Effect::EndRun(command.run)),
@@ -43,32 +43,23 @@ impl Machine {
                     ended = Some(CommandEnd::Exited { exit: Exit::Unknown, output: String::new() })
                 }
             },
-            Input::Exited { .. }
-            | Input::CommandEnded { .. }
-            | Input::Sighted { .. }
-            | Input::Order(_)
-            | Input::Inspected { .. }
-            | Input::Planned { .. }
-            | Input::Sampled { .. }
-            | Input::Succeeded { .. }
-            | Input::Appeared { .. }
-            | Input::Overused { .. }
-            | Input::Health { .. }
-            | Input::Placed { .. } => {}
+            Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
-            Some(CommandEnd::NotStarted { code, reason }) => (code, words::not_run("reload_cmd", &reason)),
-            Some(CommandEnd::Exited { output, .. }) if command.timed_out => {
-                (Code::CommandTimeout, words::command_timeout("reload_cmd", spec.policy.op_timeout, &output))
-            }
+            Some(CommandEnd::NotStarted { code, reason }) => (code, messages::not_run("reload_cmd", &reason)),
+            Some(CommandEnd::Exited { output, .. }) if command.timed_out => (
+                Code::CommandTimeout,
+                messages::command_timeout("reload_cmd", spec.policy.op_timeout, &output),
+            ),
             Some(CommandEnd::Exited { exit: Exit::Code(0), output }) => {
                 let check = now + spec.policy.start_check;
                 let until = command.deadline.map_or(check, |deadline| deadline.min(check));
                 if gone {
                     return self.reload_lost(now, purpose, spec, output, until, out);
                 }
-                // Most programs keep their process; one that hands over says so in its pid file.
+                // Most programs keep their process; a program that hands over to a successor writes its pid
+                // file.
                 let survives = now + SURVIVES;
                 let survival = Survival {
                     process,
@@ -80,14 +71,14 @@ impl Machine {
                 return busy(purpose, spec, Stage::Surviving(survival));
             }
             Some(CommandEnd::Exited { exit, output }) => {
-                (Code::CommandFailed, words::command_failed("reload_cmd", exit, &output))
+                (Code::CommandFailed, messages::command_failed("reload_cmd", exit, &output))
             }
         };
         self.answer_op(&purpose, code, message.clone(), out);
         if gone { self.upkeep(now, message, out) } else { State::Up(process) }
     }
 
-    /// Only the process itself is told: what it has started may not know what to do with it.
+    /// Only the main process is signalled: its descendants may not handle the signal.
     pub(super) fn reload_by_signal(
         &mut self,
         now: BootTime,
@@ -114,7 +105,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match input {
-            Input::Exited { process: dead, exit } if survival.process.is(&dead) => {
+            Input::News(ProcNews::Exited { process: dead, exit }) if survival.process.is(&dead) => {
                 let until = survival.successor_by.unwrap_or(now + SURVIVES);
                 // Successors are accepted until then, not after it.
                 if survival.is_successor && now >= until {
@@ -123,22 +114,10 @@ impl Machine {
                 }
                 return self.reload_lost(now, purpose, spec, survival.output, until, out);
             }
-            Input::Tick
-            | Input::Exited { .. }
-            | Input::CommandEnded { .. }
-            | Input::Sighted { .. }
-            | Input::Order(_)
-            | Input::Inspected { .. }
-            | Input::Planned { .. }
-            | Input::Sampled { .. }
-            | Input::Succeeded { .. }
-            | Input::Appeared { .. }
-            | Input::Overused { .. }
-            | Input::Health { .. }
-            | Input::Placed { .. } => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
         }
         if now >= survival.until {
-            self.answer_op(&purpose, Code::Success, words::SUCCESS, out);
+            self.answer_op(&purpose, Code::Success, messages::SUCCESS, out);
             return State::Up(survival.process);
         }
         busy(purpose, spec, Stage::Surviving(survival))
@@ -155,9 +134,9 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         if self.timetable().is_some() {
-            // Nobody takes the place of a run.
+            // A run has no successor.
             let kind = op_kind(&purpose);
-            let message = words::post_check(kind, &spec, &self.key.name, words::RUN_OVER, &output);
+            let message = messages::post_check(kind, &spec, &self.key.name, messages::RUN_OVER, &output);
             self.answer_op(&purpose, Code::PostCheck, message, out);
             return self.schedule(now, Since::Run, out);
         }
@@ -174,7 +153,7 @@ impl Machine {
         output: &str,
         out: &mut Step,
     ) -> State {
-        let message = words::post_check(op_kind(purpose), spec, &self.key.name, why, output);
+        let message = messages::post_check(op_kind(purpose), spec, &self.key.name, why, output);
         self.answer_op(purpose, Code::PostCheck, message.clone(), out);
         self.rest_tidied(now, Fall::Died, &message, out)
     }
@@ -189,35 +168,26 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match input {
-            Input::Sighted { look, sighting } if review.looking == Some(look) => match sighting {
-                Sighting::Running(process) => {
-                    out.effects.push(Effect::Watch(process));
-                    let (until, successor_by, output) = (now + SURVIVES, Some(review.until), review.output);
-                    let survival = Survival { process, until, successor_by, is_successor: true, output };
-                    return busy(purpose, spec, Stage::Surviving(survival));
+            Input::Answer(EffectAnswer::Sighted { look, sighting }) if review.looking == Some(look) => {
+                match sighting {
+                    Sighting::Running(process) => {
+                        out.effects.push(Effect::Watch(process));
+                        let (until, successor_by, output) =
+                            (now + SURVIVES, Some(review.until), review.output);
+                        let survival = Survival { process, until, successor_by, is_successor: true, output };
+                        return busy(purpose, spec, Stage::Surviving(survival));
+                    }
+                    Sighting::Absent(absence) if now >= review.until => {
+                        let why = absence.cause.to_string();
+                        return self.reload_failed(now, &purpose, &spec, &why, &review.output, out);
+                    }
+                    Sighting::Absent(_) => {
+                        review.looking = None;
+                        review.next_look = now + LOOK_EVERY;
+                    }
                 }
-                Sighting::Absent(absence) if now >= review.until => {
-                    let why = absence.cause.to_string();
-                    return self.reload_failed(now, &purpose, &spec, &why, &review.output, out);
-                }
-                Sighting::Absent(_) => {
-                    review.looking = None;
-                    review.next_look = now + LOOK_EVERY;
-                }
-            },
-            Input::Tick
-            | Input::Exited { .. }
-            | Input::Sighted { .. }
-            | Input::CommandEnded { .. }
-            | Input::Order(_)
-            | Input::Inspected { .. }
-            | Input::Planned { .. }
-            | Input::Sampled { .. }
-            | Input::Succeeded { .. }
-            | Input::Appeared { .. }
-            | Input::Overused { .. }
-            | Input::Health { .. }
-            | Input::Placed { .. } => {}
+            }
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
         }
         if review.looking.is_none() && now >= review.next_look {
             review.looking = Some(self.look(LookScope::Settled, &spec, out));

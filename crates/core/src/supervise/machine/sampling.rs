@@ -1,8 +1,8 @@
-//! What a sample of the process means: nothing, or that it is to be ended.
+//! Decides by the samples of a process whether it must be ended.
 //!
-//! Limits are a part of hosting, so a resident process that is not hosted is left alone. What runs to its end
-//! is limited for as long as its run lasts. A process that is being checked or reloaded is limited as any
-//! other, and the order under way is answered with the reason; one that is being ended already is not judged.
+//! Limits are part of hosting, so a resident process that is not hosted is left alone. Runs of periodic procs
+//! and procs of kind `once` are always limited. A process that is being checked or reloaded is limited too,
+//! and the order under way is answered with the reason. A process that is being ended is not judged.
 
 use super::{Machine, State};
 use crate::boot_time::BootTime;
@@ -15,7 +15,7 @@ use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Stage, Survival};
 use crate::supervise::limits::{LimitStrain, LimitVerdict};
 use crate::supervise::policy::Fall;
-use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, messages};
 use crate::usage::{LimitHistory, Usage};
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Machine {
     fn limits_hold(&self, process: &Process) -> bool {
         match (self.hosting, self.spec.as_ref().map(|spec| &spec.policy.kind)) {
             (Hosting::Hosted, _) | (_, Some(Kind::Periodic(_))) => true,
-            // The command is the run; what was found by name or pid file is not.
+            // Only the command is the run; a process that was found by name or pid file is not.
             (Hosting::Unhosted, Some(Kind::Once)) => process.found == Found::Foreground,
             (Hosting::Unhosted, Some(Kind::Resident) | None) => false,
         }
@@ -73,7 +73,7 @@ impl Machine {
         let Some(spec) = self.spec.clone() else { return state };
         if !self.limited_in(&state).is_some_and(|limited| limited.is(&process)) {
             if matches!(state, State::Up(up) if up.is(&process)) {
-                // Nobody counts: what it used while it was left alone is not held against it later.
+                // Samples of a process that is left alone do not count later.
                 self.strain = LimitStrain::default();
                 self.forget_fault(now, &spec);
             }
@@ -113,8 +113,8 @@ impl Machine {
     /// The reason for which it was ended stands until it runs stably again.
     fn forget_fault(&mut self, now: BootTime, spec: &Spec) {
         let stable = |start| now.since(start) > spec.policy.stable_after();
-        if !self.fault.is_empty() && self.streak.last_start.is_none_or(stable) {
-            self.fault.clear();
+        if self.fault.is_some() && self.streak.last_start.is_none_or(stable) {
+            self.fault = None;
         }
     }
 
@@ -129,7 +129,7 @@ impl Machine {
         event: Event,
         out: &mut Step,
     ) -> State {
-        self.fault = words::over_limit(&event);
+        self.fault = Some(messages::over_limit(&event));
         out.writes.push(Write::Event(event));
         let (op, launch) = match state {
             State::Busy(job) => interrupt(*job, out),
@@ -138,9 +138,9 @@ impl Machine {
         self.end(now, Purpose::Limit { fall: fall(past), op }, spec, process, launch, out)
     }
 
-    /// One that was over its limits, or ill, is gone: it comes back under the restart policy, if it is to
-    /// come back at all. One that was over from its beginning has had no stable run, however long the samples
-    /// took: else it would come back for ever.
+    /// A process that exceeded its limits or was unhealthy is gone. The restart policy starts it again, if it
+    /// is hosted. A process that exceeded its limits from its start had no stable run, however long the
+    /// samples took; otherwise it would be restarted for ever.
     pub(super) fn limited(
         &mut self,
         now: BootTime,
@@ -148,9 +148,9 @@ impl Machine {
         op: Option<(OpId, OpKind)>,
         out: &mut Step,
     ) -> State {
-        let last = self.fault.clone();
+        let last = self.fault.clone().unwrap_or_default();
         if let (Some((op, kind)), Some(spec)) = (op, self.spec.clone()) {
-            let message = words::post_check(kind, &spec, &self.key.name, &last, "");
+            let message = messages::post_check(kind, &spec, &self.key.name, &last, "");
             self.answer(op, Code::PostCheck, message, out);
         }
         let hosting = self.hosting;
@@ -160,19 +160,19 @@ impl Machine {
             Kind::Periodic(_) => false,
         };
         if let Some(spec) = self.spec.clone().filter(is_over) {
-            // Nobody will start it again and sweep first, and what it has left may be what was too much.
+            // There is no restart that would sweep first, and the leftovers may have caused the overuse.
             self.sweep(&spec, out);
         }
         self.rest(now, fall, &last, out)
     }
 }
 
-/// Ends what a job is about. The order that it was for, and the command that must end with the process.
+/// Ends a job. Returns its order, and the command that must end with the process.
 fn interrupt(job: Job, out: &mut Step) -> (Option<(OpId, OpKind)>, Option<RunId>) {
     let Job { purpose, spec, stage } = job;
     let launch = match stage {
         Stage::Launching(launch) => {
-            // What a run has started and left may be what it was for.
+            // A run may leave processes on purpose.
             let ends_with_it = match (&spec.policy.kind, spec.policy.detached) {
                 (Kind::Resident, _) | (Kind::Once, Detached::End) => launch.ended.is_none(),
                 (Kind::Once, Detached::Keep) | (Kind::Periodic(_), _) => false,
@@ -195,7 +195,7 @@ fn interrupt(job: Job, out: &mut Step) -> (Option<(OpId, OpKind)>, Option<RunId>
     (purpose.op(), launch)
 }
 
-/// One that was over from its beginning is no more started than one that does not live.
+/// A process that exceeded its limits from its start counts as a failed start.
 fn fall(past: LimitHistory) -> Fall {
     match past {
         LimitHistory::OnceWithin => Fall::Died,

@@ -1,8 +1,8 @@
 //! When a periodic process runs, and what becomes of a run that has ended.
 //!
-//! A run is `start_cmd` run to its end, within `op_timeout`. While it lasts, its command is the process. A
-//! run that failed is an event, and changes nothing about the next. A run that is due while the one before is
-//! under way is missed: that is told when it happens, and at most once a minute.
+//! A run is one execution of `start_cmd`, within `op_timeout`. During the run its command is the process. A
+//! failed run is an event and does not affect the next one. A run that is due during another run is missed;
+//! this is reported at that time, at most once a minute.
 
 use super::ending::LAST_BREATH;
 use super::{Machine, State, busy};
@@ -12,7 +12,8 @@ use crate::spec::{Schedule, Spec};
 use crate::supervise::job::{EndPhase, Ending, Job, Purpose, Stage};
 use crate::supervise::record::Rest;
 use crate::supervise::{
-    CommandEnd, Effect, Event, Hosting, Input, Next, PlanId, RunId, Signal, Step, Write, timetable, words,
+    CommandEnd, Effect, EffectAnswer, Event, Hosting, Input, Next, PlanId, ProcNews, RunId, Signal, Step,
+    Write, messages, timetable,
 };
 use std::time::Duration;
 
@@ -45,14 +46,14 @@ pub(super) enum Overlap {
 /// From when on the next run is counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Since {
-    /// It is hosted from now on: what runs every so often runs at once.
+    /// The proc was just hosted: with an interval it runs at once.
     Hosting,
-    /// Only the spec or the clock is new: nothing was missed, and nothing is to be done sooner than before.
+    /// Only the spec or the clock has changed: no run was missed, and none is due earlier.
     Now,
-    /// A run has ended. What was due in the meantime is missed.
+    /// A run has ended. Runs that were due meanwhile are missed.
     Run,
-    /// The agent was away. What was due in the meantime is missed, and is made up for once where the rule is
-    /// only to run every so often.
+    /// The agent was away. Runs that were due meanwhile are missed; with an interval, one run takes place at
+    /// once.
     Away,
 }
 
@@ -75,7 +76,7 @@ impl Machine {
         let schedule = self.timetable().cloned().filter(|_| self.hosting == Hosting::Hosted);
         let Some(schedule) = schedule else { return State::Down(Rest::Idle) };
         if self.spec.as_ref().is_some_and(|spec| spec.control.start_cmd.is_empty()) {
-            return self.give_up(words::no_plan("the spec has no start_cmd"), out);
+            return self.give_up(messages::no_plan("the spec has no start_cmd"), out);
         }
         let last = self.streak.last_start;
         let due = match self.saved.as_ref().map(|record| &record.rest) {
@@ -125,7 +126,7 @@ impl Machine {
                 self.missed_in_all(missed, out);
                 State::Down(Rest::Due { at })
             }
-            Next::Never { reason } => self.give_up(words::no_plan(&reason), out),
+            Next::Never { reason } => self.give_up(messages::no_plan(&reason), out),
         }
     }
 
@@ -134,7 +135,7 @@ impl Machine {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         match spec.policy.kind.schedule() {
             Some(Schedule::Every(every)) => {
-                // The first of them takes place, if late.
+                // The first of them takes place late.
                 self.missed(timetable::passed(now, at, *every).saturating_sub(1), out);
             }
             Some(Schedule::Cron(rule)) if now.since(at) > LATEST => {
@@ -147,8 +148,8 @@ impl Machine {
         self.launch(now, Purpose::Turn, spec, None, out)
     }
 
-    /// The end of a run is told once: its command's end is the end of its process, and has its output. Only
-    /// of a run from an earlier life of the agent nothing but the process is known.
+    /// The end of a run is reported once: by the exit of its command, which has the output. Of a run from
+    /// before a restart of the agent only the process is known.
     pub(super) fn turn_ended(&mut self, state: &State, input: Input, out: &mut Step) -> Input {
         let stage = match state {
             State::Busy(job) => Some(&job.stage),
@@ -156,10 +157,10 @@ impl Machine {
         };
         match (input, self.turn) {
             // Its launch waits for this very end.
-            (input @ Input::CommandEnded { run, .. }, _) if matches!(stage, Some(Stage::Launching(launch)) if launch.command.run == run) => {
+            (input @ Input::Answer(EffectAnswer::CommandEnded { run, .. }), _) if matches!(stage, Some(Stage::Launching(launch)) if launch.command.run == run) => {
                 input
             }
-            (Input::CommandEnded { run, end }, Some(turn)) if turn.run == run => {
+            (Input::Answer(EffectAnswer::CommandEnded { run, end }), Some(turn)) if turn.run == run => {
                 self.turn = None;
                 let exit = match &end {
                     CommandEnd::Exited { exit, .. } => *exit,
@@ -167,25 +168,25 @@ impl Machine {
                 };
                 match state {
                     State::Busy(job) if is_overdue_run(job) => self.tell_overdue(job, &end, out),
-                    // One that is being ended has not failed.
+                    // A run that is being ended has not failed.
                     State::Busy(job) if matches!(job.stage, Stage::Ending(_)) => {}
                     State::Busy(_) | State::Up(_) | State::Down(_) => self.tell_failure(&end, out),
                 }
-                Input::Exited { process: turn.process, exit }
+                Input::News(ProcNews::Exited { process: turn.process, exit })
             }
-            (Input::Exited { process, exit }, None)
+            (Input::News(ProcNews::Exited { process, exit }), None)
                 if let State::Busy(job) = state
                     && is_overdue_run(job)
                     && job.stage.process().is_some_and(|ended| ended.is(&process)) =>
             {
                 self.tell_overdue(job, &CommandEnd::Exited { exit, output: String::new() }, out);
-                Input::Exited { process, exit }
+                Input::News(ProcNews::Exited { process, exit })
             }
-            (Input::Exited { process, exit }, None)
+            (Input::News(ProcNews::Exited { process, exit }), None)
                 if self.timetable().is_some() && matches!(state, State::Up(up) if up.is(&process)) =>
             {
                 self.tell_failure(&CommandEnd::Exited { exit, output: String::new() }, out);
-                Input::Exited { process, exit }
+                Input::News(ProcNews::Exited { process, exit })
             }
             (input, _) => input,
         }
@@ -193,9 +194,9 @@ impl Machine {
 
     fn tell_failure(&mut self, end: &CommandEnd, out: &mut Step) {
         let reason = match end {
-            CommandEnd::NotStarted { reason, .. } => words::not_run("start_cmd", reason),
+            CommandEnd::NotStarted { reason, .. } => messages::not_run("start_cmd", reason),
             CommandEnd::Exited { exit: Exit::Code(0) | Exit::Unknown, .. } => return,
-            CommandEnd::Exited { exit, output } => words::command_failed("start_cmd", *exit, output),
+            CommandEnd::Exited { exit, output } => messages::command_failed("start_cmd", *exit, output),
         };
         out.writes.push(Write::Event(Event::RunFailed { reason }));
     }
@@ -263,8 +264,7 @@ impl Machine {
         }
     }
 
-    /// The run has taken as long as a command may. It is ended with all that it has started, as any such
-    /// command is.
+    /// The run exceeded op_timeout. It is ended with all its descendants, like any command.
     pub(super) fn run_overdue(&mut self, now: BootTime, process: Process, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Up(process) };
         out.effects.push(match self.turn {
@@ -282,7 +282,7 @@ impl Machine {
         if let Some(run) = &mut self.run {
             run.deadline = now + limit.max(TELL_EVERY);
         }
-        let reason = words::run_not_ended(limit, process.pid);
+        let reason = messages::run_not_ended(limit, process.pid);
         out.writes.push(Write::Event(Event::RunFailed { reason }));
     }
 
@@ -291,11 +291,11 @@ impl Machine {
             CommandEnd::Exited { output, .. } => output.as_str(),
             CommandEnd::NotStarted { .. } => "",
         };
-        let reason = words::command_timeout("start_cmd", job.spec.policy.op_timeout, output);
+        let reason = messages::command_timeout("start_cmd", job.spec.policy.op_timeout, output);
         out.writes.push(Write::Event(Event::RunFailed { reason }));
     }
 
-    /// So many runs have been missed since the one under way began.
+    /// Reports the runs that were missed since the run under way began.
     fn missed_so_far(&mut self, now: BootTime, count: u32, out: &mut Step) {
         let Some(run) = &mut self.run else { return };
         let is_quiet = run.told_at.is_some_and(|told| now.since(told) < TELL_EVERY);
@@ -307,8 +307,7 @@ impl Machine {
         self.missed(news, out);
     }
 
-    /// So many runs have been missed since the last one began, which is over. Some of them may have been
-    /// told.
+    /// Reports the runs that were missed since the last run began, except those that were already reported.
     fn missed_in_all(&mut self, count: u32, out: &mut Step) {
         let told = self.run.map_or(0, |run| run.missed);
         self.missed(count.saturating_sub(told), out);

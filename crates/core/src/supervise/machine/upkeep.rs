@@ -1,4 +1,4 @@
-//! What becomes of a process that died: looked for, started again, or given up.
+//! The restart policy for a process that died: look for it, restart it, or give up.
 
 use super::turns::Since;
 use super::{Machine, State, busy};
@@ -10,32 +10,32 @@ use crate::spread::{self, Occasion};
 use crate::supervise::job::{Purpose, Stage};
 use crate::supervise::policy::{Fall, RestartVerdict};
 use crate::supervise::record::Rest;
-use crate::supervise::{Effect, Event, Hosting, LookScope, PlanId, Signal, Step, Write, words};
+use crate::supervise::{Effect, Event, Hosting, LookScope, PlanId, Signal, Step, Write, messages};
 
-/// How many earlier generations are told of. More than two at a time are a sight for nobody.
+/// Maximum number of earlier generations that are remembered.
 const MOST_OLDER: usize = 8;
 
-/// What is to become of a proc that is not running.
+/// The decision about a proc that is not running.
 pub(super) enum Fate {
     /// It is started without a pause.
     Starts { why: String },
-    /// It is started then.
+    /// Start it at this time.
     StartsAt { at: BootTime, why: String },
-    /// It is not started again by itself, or by its schedule alone.
+    /// Do not restart it, or only by its schedule.
     Rests(State),
 }
 
 impl Machine {
     pub(super) fn exited(&mut self, now: BootTime, process: Process, exit: Exit, out: &mut Step) -> State {
         if self.timetable().is_some() {
-            // The end of a run is nothing out of the ordinary; that it failed has been told.
+            // The end of a run is normal; a failure has been reported.
             return self.schedule(now, Since::Run, out);
         }
         out.writes.push(Write::Event(Event::Exited { pid: process.pid, exit }));
         let last = format!("pid {} {exit}", process.pid);
         if exit == Exit::OutOfMemory {
-            // It is not its own doing, and people look for it in vain in its logs.
-            self.fault.clone_from(&last);
+            // The process's own logs do not show the reason.
+            self.fault = Some(last.clone());
         }
         if let Some(spec) = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
             return self.look_behind(LookScope::Leftovers, spec, out);
@@ -44,7 +44,7 @@ impl Machine {
         // real one behind.
         self.dead = (exit != Exit::Code(0)).then_some(process);
         match (process.found, exit) {
-            // The command itself was the process: there is nobody else to look for.
+            // The command itself was the process, so there is no other process to look for.
             (Found::Foreground, exit) if exit != Exit::Code(0) => {
                 let state = self.revive(now, &last, out);
                 self.end_orphans(&state, out);
@@ -58,8 +58,8 @@ impl Machine {
         }
     }
 
-    /// Until it is started again its orphans have nobody to work for. One that bears its name, as workers do,
-    /// would be taken for it by whoever looks meanwhile, and nobody would start it again.
+    /// Orphans are killed before the restart. A worker with the name of its master would otherwise be taken
+    /// for the process, and there would be no restart.
     pub(super) fn end_orphans(&mut self, state: &State, out: &mut Step) {
         let waits = matches!(state, State::Down(Rest::Retry { .. } | Rest::GaveUp { .. }));
         if let Some(spec) = self.spec.clone().filter(|_| waits) {
@@ -67,8 +67,8 @@ impl Machine {
         }
     }
 
-    /// The program has replaced itself. Nothing died: whatever becomes of the old process, it is no longer
-    /// the one that counts.
+    /// The program has replaced itself. The old process is no longer the supervised one, and its exit is not
+    /// a death.
     pub(super) fn succeeded(&mut self, old: Process, process: Process, out: &mut Step) -> State {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         if !resident || old.is(&process) {
@@ -76,7 +76,7 @@ impl Machine {
         }
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: Some(old.pid) }));
         out.effects.push(Effect::Watch(process));
-        // What a shell has begun is no next generation of the shell.
+        // A program that a shell started is not a successor of the shell.
         if process.found != Found::Foreground {
             self.outlive(old, out);
         }
@@ -88,14 +88,14 @@ impl Machine {
         if self.spec.is_none() || self.timetable().is_some() {
             return State::Down(rest);
         }
-        self.puzzle.clear();
+        self.puzzle = None;
         self.streak.last_start = Some(now);
         out.effects.push(Effect::Watch(process));
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
         State::Up(process)
     }
 
-    /// The process is not the one that counts any more, and still runs.
+    /// The process is no longer the supervised one, and still runs.
     pub(super) fn outlive(&mut self, old: Process, out: &mut Step) {
         if self.older.len() < MOST_OLDER && !self.older.iter().any(|older| older.is(&old)) {
             self.older.push(old);
@@ -103,8 +103,8 @@ impl Machine {
         out.effects.push(Effect::Retire(old));
     }
 
-    /// Earlier generations are ended with the process, or before a restart_cmd replaces it. A sweep finds
-    /// them too, but there is none where what is detached is kept.
+    /// Earlier generations are ended with the process, or before a restart_cmd replaces it. A sweep would
+    /// find them too, but there is no sweep with `detached: keep`.
     pub(super) fn end_older(&mut self, signal: Signal, spare: &[Process], out: &mut Step) {
         for process in &self.older {
             let spare = spare.to_vec();
@@ -159,7 +159,7 @@ impl Machine {
         state
     }
 
-    /// What is to become of a proc that is not running.
+    /// The decision about a proc that is not running.
     pub(super) fn fate(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> Fate {
         self.untidy = true;
         if self.timetable().is_some() {
@@ -173,15 +173,15 @@ impl Machine {
             return Fate::Rests(State::Down(Rest::Idle));
         }
         if spec.control.start_cmd.is_empty() {
-            return Fate::Rests(self.give_up(words::no_way_back(last), out));
+            return Fate::Rests(self.give_up(messages::no_way_back(last), out));
         }
         let verdict = self.streak.fell(now, fall, &spec.policy, &self.key);
-        let why = || words::retry(self.streak.restarts, spec.policy.start_retries, last);
+        let why = || messages::retry(self.streak.restarts, spec.policy.start_retries, last);
         match verdict {
             RestartVerdict::Now => Fate::Starts { why: why() },
             RestartVerdict::At(at) => Fate::StartsAt { at, why: why() },
             RestartVerdict::GiveUp => {
-                let reason = words::gave_up(self.streak.restarts, last);
+                let reason = messages::gave_up(self.streak.restarts, last);
                 Fate::Rests(self.give_up(reason, out))
             }
         }
@@ -191,7 +191,7 @@ impl Machine {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let ends = |order: &Order| matches!(order.kind, OpKind::Stop | OpKind::Kill) && now < order.start_by;
         if self.queue.iter().any(|order| ends(order)) {
-            // Somebody who wants it ended waits already. The retry is for the case that it comes to nothing.
+            // A stop or kill is already queued. The retry is for the case that it is refused.
             return State::Down(Rest::Retry { at: now, why: last });
         }
         self.sweep(&spec, out);
@@ -213,7 +213,7 @@ impl Machine {
         cause: spread::SpreadCause,
         out: &mut Step,
     ) -> State {
-        let why = words::spread(cause).to_owned();
+        let why = messages::spread(cause).to_owned();
         self.placed = now < at;
         if self.placed { State::Down(Rest::Retry { at, why }) } else { self.relaunch(now, why, out) }
     }

@@ -1,9 +1,9 @@
 //! Orders of apps that are limited to OS accounts.
 //!
-//! Such an order is refused (837) when another account is involved: that of the stored spec, of the spec that
-//! is being carried out, of the sent one, or of the running process. Only the shell knows whose a process is,
-//! so an order that is about to begin is held in its place in the queue until [`Effect::Vet`] is answered by
-//! [`Machine::vetted`]. The answer counts for that moment only: an order that has to wait again is vetted
+//! Such an order is refused (837) if another account is involved: that of the stored spec, of the spec of the
+//! job under way, of the sent spec, or of the running process. Only the agent knows the account of a process,
+//! so an order that is about to begin stays in the queue until [`Effect::Vet`] is answered by
+//! [`Machine::vetted`]. The answer is valid for that step only: an order that has to wait again is vetted
 //! again.
 
 use super::{Machine, State};
@@ -14,10 +14,10 @@ use crate::id::OpId;
 use crate::op::{OpKind, Order, Outcome};
 use crate::process::Process;
 use crate::spec::Spec;
-use crate::supervise::{Effect, LookScope, OtherAccount, Step, Write, words};
+use crate::supervise::{Effect, LookScope, OtherAccount, Step, Write, messages};
 use std::sync::Arc;
 
-/// What is to become of the order at one place of the queue.
+/// The decision about one order of the queue.
 pub(super) enum Vet {
     Passed,
     /// It was refused, and is out of the queue.
@@ -38,7 +38,7 @@ impl Machine {
                     self.inspect(&state, &order, &mut out);
                     self.state = state;
                 }
-                Some(other) => refuse(&order, words::process_of_another(&other), &mut out),
+                Some(other) => refuse(&order, messages::process_of_another(&other), &mut out),
             }
             return out;
         }
@@ -47,7 +47,7 @@ impl Machine {
             None => self.vetted = Some(op),
             Some(other) => {
                 let order = self.queue.remove(place).expect("place is a position in the queue");
-                refuse(&order, words::process_of_another(&other), &mut out);
+                refuse(&order, messages::process_of_another(&other), &mut out);
             }
         }
         self.proceed(now, &mut out);
@@ -57,7 +57,8 @@ impl Machine {
         out
     }
 
-    /// Whether the order at this place of the queue may begin now. `state` has been taken out of the machine.
+    /// Whether the order with this index in the queue may begin now. `state` has been taken out of the
+    /// machine.
     pub(super) fn vet(&mut self, place: usize, state: &State, out: &mut Step) -> Vet {
         let order = &self.queue[place];
         if order.accounts.is_all() {
@@ -113,12 +114,12 @@ impl Machine {
         let denied = |spec: &&Spec| !order.accounts.allows(&spec.identity.user);
         // The server has looked at the sent one, too.
         let of_host = stored.into_iter().chain(under_way).find(denied);
-        of_host.map(|spec| words::spec_of_another(&spec.identity.user)).or_else(|| {
-            order.spec.as_ref().filter(denied).map(|spec| words::sent_for_another(&spec.identity.user))
+        of_host.map(|spec| messages::spec_of_another(&spec.identity.user)).or_else(|| {
+            order.spec.as_ref().filter(denied).map(|spec| messages::sent_for_another(&spec.identity.user))
         })
     }
 
-    /// `None`: there is no spec, so nothing can be found or done.
+    /// `None`: there is no spec, so no process can be found.
     fn question(&self, state: &State, order: &Order) -> Option<Effect> {
         let grants::GrantScope::Only(accounts) = &order.accounts else { return None };
         let spec = order.spec.clone().map(Arc::new).or_else(|| self.spec.clone())?;
@@ -131,14 +132,14 @@ impl Machine {
             // Of a periodic proc only the run counts, and that is known.
             _ if spec.policy.kind.schedule().is_some() => LookScope::Turn { last: None, since: None },
             Some(_) => self.settled(),
-            // Its process may go on since it was unregistered.
+            // Its process may have kept running since it was unregistered.
             None => LookScope::Recovery { last: None },
         };
         Some(Effect::Vet { op: order.op, process, scope, spec, accounts: accounts.clone() })
     }
 }
 
-/// Without what the host has stored: it is another account's.
+/// Without the stored spec, which belongs to another account.
 fn refuse(order: &Order, reason: String, out: &mut Step) {
     let message = format!("{} was refused: {reason}; nothing was done", order.kind.verb());
     out.writes.push(Write::Done(order.op, Outcome::without_agent(Code::NotAllowed, message, order.kind)));

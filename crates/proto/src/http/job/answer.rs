@@ -1,4 +1,4 @@
-//! What JOB's APIs answer: the envelope, results, and which agents are there.
+//! Answers of JOB's APIs: the envelope, results, and the connection state of agents.
 
 use super::permission::Permission;
 use crate::http::agents::{AgentAlive, AgentView, alive_row};
@@ -8,7 +8,7 @@ use crate::http::keyed::Keyed;
 use crate::http::result::{OpContext, OpResult as GseResult};
 use procfleet_core::code::Code;
 use procfleet_core::id::{Host, ProcKey};
-use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::op::Outcome;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use serde::Serialize;
 pub struct JobEnvelope<T> {
     pub result: bool,
     pub code: u32,
-    /// Empty on success, unless something was refused for itself beside what was accepted.
+    /// Empty on success, unless single elements were refused.
     pub message: String,
     pub data: Option<T>,
     /// The missing grants of a call that was denied, else `null`.
@@ -59,19 +59,10 @@ impl JobOpResult {
             let GseResult { error_code, error_msg, .. } = GseResult::handling();
             return JobOpResult { content: JobContent::Nothing(Nothing {}), error_code, error_msg };
         };
-        let content = match about.kind {
-            // GSE's own, whose content is empty there too.
-            OpKind::Register | OpKind::Update | OpKind::Unregister | OpKind::Group => {
-                JobContent::Nothing(Nothing {})
-            }
-            OpKind::Start
-            | OpKind::Stop
-            | OpKind::Query
-            | OpKind::Host
-            | OpKind::Unhost
-            | OpKind::Restart
-            | OpKind::Reload
-            | OpKind::Kill => JobContent::Rendered(Box::new(content(about, outcome))),
+        let content = if about.kind.has_content() {
+            JobContent::Rendered(Box::new(content(about, outcome)))
+        } else {
+            JobContent::Nothing(Nothing {})
         };
         JobOpResult { content, error_code: outcome.code.number(), error_msg: outcome.message.clone() }
     }

@@ -14,10 +14,10 @@ use std::time::Duration;
 /// Whom `operate_proc`'s processes belong to, as JOB's own server writes it.
 const CONTACT: &str = "mapleleaf";
 const ACCOUNT: &str = "root";
-/// JOB's own server gives the scripts of `operate_proc` so long, and what they start.
+/// The time limit of JOB's own server for the scripts of `operate_proc` and the processes that they start.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(10);
 const SCRIPT_START_CHECK: Duration = Duration::from_secs(5);
-/// What JOB's own server takes for a limit of `operate_proc` that is no percentage.
+/// The default of JOB's own server for an invalid percentage in `operate_proc`.
 const ODD_CPU_LIMIT: f64 = 50.0;
 const ODD_MEM_LIMIT: f64 = 30.0;
 /// Where the commands of a process run that has no folder.
@@ -79,7 +79,7 @@ pub(super) fn to_be_hosted(r: &Reader<'_>, kind: Option<OpKind>, faults: &mut Fa
     whole(r, identity, life, contact, faults)
 }
 
-/// What `operate_process` and `manage_proc` have in common.
+/// The common fields of `operate_process` and `manage_proc`.
 fn whole(r: &Reader<'_>, mut identity: Identity, kind: Kind, contact: String, faults: &mut Faults) -> Info {
     let value_key = r.text("value_key", LONGEST_PATH, faults);
     identity.index_key = plain(r, "value_key", value_key, faults);
@@ -149,8 +149,8 @@ fn plain(r: &Reader<'_>, field: &str, text: String, faults: &mut Faults) -> Stri
     text
 }
 
-/// The document says that it is the path of the pid file, and its example that it is the folder of one. What
-/// ends in a separator, or is the folder of the program, is a folder.
+/// The document calls it the path of the pid file, but its example is a folder. A path that ends in a
+/// separator, or is the folder of the program, is a folder.
 fn pid_file(path: String, setup_path: &str, proc_name: &str) -> String {
     const SEPARATORS: [char; 2] = ['/', '\\'];
     let folder = path.trim_end_matches(SEPARATORS);
@@ -191,7 +191,7 @@ fn read_life(r: &Reader<'_>, kind: Option<OpKind>, unsaid: Unsaid, faults: &mut 
     let number = r.integer("type", 0..=2, faults);
     let cycle = seconds(r, "cycle_time", LONGEST_CYCLE, faults);
     if faults.list().len() > before {
-        // What is missing beside them cannot be said.
+        // Other missing fields cannot be determined.
         return Kind::Resident;
     }
     match (number, cycle, unsaid) {

@@ -1,10 +1,9 @@
 //! JOB's process APIs: `operate_proc`, `operate_process`, `manage_proc`, `get_proc_result` and
 //! `get_agent_status`.
 //!
-//! They are other words for the same operations: each element of `process_infos` becomes a proc of the
-//! namespace [`ProcKey::JOB_NAMESPACE`](procfleet_core::id::ProcKey::JOB_NAMESPACE) and its spec. What the
-//! three that make a task differ in is which fields an element has, and what stands for those that it leaves
-//! out: `info.rs`.
+//! The same operations in another form: each element of `process_infos` becomes a proc of the namespace
+//! [`ProcKey::JOB_NAMESPACE`](procfleet_core::id::ProcKey::JOB_NAMESPACE) and its spec. The three APIs that
+//! create a task differ in the fields of an element and their defaults: see `info.rs`.
 
 mod answer;
 mod info;
@@ -24,10 +23,10 @@ use info::Info;
 use procfleet_core::op::OpKind;
 use procfleet_core::request::Request;
 
-/// What `manage_proc` can be asked for.
+/// The operations of `manage_proc`.
 pub const HOSTING: [i64; 2] = [1, 2];
 
-/// What a call asks for, and which businesses it is about.
+/// The requests of a call, and its businesses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
     pub scope: NamedScope,
@@ -123,7 +122,7 @@ fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     kind
 }
 
-/// `manage_proc` has numbers of its own.
+/// `manage_proc` has its own numbers.
 fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     reader.require("op_type", faults);
     match reader.choice("op_type", &HOSTING, faults)? {

@@ -82,7 +82,7 @@ impl Permission {
     }
 }
 
-/// The type, its name and the id of what was not granted.
+/// The type, its name and the id of a missing grant.
 fn resource(denial: &Denial) -> (&'static str, &'static str, String) {
     match denial {
         Denial::Business(business) => ("business", "a business", business.to_string()),

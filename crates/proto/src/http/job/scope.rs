@@ -8,7 +8,7 @@ use procfleet_core::id::BusinessId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedScope {
     pub of: ScopeOf,
-    /// Where the request names it, for what is to be said about it.
+    /// The JSON path of the scope in the request, for faults.
     pub field: &'static str,
 }
 

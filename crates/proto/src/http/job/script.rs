@@ -1,4 +1,4 @@
-//! The commands of `operate_proc`: scripts in the process's folder that are told its name.
+//! The commands of `operate_proc`: scripts in the folder of the process, with its name as argument.
 //!
 //! JOB's own server lets a script of `sh` run in the background (`&`), because it would wait for it
 //! otherwise. Here a script may stay in the foreground, and its outcome is worth having, so it is run as it
@@ -6,8 +6,8 @@
 
 use procfleet_core::spec::{Control, Shell};
 
-/// `start.sh NAME`, and so on for each operation that has one. There is no script to kill: the agent ends the
-/// whole tree. The name is one argument, whatever it holds; an error says why it cannot be one.
+/// `start.sh NAME`, and so on for each operation with a script. There is no script to kill: the agent ends
+/// the whole tree. The name is quoted as one argument; an error says why this is impossible.
 pub(super) fn commands(shell: Shell, proc_name: &str) -> Result<Control, String> {
     let name = argument(shell, proc_name)?;
     let script = |verb: &str| match shell {
@@ -27,7 +27,7 @@ pub(super) fn commands(shell: Shell, proc_name: &str) -> Result<Control, String>
 }
 
 fn argument(shell: Shell, text: &str) -> Result<String, String> {
-    // What begins like a word and goes on like one means itself to all of them.
+    // A plain word needs no quotes in any of the shells.
     let begins = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
     if begins && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) {
         return Ok(text.to_owned());
@@ -36,8 +36,7 @@ fn argument(shell: Shell, text: &str) -> Result<String, String> {
         Shell::Sh => Ok(format!("'{}'", text.replace('\'', r"'\''"))),
         Shell::Ps1 => Ok(format!("'{}'", doubled(text))),
         Shell::Bat => match text.chars().find(|c| "\"%!^".contains(*c)) {
-            // cmd.exe looks for these inside quotes too, and there is no way to write them that it never
-            // reads twice.
+            // cmd.exe interprets these inside quotes, too, and there is no reliable way to escape them.
             Some(odd) => Err(format!("contains {odd:?}, which a bat script cannot be given as it is")),
             None => Ok(format!("\"{text}\"")),
         },

@@ -19,8 +19,8 @@ pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) 
     if is_puzzling(cause) || *cause == Cause::NoIdentity { format!("{base}: {cause}") } else { base }
 }
 
-/// Whether somebody should look at what was seen in its place. A pid file that is not there, or that a dead
-/// process left, is the normal sight of a stopped process.
+/// Whether an operator should know why the process was not found. A missing pid file, or one of a dead
+/// process, is normal for a stopped process.
 pub(super) fn is_puzzling(cause: &Cause) -> bool {
     match cause {
         Cause::NoPidFile { .. }
@@ -176,7 +176,7 @@ pub(super) fn left_behind(kind: OpKind, spec: &Spec, name: &str, pid: u32, note:
     if note.is_empty() { base } else { format!("{base}; {note}") }
 }
 
-/// What to say of a stop command that did not end well, beside the process that is still alive.
+/// The message about a failed stop command whose process is still alive.
 pub(super) fn command_note(field: &str, end: Option<&CommandEnd>) -> String {
     match end {
         None => format!("{field} ran out of time and was ended"),
@@ -216,7 +216,7 @@ pub(super) fn queue_full(kind: OpKind, limit: usize) -> String {
     format!("{} was not begun: {limit} operations already wait for this process", kind.verb())
 }
 
-/// What was there when the agent came back.
+/// The state of the process when the agent came back.
 #[derive(Clone, Copy)]
 pub(super) enum Left {
     Process(u32),
