@@ -1,9 +1,9 @@
-//! `admin.json`: what the server leaves in its data folder for the person who runs it.
+//! `admin.json`: the login that the server writes to its data folder for its operator.
 //!
-//! It says which server gets a secret, so it is believed only if nobody else can have written it. The file
-//! must belong to the caller or to root and be closed to everybody else. Every folder and symbolic link on
-//! the way must belong to one of these two, and nobody else may write to such a folder (a sticky one, such as
-//! /tmp, is good enough: its entries are looked at).
+//! It names the server that gets a secret, so it is used only if no other user can have written it. The file
+//! must belong to the caller or to root and be inaccessible to others. Every folder and symbolic link of its
+//! path must belong to one of these two and must not be writable by others (a sticky folder such as /tmp is
+//! allowed: its entries are checked).
 
 use crate::login::Secret;
 use nix::unistd::{Uid, User, geteuid};
@@ -41,7 +41,7 @@ pub(crate) struct AdminFile {
 pub(crate) enum Unusable {
     Missing,
     Unreadable(String),
-    /// Somebody else can have written it, or has seen its secret.
+    /// Another user may have written the file or read its secret.
     Untrusted(String),
 }
 
@@ -64,13 +64,13 @@ fn read(path: &Path) -> Result<Admin, Unusable> {
         AdminFileFault::Io(fault) => failed(fault),
         AdminFileFault::Untrusted(why) => Unusable::Untrusted(why),
     })?;
-    // Before it is opened, for it might be a pipe of somebody's, and again what was opened.
+    // Checked before it is opened, because it might be a pipe of another user, and again after it was opened.
     check_file(&found.symlink_metadata().map_err(failed)?, me)?;
     let mut file = std::fs::File::open(&found).map_err(failed)?;
     check_file(&file.metadata().map_err(failed)?, me)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(failed)?;
-    // serde's message can quote the value at fault, and that may be the secret: only its place is told.
+    // serde's message may quote the secret, so only the position is reported.
     serde_json::from_slice(&bytes).map_err(|fault: serde_json::Error| {
         Unusable::Unreadable(format!(
             "it cannot be understood at line {} column {}",
@@ -110,7 +110,7 @@ impl From<std::io::Error> for AdminFileFault {
     }
 }
 
-/// The file that an absolute path leads to, where nobody else can make it lead elsewhere.
+/// The target of an absolute path that no other user can redirect.
 fn resolve(path: &Path, me: Uid) -> Result<PathBuf, AdminFileFault> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut here = PathBuf::from("/");
@@ -172,7 +172,7 @@ fn check_folder(folder: &Path, about: &Metadata, me: Uid) -> Result<(), AdminFil
         )));
     }
     let mode = about.mode();
-    // Where each user has a group of its own, the group's members are the owner alone.
+    // With user private groups, the owner is the only member of the group.
     let by_group = mode & WRITABLE_BY_GROUP != 0 && about.gid() != about.uid();
     if (by_group || mode & WRITABLE_BY_OTHERS != 0) && mode & STICKY == 0 {
         return Err(AdminFileFault::Untrusted(format!(

@@ -1,5 +1,5 @@
-//! The HTTP client: one request, one answer, errors in words. It knows the envelope and the login, and
-//! nothing of what the verbs ask for.
+//! The HTTP client: one request, one answer, readable errors. It knows the envelope and the login, but not
+//! the requests of the verbs.
 
 use crate::error::Error;
 use crate::login::ClientLogin;
@@ -46,7 +46,7 @@ impl fmt::Debug for Client {
 
 impl Client {
     pub(crate) fn new(login: ClientLogin) -> Result<Client, Error> {
-        // Neither proxies nor redirects: both would hand the secret to somebody the user did not name.
+        // No proxies and no redirects: both would send the secret to a host that the user did not name.
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
@@ -89,7 +89,7 @@ impl Client {
         self.post_once(path, body, None)
     }
 
-    /// Under a key of the caller's: the same call, sent again, makes no second task.
+    /// With an idempotency key of the caller: a repeated call does not create a second task.
     pub(crate) fn post_once(
         &self,
         path: &str,
@@ -161,7 +161,7 @@ pub(crate) fn path_segment(text: &str) -> String {
         .collect()
 }
 
-/// The same JSON in the characters that a header may have: names need not be ASCII.
+/// The JSON in ASCII, as a header requires: names need not be ASCII.
 fn in_ascii(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {

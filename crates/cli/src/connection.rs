@@ -1,7 +1,7 @@
-//! Where the server is and as whom to speak to it. Url, app code and secret come from one source, the first
-//! of these that says anything: the flags, `--data`, the environment, and the `admin.json` in the default
-//! data folder. A source that leaves one of the three open is refused and not completed from another, for
-//! that would send a secret of one server to another.
+//! The URL and the login of the server. Url, app code and secret come from one source, the first of these
+//! that has any of them: the flags, `--data`, the environment, and the `admin.json` in the default data
+//! folder. A source that lacks one of the three is refused and not completed from another one, because that
+//! would send the secret of one server to another.
 
 use crate::admin_file::{AdminFile, Unusable};
 use crate::client::Client;
@@ -13,7 +13,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 use std::path::PathBuf;
 
-/// Whom the administrator's app acts for, if nobody says. Other apps act as themselves.
+/// The user of the administrator's app, if none is named. Other apps act as themselves.
 const ADMIN_USERNAME: &str = "admin";
 
 /// The flags that every verb has, and where their values come from.
@@ -23,28 +23,28 @@ pub struct ConnectionFlags {
     sources: Sources,
 }
 
-/// A variable that is set to nothing counts as not set.
+/// An empty variable counts as not set.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 #[group(skip)]
 struct Flags {
-    /// The server's API, such as http://127.0.0.1:52030; url, code and secret are given together
+    /// URL of the API, such as http://127.0.0.1:52030; url, code and secret must be given together
     #[arg(long, env = "PROCFLEET_URL", value_name = "URL")]
     url: Option<String>,
-    /// The app to speak as
+    /// bk_app_code of the calling app
     #[arg(long, env = "PROCFLEET_APP_CODE", value_name = "CODE")]
     app_code: Option<String>,
-    /// The app's secret; the variables (all three of them) keep it out of the process list
+    /// Secret of the app; use the environment variables to keep it out of the process list
     #[arg(long, env = "PROCFLEET_APP_SECRET", value_name = "SECRET", hide_env_values = true)]
     app_secret: Option<Secret>,
-    /// The user that tasks and the audit name; only a trusted app may name one [with admin.json: admin]
+    /// User on whose behalf the app acts; only a trusted app may name one [with admin.json: admin]
     #[arg(long, env = "PROCFLEET_USERNAME", value_name = "NAME")]
     username: Option<String>,
-    /// The server's data folder, whose admin.json has url, code and secret
+    /// Data folder of the server, with url, code and secret in admin.json
     #[arg(long, env = "PROCFLEET_DATA", value_name = "DIR", default_value = "./procfleet-data")]
     data: PathBuf,
-    /// CAs that the server's certificate may be of (PEM, or one in DER) [default: the pin in admin.json, else
-    /// those that this system trusts]
+    /// Trusted CAs of the server's certificate (PEM, or one in DER) [default: the pin in admin.json, else
+    /// the CAs of this system]
     #[arg(long, env = "PROCFLEET_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 }
@@ -179,7 +179,7 @@ impl ConnectionFlags {
     }
 }
 
-/// What one source says.
+/// The values of one source.
 #[derive(Clone, Copy)]
 struct SourceValues<'a> {
     url: Option<&'a String>,
@@ -194,7 +194,7 @@ enum PresentValues {
 }
 
 impl SourceValues<'_> {
-    /// The names of what is there, or of what is not, as this source calls them.
+    /// The names of present or missing values, as this source calls them.
     fn names(&self, origin: ValueOrigin, which: PresentValues) -> String {
         let all = [
             (self.url.is_some(), "--url", "PROCFLEET_URL"),
@@ -248,7 +248,7 @@ mod tests {
         Line::try_parse_from(line).expect("flags").connection
     }
 
-    /// As if what the flags say came from the environment, and `--data` from nowhere.
+    /// Treats the flags as environment variables, and `--data` as not given.
     fn in_environment(mut connection: ConnectionFlags) -> ConnectionFlags {
         let Sources { url, app_code, app_secret, data } = &mut connection.sources;
         for origin in [url, app_code, app_secret] {

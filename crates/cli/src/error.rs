@@ -1,4 +1,4 @@
-//! What can keep a verb from being carried out, in words that a person can act on.
+//! Errors of verbs, with messages that a person can act on.
 //!
 //! An op that failed on its host is not an error here: it is an answer, and makes the exit
 //! [`VerbExit::Failed`].

@@ -1,8 +1,8 @@
-//! The client verbs: what `procfleet ps`, `procfleet start` and their siblings do.
+//! The client verbs: `procfleet ps`, `procfleet start` and so on.
 //!
-//! Each verb is one file in `verb/`: it asks the server through `client` and prints through [`Surroundings`].
-//! This crate reads neither argv nor the environment (clap does, for the thin binary) and never exits:
-//! [`run`] answers with a [`VerbExit`]. It knows the server only by its public API.
+//! Each verb is one file in `verb/`: it calls the server through `client` and prints through
+//! [`Surroundings`]. This crate reads neither argv nor the environment (clap does, for the binary) and never
+//! exits: [`run`] returns a [`VerbExit`]. It uses only the public API of the server.
 
 mod admin_file;
 mod client;
@@ -38,7 +38,7 @@ pub use wait::WaitMode;
 
 use procfleet_core::op::OpKind;
 
-/// What the exit status of a verb that changes something says.
+/// Help about the exit status of a verb that changes something.
 const EXITS: &str = "\
 Outcomes go to standard output, progress and errors to standard error.
 
@@ -49,7 +49,7 @@ Exit status:
   2  the command line cannot be carried out as it stands
   5  the server cannot be reached, or does not let us in";
 
-/// What the exit status of a question about a process says.
+/// Help about the exit status of a verb that queries a process.
 const STATUS_EXITS: &str = "\
 Exit status:
   0  it is running on every host that is meant
@@ -63,7 +63,7 @@ Exit status:
 pub enum Verb {
     /// Show the processes of the fleet
     Ps(Ps),
-    /// Start a process and keep it running from then on
+    /// Start a process and keep it running
     #[command(after_help = EXITS)]
     Start(Box<Operate>),
     /// Stop a process and leave it stopped
@@ -72,62 +72,62 @@ pub enum Verb {
     /// Restart a process
     #[command(after_help = EXITS)]
     Restart(Box<Operate>),
-    /// Let a process read its configuration again
+    /// Reload the configuration of a process
     #[command(after_help = EXITS)]
     Reload(Box<Operate>),
-    /// End a process by force and leave it stopped
+    /// Kill a process and leave it stopped
     #[command(after_help = EXITS)]
     Kill(Box<Operate>),
-    /// Keep a process running from now on (托管)
+    /// Host a process: the agent keeps it running (托管)
     #[command(after_help = EXITS)]
     Host(Box<Operate>),
-    /// Leave a process alone from now on; it goes on running
+    /// Unhost a process: the agent leaves it alone, and it keeps running
     #[command(after_help = EXITS)]
     Unhost(Box<Operate>),
-    /// Forget a process on its hosts; it goes on running, and nobody looks after it
+    /// Delete the stored spec of a process; the process keeps running
     #[command(after_help = EXITS)]
     Unregister(Box<Plain>),
-    /// Ask the hosts how a process is doing at this moment
+    /// Query the current state of a process on its hosts
     #[command(after_help = STATUS_EXITS)]
     Status(Box<Operate>),
-    /// Say whether a process is running, for scripts
+    /// Check whether a process is running, for scripts
     #[command(after_help = STATUS_EXITS)]
     IsRunning(Box<IsRunning>),
-    /// Show the stored spec of a process, as start --file takes it
+    /// Show the stored spec of a process, in the format of start --file
     Show(Box<Show>),
-    /// Show what a process wrote
+    /// Show the output of a process
     Logs(Logs),
-    /// Show what became of the tasks
+    /// List tasks, show, cancel or retry one
     #[command(subcommand)]
     Task(TaskVerb),
-    /// Show the agents, assign them to a business, label, revoke or forget them
+    /// List agents, assign them to a business, label, revoke or delete them
     Agents(Agents),
-    /// Make join tokens for new agents
+    /// Manage join tokens for new agents
     #[command(subcommand)]
     Token(TokenVerb),
-    /// Manage the apps that may call the API, and what each may use
+    /// Manage the apps that may call the API, and their grants
     #[command(subcommand)]
     App(Box<AppVerb>),
-    /// Manage the users that apps may act for, and their tokens (bk_token)
+    /// Manage the users on whose behalf apps act, and their tokens (bk_token)
     #[command(subcommand)]
     User(User),
     /// Manage the businesses that agents belong to
     #[command(subcommand)]
     Business(BusinessVerb),
-    /// Show or replace the CA that agents and server know each other by
+    /// Show, rotate or retire the CA of agents and server
     #[command(subcommand)]
     Ca(CaVerb),
-    /// Show what happened to processes without anybody asking for it
+    /// Show events of processes: exits, restarts, exceeded limits
     Events(EventsVerb),
-    /// Manage the urls that events are sent to
+    /// Manage the URLs that receive events
     #[command(subcommand)]
     Webhook(WebhookVerb),
-    /// Show who did what
+    /// Show the audit trail
     Audit(Audit),
 }
 
 impl Verb {
-    /// How its results are to be shown.
+    /// How the results are shown.
     fn output(&self) -> Option<OutputFlag> {
         match self {
             Verb::Ps(ps) => Some(ps.output),
@@ -156,21 +156,21 @@ impl Verb {
     }
 }
 
-/// How a verb ended, as scripts see it.
+/// The exit status of a verb.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerbExit {
-    /// All of it went well.
+    /// Success.
     Done = 0,
-    /// Some op failed or is still open, or the server refused the request.
+    /// An op failed or is still open, or the server refused the request.
     Failed = 1,
-    /// The command line cannot be carried out as it stands.
+    /// The command line is invalid.
     Usage = 2,
-    /// (`status`, `is-running`) A process is stopped, as `systemctl status` says it.
+    /// (`status`, `is-running`) A process is stopped; the same number as of `systemctl status`.
     Stopped = 3,
-    /// (`status`, `is-running`) Nobody knows of the process, or its host did not answer.
+    /// (`status`, `is-running`) The process is unknown, or its host did not answer.
     Unknown = 4,
-    /// The server cannot be reached, or it does not let us in.
+    /// The server cannot be reached, or refuses the login.
     Unreachable = 5,
 }
 
@@ -180,13 +180,13 @@ impl From<VerbExit> for std::process::ExitCode {
     }
 }
 
-/// Carries a verb out with the process's own stdin, stdout and stderr.
+/// Runs a verb with the stdin, stdout and stderr of this process.
 pub fn run(verb: Verb) -> VerbExit {
     let (mut input, mut out, mut err) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     run_in(verb, &mut Surroundings::of_process(&mut input, &mut out, &mut err))
 }
 
-/// Carries a verb out in the given surroundings; tests use it to see what is printed.
+/// Runs a verb in the given surroundings, so that tests see the output.
 pub fn run_in(verb: Verb, around: &mut Surroundings<'_>) -> VerbExit {
     if let Some(output) = verb.output() {
         around.appear(output);

@@ -1,4 +1,4 @@
-//! What people and scripts see: tables, ages, JSON. Nothing here knows a verb.
+//! The output for people and scripts: tables, ages, JSON. Independent of the verbs.
 
 use crate::error::Error;
 use comfy_table::{Table, presets};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::time::Duration;
 
-/// Everything a verb touches beside the server. Made once by [`run`](crate::run), or by a test.
+/// The environment of a verb. Created once by [`run`](crate::run), or by a test.
 pub struct Surroundings<'a> {
     /// Read for `-f -`.
     pub input: &'a mut dyn Read,
@@ -18,21 +18,21 @@ pub struct Surroundings<'a> {
     pub err: &'a mut dyn Write,
     pub progress: ProgressDisplay,
     pub asks: Asks,
-    /// Whether whoever reads the results sees colours.
+    /// Whether results are coloured.
     pub colors: Colors,
-    /// Times are shown in it, unless `--utc` is given.
+    /// The time zone of printed times, unless `--utc` is given.
     pub zone: TimeZone,
-    /// Seconds since 1970, UTC: what ages are counted to.
+    /// The current time in seconds since 1970, UTC; ages are relative to it.
     pub now: i64,
     pub pace: PollPace,
 }
 
-/// Whether somebody can be asked.
+/// Whether a person can be asked for confirmation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asks {
     /// A person at a terminal.
     Person,
-    /// A script: it goes on without being asked.
+    /// A script: it continues without confirmation.
     Nobody,
 }
 
@@ -43,22 +43,22 @@ pub enum Colors {
     Plain,
 }
 
-/// How the ops of a waited-for task are told.
+/// How the progress of a task is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressDisplay {
-    /// A bar on the process's stderr, for a person who watches.
+    /// A progress bar on stderr, for a person at a terminal.
     Bar,
-    /// A line for each op that ended.
+    /// A line for each op that has ended.
     Lines,
 }
 
-/// How often a client that waits bothers its server.
+/// How often a waiting client polls the server.
 #[derive(Clone, Copy, Debug)]
 pub struct PollPace {
-    /// The least time between two questions: ops that end one by one would otherwise cause an answer each,
-    /// and each answer lists all of them.
+    /// The minimum time between two polls: otherwise each op that ends would cause an answer that lists all
+    /// ops.
     pub between: Duration,
-    /// The pause after the server could not be reached, and how many of them in a row are borne.
+    /// The pause after a failed connection, and the maximum number of consecutive failures.
     pub pause: Duration,
     pub tries: u32,
 }
@@ -77,7 +77,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The flag that every verb has.
+/// The output flags of every verb.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct OutputFlag {
     /// Print the answer as one JSON document
@@ -86,7 +86,7 @@ pub struct OutputFlag {
     /// Show times in UTC instead of the local time zone
     #[arg(long)]
     pub utc: bool,
-    /// Whether states are coloured; auto: on a terminal, unless NO_COLOR is set
+    /// Whether to colour states; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub color: When,
     /// See <https://no-color.org>
@@ -130,14 +130,14 @@ impl<'a> Surroundings<'a> {
     /// A line of the result.
     pub(crate) fn say(&mut self, text: &str) -> Result<(), Error> {
         match writeln!(self.out, "{text}").and_then(|()| self.out.flush()) {
-            // Whoever read it has seen enough (`procfleet ps | head`). The exit still tells how the ops
-            // ended.
+            // The reader has closed the pipe (`procfleet ps | head`). The exit status still reports the
+            // outcomes.
             Err(fault) if fault.kind() == ErrorKind::BrokenPipe => Ok(()),
             written => written.map_err(Error::Output),
         }
     }
 
-    /// A line beside the result. If even stderr is closed there is nobody left to tell.
+    /// A line on stderr. A closed stderr is ignored.
     pub(crate) fn note(&mut self, text: &str) {
         let _ = writeln!(self.err, "{text}");
     }
@@ -147,7 +147,7 @@ impl<'a> Surroundings<'a> {
         write!(self.err, "{text}").and_then(|()| self.err.flush()).map_err(Error::Output)
     }
 
-    /// A moment for people.
+    /// A point in time, for people.
     pub(crate) fn moment(&self, secs: i64) -> String {
         match jiff::Timestamp::from_second(secs) {
             Err(_) => secs.to_string(),
@@ -156,7 +156,7 @@ impl<'a> Surroundings<'a> {
         }
     }
 
-    /// Follows the flags that say how results are shown.
+    /// Applies the output flags.
     pub(crate) fn appear(&mut self, output: OutputFlag) {
         if output.utc {
             self.zone = TimeZone::UTC;
@@ -174,7 +174,7 @@ impl<'a> Surroundings<'a> {
         self.say(&text)
     }
 
-    /// Nothing on stdout when there are no rows, so that scripts see no lines rather than a header.
+    /// Prints nothing to stdout if there are no rows, so that scripts do not see a header.
     pub(crate) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
@@ -203,7 +203,7 @@ impl<'a> Surroundings<'a> {
 /// The column by which a row is coloured.
 const STATE: &str = "STATE";
 
-/// What is not as it should be stands out; what is, does not.
+/// States that need attention are coloured.
 fn color_of(state: &str) -> Option<&'static str> {
     const RED: &str = "31";
     const YELLOW: &str = "33";
@@ -243,12 +243,12 @@ pub(crate) fn plain(text: &str) -> String {
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The same for a text whose lines are worth keeping, such as a command's output.
+/// Like [`plain`], but keeps the lines of a text such as a command's output.
 pub(crate) fn plain_lines(text: &str) -> String {
     text.trim().lines().map(plain).collect::<Vec<_>>().join("\n    ")
 }
 
-/// How long ago something was, in one unit that says enough. 0 is the time of what never happened.
+/// The time since `then`, in one unit. `then` is 0 if it never happened.
 pub(crate) fn age(then: i64, now: i64) -> String {
     if then == 0 { "-".to_owned() } else { span(now.saturating_sub(then)) }
 }
@@ -257,7 +257,7 @@ pub(crate) fn span(secs: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
     const DAY: i64 = 24 * HOUR;
-    // Two clocks never agree fully: what is not yet has just been.
+    // Clocks differ slightly, so a time in the future counts as now.
     let secs = secs.max(0);
     match secs {
         _ if secs < 2 * MINUTE => format!("{secs}s"),

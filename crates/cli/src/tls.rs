@@ -1,11 +1,11 @@
-//! TLS to the server: whose certificate is believed, and the transport for ureq, which has no place for a
-//! verifier of one's own.
+//! TLS to the server: the trusted certificates, and a transport for ureq, which does not support a custom
+//! verifier.
 //!
-//! With a pin (from `admin.json`) the server must show a certificate with that SHA-256. If it is the server's
-//! own, the handshake proves its key and nothing else is looked at. If it is that of procfleet's built-in CA,
-//! the server's certificate must be of that CA and for the name that only servers have there, so a server may
-//! move. Without a pin the certificate must be of a CA in `--ca`, or else of one that this system trusts, and
-//! for the host in the url.
+//! With a pin (from `admin.json`) the server must present a certificate with that SHA-256. If it is the
+//! server's own certificate, the handshake proves its key and nothing else is checked. If it is the
+//! certificate of procfleet's built-in CA, the server's certificate must be signed by that CA and have the
+//! name that only servers have there, so a server may move. Without a pin the certificate must be signed by a
+//! CA of `--ca`, or else by a CA of this system, and be valid for the host in the url.
 
 use crate::error::Error;
 use procfleet_proto::link::token::hex;
@@ -29,7 +29,7 @@ use ureq::unversioned::transport::{
 
 /// The name inside the built-in CA that a server must prove.
 const SERVER_NAME: &str = "procfleet-server";
-/// Where systems keep what they trust: Debian, Red Hat, SUSE, Alpine.
+/// Trust stores of Debian, Red Hat, SUSE and Alpine.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -37,7 +37,7 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Whose certificate is believed.
+/// The trusted certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
     System,
@@ -87,7 +87,7 @@ impl TlsConnector {
     }
 }
 
-/// A system without any trusts nobody, and the handshake says so.
+/// A system without a trust store trusts no CA, and the handshake fails.
 fn system_roots() -> RootCertStore {
     let found = SYSTEM_ROOTS.iter().find_map(|file| roots(Path::new(file)).ok());
     found.unwrap_or_else(RootCertStore::empty)

@@ -1,6 +1,6 @@
 //! Waiting for a task: asks until no op is open, and tells of each op as it ends.
 //!
-//! Ending the client ends only the waiting. The task goes on, and `procfleet task watch` takes the waiting up
+//! Ending the client ends only the waiting. The task continues, and `procfleet task watch` waits for it
 //! again.
 
 use crate::VerbExit;
@@ -22,13 +22,13 @@ const LONG_POLL: Duration = Duration::from_secs(1);
 /// How many failures a person watching a bar is shown; `task show` has them all.
 const FAILURES_BESIDE_BAR: usize = 20;
 
-/// Whether whoever makes a task waits for its outcomes.
+/// Whether a verb waits for the outcomes of its task.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WaitMode {
     /// Print the task's id and do not wait for the outcomes
     #[arg(long)]
     pub no_wait: bool,
-    /// Wait no longer than this; the task goes on all the same
+    /// Maximum time to wait; the task continues
     #[arg(long, value_name = "SECS", default_value_t = 600, conflicts_with = "no_wait")]
     pub timeout: u64,
     /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped
@@ -38,7 +38,7 @@ pub struct WaitMode {
 }
 
 impl WaitMode {
-    /// Tells of a task that was accepted, and waits for it. `None`: nobody waits, and all was said.
+    /// Reports an accepted task, and waits for it. `None`: the caller does not wait.
     pub(crate) fn follow(
         &self,
         client: &Client,
@@ -134,7 +134,7 @@ pub(crate) fn show(client: &Client, task_id: &str) -> Result<WatchedTask, Error>
     watched(client.get(&path(task_id), &[])?)
 }
 
-/// Waits until no op is open or so many seconds are over. Either way the answer is what was seen last.
+/// Waits until no op is open, at most this many seconds. Returns the last state seen.
 pub(crate) fn wait(
     client: &Client,
     task_id: &str,
@@ -150,7 +150,7 @@ pub(crate) fn wait(
     Ok(seen)
 }
 
-/// The same, without a word.
+/// Like [`wait`], without output.
 pub(crate) fn wait_silently(
     client: &Client,
     task_id: &str,
@@ -217,7 +217,7 @@ fn wait_for(
     }
 }
 
-/// What to tell somebody who stops waiting.
+/// The hint for a user who stops waiting.
 fn goes_on(task_id: &str) -> String {
     format!("the task goes on; to wait for it again: procfleet task watch {}", plain(task_id))
 }
@@ -234,8 +234,8 @@ pub(crate) fn is_open(op: &OpRow) -> bool {
     op.error_code == Code::Handling.number()
 }
 
-/// Remembers which ops were told of, so that each is told once. Outcomes are results and go to standard
-/// output, except where that holds one JSON document; progress goes to standard error.
+/// Remembers the reported ops, so that each is reported once. Outcomes go to standard output, unless that has
+/// one JSON document; progress goes to standard error.
 struct OutcomePrinter {
     bar: Option<ProgressBar>,
     format: Format,
@@ -273,12 +273,12 @@ impl OutcomePrinter {
             self.failures += usize::from(failed);
             let shown = match self.bar {
                 Some(_) => failed && self.failures <= FAILURES_BESIDE_BAR,
-                // What a query that went well found is in the table that follows.
+                // The result of a successful query is in the table that follows.
                 None => failed || !query,
             };
             match (shown, self.format) {
                 (false, _) => {}
-                // The table has the rows; why one of them is unknown is said beside it.
+                // The table has the rows; the reason of an unknown state is printed to stderr.
                 (true, Format::Text) if query => self.beside(&line(op), around),
                 (true, Format::Text) => match &self.bar {
                     Some(bar) => bar.suspend(|| around.say(&line(op)))?,

@@ -14,10 +14,10 @@ use procfleet_program::{EXIT_PANICKED, PartEnded, print_error};
 use procfleet_server::ServerError;
 use std::process::ExitCode;
 
-/// What was stored cannot be used: somebody has to look, and starting again would not help (sysexits.h).
+/// Stored data cannot be used; an operator has to act, and a restart does not help (sysexits.h).
 const NEEDS_SOMEBODY: u8 = 78;
 
-/// Runs processes on a fleet of hosts, and keeps them alive.
+/// Runs processes on a fleet of hosts and keeps them alive.
 #[derive(Parser)]
 #[command(name = "procfleet", version, about, propagate_version = true)]
 struct Main {
@@ -27,22 +27,22 @@ struct Main {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything on this machine: a server, and an agent for this host
+    /// Run a server and an agent for this host
     #[cfg(feature = "agent")]
     Up(up::Args),
-    /// The server: API, and the link for agents
+    /// Run the server: the API, and the link for agents
     Server(ServerProgram),
-    /// The agent: carries out operations on this host and keeps hosted processes alive
+    /// Run the agent: carries out operations on this host and keeps hosted processes alive
     #[cfg(feature = "agent")]
     Agent(procfleet_agent::program::Args),
-    /// Back up the server's store, or put a backup back
+    /// Back up or restore the server's store
     #[command(subcommand)]
     Store(store::StoreVerb),
-    /// Print the API's document (OpenAPI 3.1), as /api/openapi.json has it
+    /// Print the API document (OpenAPI 3.1), as served under /api/openapi.json
     Openapi,
-    /// Print a script that completes these commands in a shell
+    /// Print a shell completion script
     Completions(generate::Completions),
-    /// Print the manual page, or write all of them
+    /// Print the manual page, or write all manual pages
     Man(generate::Man),
     #[command(flatten)]
     Client(procfleet_cli::Verb),
@@ -52,7 +52,7 @@ enum Command {
 struct ServerProgram {
     #[command(flatten)]
     server: server::Args,
-    /// Print a systemd unit that runs the server with these arguments, and end
+    /// Print a systemd unit that runs the server with these arguments, and exit
     #[arg(long)]
     print_systemd_unit: bool,
 }

@@ -12,53 +12,53 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How often what a burst needed goes back to the kernel.
+/// How often free memory is returned to the kernel.
 const MEMORY: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
-    /// Where the server keeps everything; it must be empty, missing or a server's
+    /// Data folder of the server; it must be missing, empty or a data folder of a server
     #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
     pub(crate) data: PathBuf,
-    /// The address of the API (port 0 picks a free one)
+    /// Address of the API (port 0 picks a free one)
     #[arg(long, env = "PROCFLEET_LISTEN", default_value = "127.0.0.1:52030")]
     pub(crate) listen: SocketAddr,
-    /// The address of the agents' link (port 0 picks a free one)
+    /// Address of the link for agents (port 0 picks a free one)
     #[arg(long, env = "PROCFLEET_LINK", default_value = "127.0.0.1:48668")]
     pub(crate) link: SocketAddr,
-    /// How many days tasks with their results, and audit records, are kept
+    /// Days to keep tasks with their results, and audit records
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) keep_days: u64,
-    /// How many ops may be accepted and not ended. Beyond it callers wait up to 2 s, and are refused then
+    /// Maximum number of open ops. Beyond it callers wait up to 2 s and are then refused
     /// (HTTP 503, Retry-After)
     #[arg(long, env = "PROCFLEET_MAX_OPEN_OPS", value_name = "N", default_value_t = 500_000,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_open_ops: u32,
-    /// The same for the specs of their requests, in MiB
+    /// Maximum size of the specs of open requests, in MiB
     #[arg(long, env = "PROCFLEET_MAX_OPEN_SPECS", value_name = "MIB", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_open_specs: u32,
-    /// How many days an agent's certificate is good; agents renew theirs at two thirds of it
+    /// Lifetime of an agent's certificate in days; agents renew it after two thirds of this time
     #[arg(long, env = "PROCFLEET_AGENT_CERT_DAYS", value_name = "DAYS", default_value_t = 365,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) agent_cert_days: u64,
-    /// The same in seconds, to see renewals happen
+    /// Lifetime of an agent's certificate in seconds, for tests of the renewal
     #[arg(long, value_name = "SECS", hide = true, conflicts_with = "agent_cert_days",
           value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) agent_cert_secs: Option<u64>,
-    /// After a backup was restored: let agents that joined or renewed their certificates since back in, for
-    /// so many minutes from the start. They get cloud area 0 and the default business
+    /// After a restore: accept agents that joined or renewed their certificates after the backup, for this
+    /// many minutes from the start. They get cloud area 0 and the default business
     #[arg(long, env = "PROCFLEET_READMIT", value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=10_080))]
     pub(crate) readmit: Option<u64>,
-    /// Make a new CA in place of one that was lost; every host has to join again then
+    /// Replace a lost CA by a new one; every host has to join again
     #[arg(long)]
     pub(crate) new_ca: bool,
-    /// Where BlueKing's login service says whose a bk_token is: http(s)://…/login/accounts/is_login/
+    /// URL of the BlueKing login service that validates bk_token: http(s)://…/login/accounts/is_login/
     #[arg(long, env = "PROCFLEET_LOGIN_URL", value_name = "URL")]
     pub(crate) login_url: Option<LoginUrl>,
-    /// Serve the API with TLS: the certificate and those of the CAs behind it (PEM). It is loaded again when
+    /// Serve the API with TLS: the certificate with its CA chain (PEM). It is reloaded when
     /// it changes, and on SIGHUP
     #[arg(
         long,
@@ -68,23 +68,23 @@ pub(crate) struct Args {
         conflicts_with = "tls"
     )]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The key of --tls-cert (PEM)
+    /// Private key of --tls-cert (PEM)
     #[arg(long, env = "PROCFLEET_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
     /// Serve the API with TLS, with a certificate of the built-in CA for the address of --listen, loopback
     /// and --tls-name
     #[arg(long, env = "PROCFLEET_TLS", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) tls: bool,
-    /// A name or address that clients use for this server, for the certificate of --tls
+    /// Name or address of this server in the certificate of --tls
     #[arg(long, env = "PROCFLEET_TLS_NAME", value_name = "NAME", requires = "tls", value_delimiter = ',',
           value_parser = certificate_name)]
     pub(crate) tls_name: Vec<String>,
-    /// Where the administrator's app may be used from, such as 10.0.0.0/8 [default: anywhere]
+    /// Network from which the administrator's app may be used, such as 10.0.0.0/8 [default: anywhere]
     #[arg(long, env = "PROCFLEET_ADMIN_FROM", value_name = "CIDR", value_delimiter = ',')]
     pub(crate) admin_from: Vec<AddressBlock>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-    /// What the chaos test wants to happen, and where
+    /// Fail points of the chaos test
     #[cfg(feature = "failpoints")]
     #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
     failpoints: procfleet_failpoint::FailPlan,

@@ -7,20 +7,20 @@ use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
 pub(crate) enum StoreVerb {
-    /// Copy the server's store to a new file; the server may run meanwhile
+    /// Copy the server's store to a new file; the server may be running
     Backup(Args),
-    /// Put a backup in the place of the server's store; the server must not run
+    /// Restore a backup of the server's store; the server must not be running
     ///
-    /// The backup is checked first. The store that is there now is moved aside, with its write-ahead log.
-    /// README says what a restored backup means for agents, events and tasks of the time that is lost.
+    /// The backup is checked first. The present store is moved aside, with its write-ahead log.
+    /// README describes the effects on agents, events and tasks that are newer than the backup.
     Restore(Args),
 }
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The backup
+    /// File of the backup
     file: PathBuf,
-    /// The server's data folder
+    /// Data folder of the server
     #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
     data: PathBuf,
 }

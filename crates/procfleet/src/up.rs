@@ -24,12 +24,12 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-/// How long the first words wait for the agent. Without it the server is of little use, but it is up.
+/// How long the ready message waits for the agent. The server is up without it.
 const AGENT_PATIENCE: Duration = Duration::from_secs(15);
 const AGENT_PAUSE: Duration = Duration::from_millis(300);
-/// The same for an agent that says that somebody has to look first (exit code 78).
+/// The pause before the restart of an agent that an operator has to repair (exit code 78).
 const AGENT_PAUSE_FOR_SOMEBODY: Duration = Duration::from_secs(10);
-/// How long the agent may take to end when asked.
+/// How long the agent may take to exit.
 const AGENT_END: Duration = Duration::from_secs(2);
 
 /// The pipe is held apart from the child, whose `wait` would close it.
@@ -43,10 +43,10 @@ struct LocalAgent {
 pub(crate) struct Args {
     #[command(flatten)]
     server: crate::server::Args,
-    /// The address that this host is known by: it is host 0:IP
+    /// IP address of this host: it is host 0:IP
     #[arg(long, env = "PROCFLEET_IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     ip: IpAddr,
-    /// What keeps the processes of a proc together
+    /// How to track the processes of a proc
     #[arg(long, env = "PROCFLEET_CONTAINMENT", value_enum, default_value_t)]
     containment: Containment,
     #[command(flatten)]
@@ -155,7 +155,7 @@ async fn start_agent(
     Ok(LocalAgent { stdin: child.stdin.take(), child })
 }
 
-/// A token, unless the agent has joined this very server as this very host.
+/// A join token, unless the agent has joined this server as this host.
 async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Option<String>> {
     let id = data.join("agent.id");
     let mine = std::fs::read_to_string(&id).unwrap_or_default();
@@ -175,7 +175,7 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
     Ok(Some(tokens::create(&server.services, &caller, wanted).await?.token))
 }
 
-/// Says that all is well, when it is.
+/// Prints the ready message when server and agent are ready.
 async fn announce(server: &Server, host: Host, data: &Path) {
     let connected = async {
         loop {

@@ -1,82 +1,69 @@
-//! `procfleet app`: who may call the API, and what each may use. Scripts read a secret from stdout, so
-//! nothing else goes there.
+//! `procfleet app`: the callers of the API and their grants. Scripts read a secret from stdout, so nothing else
+//! goes there.
 
+use super::common::CommonFlags;
 use crate::client::{ReplyData, path_segment};
-use crate::output::{Format, OutputFlag, plain};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::output::plain;
+use crate::{Error, Surroundings, VerbExit};
 use procfleet_proto::http::native::{AppSecret, AppView, CreateApp};
 use serde_json::{Value, json};
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum AppVerb {
-    /// Make an app and print its secret; until it is granted something, it can only log in
+    /// Create an app and print its secret; it has no rights until it is granted some
     Create(AppCreate),
-    /// Show all apps and what they may use
-    List(AppList),
-    /// Show one app and what it may use
+    /// List all apps and their grants
+    List(CommonFlags),
+    /// Show an app and its grants
     Show(AppName),
-    /// Give an app a new secret and print it; the old one opens nothing any more
+    /// Replace the secret of an app and print the new one; the old one stops working
     Rotate(AppName),
-    /// Let an app in no more
+    /// Disable an app; it can no longer log in
     Disable(AppName),
-    /// Let a disabled app in again
+    /// Enable a disabled app
     Enable(AppName),
-    /// Allow an app to use more
+    /// Grant rights to an app
     ///
-    /// Each flag may be given several times, and * is everything of its kind. Without a grant of a kind
-    /// nothing of it is allowed.
+    /// Each flag is repeatable, and * is everything of its kind. Without a grant of a kind nothing of it is
+    /// allowed.
     Grant(AppEdit),
-    /// Take back what an app was allowed
+    /// Revoke rights of an app
     ///
-    /// Each flag may be given several times, and * takes back everything of its kind. What would go on by
-    /// another grant (web1 while there is web*) is refused.
+    /// Each flag is repeatable, and * revokes everything of its kind. A right that another grant still covers
+    /// (web1 while there is web*) cannot be revoked.
     Revoke(AppEdit),
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct AppCreate {
-    /// The new app's bk_app_code: letters, digits and -_.
+    /// bk_app_code of the new app: letters, digits and -_.
     #[arg(value_name = "CODE")]
     pub code: String,
-    /// Trust it to name the user that it acts for (bk_username)
+    /// Allow the app to name the user on whose behalf it acts (bk_username)
     #[arg(long)]
     pub trusted: bool,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub struct AppList {
-    #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct AppName {
-    /// The app's bk_app_code
+    /// bk_app_code of the app
     #[arg(value_name = "CODE")]
     pub code: String,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct AppEdit {
-    /// The app's bk_app_code
+    /// bk_app_code of the app
     #[arg(value_name = "CODE")]
     pub code: String,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
     pub grants: GrantFlags,
     #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -86,17 +73,17 @@ pub struct GrantFlags {
     /// Hosts of this business
     #[arg(long = "business", value_name = "N")]
     pub businesses: Vec<String>,
-    /// Processes of this namespace, or of all that begin alike: web*
+    /// Processes of this namespace, or of all namespaces with a prefix: web*
     #[arg(long = "namespace", value_name = "PATTERN")]
     pub namespaces: Vec<String>,
-    /// This operation: start, stop, query, host, unhost, restart, reload, kill, register, update, unregister,
+    /// Operation: start, stop, query, host, unhost, restart, reload, kill, register, update, unregister,
     /// group
     #[arg(long = "op", value_name = "KIND")]
     pub ops: Vec<String>,
-    /// This OS account on the hosts; operations without a spec need all of them (*)
+    /// OS account on the hosts; operations without a spec need all accounts (*)
     #[arg(long = "account", value_name = "USER")]
     pub accounts: Vec<String>,
-    /// Everything of all four kinds
+    /// All businesses, namespaces, operations and accounts
     #[arg(long, conflicts_with_all = ["businesses", "namespaces", "ops", "accounts"])]
     pub all: bool,
 }
@@ -104,42 +91,41 @@ pub struct GrantFlags {
 impl AppVerb {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            AppVerb::Create(create) => {
-                let wanted = CreateApp { code: create.code.clone(), trusted: create.trusted };
-                let answer = create.connection.client()?.post("/api/v1/apps", &wanted)?;
-                show_secret(around, &answer, create.output)?;
-                if create.output.format() == Format::Text {
-                    let code = plain(&create.code);
-                    around.note(&format!("it may use nothing yet: procfleet app grant {code} --help"));
-                }
+            AppVerb::Create(AppCreate { code, trusted, common }) => {
+                let wanted = CreateApp { code: code.clone(), trusted: *trusted };
+                let answer = common.post("/api/v1/apps", &wanted)?;
+                common.show(around, &answer, |around, answer| {
+                    show_secret(around, answer)?;
+                    around
+                        .note(&format!("it may use nothing yet: procfleet app grant {} --help", plain(code)));
+                    Ok(())
+                })
             }
-            AppVerb::Rotate(named) => show_secret(around, &named.post("rotate")?, named.output)?,
-            AppVerb::List(list) => {
-                let answer = list.connection.client()?.get("/api/v1/apps", &[])?;
-                show(around, &answer, list.output, |answer| answer.read())?;
+            AppVerb::Rotate(named) => named.common.show(around, &named.post("rotate")?, show_secret),
+            AppVerb::List(common) => {
+                let answer = common.get("/api/v1/apps")?;
+                common.show(around, &answer, |around, answer| show(around, answer.read()?))
             }
-            AppVerb::Show(named) => {
-                let answer = named.connection.client()?.get(&path(&named.code, ""), &[])?;
-                show(around, &answer, named.output, one)?;
+            AppVerb::Show(AppName { code, common }) => {
+                common.show(around, &common.get(&path(code, ""))?, show_one)
             }
-            AppVerb::Disable(named) => show(around, &named.post("disable")?, named.output, one)?,
-            AppVerb::Enable(named) => show(around, &named.post("enable")?, named.output, one)?,
-            AppVerb::Grant(change) => show(around, &change.post("grant")?, change.output, one)?,
-            AppVerb::Revoke(change) => show(around, &change.post("revoke")?, change.output, one)?,
+            AppVerb::Disable(named) => named.common.show(around, &named.post("disable")?, show_one),
+            AppVerb::Enable(named) => named.common.show(around, &named.post("enable")?, show_one),
+            AppVerb::Grant(change) => change.common.show(around, &change.post("grant")?, show_one),
+            AppVerb::Revoke(change) => change.common.show(around, &change.post("revoke")?, show_one),
         }
-        Ok(VerbExit::Done)
     }
 }
 
 impl AppName {
     fn post(&self, action: &str) -> Result<ReplyData, Error> {
-        self.connection.client()?.post(&path(&self.code, action), &json!({}))
+        self.common.post_empty(&path(&self.code, action))
     }
 }
 
 impl AppEdit {
     fn post(&self, action: &str) -> Result<ReplyData, Error> {
-        self.connection.client()?.post(&path(&self.code, action), &self.grants.body())
+        self.common.post(&path(&self.code, action), &self.grants.body())
     }
 }
 
@@ -160,36 +146,23 @@ fn path(code: &str, action: &str) -> String {
     if action.is_empty() { app } else { format!("{app}/{action}") }
 }
 
-fn show_secret(around: &mut Surroundings<'_>, answer: &ReplyData, output: OutputFlag) -> Result<(), Error> {
-    match output.format() {
-        Format::Json => around.json(&answer.data),
-        Format::Text => {
-            let made: AppSecret = answer.read()?;
-            around.say(&plain(&made.secret))?;
-            around.note(&format!("the secret of app {}; it is shown only this once", plain(&made.code)));
-            Ok(())
-        }
-    }
+fn show_secret(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+    let made: AppSecret = answer.read()?;
+    around.say(&plain(&made.secret))?;
+    around.note(&format!("the secret of app {}; it is shown only this once", plain(&made.code)));
+    Ok(())
 }
 
-fn one(answer: &ReplyData) -> Result<Vec<AppView>, Error> {
-    Ok(vec![answer.read()?])
+fn show_one(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+    show(around, vec![answer.read()?])
 }
 
-fn show(
-    around: &mut Surroundings<'_>,
-    answer: &ReplyData,
-    output: OutputFlag,
-    rows: impl FnOnce(&ReplyData) -> Result<Vec<AppView>, Error>,
-) -> Result<(), Error> {
-    match output.format() {
-        Format::Json => around.json(&answer.data),
-        Format::Text => around.table(
-            ["APP", "STATE", "MAY NAME USERS", "BUSINESSES", "NAMESPACES", "OPS", "ACCOUNTS"],
-            rows(answer)?.into_iter().map(cells).collect(),
-            "no apps",
-        ),
-    }
+fn show(around: &mut Surroundings<'_>, apps: Vec<AppView>) -> Result<(), Error> {
+    around.table(
+        ["APP", "STATE", "MAY NAME USERS", "BUSINESSES", "NAMESPACES", "OPS", "ACCOUNTS"],
+        apps.into_iter().map(cells).collect(),
+        "no apps",
+    )
 }
 
 fn cells(app: AppView) -> [String; 7] {

@@ -1,4 +1,4 @@
-//! `procfleet audit`: who did what, and from where.
+//! `procfleet audit`: the audit trail.
 
 use super::list::{self, MOST_ROWS};
 use super::token::Ttl;
@@ -9,19 +9,19 @@ use serde_json::Value;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Audit {
-    /// How many of the newest lines to show
+    /// Number of the newest records to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub limit: u32,
-    /// Only what was refused or denied
+    /// Only refused calls
     #[arg(long)]
     pub failed: bool,
-    /// Only what was done in the last so long, such as 10m or 2d
+    /// Only records of this last period, such as 10m or 2d
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ttl>,
-    /// Only what this app did
+    /// Only records of this app
     #[arg(long, value_name = "CODE")]
     pub app: Option<String>,
-    /// Only this action, such as operate_proc_v2, token_create or app_grant
+    /// Only records of this action, such as operate_proc_v2, token_create or app_grant
     #[arg(long, value_name = "ACTION")]
     pub action: Option<String>,
     #[command(flatten)]

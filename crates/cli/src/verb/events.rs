@@ -1,4 +1,4 @@
-//! `procfleet events`: what happened to the processes without anybody asking for it.
+//! `procfleet events`: events of processes that no operation caused.
 
 use super::list::MOST_ROWS;
 use super::ps::selected;
@@ -10,34 +10,34 @@ use procfleet_core::id::Host;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use std::time::Duration;
 
-/// How long the server may hold one question back while nothing happens.
+/// How long the server may hold a long poll.
 const LONG_POLL: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct EventsVerb {
-    /// How many of the newest events to show
+    /// Number of the newest events to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub limit: u32,
-    /// Go on showing events as they come
+    /// Follow: keep showing new events
     #[arg(long, short)]
     pub follow: bool,
-    /// Only those of this namespace
+    /// Only events of this namespace
     #[arg(long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only those of processes of this name
+    /// Only events of processes with this name
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Only those of this host, as CLOUD:IP, or IP for cloud area 0
+    /// Only events of this host, as CLOUD:IP, or IP for cloud area 0
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub host: Option<Host>,
-    /// Only those of this kind, such as exited or gave_up
+    /// Only events of this kind, such as exited or gave_up
     #[arg(long, value_name = "KIND")]
     pub kind: Option<String>,
-    /// Only those of the last so long, such as 10m or 2d, and those that follow
+    /// Only events of this last period, such as 10m or 2d, and later ones
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ttl>,
-    /// Only those on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for
-    /// more
+    /// Only events of selected hosts: addresses, ranges, blocks, globs, ids, labels;
+    /// repeatable
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
     #[command(flatten)]
@@ -102,8 +102,8 @@ impl EventsVerb {
                     view = answer.read()?;
                     view.events.retain(&wanted);
                 }
-                // A server that restarts is worth waiting for: nothing is missed, for the question names the
-                // last event seen.
+                // Wait for a server that restarts: no event is lost, because the request names the last event
+                // seen.
                 Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
                     let PollPace { pause, tries, .. } = around.pace;
                     if failed_tries >= tries {
@@ -118,7 +118,7 @@ impl EventsVerb {
         }
     }
 
-    /// One line each, so that they can follow one another for ever.
+    /// One JSON document per line, so that a stream has no end.
     fn show(&self, events: &[EventRow], around: &mut Surroundings<'_>) -> Result<(), Error> {
         for event in events {
             match self.output.format() {

@@ -1,10 +1,11 @@
-//! One file for each verb: its flags, what it asks the server, what it prints.
+//! One file for each verb: its flags, its requests and its output.
 
 pub(crate) mod agents;
 pub(crate) mod app;
 pub(crate) mod audit;
 pub(crate) mod business;
 pub(crate) mod ca;
+mod common;
 pub(crate) mod events;
 pub(crate) mod list;
 pub(crate) mod logs;

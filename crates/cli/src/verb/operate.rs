@@ -1,6 +1,6 @@
 //! `procfleet start`, `stop`, `restart`, `reload`, `kill`, `host`, `unhost`, `unregister` and `status`: one
-//! operation on any number of processes and hosts, and waiting for its outcomes. What the request looks like
-//! is in `request`, what a status looks like in `status`.
+//! operation on any number of processes and hosts, and waiting for its outcomes. `request` builds the
+//! request, and `status` prints a status.
 
 use super::spec_flags::SpecFlags;
 use super::targets::Targets;
@@ -17,28 +17,28 @@ use std::io::Read;
 use std::path::PathBuf;
 
 const PATH: &str = "/api/v1/operate";
-/// More hosts than this, and a person is asked first.
+/// A person is asked to confirm an operation on more hosts than this.
 const ASK_ABOVE: u64 = 20;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Operate {
     #[command(flatten)]
     pub targets: Targets,
-    /// Only show which processes and hosts are meant, and send them nothing
+    /// Only show the matching processes and hosts; send nothing to them
     #[arg(long)]
     pub dry_run: bool,
-    /// Do not ask, however many hosts are meant; without a terminal nobody is asked
+    /// Do not ask for confirmation; implied without a terminal
     #[arg(long, short)]
     pub yes: bool,
-    /// A request body or a spec as JSON (- reads stdin); flags win over it
+    /// Request body or spec as JSON (- reads stdin); flags take precedence
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// A label of the process; give it again for more
+    /// Label of the process; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
     #[command(flatten)]
     pub waiting: WaitMode,
-    /// The same call under the same key is one task, however often it is sent
+    /// Idempotency key: the same call with the same key creates one task
     #[arg(long, value_name = "KEY", conflicts_with = "dry_run")]
     pub idempotency_key: Option<String>,
     #[command(flatten)]
@@ -54,10 +54,10 @@ pub struct Operate {
 pub struct Plain {
     #[command(flatten)]
     pub targets: Targets,
-    /// Only show which processes and hosts are meant, and send them nothing
+    /// Only show the matching processes and hosts; send nothing to them
     #[arg(long)]
     pub dry_run: bool,
-    /// Do not ask, however many hosts are meant; without a terminal nobody is asked
+    /// Do not ask for confirmation; implied without a terminal
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
@@ -72,10 +72,10 @@ pub struct Plain {
 pub struct IsRunning {
     #[command(flatten)]
     pub targets: Targets,
-    /// Print nothing: the exit status says it all
+    /// Print nothing; use the exit status
     #[arg(long, short)]
     pub quiet: bool,
-    /// Wait no longer than this for the hosts' answers
+    /// Maximum time to wait for the hosts
     #[arg(long, value_name = "SECS", default_value_t = 60)]
     pub timeout: u64,
     #[command(flatten)]
@@ -84,7 +84,7 @@ pub struct IsRunning {
 
 impl Operate {
     pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        // What can be wrong with the command line is found before the server is asked anything.
+        // The command line is checked before the server is called.
         let file = self.file.as_deref().map(|path| request::read_file(path, around.input)).transpose()?;
         let body = request::body(self, kind, file)?;
         let call = OperateRun {
@@ -138,7 +138,7 @@ impl IsRunning {
     }
 }
 
-/// A process that no host is known to have is unknown, which is what its status is.
+/// A process that no known host has is reported as unknown.
 fn unknown_if_nowhere(
     kind: OpKind,
     targets: &Targets,
@@ -156,7 +156,7 @@ fn unknown_if_nowhere(
     }
 }
 
-/// One call of `POST /api/v1/operate`, and what becomes of it.
+/// One call of `POST /api/v1/operate`, and its results.
 struct OperateRun<'a> {
     kind: OpKind,
     dry_run: bool,
@@ -195,7 +195,7 @@ impl OperateRun<'_> {
         self.follow(client, &answer, &meant.task_id, around)
     }
 
-    /// Whether a person who is there agrees, where many hosts are meant.
+    /// Asks for confirmation if there is a person and many hosts match.
     fn may_go_on(
         &self,
         client: &Client,
@@ -215,7 +215,7 @@ impl OperateRun<'_> {
         Ok(matches!(read_line(around.input).trim(), "y" | "Y" | "yes"))
     }
 
-    /// Waits for the outcomes, unless nobody wants to.
+    /// Waits for the outcomes, unless the caller does not want to.
     fn follow(
         &self,
         client: &Client,
@@ -251,7 +251,7 @@ fn words(meant: &OperateAnswer) -> String {
     }
 }
 
-/// The hosts; where there are several processes, each with its hosts.
+/// The hosts; if there are several processes, the hosts of each.
 fn show_meant(meant: &OperateAnswer, around: &mut Surroundings<'_>) -> Result<(), Error> {
     around.note(&format!("{}; nothing was sent", words(meant)));
     match meant.procs.as_slice() {
@@ -263,7 +263,7 @@ fn show_meant(meant: &OperateAnswer, around: &mut Surroundings<'_>) -> Result<()
     }
 }
 
-/// Byte by byte: what follows the line is not ours.
+/// Reads byte by byte: the input after the line belongs to others.
 fn read_line(input: &mut dyn Read) -> String {
     let mut line = Vec::new();
     let mut byte = [0];

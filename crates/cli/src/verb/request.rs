@@ -1,6 +1,6 @@
 //! The body of `POST /api/v1/operate`, from flags and a file.
 //!
-//! What only the server or the host can judge is left to them: they say all faults of a request at once.
+//! Checks that need the server or the host are left to them: they report all faults of a request at once.
 
 use super::operate::Operate;
 use crate::Error;
@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::Path;
 
-/// The login is the connection's. One that a file holds would be a second truth, and need not travel.
+/// The login of the connection is used; login fields of a file are not sent.
 const LOGIN_FIELDS: [&str; 4] = ["bk_app_code", "bk_app_secret", "bk_token", "bk_username"];
 
 pub(super) type Object = Map<String, Value>;
 
-/// Reads a request body or a bare spec; a bare one is put where it belongs in a body.
+/// Reads a request body, or a bare spec, which is put into a body.
 pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Error> {
     let (shown, bytes) = if path == Path::new("-") {
         let mut bytes = Vec::new();
@@ -92,7 +92,7 @@ pub(super) fn set(object: &mut Object, key: &str, value: Value) {
     object.insert(key.to_owned(), value);
 }
 
-/// The object below a key. What is there and is none (`"labels": null`) is replaced.
+/// The object of a key. A value that is not an object (`"labels": null`) is replaced.
 pub(super) fn child<'a>(object: &'a mut Object, key: &str) -> &'a mut Object {
     let value = object.entry(key).or_insert_with(|| json!({}));
     if !value.is_object() {
@@ -140,7 +140,7 @@ mod tests {
         );
     }
 
-    /// Hosts that know the process change one field; to the others it is a whole spec.
+    /// Hosts that know the process change one field; other hosts get a whole spec.
     #[test]
     fn one_spec_flag_changes_one_field() {
         let here = std::env::current_dir().expect("a current folder");

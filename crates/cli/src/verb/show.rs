@@ -18,7 +18,7 @@ pub struct Show {
     pub connection: ConnectionFlags,
 }
 
-/// A spec, and the hosts that have just this one stored.
+/// A spec, and the hosts that have stored exactly this spec.
 struct Same {
     file: Value,
     hosts: Vec<String>,
@@ -61,7 +61,7 @@ impl Show {
                 }
                 around.json(&one.file)?;
             }
-            // Each is a document of its own, which says in the note before it where it is from.
+            // Each spec is its own document; a line on stderr before it names its hosts.
             (Format::Text, several) => {
                 for Same { file, hosts } in several {
                     around.note(&plain(&format!("on {}:", hosts.join(", "))));

@@ -8,122 +8,122 @@ use std::path::{Path, PathBuf};
 /// The server's default for `stop_check_secs`.
 const STOP_CHECK_SECS: u64 = 5;
 
-/// With none of them (and no file) no spec is sent. On hosts that have a spec of the process stored, only the
-/// fields change whose flags were given; elsewhere the rest has defaults.
+/// Without any of these flags and without a file no spec is sent. On hosts with a stored spec of the process,
+/// only the fields of the given flags are changed; on other hosts the remaining fields have defaults.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Spec (only what is given changes where the process is known already)")]
 pub struct SpecFlags {
-    /// The command that starts the process
+    /// Command that starts the process
     #[arg(long = "cmd", value_name = "COMMAND")]
     pub start_cmd: Option<String>,
-    /// The command that stops it [none: the stop signal]
+    /// Command that stops the process [none: the stop signal]
     #[arg(long, value_name = "COMMAND")]
     pub stop_cmd: Option<String>,
-    /// The command that restarts it [none: stop, then start]
+    /// Command that restarts the process [none: stop, then start]
     #[arg(long, value_name = "COMMAND")]
     pub restart_cmd: Option<String>,
-    /// The command that lets it read its configuration again [none: the reload signal]
+    /// Command that reloads the configuration [none: the reload signal]
     #[arg(long, value_name = "COMMAND")]
     pub reload_cmd: Option<String>,
-    /// The signal that stops it where there is no stop command: a name or a number [default: TERM]
+    /// Signal that stops the process if there is no stop command: a name or a number [default: TERM]
     #[arg(long, value_name = "SIGNAL")]
     pub stop_signal: Option<String>,
-    /// The signal that lets it read its configuration again where there is no reload command
+    /// Signal that reloads the configuration if there is no reload command
     #[arg(long, value_name = "SIGNAL")]
     pub reload_signal: Option<String>,
-    /// The command that ends it by force [none: SIGKILL]
+    /// Command that kills the process [none: SIGKILL]
     #[arg(long, value_name = "COMMAND")]
     pub kill_cmd: Option<String>,
-    /// The command that prints its version
+    /// Command that prints the version
     #[arg(long, value_name = "COMMAND")]
     pub version_cmd: Option<String>,
-    /// The command that checks its health, every 30 seconds
+    /// Command that checks the health, run every 30 seconds
     #[arg(long, value_name = "COMMAND")]
     pub health_cmd: Option<String>,
-    /// The file that it writes its pid to, if it does; a relative path is relative to --setup-path
+    /// Pid file of the process, if it writes one; a relative path is relative to --setup-path
     #[arg(long, value_name = "PATH")]
     pub pid_file: Option<PathBuf>,
-    /// The directory on the host that commands run in [default: this directory]
+    /// Directory on the host in which commands run [default: this directory]
     #[arg(long, value_name = "DIR")]
     pub setup_path: Option<PathBuf>,
-    /// The account on the host that commands run as [default: root]
+    /// OS account on the host that runs the commands [default: root]
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
-    /// The file name of the program [default: NAME]
+    /// File name of the program [default: NAME]
     #[arg(long, value_name = "NAME")]
     pub proc_name: Option<String>,
-    /// Its configuration, which commands find in PROCFLEET_CONFIG_PATH
+    /// Path of the configuration, passed to commands in PROCFLEET_CONFIG_PATH
     #[arg(long, value_name = "PATH")]
     pub config_path: Option<String>,
-    /// The directory on the host for its output [default: the agent's data directory]
+    /// Directory on the host for the output [default: the agent's data directory]
     #[arg(long, value_name = "PATH")]
     pub log_path: Option<String>,
-    /// Reserved: it has no effect
+    /// Reserved; has no effect
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub index_key: Option<String>,
-    /// How it lives [default: resident; periodic with --every or --cron]
+    /// Type of the process [default: resident; periodic with --every or --cron]
     #[arg(long = "type", value_name = "TYPE", value_parser = ["resident", "periodic", "once"])]
     pub auto_type: Option<String>,
-    /// A periodic process is started so long after its last beginning
+    /// Interval of a periodic process, from start to start
     #[arg(long = "every", value_name = "SECS", conflicts_with = "crontab_rule")]
     pub cycle_time: Option<u64>,
-    /// When a periodic process is started, in the host's time zone: '*/5 * * * *', @daily
+    /// Schedule of a periodic process, in the host's time zone: '*/5 * * * *', @daily
     #[arg(long = "cron", value_name = "RULE")]
     pub crontab_rule: Option<String>,
-    /// How many of it run side by side (1 to 64)
+    /// Number of instances (1 to 64)
     #[arg(long = "instances", value_name = "N")]
     pub instance_num: Option<u64>,
-    /// How long after its start it must be there to count as started
+    /// Seconds after which a start is checked: the process must be running then
     #[arg(long, value_name = "SECS")]
     pub start_check_secs: Option<u64>,
-    /// How long it may take to be gone
+    /// Seconds that the process may take to exit
     #[arg(long, value_name = "SECS")]
     pub stop_check_secs: Option<u64>,
-    /// How long after it was told to end a stop or restart kills it; 0: never [default: as --stop-check-secs]
+    /// Seconds after which a stop or restart kills the process; 0: never [default: as --stop-check-secs]
     #[arg(long, value_name = "SECS")]
     pub kill_after: Option<u64>,
-    /// How long one command may run
+    /// Seconds that a command may run
     #[arg(long, value_name = "SECS")]
     pub op_timeout: Option<u64>,
-    /// How often in a row it is started again before the agent gives up
+    /// Number of consecutive restarts before the agent gives up
     #[arg(long, value_name = "N")]
     pub start_retries: Option<u64>,
-    /// The pause between restarts in a row, from start to start
+    /// Seconds between consecutive restarts, from start to start
     #[arg(long, value_name = "SECS")]
     pub start_interval: Option<u64>,
-    /// How the pauses between restarts follow from --start-interval: constant or growing [default: constant]
+    /// Pauses between restarts: constant, or growing (exponential backoff) [default: constant]
     #[arg(long, value_name = "HOW")]
     pub restart_pause: Option<String>,
-    /// The most CPU that it may use, in per cent of the whole host; 0: no limit
+    /// CPU limit in per cent of the whole host; 0: no limit
     #[arg(long = "cpu-limit", value_name = "PERCENT")]
     pub cpu: Option<f64>,
-    /// The most memory that it may use, in per cent of the whole host; 0: no limit
+    /// Memory limit in per cent of the host's memory; 0: no limit
     #[arg(long = "mem-limit", value_name = "PERCENT")]
     pub mem: Option<f64>,
-    /// The most files that it may have open; 0: no limit
+    /// Maximum number of open files; 0: no limit
     #[arg(long = "fd-limit", value_name = "N")]
     pub fd: Option<u64>,
-    /// How many samples in a row, 5 seconds apart, must be over a limit
+    /// Number of consecutive samples, 5 seconds apart, that must exceed a limit
     #[arg(long, value_name = "N")]
     pub limit_samples: Option<u64>,
-    /// What happens when its health_cmd fails again and again: tell or restart
+    /// Reaction when health_cmd fails three times in a row: tell (create an event) or restart
     #[arg(long, value_name = "WHAT")]
     pub on_unhealthy: Option<String>,
-    /// What happens to what it left behind: end or keep
+    /// Treatment of detached descendants when the process stops: end or keep
     #[arg(long, value_name = "WHAT")]
     pub detached: Option<String>,
-    /// A file that the host should have; one that is missing, changes or has another md5 shows in the status.
-    /// Give it again for more
+    /// Configuration file, with its MD5 if known; the status names a file that is missing or has changed.
+    /// Repeatable
     #[arg(long = "config-file", value_name = "PATH[=MD5]", value_parser = config_file)]
     pub configmap: Vec<(String, String)>,
-    /// The data id of its events
+    /// Data id of the events of the process
     #[arg(long, value_name = "N")]
     pub report_id: Option<i64>,
 }
 
-/// A field whose flag was given.
+/// A field with a given flag.
 struct GivenField {
-    /// The part of the spec that it stands in; empty: the spec itself.
+    /// The part of the spec with this field; empty: the spec itself.
     section: &'static str,
     field: &'static str,
     value: Value,
@@ -197,8 +197,8 @@ impl SpecFlags {
         Ok(given.collect())
     }
 
-    /// Writes the flags that were given into the body's spec, and says which fields those are. A flag wins
-    /// over a file's spec, and defaults fill only what neither says.
+    /// Writes the given flags into the body's spec and returns their fields. A flag takes precedence over the
+    /// spec of a file, and defaults fill the remaining fields.
     pub(super) fn write(
         &self,
         name: &str,
@@ -217,7 +217,7 @@ impl SpecFlags {
                 "" => set(spec, field, value),
                 section => set(child(spec, section), field, value),
             }
-            // When a periodic process runs is a part of what it is.
+            // The schedule of a periodic process is part of its type.
             let name = if ["cycle_time", "crontab_rule"].contains(&field) { "auto_type" } else { field };
             if !change.contains(&name) {
                 change.push(name);
@@ -238,8 +238,8 @@ impl SpecFlags {
         child(spec, "control");
         let policy = child(spec, "alive_monitor_policy");
         or(policy, "auto_type", json!(1));
-        // GSE's callers are told (836) when a process does not end. What is made of flags kills it, unless
-        // they say otherwise.
+        // GSE's callers get 836 when a process does not exit. A spec from flags kills it, unless a flag says
+        // otherwise.
         if !from_file {
             let stop_check = self.stop_check_secs.filter(|secs| *secs > 0).unwrap_or(STOP_CHECK_SECS);
             or(policy, "kill_after", json!(stop_check));
@@ -295,7 +295,7 @@ mod tests {
         Command::try_parse_from(std::iter::once("start").chain(line.split_whitespace())).expect(line).flags
     }
 
-    /// Whoever adds a field to the spec gives it a flag.
+    /// Each field of the spec needs a flag.
     #[test]
     fn every_field_of_a_spec_has_a_flag() {
         let recorder = Recorder::with(&[("op_type", 0), ("auto_type", 0)]);
@@ -318,7 +318,7 @@ mod tests {
         }
     }
 
-    /// And every one of them can be changed alone.
+    /// Each field can be changed alone.
     #[test]
     fn every_flag_is_the_name_of_a_field_that_can_be_changed() {
         let mut body = Object::new();

@@ -1,6 +1,6 @@
-//! The table of `procfleet status`, from what the ops of a query brought back.
+//! The table of `procfleet status`, from the outcomes of a query.
 //!
-//! The content is GSE's JSON text. It is read leniently, field by field: one that is missing or odd costs its
+//! The content is GSE's JSON text. It is read leniently, field by field: a missing or odd field empties its
 //! cell and not the row.
 
 use crate::VerbExit;
@@ -25,7 +25,7 @@ pub(super) const HEADER: [&str; 12] = [
     "HEALTH",
 ];
 
-/// The place of the state in a row, and its words.
+/// The column of the state in a row, and its texts.
 const STATE: usize = 3;
 const RUNNING: &str = "running";
 const STOPPED: &str = "stopped";
@@ -34,7 +34,7 @@ pub(super) fn rows(ops: &[OpRow]) -> Vec<[String; 12]> {
     ops.iter().flat_map(op_rows).collect()
 }
 
-/// As scripts see it: all running, some stopped, some unknown.
+/// The exit status: all running, some stopped, some unknown.
 pub(super) fn exit(ops: &[OpRow]) -> VerbExit {
     let rows = rows(ops);
     let any = |word: &str| rows.iter().any(|row| row[STATE] == word);

@@ -1,4 +1,4 @@
-//! Which processes a verb is about, and on which hosts. What globs and selections mean, the server finds out.
+//! The processes and hosts of a verb. The server resolves globs and selections.
 
 use super::request::{Object, child, set};
 use crate::Error;
@@ -8,26 +8,26 @@ use std::net::IpAddr;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Targets {
-    /// The processes' names in their namespace; * and ? are allowed: 'web*' means all that are known and
-    /// called so
+    /// Names of the processes in their namespace; * and ? are wildcards: 'web*' matches all known
+    /// processes with this prefix
     #[arg(value_name = "NAME", required_unless_present = "all", conflicts_with = "all")]
     pub names: Vec<String>,
-    /// The group of processes that they belong to [default: that of the file, else "default"]
+    /// Namespace of the processes [default: that of the file, else "default"]
     #[arg(long, value_name = "NS")]
     pub namespace: Option<String>,
     /// Every known process of --namespace
     #[arg(long, requires = "namespace")]
     pub all: bool,
-    /// A host, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target: every host that
+    /// Host, as CLOUD:IP, or IP for cloud area 0; repeatable. Without a target: every host that
     /// has the process
     #[arg(long = "host", value_name = "HOST", value_parser = host, conflicts_with_all = ["agents", "select"])]
     pub hosts: Vec<Host>,
-    /// A host by its agent's id; give it again for more
+    /// Host by its agent id; repeatable
     #[arg(long = "agent", value_name = "ID", conflicts_with = "select")]
     pub agents: Vec<AgentId>,
-    /// Hosts by what they are: addresses (10.0.0.1), ranges (10.0.0.1-10.0.0.50), blocks (10.0.0.0/24), globs
-    /// (10.0.*), agent ids, labels (role=web*). Give it again for more places, or for labels that all must be
-    /// there
+    /// Select hosts: addresses (10.0.0.1), ranges (10.0.0.1-10.0.0.50), blocks (10.0.0.0/24), globs
+    /// (10.0.*), agent ids, labels (role=web*). Repeatable: a host must match one of the addresses and all
+    /// labels
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
 }
@@ -42,8 +42,8 @@ impl Targets {
         !self.hosts.is_empty() || !self.agents.is_empty() || !self.select.is_empty()
     }
 
-    /// Writes names and places into the body of `POST /api/v1/operate`. A file may have brought some; the
-    /// command line wins.
+    /// Writes names and targets into the body of `POST /api/v1/operate`. The command line takes precedence over
+    /// those of a file.
     pub(super) fn write(&self, body: &mut Object) -> Result<(), Error> {
         let meta = child(body, "meta");
         match &self.namespace {

@@ -1,43 +1,34 @@
 //! `procfleet token`: join tokens for new agents. Scripts read a new one from stdout, so nothing else goes
 //! there.
 
-use crate::output::{Format, OutputFlag, plain};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use super::common::CommonFlags;
+use crate::client::ReplyData;
+use crate::output::{OutputFlag, plain};
+use crate::{Error, Surroundings, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
-use serde_json::json;
 use std::str::FromStr;
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TokenVerb {
-    /// Make a join token and print it
+    /// Create a join token and print it
     Create(TokenCreate),
-    /// Show the join tokens, without their secrets
-    List(TokenList),
-    /// Let nobody join with a token any more; agents that have joined stay
+    /// List the join tokens, without their secrets
+    List(CommonFlags),
+    /// Revoke a join token; agents that have joined with it stay
     Revoke(TokenRevoke),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct TokenList {
-    #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
-}
-
-#[derive(Clone, Debug, clap::Args)]
 pub struct TokenRevoke {
-    /// The token's id, as `token list` shows it: the second part of the token
+    /// Id of the token, as `token list` shows it: the second part of the token
     #[arg(value_name = "ID", value_parser = token_id)]
     pub id: String,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
-/// An id, or a whole token, whose secret is not sent anywhere.
+/// Accepts an id, or a whole token; the secret of the token is not sent.
 fn token_id(text: &str) -> Result<String, String> {
     let id = match text.split('-').collect::<Vec<_>>().as_slice() {
         ["pf1", id, ..] => (*id).to_owned(),
@@ -51,26 +42,24 @@ fn token_id(text: &str) -> Result<String, String> {
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct TokenCreate {
-    /// The cloud area that the agents will belong to
+    /// Cloud area of the agents
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub cloud_id: u32,
-    /// The business that the agents will belong to
+    /// Business of the agents
     #[arg(long, value_name = "N", default_value_t = BusinessId::DEFAULT)]
     pub business: BusinessId,
-    /// How long the token can be used: 30s, 10m, 1h, 7d; at most 30d
+    /// Lifetime of the token: 30s, 10m, 1h, 7d; at most 30d
     #[arg(long, default_value = "1h")]
     pub ttl: Ttl,
-    /// How many agents may join with it, at most 100000
+    /// Number of agents that may join with the token, at most 100000
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub uses: u32,
-    /// Let its agents take the place of one that is connected, or was within the last day, as after a host
-    /// was set up anew
+    /// Allow an agent to replace one of the same host that is connected or was within the last day, for
+    /// example after the host was reinstalled
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 /// A time to live: a number and one of `s`, `m`, `h`, `d`.
@@ -106,7 +95,7 @@ impl FromStr for Ttl {
 }
 
 impl Ttl {
-    /// Whether something that was then is not longer ago than this.
+    /// Whether `then` is at most this long before `now`.
     pub(super) fn includes(self, then: i64, now: i64) -> bool {
         now.saturating_sub(then) <= i64::try_from(self.secs).unwrap_or(i64::MAX)
     }
@@ -115,30 +104,25 @@ impl Ttl {
 impl TokenVerb {
     pub(crate) fn output(&self) -> OutputFlag {
         match self {
-            TokenVerb::Create(TokenCreate { output, .. })
-            | TokenVerb::List(TokenList { output, .. })
-            | TokenVerb::Revoke(TokenRevoke { output, .. }) => *output,
+            TokenVerb::Create(TokenCreate { common, .. })
+            | TokenVerb::List(common)
+            | TokenVerb::Revoke(TokenRevoke { common, .. }) => common.output,
         }
     }
 
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            TokenVerb::Create(create) => create.run(around),
-            TokenVerb::List(TokenList { output, connection }) => {
-                let answer = connection.client()?.get("/api/v1/tokens", &[])?;
-                match output.format() {
-                    Format::Json => around.json(&answer.data)?,
-                    Format::Text => show(around, answer.read()?)?,
-                }
-                Ok(VerbExit::Done)
+            TokenVerb::Create(create) => {
+                let answer = create.common.post("/api/v1/tokens", &create.request())?;
+                create.common.show(around, &answer, show_created)
             }
-            TokenVerb::Revoke(TokenRevoke { id, output, connection }) => {
-                let answer = connection.client()?.post(&format!("/api/v1/tokens/{id}/revoke"), &json!({}))?;
-                match output.format() {
-                    Format::Json => around.json(&answer.data)?,
-                    Format::Text => show(around, vec![answer.read()?])?,
-                }
-                Ok(VerbExit::Done)
+            TokenVerb::List(common) => {
+                let answer = common.get("/api/v1/tokens")?;
+                common.show(around, &answer, |around, answer| show(around, answer.read()?))
+            }
+            TokenVerb::Revoke(TokenRevoke { id, common }) => {
+                let answer = common.post_empty(&format!("/api/v1/tokens/{id}/revoke"))?;
+                common.show(around, &answer, |around, answer| show(around, vec![answer.read()?]))
             }
         }
     }
@@ -166,36 +150,32 @@ fn show(around: &mut Surroundings<'_>, rows: Vec<TokenRow>) -> Result<(), Error>
 }
 
 impl TokenCreate {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let wanted = CreateToken {
+    fn request(&self) -> CreateToken {
+        CreateToken {
             bk_cloud_id: self.cloud_id,
             bk_biz_id: self.business.0,
             ttl_secs: self.ttl.secs,
             uses: self.uses,
             replace: self.replace,
-        };
-        let answer = self.connection.client()?.post("/api/v1/tokens", &wanted)?;
-        match self.output.format() {
-            Format::Json => around.json(&answer.data)?,
-            Format::Text => {
-                let made: CreatedToken = answer.read()?;
-                around.say(&plain(&made.token))?;
-                let agents =
-                    if made.uses == 1 { "1 agent".to_owned() } else { format!("{} agents", made.uses) };
-                around.note(&format!(
-                    "for {agents} of cloud area {} and business {}, until {}; it is shown only this once",
-                    made.bk_cloud_id,
-                    made.bk_biz_id,
-                    around.moment(made.expires_at)
-                ));
-                let port = made.link_port.map_or("PORT".to_owned(), |port| port.to_string());
-                around.note(&format!(
-                    "on the new host: write it to a file, and procfleet agent --server https://SERVER:{port} --token-file FILE"
-                ));
-            }
         }
-        Ok(VerbExit::Done)
     }
+}
+
+fn show_created(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+    let made: CreatedToken = answer.read()?;
+    around.say(&plain(&made.token))?;
+    let agents = if made.uses == 1 { "1 agent".to_owned() } else { format!("{} agents", made.uses) };
+    around.note(&format!(
+        "for {agents} of cloud area {} and business {}, until {}; it is shown only this once",
+        made.bk_cloud_id,
+        made.bk_biz_id,
+        around.moment(made.expires_at)
+    ));
+    let port = made.link_port.map_or("PORT".to_owned(), |port| port.to_string());
+    around.note(&format!(
+        "on the new host: write it to a file, and procfleet agent --server https://SERVER:{port} --token-file FILE"
+    ));
+    Ok(())
 }
 
 #[cfg(test)]

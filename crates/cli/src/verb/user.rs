@@ -1,116 +1,86 @@
-//! `procfleet user`: the people that apps may act for. Scripts read a token from stdout, so nothing else goes
+//! `procfleet user`: the users on whose behalf apps act. Scripts read a token from stdout, so nothing else goes
 //! there.
 
+use super::common::CommonFlags;
 use super::token::Ttl;
 use crate::client::{ReplyData, path_segment};
-use crate::output::{Format, OutputFlag, plain};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::output::{OutputFlag, plain};
+use crate::{Error, Surroundings, VerbExit};
 use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
-use serde_json::json;
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum User {
-    /// Make a user
+    /// Create a user
     Create(UserName),
-    /// Show all users
-    List(UserList),
-    /// Make a token and print it: an app that sends it as bk_token acts as this user
+    /// List all users
+    List(CommonFlags),
+    /// Create a token and print it; an app that sends it as bk_token acts as this user
     Token(UserTokenVerb),
-    /// Let a user in no more, whatever token it shows
+    /// Disable a user; all of its tokens stop working
     Disable(UserName),
-    /// Let a disabled user in again
+    /// Enable a disabled user; its tokens that have not expired work again
     Enable(UserName),
-    /// Take back all tokens of a user
+    /// Revoke all tokens of a user
     Revoke(UserName),
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserName {
-    /// The user's name: letters, digits and -_.@
+    /// Name of the user: letters, digits and -_.@
     #[arg(value_name = "NAME")]
     pub name: String,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub struct UserList {
-    #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserTokenVerb {
-    /// The user's name
+    /// Name of the user
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// How long the token can be used: 30s, 10m, 12h, 7d
+    /// Lifetime of the token: 30s, 10m, 12h, 7d
     #[arg(long, default_value = "12h")]
     pub ttl: Ttl,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 impl User {
     pub(crate) fn output(&self) -> OutputFlag {
         match self {
             User::Create(named) | User::Disable(named) | User::Enable(named) | User::Revoke(named) => {
-                named.output
+                named.common.output
             }
-            User::List(list) => list.output,
-            User::Token(token) => token.output,
+            User::List(common) => common.output,
+            User::Token(token) => token.common.output,
         }
     }
 
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         match self {
-            User::Create(named) => {
-                let wanted = CreateUser { name: named.name.clone() };
-                let answer = named.connection.client()?.post("/api/v1/users", &wanted)?;
-                show(around, &answer, named.output, one)?;
+            User::Create(UserName { name, common }) => {
+                let answer = common.post("/api/v1/users", &CreateUser { name: name.clone() })?;
+                common.show(around, &answer, show_one)
             }
-            User::List(list) => {
-                let answer = list.connection.client()?.get("/api/v1/users", &[])?;
-                show(around, &answer, list.output, |answer| answer.read())?;
+            User::List(common) => {
+                let answer = common.get("/api/v1/users")?;
+                common.show(around, &answer, |around, answer| show(around, answer.read()?))
             }
-            User::Token(token) => token.run(around)?,
-            User::Disable(named) => show(around, &named.post("disable")?, named.output, one)?,
-            User::Enable(named) => show(around, &named.post("enable")?, named.output, one)?,
-            User::Revoke(named) => show(around, &named.post("revoke")?, named.output, one)?,
+            User::Token(UserTokenVerb { name, ttl, common }) => {
+                let answer = common.post(&path(name, "token"), &CreateUserToken { ttl_secs: ttl.secs })?;
+                common.show(around, &answer, show_token)
+            }
+            User::Disable(named) => named.act("disable", around),
+            User::Enable(named) => named.act("enable", around),
+            User::Revoke(named) => named.act("revoke", around),
         }
-        Ok(VerbExit::Done)
     }
 }
 
 impl UserName {
-    fn post(&self, action: &str) -> Result<ReplyData, Error> {
-        self.connection.client()?.post(&path(&self.name, action), &json!({}))
-    }
-}
-
-impl UserTokenVerb {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<(), Error> {
-        let wanted = CreateUserToken { ttl_secs: self.ttl.secs };
-        let answer = self.connection.client()?.post(&path(&self.name, "token"), &wanted)?;
-        match self.output.format() {
-            Format::Json => around.json(&answer.data),
-            Format::Text => {
-                let made: UserToken = answer.read()?;
-                around.say(&plain(&made.token))?;
-                let until = around.moment(made.expires_at);
-                around.note(&format!(
-                    "a bk_token of user {}, until {until}; it is shown only this once",
-                    plain(&made.name)
-                ));
-                Ok(())
-            }
-        }
+    fn act(&self, action: &str, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+        let answer = self.common.post_empty(&path(&self.name, action))?;
+        self.common.show(around, &answer, show_one)
     }
 }
 
@@ -118,23 +88,22 @@ fn path(name: &str, action: &str) -> String {
     format!("/api/v1/users/{}/{action}", path_segment(name))
 }
 
-fn one(answer: &ReplyData) -> Result<Vec<UserView>, Error> {
-    Ok(vec![answer.read()?])
+fn show_token(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+    let made: UserToken = answer.read()?;
+    around.say(&plain(&made.token))?;
+    let until = around.moment(made.expires_at);
+    let name = plain(&made.name);
+    around.note(&format!("a bk_token of user {name}, until {until}; it is shown only this once"));
+    Ok(())
 }
 
-fn show(
-    around: &mut Surroundings<'_>,
-    answer: &ReplyData,
-    output: OutputFlag,
-    rows: impl FnOnce(&ReplyData) -> Result<Vec<UserView>, Error>,
-) -> Result<(), Error> {
-    match output.format() {
-        Format::Json => around.json(&answer.data),
-        Format::Text => {
-            let rows = rows(answer)?.into_iter().map(|user| cells(user, around)).collect();
-            around.table(["USER", "STATE", "TOKENS", "CREATED"], rows, "no users")
-        }
-    }
+fn show_one(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+    show(around, vec![answer.read()?])
+}
+
+fn show(around: &mut Surroundings<'_>, users: Vec<UserView>) -> Result<(), Error> {
+    let rows = users.into_iter().map(|user| cells(user, around)).collect();
+    around.table(["USER", "STATE", "TOKENS", "CREATED"], rows, "no users")
 }
 
 fn cells(user: UserView, around: &Surroundings<'_>) -> [String; 4] {

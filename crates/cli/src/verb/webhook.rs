@@ -1,78 +1,63 @@
-//! `procfleet webhook`: who is told of events as they come.
+//! `procfleet webhook`: the URLs that receive events.
 
-use crate::output::{Format, OutputFlag};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use super::common::CommonFlags;
+use crate::output::OutputFlag;
+use crate::{Error, Surroundings, VerbExit};
 use procfleet_proto::http::events::WebhookRow;
 use serde_json::json;
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum WebhookVerb {
-    /// Send every event from now on to a url, as GSE sends its own
+    /// Send every new event to a URL, in the format of GSE
     Create(WebhookCreate),
-    /// Show the webhooks, and whether their receivers take events
-    List(WebhookList),
-    /// Stop sending events to a url
+    /// List the webhooks, with waiting events and delivery errors
+    List(CommonFlags),
+    /// Remove a webhook
     Remove(Remove),
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct WebhookCreate {
-    /// Who is to be told
+    /// URL that receives the events
     #[arg(value_name = "URL")]
     pub receiver: String,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub struct WebhookList {
-    #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Remove {
-    /// Its number, as `webhook list` shows it
+    /// Number of the webhook, as `webhook list` shows it
     #[arg(value_name = "ID")]
     pub id: u64,
     #[command(flatten)]
-    pub output: OutputFlag,
-    #[command(flatten)]
-    pub connection: ConnectionFlags,
+    pub common: CommonFlags,
 }
 
 impl WebhookVerb {
     pub(crate) fn output(&self) -> OutputFlag {
         match self {
-            WebhookVerb::Create(create) => create.output,
-            WebhookVerb::List(list) => list.output,
-            WebhookVerb::Remove(remove) => remove.output,
+            WebhookVerb::Create(WebhookCreate { common, .. })
+            | WebhookVerb::List(common)
+            | WebhookVerb::Remove(Remove { common, .. }) => common.output,
         }
     }
 
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let (answer, format) = match self {
-            WebhookVerb::Create(WebhookCreate { receiver, output, connection }) => {
-                (connection.client()?.post("/api/v1/webhooks", &json!({"url": receiver}))?, output.format())
+        match self {
+            WebhookVerb::Create(WebhookCreate { receiver, common }) => {
+                let answer = common.post("/api/v1/webhooks", &json!({"url": receiver}))?;
+                common.show(around, &answer, |around, answer| show(around, vec![answer.read()?]))
             }
-            WebhookVerb::List(WebhookList { output, connection }) => {
-                (connection.client()?.get("/api/v1/webhooks", &[])?, output.format())
+            WebhookVerb::List(common) => {
+                let answer = common.get("/api/v1/webhooks")?;
+                common.show(around, &answer, |around, answer| show(around, answer.read()?))
             }
-            WebhookVerb::Remove(Remove { id, output, connection }) => {
-                let path = format!("/api/v1/webhooks/{id}/remove");
-                (connection.client()?.post(&path, &json!({}))?, output.format())
+            WebhookVerb::Remove(Remove { id, common }) => {
+                let answer = common.post_empty(&format!("/api/v1/webhooks/{id}/remove"))?;
+                common.show(around, &answer, |around, answer| show(around, answer.read()?))
             }
-        };
-        match (format, self) {
-            (Format::Json, _) => around.json(&answer.data)?,
-            (Format::Text, WebhookVerb::Create(_)) => show(around, vec![answer.read()?])?,
-            (Format::Text, WebhookVerb::List(_) | WebhookVerb::Remove(_)) => show(around, answer.read()?)?,
         }
-        Ok(VerbExit::Done)
     }
 }
 

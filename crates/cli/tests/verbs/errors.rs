@@ -1,4 +1,4 @@
-//! What a person reads when a verb cannot be carried out.
+//! Error messages of verbs.
 
 use crate::server::{Reply, Server, refused};
 use crate::{run, run_with_input};
@@ -48,7 +48,7 @@ fn a_redirect_is_not_followed_with_the_secret() {
 
 #[test]
 fn a_closed_port_is_reported_as_unreachable() {
-    // A port that was free a moment ago could by now be that of another test's server; this one is nobody's.
+    // A port that was free may meanwhile be used by another test's server; this port never is.
     let url = "http://127.0.0.1:1";
     let ran = run_with_input(url, "ps", "");
     assert_eq!(ran.exit, VerbExit::Unreachable);

@@ -25,7 +25,7 @@ enum Command {
 }
 
 const SECRET: &str = "s3cret-of-the-app";
-/// What ages are counted to.
+/// Ages are relative to this time.
 const NOW: i64 = 1_000_000;
 
 #[derive(Debug)]

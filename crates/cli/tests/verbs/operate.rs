@@ -120,7 +120,7 @@ fn an_operation_with_nothing_to_do_succeeds_unless_strict() {
             "{verb}"
         );
     }
-    // It is no success for who wanted something to happen.
+    // With --strict it is a failure.
     for (verb, code) in [("reload", 829), ("restart", 828), ("start", 829)] {
         let server = Server::start([
             (OPERATE, accepted()),
@@ -195,7 +195,7 @@ fn an_unusable_file_is_reported_before_the_server_is_asked() {
     let server = Server::start([]);
     let ran = run_with_input(&server.url(), "start nginx -f -", "{}");
     assert_eq!(ran.exit, VerbExit::Usage);
-    // Fields that nobody reads are mistakes in what a person wrote, and all of them are named.
+    // Unknown fields in a file are mistakes, and all of them are named.
     let spec = json!({"identity": {"proc_nam": "nginx"}, "control": {"strat_cmd": "x", "owner": "me"}});
     let ran = run_with_input(&server.url(), "start nginx -f -", &spec.to_string());
     assert_eq!(ran.exit, VerbExit::Usage);
@@ -209,7 +209,7 @@ fn an_unusable_file_is_reported_before_the_server_is_asked() {
     assert_eq!(server.lines().len(), 0);
 }
 
-/// Whoever names the hosts wants them left alone all the same.
+/// Named hosts get nothing either.
 #[test]
 fn a_dry_run_sends_nothing_whatever_its_targets() {
     let mut two = operated("", 1);

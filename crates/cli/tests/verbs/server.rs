@@ -1,4 +1,4 @@
-//! A server of canned answers on a real socket: it asserts the login, keeps what it was asked, and gives the
+//! A server with canned answers on a real socket: it asserts the login, records the requests, and returns the
 //! answers of each route in turn, the last one for ever.
 
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 pub(crate) enum Reply {
     Json(Value),
-    /// A status and a body that is no envelope.
+    /// A status and a body without an envelope.
     Raw(u16, &'static str),
     /// Take the request and close the connection.
     HangUp,
