@@ -4,7 +4,7 @@
 //! A channel of the runtime's keeps room for 32 messages and spreads over many cache lines. A proc hears of
 //! something once in months, and on one thread.
 
-use procfleet_core::supervise::{EffectAnswer, Input};
+use procfleet_core::supervise::Input;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -180,7 +180,7 @@ impl fmt::Display for InboxRefusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use procfleet_core::supervise::RunId;
+    use procfleet_core::supervise::{EffectAnswer, RunId};
 
     fn input(number: u64) -> Box<Input> {
         let end = procfleet_core::supervise::CommandEnd::Exited {
