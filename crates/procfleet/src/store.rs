@@ -12,7 +12,8 @@ pub(crate) enum StoreVerb {
     /// Restore a backup of the server's store; the server must not be running
     ///
     /// The backup is checked first. The present store is moved aside, with its write-ahead log.
-    /// README describes the effects on agents, events and tasks that are newer than the backup.
+    /// docs/operator/backup.md describes the effects on agents, events and tasks that are newer than the
+    /// backup.
     Restore(Args),
 }
 

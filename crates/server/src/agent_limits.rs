@@ -6,7 +6,7 @@
 //! - An item above a count limit, or above a budget that the agent ignores, is dropped and counted.
 //! - A message that no version of the agent sends ends the session ([`OversizedMessage`]).
 //!
-//! Budgets are in `sessions/budget.rs`. docs/agent/server-limits.md shows this table to operators.
+//! Budgets are in `sessions/budget.rs`. docs/operator/server-limits.md shows this table to operators.
 
 use procfleet_core::op::{Content, Outcome};
 use procfleet_core::supervise::Event;

@@ -1,5 +1,5 @@
 //! Who a process is: what a pid file may be and what it is answered with, numbers that are given out twice,
-//! and programs that replace themselves. The table of pid files is that of docs/agent/identity.md.
+//! and programs that replace themselves. The table of pid files is that of docs/process/identity.md.
 
 use crate::support::*;
 use procfleet_core::process::{Cause, Evidence, Process, ProgramFile};

@@ -1,4 +1,4 @@
-//! The rule by which a process is ours, row by row: the table of docs/agent/identity.md. Rows about marks,
+//! The rule by which a process is ours, row by row: the table of docs/process/identity.md. Rows about marks,
 //! names, folders and accounts are played with a pid file that is true, one whose process is gone, and one
 //! whose number was given to the row's process after ours had died. Rows about cgroups, sessions, threads and
 //! other agents have tests of their own below.

@@ -4,7 +4,7 @@
 //! (somebody started it by hand) it is ours if a run of ours holds it in its session, or if its program is
 //! the one that the spec names. A pid file may be years old and its number may be anybody's by now, so in
 //! doubt it is a stranger: a stranger taken for ours would be signalled. The whole rule is the table in
-//! docs/agent/identity.md.
+//! docs/process/identity.md.
 
 use crate::exec::procfs::{self, Stat};
 use crate::exec::spawn::command;
