@@ -303,3 +303,21 @@ fn an_unreachable_login_service_refuses_all_its_tokens() {
         .assert_refused(DENIED, &["the login service did not answer"]);
     assert_eq!(made_for(&up, &operate(&app, json!({}))), "", "who shows no token needs no service");
 }
+
+#[test]
+fn the_store_contains_only_hashes_of_secrets() {
+    let up = up();
+    let app = plain_app(&up);
+    done(up.cli(&["user", "create", "ann"]));
+    let token = token_of(&up, "ann", &[]);
+    let join = done(up.cli(&["token", "create"])).stdout;
+    let join_secret = join.split('-').nth(2).expect("PREFIX-ID-SECRET-PIN").to_owned();
+    let admin_secret = up.admin()["bk_app_secret"].as_str().expect("a secret").to_owned();
+    for name in ["server.db", "server.db-wal"] {
+        let bytes = std::fs::read(up.data().join(name)).expect("a file of the store");
+        for secret in [&app.app_secret, &token, &join_secret, &admin_secret] {
+            let is_there = bytes.windows(secret.len()).any(|part| part == secret.as_bytes());
+            assert!(!is_there, "{name} contains a secret");
+        }
+    }
+}
