@@ -14,6 +14,7 @@ pub mod dispatch;
 mod grant_scope;
 pub mod grants;
 pub mod groups;
+pub mod health;
 pub mod host_policy;
 pub mod id;
 mod jitter;

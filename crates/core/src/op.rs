@@ -2,6 +2,7 @@
 
 use crate::code::Code;
 use crate::grant_scope::GrantScope;
+use crate::health::HealthReport;
 use crate::spec::{LEAST_LIFE, Policy, Spec};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -219,7 +220,7 @@ pub struct ProcStatus {
     #[serde(default)]
     pub version: String,
     #[serde(default)]
-    pub health: String,
+    pub health: HealthReport,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub registered_at: i64,
     pub started_at: i64,

@@ -6,6 +6,7 @@
 //! stop, unregister, and start with the smaller number.
 
 use crate::code::Code;
+use crate::health::HealthReport;
 use crate::op::{Content, OpKind, Outcome, ProcStatus};
 use crate::spec::Instances;
 use std::collections::{BTreeMap, BTreeSet};
@@ -151,10 +152,10 @@ fn merge_statuses(statuses: &[(u32, &ProcStatus)]) -> Option<ProcStatus> {
 }
 
 /// The health of the first unhealthy instance; if all are healthy, that of the first instance.
-fn merge_healths(statuses: &[(u32, &ProcStatus)]) -> String {
+fn merge_healths(statuses: &[(u32, &ProcStatus)]) -> HealthReport {
     let ill = statuses.iter().find_map(|(instance, status)| {
-        let reason = status.health.strip_prefix("unhealthy: ")?;
-        Some(format!("unhealthy: instance {instance}: {reason}"))
+        let reason = status.health.unhealthy_reason()?;
+        Some(HealthReport::Unhealthy { reason: format!("instance {instance}: {reason}") })
     });
     ill.unwrap_or_else(|| statuses.first().map(|(_, status)| status.health.clone()).unwrap_or_default())
 }
@@ -266,7 +267,7 @@ mod tests {
             hosted,
             instance,
             note: note.to_owned(),
-            health: health.to_owned(),
+            health: health.to_owned().into(),
             version: if pid == Some(7) { "1.2".to_owned() } else { String::new() },
             registered_at: pid.map_or(0, i64::from),
             ..ProcStatus::default()
@@ -287,7 +288,7 @@ mod tests {
         assert_eq!((seen.instance.as_ref().map(|i| i.pid), pids), (Some(5), vec![None, Some(7)]));
         assert_eq!((seen.hosted, seen.registered_at, seen.version.as_str()), (true, 5, "1.2"));
         assert_eq!(seen.note, "instance 2: it gave up");
-        assert_eq!(seen.health, "unhealthy: instance 3: no answer");
+        assert_eq!(seen.health.to_string(), "unhealthy: instance 3: no answer");
         assert_eq!(seen.instance.expect("it runs").command_line.len(), COMMAND_LINES / 3);
     }
 
@@ -298,7 +299,7 @@ mod tests {
         let merged = merge(&(1..=Instances::MAX).map(|k| (k, part())).collect()).expect("there are parts");
         let Content::Status(seen) = merged.content else { panic!("a status") };
         let lines: usize = seen.more.iter().flatten().map(|i| i.command_line.len()).sum();
-        assert!(lines <= COMMAND_LINES && seen.note.len() <= NOTES && seen.health.len() < 400);
+        assert!(lines <= COMMAND_LINES && seen.note.len() <= NOTES && seen.health.to_string().len() < 400);
         assert_eq!(seen.more.len(), 63);
     }
 }

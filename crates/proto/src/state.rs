@@ -1,5 +1,6 @@
 //! A proc's state as its agent pushes it and the server stores it.
 
+use procfleet_core::health::HealthReport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -54,8 +55,8 @@ pub struct ProcReport {
     pub version: String,
     /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before
     /// the first.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub health: String,
+    #[serde(default, skip_serializing_if = "HealthReport::is_unknown")]
+    pub health: HealthReport,
     /// The OS account of the spec; empty where it is not known, as from agents of earlier versions.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub user: String,
@@ -102,7 +103,7 @@ impl ProcReport {
             mem_usage: 0.0,
             fd: 0,
             version: String::new(),
-            health: String::new(),
+            health: HealthReport::Unknown,
             user: String::new(),
         }
     }

@@ -92,7 +92,7 @@ fn a_query_lists_all_instances_with_version_and_health() {
         instance: instance(5),
         more: vec![None, instance(7)],
         version: "1.2.3".to_owned(),
-        health: "healthy".to_owned(),
+        health: "healthy".to_owned().into(),
         ..ProcStatus::default()
     };
     let outcome = Outcome::new(Code::Success, "success", Content::Status(Box::new(status)));

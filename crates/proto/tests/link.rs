@@ -84,7 +84,7 @@ fn messages_of_agents_match_their_golden_files() {
         mem_usage: 0.5,
         fd: 4,
         version: "1.2".to_owned(),
-        health: String::new(),
+        health: Default::default(),
         user: String::new(),
     };
     let rows = [

@@ -183,7 +183,11 @@ pub enum Bounded {
 pub fn bound_state(report: &mut ProcReport, now: i64) -> Bounded {
     let mut was_cut = cut(&mut report.note, NOTE);
     was_cut |= cut(&mut report.version, VERSION);
-    was_cut |= cut(&mut report.health, HEALTH);
+    let mut health = report.health.to_string();
+    if cut(&mut health, HEALTH) {
+        report.health = health.into();
+        was_cut = true;
+    }
     was_cut |= cut(&mut report.user, NAME);
     if report.labels.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > LABELS {
         report.labels.clear();
@@ -332,7 +336,7 @@ mod tests {
         check(|_| (), Bounded::AsSent);
         check(|report| report.note.push('n'), Bounded::Cut);
         check(|report| report.version = "v".repeat(VERSION + 1), Bounded::Cut);
-        check(|report| report.health = "h".repeat(HEALTH + 1), Bounded::Cut);
+        check(|report| report.health = "h".repeat(HEALTH + 1).into(), Bounded::Cut);
         check(|report| report.started_at = i64::MAX, Bounded::Clamped);
         check(|report| report.registered_at = -1, Bounded::Clamped);
         check(|report| report.reported_at = NOW + 3_600, Bounded::AsSent);

@@ -144,7 +144,7 @@ fn state(key: &ProcKey, proc: Option<&SimProc>, revision: u64, now: i64) -> Proc
         mem_usage: 0.0,
         fd: 0,
         version: String::new(),
-        health: String::new(),
+        health: Default::default(),
         user: String::new(),
     });
     ProcStateMessage::new(key, revision, report.as_ref())

@@ -878,11 +878,11 @@ mod tests {
         alone.supervisor.order(OpOrder { spec: Some(spec), ..order(0, OpKind::Start) }).await;
         assert_eq!(alone.answer().await, Code::Success.number());
         let pid = alone.running(None).await;
-        alone.until(|reports| reports[0].health == "healthy").await;
+        alone.until(|reports| reports[0].health.to_string() == "healthy").await;
         std::fs::write(alone.folder.path().join("ill"), "").expect("our own folder");
         let next = alone.running(Some(pid)).await;
         assert_eq!(alone.reports()[0].note, "it was ended: it was unhealthy: no answer", "{pid} and {next}");
-        alone.until(|reports| reports[0].health == "healthy").await;
+        alone.until(|reports| reports[0].health.to_string() == "healthy").await;
         assert_eq!(alone.kinds().await, ["started", "unhealthy", "restart_succeeded"]);
         let events = alone.journal.oldest_events(10_000).await.expect("a journal");
         assert_eq!(events[1].message, "it is unhealthy, and is ended and started again: no answer");

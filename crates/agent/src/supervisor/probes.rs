@@ -8,6 +8,7 @@
 
 use super::drift::{self, Effort, Extent, Files};
 use crate::exec::{ExecContext, Probed, Prober};
+use procfleet_core::health::HealthReport;
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::{Exit, Process};
 use procfleet_core::spec::{ConfigFile, Kind, Spec};
@@ -22,9 +23,6 @@ use tracing::info;
 
 /// How many failures of `health_cmd` in a row make an event, and may lead to a restart.
 const FAILURES: u32 = 3;
-/// How the text of an answer begins.
-const WELL: &str = "healthy";
-const ILL: &str = "unhealthy";
 /// Characters of the version that are kept.
 const LONGEST_VERSION: usize = 256;
 /// Characters of an answer about health that are kept.
@@ -47,9 +45,7 @@ impl Default for ProbePace {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LastAnswer {
     pub(super) version: String,
-    /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT` or `unhealthy: REASON`. Empty before the
-    /// first.
-    pub(super) health: String,
+    pub(super) health: HealthReport,
     /// The verdict of all answers together. `None`: there is none yet.
     pub(super) verdict: Option<Health>,
     /// The process of which that was said.
@@ -277,7 +273,7 @@ impl Asker {
             self.patient = running.map(|process| ProbedProc { process, health: HealthTally::default() });
             self.next_check = Instant::now();
             see(&self.tell, |seen| {
-                (seen.health, seen.verdict, seen.patient) = (String::new(), None, None);
+                (seen.health, seen.verdict, seen.patient) = (HealthReport::Unknown, None, None);
             });
         }
         if control.version_cmd.is_empty() {
@@ -391,7 +387,7 @@ async fn come(due: Option<(Instant, ProbeQuestion)>) -> ProbeQuestion {
 struct HealthTally {
     failures: u32,
     /// As the status shows it.
-    last: String,
+    last: HealthReport,
     /// `None`: not yet known.
     verdict: Option<Health>,
 }
@@ -410,8 +406,7 @@ impl HealthTally {
         let reason = match said {
             Probed::Exited { exit: Exit::Code(0), last, .. } => {
                 self.failures = 0;
-                self.last =
-                    if last.is_empty() { WELL.to_owned() } else { format!("{WELL}: {}", shortened(last)) };
+                self.last = HealthReport::Healthy { output: shortened(last) };
                 self.verdict = Some(Health::Well);
                 return if was_ill { HealthChange::Well } else { HealthChange::None };
             }
@@ -420,7 +415,7 @@ impl HealthTally {
             Probed::TimedOut => format!("health_cmd did not end within {} s", limit.as_secs()),
             Probed::NotStarted { reason } => format!("health_cmd could not be run: {reason}"),
         };
-        self.last = format!("{ILL}: {reason}");
+        self.last = HealthReport::Unhealthy { reason: reason.clone() };
         self.failures = self.failures.saturating_add(1);
         if self.failures < FAILURES {
             return HealthChange::None;
@@ -494,7 +489,11 @@ mod tests {
             (no(), HealthChange::None, well, "unhealthy: no answer"),
         ];
         for (said, turn, verdict, text) in rows {
-            assert_eq!((health.heard(&said, limit), health.last.as_str()), (turn, text), "{said:?}");
+            assert_eq!(
+                (health.heard(&said, limit), health.last.to_string().as_str()),
+                (turn, text),
+                "{said:?}"
+            );
             let is_well = health.verdict.as_ref().map(|verdict| *verdict == Health::Well);
             assert_eq!(is_well, verdict, "{said:?}");
         }
@@ -510,7 +509,7 @@ mod tests {
                 Some(reason) => ill(reason),
                 None => (!health.is_empty()).then_some(Health::Well),
             },
-            health: health.to_owned(),
+            health: health.to_owned().into(),
             patient: Some(process(pid)),
             ..LastAnswer::default()
         };
@@ -660,21 +659,21 @@ mod tests {
         fs::write(f.path("well"), "").expect("our folder");
         f.tend(ProbeReadiness::Changing);
         f.tend(process(7));
-        f.until(|seen| seen.health == "healthy").await;
+        f.until(|seen| seen.health.to_string() == "healthy").await;
         fs::remove_file(f.path("well")).expect("it is there");
-        f.until(|seen| seen.health == "unhealthy: not well").await;
+        f.until(|seen| seen.health.to_string() == "unhealthy: not well").await;
         f.until(|seen| matches!(seen.verdict, Some(Health::Ill { .. }))).await;
         assert!(f.lines("ill") >= 3, "no illness before the third time");
         // While something is under way it stays as it was, and nobody asks.
         f.tend(ProbeReadiness::Changing);
-        assert_eq!(f.probes.seen().health, "unhealthy: not well");
+        assert_eq!(f.probes.seen().health.to_string(), "unhealthy: not well");
         f.tend(process(8));
         f.until(|seen| seen.verdict.is_none()).await;
         fs::write(f.path("well"), "").expect("our folder");
-        f.until(|seen| seen.health == "healthy").await;
+        f.until(|seen| seen.health.to_string() == "healthy").await;
         f.tend(ProbeReadiness::Changing);
         f.tend(ProbeReadiness::Down);
-        f.until(|seen| seen.health.is_empty()).await;
+        f.until(|seen| seen.health.is_unknown()).await;
     }
 
     #[tokio::test]

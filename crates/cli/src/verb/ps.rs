@@ -113,7 +113,7 @@ impl Ps {
 
     fn wants(&self, row: &ProcRow, selected: Option<&BTreeSet<String>>) -> bool {
         let failed =
-            row.state == ProcState::GaveUp || row.health.starts_with("unhealthy") || !row.note.is_empty();
+            row.state == ProcState::GaveUp || row.health.unhealthy_reason().is_some() || !row.note.is_empty();
         let state = self.state.as_ref().map(|state| state.replace('-', " "));
         selected.is_none_or(|agents| agents.contains(&row.bk_agent_id))
             && state.is_none_or(|state| state == word(row.state))
@@ -152,8 +152,9 @@ fn cells(row: &ProcRow, now: i64) -> [String; 8] {
         true => ("", String::new()),
         false => ("?", format!("agent away, last heard {} ago", age(row.reported_at, now))),
     };
-    let health = if row.health.starts_with("unhealthy") { row.health.as_str() } else { "" };
-    let notes: Vec<&str> = [&away, &row.note, health].into_iter().filter(|note| !note.is_empty()).collect();
+    let health = row.health.unhealthy_reason().map(|_| row.health.to_string()).unwrap_or_default();
+    let notes: Vec<&str> =
+        [away.as_str(), &row.note, &health].into_iter().filter(|note| !note.is_empty()).collect();
     [
         format!("{}:{}", row.bk_cloud_id, row.ip),
         row.namespace.clone(),

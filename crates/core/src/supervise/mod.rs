@@ -93,6 +93,7 @@ pub use record::{Record, Rest, ScheduledRun};
 use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::groups::Overuse;
+use crate::health::HealthReport;
 use crate::id::OpId;
 use crate::op::{Instance, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
@@ -213,7 +214,7 @@ pub struct View {
     pub instance: Option<Instance>,
     /// The last results of `version_cmd` and `health_cmd`.
     pub version: String,
-    pub health: String,
+    pub health: HealthReport,
     pub registered_at: i64,
     pub started_at: i64,
     pub reported_at: i64,

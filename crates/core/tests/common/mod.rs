@@ -720,7 +720,7 @@ impl World {
                     started_at: 0,
                     reported_at: 0,
                     version: String::new(),
-                    health: String::new(),
+                    health: Default::default(),
                     utc_offset_secs: 0,
                 };
                 self.answers.push_back(Input::Answer(EffectAnswer::Inspected { op, view: Box::new(view) }));

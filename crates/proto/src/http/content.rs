@@ -149,7 +149,7 @@ fn instance(
         cmdline: i.command_line.clone(),
         process_name: about.proc.name.clone(),
         version: status.version.clone(),
-        health: status.health.clone(),
+        health: status.health.to_string(),
         is_auto: status.hosted,
         cpu_usage: rounded(i.cpu_now),
         cpu_usage_ave: rounded(i.cpu_average),

@@ -3,6 +3,7 @@
 //! Every answer is wrapped in the same envelope as GSE's: [`Envelope`].
 
 pub use crate::state::ProcState;
+use procfleet_core::health::HealthReport;
 use procfleet_core::id::BusinessId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -203,7 +204,8 @@ pub struct ProcRow {
     /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before
     /// the first.
     #[serde(default)]
-    pub health: String,
+    #[schemars(with = "String")]
+    pub health: HealthReport,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub started_at: i64,
     /// When the agent was last heard.
