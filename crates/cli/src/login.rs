@@ -3,7 +3,7 @@
 use crate::tls::Trust;
 use std::fmt;
 
-/// A text that must not be seen in logs and error messages.
+/// A text that is hidden in logs and error messages.
 #[derive(Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -26,7 +26,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Everything a client needs to know, checked.
+/// The validated settings of a client.
 pub(crate) struct ClientLogin {
     /// `http://HOST:PORT`, without a slash at its end.
     pub(crate) url: String,
@@ -34,8 +34,8 @@ pub(crate) struct ClientLogin {
     pub(crate) app_secret: Secret,
     /// Empty: the app acts as itself.
     pub(crate) username: String,
-    /// Whose certificate is believed, where the url is https.
+    /// The trusted certificates for an https url.
     pub(crate) trust: Trust,
-    /// Where code and secret come from, for the message when the server does not take them.
+    /// The source of code and secret, for the message if the server refuses them.
     pub(crate) credentials: String,
 }
