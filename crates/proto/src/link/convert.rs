@@ -4,8 +4,7 @@ use super::{
     AccountList, AgentMessage, GroupsMessage, Op, OutcomeMessage, ProcStateMessage, Report, ServerMessage,
     Welcome, agent_message, op, read_log, read_spec, server_message,
 };
-use crate::http::native::ProcState;
-use crate::state::ProcReport;
+use crate::state::{ProcReport, ProcState};
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{BadId, Epoch, OpId, ProcKey};

@@ -35,7 +35,7 @@ struct Texts {
 }
 
 /// A section, and a key in it.
-type Key = (&'static str, String);
+type TextKey = (&'static str, String);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,7 +59,7 @@ impl Texts {
         self.sections().into_iter().find_map(|(name, texts)| Some((name, texts.get(key)?.as_str())))
     }
 
-    fn keys(&self) -> BTreeSet<Key> {
+    fn keys(&self) -> BTreeSet<TextKey> {
         let key = |section, key: &String| (section, key.clone());
         let texts =
             self.sections().into_iter().flat_map(|(name, texts)| texts.keys().map(move |one| key(name, one)));
@@ -69,7 +69,7 @@ impl Texts {
 }
 
 pub(super) struct Words {
-    used: BTreeSet<Key>,
+    used: BTreeSet<TextKey>,
     faults: Vec<String>,
 }
 
