@@ -653,7 +653,7 @@ impl Odd {
                         started_at: 0,
                         reported_at: 0,
                         version: String::new(),
-                        health: String::new(),
+                        health: Default::default(),
                         utc_offset_secs: 0,
                     };
                     let step = self
