@@ -1,5 +1,5 @@
-//! `procfleet app`: the callers of the API and their grants. Scripts read a secret from stdout, so nothing else
-//! goes there.
+//! `procfleet app`: the callers of the API and their grants. Scripts read a secret from stdout, so nothing
+//! else goes there.
 
 use super::common::CommonFlags;
 use crate::client::{ReplyData, path_segment};

@@ -42,8 +42,8 @@ impl Targets {
         !self.hosts.is_empty() || !self.agents.is_empty() || !self.select.is_empty()
     }
 
-    /// Writes names and targets into the body of `POST /api/v1/operate`. The command line takes precedence over
-    /// those of a file.
+    /// Writes names and targets into the body of `POST /api/v1/operate`. The command line takes precedence
+    /// over a file.
     pub(super) fn write(&self, body: &mut Object) -> Result<(), Error> {
         let meta = child(body, "meta");
         match &self.namespace {

@@ -1,5 +1,5 @@
-//! `procfleet user`: the users on whose behalf apps act. Scripts read a token from stdout, so nothing else goes
-//! there.
+//! `procfleet user`: the users on whose behalf apps act. Scripts read a token from stdout, so nothing else
+//! goes there.
 
 use super::common::CommonFlags;
 use super::token::Ttl;
