@@ -1,8 +1,45 @@
-//! Checks the structure of an open database. SQLite keeps no checksums of its pages, so altered bytes inside a
-//! value are not found.
+//! Checks the files of a database before SQLite opens them, and the structure of an open database. SQLite keeps
+//! no checksums of its pages, so altered bytes inside a value are not found.
 
 use crate::error::is_damage;
+use crate::wal::{WalDamage, wal_damage};
 use rusqlite::Connection;
+use std::io;
+use std::path::Path;
+
+/// What is at the path of a database that SQLite may open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DatabaseFile {
+    Missing,
+    Empty,
+    Present,
+}
+
+/// Why SQLite must not open a file.
+#[derive(Debug, thiserror::Error)]
+pub enum FileFault {
+    #[error("it is a folder")]
+    Folder,
+    #[error("it is not a regular file")]
+    NotRegular,
+    #[error(transparent)]
+    AlteredLog(#[from] WalDamage),
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+/// Looks at the files of a database before SQLite opens them: opening creates a missing database, and replays
+/// an altered log up to the damage.
+pub fn inspect(database: &Path) -> Result<DatabaseFile, FileFault> {
+    match std::fs::metadata(database) {
+        Ok(data) if data.is_dir() => Err(FileFault::Folder),
+        Ok(data) if !data.is_file() => Err(FileFault::NotRegular),
+        Ok(data) if data.len() == 0 => Ok(DatabaseFile::Empty),
+        Ok(_) => wal_damage(database).map_or(Ok(DatabaseFile::Present), |damage| Err(damage.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(DatabaseFile::Missing),
+        Err(error) => Err(FileFault::Io(error)),
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {

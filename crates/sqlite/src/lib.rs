@@ -20,8 +20,8 @@ mod wal;
 mod writer;
 
 pub use error::{explain, is_damage};
-pub use files::{DatabaseFile, FileFault, beside, inspect, sync_folder};
-pub use integrity::{CheckError, quick_check, quick_check_table, tables};
+pub use files::{beside, sync_folder};
+pub use integrity::{CheckError, DatabaseFile, FileFault, inspect, quick_check, quick_check_table, tables};
 pub use migrations::{Migrations, VersionError};
 pub use reserve::{Reserve, keep_log};
 pub use wal::{WalDamage, wal_damage};
