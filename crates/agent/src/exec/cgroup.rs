@@ -19,14 +19,14 @@ use procfleet_core::BootTime;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What keeps the processes of a proc together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -298,9 +298,24 @@ pub(super) struct CgroupHolder {
     pub(super) proc: String,
     /// When the command of the group began, in milliseconds since the host's boot.
     pub(super) run: Option<NonZeroU64>,
+    /// The group as the kernel writes it.
+    group: String,
 }
 
 impl CgroupHolder {
+    /// Whether the agent of this instance, which is our own, has made the group. A user who has cgroups of
+    /// one's own can call them as ours are called, so the group must be root's or our account's.
+    pub(super) fn is_made_by(&self, instance: &str) -> bool {
+        static MOUNT: OnceLock<Option<(PathBuf, String)>> = OnceLock::new();
+        let mount = MOUNT.get_or_init(|| mount(&fs::read_to_string("/proc/self/mountinfo").ok()?));
+        self.instance == instance
+            && mount.as_ref().is_some_and(|(top, root)| {
+                let group = self.group.strip_prefix(root.trim_end_matches('/')).unwrap_or(&self.group);
+                fs::metadata(top.join(group.trim_start_matches('/')))
+                    .is_ok_and(|data| data.uid() == 0 || data.uid() == geteuid().as_raw())
+            })
+    }
+
     /// The proc for people: `namespace:name`.
     pub(super) fn shown(&self) -> String {
         self.proc.replacen('+', ":", 1)
@@ -325,7 +340,12 @@ fn holder(group: &str) -> Option<CgroupHolder> {
         [agent, proc, run] if run.starts_with("run-") => {
             let instance = agent.strip_prefix(PREFIX)?;
             let began = run.split('-').nth(1).and_then(|began| began.parse().ok());
-            Some(CgroupHolder { instance: instance.to_owned(), proc: (*proc).to_owned(), run: began })
+            Some(CgroupHolder {
+                instance: instance.to_owned(),
+                proc: (*proc).to_owned(),
+                run: began,
+                group: group.to_owned(),
+            })
         }
         _ => None,
     })

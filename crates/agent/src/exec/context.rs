@@ -5,6 +5,7 @@ use crate::exec::output::proc_log::Sinks;
 use crate::exec::output::rotate::Rotation;
 use crate::exec::procfs;
 use crate::exec::scan::neighbour::AgentPresence;
+use crate::exec::scan::proc_mark::{MarkSecret, ProcMark};
 use crate::exec::scan::tree::Scan;
 use crate::exec::spawn::command::{self, NotStarted, PreparedCommand};
 use crate::exec::watch::children;
@@ -50,6 +51,7 @@ pub struct ExecContext {
     pub(super) opened_at: u64,
     /// Tells this agent's processes from those of another agent on the same host.
     instance: String,
+    mark_secret: MarkSecret,
     pub(super) ticks_per_second: u64,
     pub(super) page_bytes: u64,
     pub(super) cpus: u64,
@@ -83,6 +85,8 @@ impl ExecContext {
         let boot_id = read("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let instance = instance(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
+        let mark_secret = MarkSecret::open(&output_folder)
+            .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         if let Err(error) = command::make_room() {
             // The first process to be made tries again, and says what is wrong.
             tracing::debug!(%error, "cannot prepare the spawner; the first command tries again");
@@ -110,6 +114,7 @@ impl ExecContext {
             sinks,
             boot_id: BootId(boot_id),
             instance,
+            mark_secret,
             ticks_per_second,
             page_bytes: rustix::param::page_size() as u64,
             cpus: count_cpus(&read("/proc/stat")?),
@@ -145,7 +150,7 @@ impl ExecContext {
     pub(super) fn prepare(
         &self,
         key: &ProcKey,
-        mark: &str,
+        mark: &ProcMark,
         command: &str,
         spec: &Spec,
     ) -> Result<PreparedCommand, NotStarted> {
@@ -173,13 +178,18 @@ impl ExecContext {
         format!("{}/{}", self.instance, escaped(key))
     }
 
-    /// What a proc's probes bear instead. No proc's mark begins with a colon, for no namespace is empty.
-    pub(super) fn probe_mark(&self, key: &ProcKey) -> String {
-        format!("{}{}", self.probe_prefix(), escaped(key))
+    pub(super) fn proc_mark(&self, key: &ProcKey) -> ProcMark {
+        ProcMark::new(self.mark(key), self.mark_secret.clone())
     }
 
-    pub(super) fn is_probe_mark(&self, mark: &str) -> bool {
-        mark.starts_with(&self.probe_prefix())
+    /// What a proc's probes bear instead. No proc's mark begins with a colon, for no namespace is empty.
+    pub(super) fn probe_mark(&self, key: &ProcKey) -> ProcMark {
+        ProcMark::new(format!("{}{}", self.probe_prefix(), escaped(key)), self.mark_secret.clone())
+    }
+
+    /// The mark of this name, if it is that of a proc's probes.
+    pub(super) fn as_probe_mark(&self, name: String) -> Option<ProcMark> {
+        name.starts_with(&self.probe_prefix()).then(|| ProcMark::new(name, self.mark_secret.clone()))
     }
 
     fn probe_prefix(&self) -> String {
@@ -266,13 +276,13 @@ impl ExecContext {
     }
 
     /// Whether something with this mark may be running that is not below the agent.
-    pub(super) fn has_inherited(&self, mark: &str) -> bool {
-        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).contains(mark.as_bytes())
+    pub(super) fn has_inherited(&self, mark: &ProcMark) -> bool {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).contains(mark.name().as_bytes())
     }
 
     /// Nothing that an earlier life left bears this mark any more.
-    pub(super) fn inherits_no_more(&self, mark: &str) {
-        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.as_bytes());
+    pub(super) fn inherits_no_more(&self, mark: &ProcMark) {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.name().as_bytes());
     }
 
     /// All but the agent's children that somebody looks after, as it was after `since` and a moment ago at

@@ -10,6 +10,7 @@
 use crate::exec::context::ExecContext;
 use crate::exec::output::command_output::{self, CommandOutput};
 use crate::exec::procfs::{self, Id};
+use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{self, Scan, SessionState};
 use crate::exec::spawn::command::NotStarted;
 use crate::exec::spawn::run::Run;
@@ -32,7 +33,7 @@ const LAST_BREATH: Duration = Duration::from_secs(1);
 pub struct Prober {
     context: Arc<ExecContext>,
     key: ProcKey,
-    mark: String,
+    mark: ProcMark,
 }
 
 /// How a probe ended.
@@ -148,11 +149,11 @@ pub fn end_old_probes(context: &ExecContext) {
 }
 
 /// The probe that is meant, with its mark. A number alone may be anybody's by now.
-fn old_probe(context: &ExecContext, note: &Path) -> Option<(Id, String)> {
+fn old_probe(context: &ExecContext, note: &Path) -> Option<(Id, ProcMark)> {
     let text = fs::read_to_string(note).ok()?;
     let (pid, start_ticks) = text.split_once(' ')?;
     let leader = Id { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? };
     let mark = String::from_utf8(procfs::mark(leader.pid)?).ok()?;
     let same = procfs::Stat::read(leader.pid).is_some_and(|stat| stat.id == leader);
-    (same && context.is_probe_mark(&mark)).then_some((leader, mark))
+    Some((leader, context.as_probe_mark(mark).filter(|_| same)?))
 }

@@ -21,6 +21,8 @@ pub(super) const ASIDE: &str = "PROCFLEET_ASIDE";
 pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
 /// When the command began, in milliseconds since the host's boot. All that it has started inherits this.
 pub(super) const RUN: &str = "PROCFLEET_RUN";
+/// Shows that the mark and the run were given by this agent (`proc_mark`).
+pub(super) const PROOF: &str = "PROCFLEET_PROOF";
 
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -309,6 +311,22 @@ pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
     variable(pid, MARK)
 }
 
+/// All that the environment of a process says about where the process comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MarkClaim {
+    /// The value of the mark.
+    pub(super) name: Vec<u8>,
+    pub(super) proof: Option<Vec<u8>>,
+    pub(super) run: Option<NonZeroU64>,
+}
+
+/// The mark with its proof, under the same conditions as [`mark`].
+pub(super) fn mark_claim(pid: u32) -> Option<MarkClaim> {
+    let environment = environment(pid)?;
+    let value = |name| value_in(&environment, name);
+    Some(MarkClaim { name: value(MARK)?, proof: value(PROOF), run: value(RUN).and_then(|run| began(&run)) })
+}
+
 /// Whether the process is, or was started by, a command that ends or reloads the process and is not there to
 /// become it.
 pub(super) fn is_aside(pid: u32) -> bool {
@@ -328,10 +346,18 @@ pub(super) fn command_of(pid: u32) -> Option<u32> {
 
 /// When the command began that has started the process, by the environment.
 pub(super) fn run_of(pid: u32) -> Option<NonZeroU64> {
-    str::from_utf8(&variable(pid, RUN)?).ok()?.parse().ok()
+    began(&variable(pid, RUN)?)
+}
+
+fn began(text: &[u8]) -> Option<NonZeroU64> {
+    str::from_utf8(text).ok()?.parse().ok()
 }
 
 fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
+    value_in(&environment(pid)?, name)
+}
+
+fn environment(pid: u32) -> Option<Vec<u8>> {
     let environ = Path::new("/proc").join(pid.to_string()).join("environ");
     let mut text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
     for _ in 0..EXEC_PATIENCE {
@@ -346,7 +372,11 @@ fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
         std::thread::sleep(EXEC_PAUSE);
         text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
     }
-    split_nul(&text)
+    Some(text)
+}
+
+fn value_in(environment: &[u8], name: &str) -> Option<Vec<u8>> {
+    split_nul(environment)
         .find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
 }
 

@@ -172,11 +172,16 @@ pub(super) fn may_signal(user: &str, pid: u32) -> bool {
 /// of the host can run a program of the proc's name in the proc's folder, so a process that is known by
 /// nothing else must be the account's own, also where the account is root and could signal everybody.
 pub(super) fn runs_as(user: &str, pid: u32) -> bool {
-    let uid = match user {
+    let uid = uid_of(user);
+    procfs::owners(pid).is_some_and(|[real, _]| Some(real) == uid)
+}
+
+/// The number of an account; an empty name is the agent's account.
+pub(super) fn uid_of(user: &str) -> Option<u32> {
+    match user {
         "" => Some(geteuid().as_raw()),
         name => User::from_name(name).ok().flatten().map(|account| account.uid.as_raw()),
-    };
-    procfs::owners(pid).is_some_and(|[real, _]| Some(real) == uid)
+    }
 }
 
 /// The first of these processes whose real uid is that of none of these accounts.

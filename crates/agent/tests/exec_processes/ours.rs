@@ -45,7 +45,10 @@ enum WorksIn {
 #[derive(Clone, Copy)]
 enum Marked {
     No,
+    /// The name of this proc, which everybody can know.
     Ours,
+    /// All that a command of this proc as the agent's account has in its environment.
+    Inherited,
     AnotherProc,
     /// This proc, by an agent that is no more.
     LostAgent,
@@ -102,13 +105,37 @@ fn table() -> Vec<Row> {
         of("daemon", "nobody", row("another's sibling", "web", Runs::Program("beat"), Stranger)),
         marked(
             Marked::Ours,
-            of("daemon", "nobody", row("our mark, whatever the account", "web", Runs::Program("beat"), Ours)),
+            of(
+                "nobody",
+                "nobody",
+                row("our mark, on the spec's account", "web", Runs::Program("beat"), Ours),
+            ),
+        ),
+        marked(
+            Marked::Ours,
+            of("daemon", "nobody", row("our mark, forged", "web", Runs::Program("beat"), Stranger)),
+        ),
+        marked(
+            Marked::Ours,
+            of("daemon", "root", row("root's mark, forged", "web", Runs::Program("beat"), Stranger)),
+        ),
+        marked(
+            Marked::Inherited,
+            of("daemon", "root", row("our mark with its proof", "web", Runs::Program("beat"), Ours)),
+        ),
+        marked(
+            Marked::Inherited,
+            of(
+                "daemon",
+                "nobody",
+                row("that of another account's run", "web", Runs::Program("beat"), Stranger),
+            ),
         ),
     ]
 }
 
 #[expect(clippy::disallowed_methods, reason = "strangers are made here, which exec must leave alone")]
-fn command(row: &Row, proc: &Proc, elsewhere: &Path) -> Command {
+fn command(row: &Row, proc: &Proc, elsewhere: &Path, inherited: &[(String, String)]) -> Command {
     let mut command = match row.runs {
         Runs::Program(name) => Command::new(proc.path(name)),
         Runs::Elsewhere(name) => Command::new(elsewhere.join(name)),
@@ -125,6 +152,7 @@ fn command(row: &Row, proc: &Proc, elsewhere: &Path) -> Command {
     match row.marked {
         Marked::No => {}
         Marked::Ours => _ = command.env("PROCFLEET_PROC", &mark),
+        Marked::Inherited => _ = command.envs(inherited.iter().map(|(name, value)| (name, value))),
         Marked::AnotherProc => _ = command.env("PROCFLEET_PROC", "an-agent/somebody:else"),
         Marked::LostAgent => _ = command.env("PROCFLEET_PROC", format!("a-lost-agent/{key}")),
     }
@@ -189,7 +217,15 @@ async fn play_table() {
             proc.script(script, "read nothing\n");
         }
         proc.spec.identity.proc_name = row.proc_name.to_owned();
-        let mut command = command(row, &proc, elsewhere.path());
+        let inherited = match row.marked {
+            Marked::Inherited => {
+                let (_, environment) = proc.output_of("env").await;
+                let variables = environment.lines().filter_map(|line| line.split_once('='));
+                variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+            }
+            Marked::No | Marked::Ours | Marked::AnotherProc | Marked::LostAgent => Vec::new(),
+        };
+        let mut command = command(row, &proc, elsewhere.path(), &inherited);
 
         // The file is true.
         let process = Stranger::spawn(&mut command);
@@ -384,4 +420,40 @@ async fn a_namesake_from_elsewhere_is_ours_if_it_began_after_a_command() {
     // An agent that has just started knows no command that could have begun it.
     proc.forget();
     assert_eq!(seen("a namesake", &proc.settled(), after.pid()), Verdict::Stranger);
+}
+
+/// A user who has cgroups of one's own can call them as the agent's are called.
+#[tokio::test]
+async fn a_cgroup_of_another_account_makes_no_process_ours() {
+    let mut proc = Proc::with_pid_file("table-forged-cgroup");
+    proc.program("beat");
+    proc.run("echo $$ > web.pid; exec ./beat 1000");
+    let ours = proc.pid_in("web.pid").await;
+    let group = fs::read_to_string(format!("/proc/{ours}/cgroup")).expect("it runs");
+    let group = group.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned);
+    let group = group.filter(|group| group.contains("/procfleet-")).ok_or("it is in no cgroup of ours");
+    let Some(group) = need(Need::Cgroups, group.map_err(str::to_owned)) else { return };
+    if !has(Need::Root, me() == "root") {
+        return;
+    }
+    let own_name = &group[group.find("/procfleet-").expect("it was found") + 1..];
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("this is Linux");
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
+    let mount = mount.and_then(|line| line.split(' ').nth(1)).expect("there are groups");
+    let top = Path::new(mount).join(format!("forged-{}", std::process::id()));
+    let forged = top.join(own_name);
+    fs::create_dir_all(&forged).expect("root may");
+    let mut stranger = Stranger::start(proc.path("beat"), Path::new("/"));
+    fs::write(forged.join("cgroup.procs"), stranger.pid().to_string()).expect("root may");
+    proc.write("web.pid", stranger.pid().to_string());
+    assert_eq!(running(proc.settled()).pid, stranger.pid(), "a cgroup of root's is believed");
+    std::os::unix::fs::chown(&forged, Some(65534), None).expect("root may");
+    assert!(matches!(cause(proc.settled()), Cause::Stranger { .. }));
+    stranger.assert_unharmed();
+    drop(stranger);
+    let mut folder = forged;
+    while folder.starts_with(&top) {
+        until("the group is empty", || fs::remove_dir(&folder).ok()).await;
+        folder.pop();
+    }
 }

@@ -48,7 +48,8 @@ async fn the_environment_is_clean() {
     let (ours, others): (Vec<&str>, Vec<&str>) =
         names.into_iter().partition(|name| name.starts_with("PROCFLEET_"));
     assert_eq!(others, ["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER"]);
-    let facts = ["COMMAND_PID", "INSTANCE", "NAME", "NAMESPACE", "PROC", "PROC_NAME", "RUN", "SETUP_PATH"];
+    let facts =
+        ["COMMAND_PID", "INSTANCE", "NAME", "NAMESPACE", "PROC", "PROC_NAME", "PROOF", "RUN", "SETUP_PATH"];
     assert_eq!(ours, facts.map(|name| format!("PROCFLEET_{name}")));
     assert_eq!(
         ["INSTANCE", "NAME", "NAMESPACE"].map(|name| environment[&*format!("PROCFLEET_{name}")]),

@@ -597,7 +597,8 @@ fn commands_run_with_a_clean_environment() {
     let mut names: Vec<&str> = environment.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     names.retain(|name| !matches!(*name, "PWD" | "OLDPWD" | "SHLVL" | "_"));
     names.sort_unstable();
-    let facts = ["COMMAND_PID", "INSTANCE", "NAME", "NAMESPACE", "PROC", "PROC_NAME", "RUN", "SETUP_PATH"];
+    let facts =
+        ["COMMAND_PID", "INSTANCE", "NAME", "NAMESPACE", "PROC", "PROC_NAME", "PROOF", "RUN", "SETUP_PATH"];
     let facts = facts.map(|name| format!("PROCFLEET_{name}"));
     let mut expected = ["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER"].map(str::to_owned).to_vec();
     expected.extend(facts);

@@ -116,6 +116,43 @@ fn leave_pid_file(proc: &Proc, pid: u32) -> String {
     path
 }
 
+/// The name of the agent and of the proc are no secret, so any user of the host can put them into an
+/// environment.
+#[test]
+fn a_forged_mark_does_not_make_a_process_roots() {
+    if !has(Need::Root, account() == "root") {
+        return;
+    }
+    let up = up();
+    let procs =
+        [up.proc("by-mark").starts(&programs::foreground()), with_shared_pid_file(up.proc("by-pid-file"))];
+    let strangers = procs.map(|proc| {
+        let environment = fs::read(format!("/proc/{}/environ", proc.start())).expect("root may");
+        let environment = String::from_utf8(environment).expect("plain text");
+        let mark = environment.split('\0').find_map(|one| one.strip_prefix("PROCFLEET_PROC="));
+        let forged =
+            [("PROCFLEET_PROC", mark.expect("it bears a mark")), ("PROCFLEET_RUN", "99999999999999")];
+        proc.op(Op::Stop).assert_success();
+        let (mut stranger, folder) = namesake(&proc, &forged);
+        if proc.name == "by-pid-file" {
+            leave_pid_file(&proc, stranger.pid());
+        }
+        assert_eq!(proc.op(Op::Query).pid(), None, "{}", proc.name);
+        assert!(stranger.is_running());
+        (proc, stranger, folder)
+    });
+    up.kill_agent();
+    for (proc, mut stranger, _folder) in strangers {
+        assert_eq!(proc.op(Op::Query).pid(), None, "{}", proc.name);
+        proc.op(Op::Kill).assert(829, "no need to kill");
+        assert_eq!(proc.row().expect("it is known")["state"], "stopped", "{}", proc.name);
+        if proc.name == "by-mark" {
+            check_left_alone(&proc, &mut stranger);
+        }
+        assert!(stranger.is_running(), "{}: nobody's process is not ended for root's proc", proc.name);
+    }
+}
+
 /// A program of the proc's name that `nobody` runs in the proc's folder, in a session of its own.
 fn namesake(proc: &Proc, environment: &[(&str, &str)]) -> (Program, TempDir) {
     let elsewhere = tempfile::tempdir().expect("a temp dir");

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 impl ProcExecutor {
     /// Looks whether the process is running.
     pub fn look(&mut self, scope: LookScope, spec: &Spec) -> Sighting {
+        self.mark.is_for_account(&spec.identity.user);
         if scope == LookScope::Leftovers {
             return self.look_for_leftovers();
         }
@@ -27,7 +28,7 @@ impl ProcExecutor {
         let own: Vec<Id> = sessions.iter().copied().chain(self.current()).collect();
         let probes = self.context.probes();
         let identity = &spec.identity;
-        let (mark, group) = (&*self.mark, self.groups.name());
+        let (mark, group) = (&self.mark, self.groups.name());
         let dead = match scope {
             LookScope::After { dead } => Some(dead),
             LookScope::Recovery { last } => last,

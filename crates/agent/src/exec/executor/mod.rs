@@ -21,6 +21,7 @@ use crate::exec::output::command_output::{self, Outputs};
 use crate::exec::output::proc_log::ProcLog;
 use crate::exec::procfs::Id;
 use crate::exec::scan::inspect::CpuSample;
+use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::spawn::run::Run;
 use crate::exec::watch::exits::OwnedTask;
 use crate::exec::watch::{children, pidfd};
@@ -40,7 +41,7 @@ const ENDED_RUNS_KEPT: usize = 4;
 pub struct ProcExecutor {
     context: Arc<ExecContext>,
     key: Arc<ProcKey>,
-    mark: String,
+    mark: ProcMark,
     inputs: Inputs,
     outputs: Outputs,
     groups: ProcGroups,
@@ -69,7 +70,7 @@ impl ProcExecutor {
         let key = key.into();
         let sink = context.sinks.of(&key);
         ProcExecutor {
-            mark: context.mark(&key),
+            mark: context.proc_mark(&key),
             groups: context.groups.of(command_output::stem(&key)),
             context,
             key,

@@ -2,8 +2,8 @@
 
 use crate::exec::context::ExecContext;
 use crate::exec::find;
-use crate::exec::procfs::{Id, Stat};
-use crate::exec::scan::identify::{EnvMark, RunningProgram, SetupPath};
+use crate::exec::procfs::{self, Id, Stat};
+use crate::exec::scan::identify::{RunningProgram, SetupPath};
 use crate::exec::scan::tree::Scan;
 use crate::exec::watch::children;
 use procfleet_core::process::{Evidence, Found};
@@ -34,13 +34,16 @@ impl<'a> Glance<'a> {
         if proc_name.is_empty() || setup_path.is_empty() {
             return None;
         }
-        let (mark, folder) = (self.context.mark(key), SetupPath::of(identity));
+        let (mut mark, folder) = (self.context.proc_mark(key), SetupPath::of(identity));
+        mark.is_for_account(user);
         let scan = self.scan.get_or_init(|| Scan::without(&children::kept()));
         let fits = |stat: &&&Stat| {
             let is_in_folder =
                 folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder));
             !scan.is_anothers(stat, &mark)
-                && (is_in_folder || EnvMark::of(stat.id.pid, &mark) == EnvMark::Ours)
+                && (is_in_folder
+                    || procfs::mark_claim(stat.id.pid)
+                        .is_some_and(|claim| mark.identifies(stat.id.pid, &claim)))
         };
         scan.named(proc_name).iter().find(fits).map(|stat| bare(stat.id, Found::Name))
     }

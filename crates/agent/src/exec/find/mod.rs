@@ -9,6 +9,7 @@ use crate::exec::cgroup;
 use crate::exec::procfs::{self, Id, Stat};
 use crate::exec::scan::identify::{self, RunningProgram, SetupPath};
 use crate::exec::scan::origin::{self, Origin};
+use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{self, Scan};
 use crate::exec::spawn::run::Run;
 use crate::exec::user;
@@ -35,7 +36,7 @@ const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
 /// Whose process is looked for.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::exec) struct Whom<'a> {
-    pub(in crate::exec) mark: &'a str,
+    pub(in crate::exec) mark: &'a ProcMark,
     /// The name of the proc's cgroups.
     pub(in crate::exec) group: &'a str,
     pub(in crate::exec) identity: &'a Identity,
@@ -62,7 +63,14 @@ impl Whom<'_> {
     fn is_left(&self, pid: u32) -> bool {
         let dead = self.dead.and_then(|dead| dead.evidence.run);
         // Agents of before did not say when a command began, so what does not say so is older.
-        dead.is_some_and(|dead| run_of(pid).is_none_or(|run| run <= dead))
+        dead.is_some_and(|dead| self.run_of(pid).is_none_or(|run| run <= dead))
+    }
+
+    /// When the command began that has started a process, as far as that is proven: the process may have
+    /// written any number into its environment.
+    fn run_of(&self, pid: u32) -> Option<NonZeroU64> {
+        let by_group = || cgroup::held_by(pid).filter(|held| held.is_made_by(self.mark.instance()))?.run;
+        self.mark.proven_run(pid).or_else(by_group)
     }
 
     /// Processes of unknown origin that the dead process may have left, with their descendants. What this
@@ -203,7 +211,9 @@ pub(in crate::exec) fn recovered(
     }
     let scan = glimpse();
     let mut marked = scan.marked(whom.mark);
-    marked.retain(|stat| is_still_there(stat));
+    marked.retain(|stat| {
+        is_still_there(stat) && origin::of(stat.id.pid, whom.mark, whom.group) == Origin::Ours
+    });
     // Where the command itself was the process and is gone, what it has started is no process: workers bear
     // its name, too.
     let orphans = match last {
@@ -278,7 +288,8 @@ pub(in crate::exec) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: 
     let Some(since) = since_ticks else { return no_run() };
     let scan = Scan::take();
     let marked = scan.marked(whom.mark);
-    let leads = |stat: &&&Stat| stat.id.start_ticks >= since && leads_a_run(stat);
+    let is_ours = |stat: &Stat| origin::of(stat.id.pid, whom.mark, whom.group) == Origin::Ours;
+    let leads = |stat: &&&Stat| stat.id.start_ticks >= since && leads_a_run(stat) && is_ours(stat);
     match marked.iter().find(leads) {
         Some(stat) => running(stat.id, Found::Name),
         None => no_run(),

@@ -49,11 +49,8 @@ pub(in crate::exec) enum EnvMark {
 }
 
 impl EnvMark {
-    pub(in crate::exec) fn of(pid: u32, mark: &str) -> EnvMark {
-        EnvMark::told(procfs::mark(pid).as_deref(), mark)
-    }
-
-    /// What this value in an environment says.
+    /// What this value in an environment says. Every user of the host can say that: whether it is true,
+    /// [`ProcMark`](super::proc_mark::ProcMark) knows.
     pub(in crate::exec) fn told(value: Option<&[u8]>, mark: &str) -> EnvMark {
         let Some(value) = value else { return EnvMark::Missing };
         // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent

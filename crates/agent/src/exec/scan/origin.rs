@@ -10,6 +10,7 @@ use crate::exec::cgroup;
 use crate::exec::procfs;
 use crate::exec::scan::identify::{self, EnvMark};
 use crate::exec::scan::neighbour;
+use crate::exec::scan::proc_mark::ProcMark;
 use rustix::process::geteuid;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,24 +26,27 @@ pub(in crate::exec) enum Origin {
 }
 
 /// Who started the process with this pid. `mark` and `group` are those of the proc that asks.
-pub(in crate::exec) fn of(pid: u32, mark: &str, group: &str) -> Origin {
-    let value = procfs::mark(pid);
-    match EnvMark::told(value.as_deref(), mark) {
-        EnvMark::Ours => Origin::Ours,
-        EnvMark::AnotherProcs => Origin::AnotherProcs(value.and_then(|value| identify::owner(&value, mark))),
-        EnvMark::Missing => {
-            let instance = mark.split_once('/').map_or(mark, |(instance, _)| instance);
+pub(in crate::exec) fn of(pid: u32, mark: &ProcMark, group: &str) -> Origin {
+    let claim = procfs::mark_claim(pid);
+    let name = claim.as_ref().map(|claim| &*claim.name);
+    match EnvMark::told(name, mark.name()) {
+        EnvMark::Ours if claim.as_ref().is_some_and(|claim| mark.identifies(pid, claim)) => Origin::Ours,
+        EnvMark::AnotherProcs => {
+            Origin::AnotherProcs(name.and_then(|name| identify::owner(name, mark.name())))
+        }
+        // A mark that somebody else has set, or that a run as another account has left, says nothing.
+        EnvMark::Ours | EnvMark::Missing => {
+            let instance = mark.instance();
             let held = cgroup::held_by(pid);
-            match &held {
-                Some(holder) if holder.instance == instance && holder.proc == group => return Origin::Ours,
-                Some(holder) if holder.instance == instance => {
-                    return Origin::AnotherProcs(Some(holder.shown()));
-                }
-                Some(_) | None => {}
+            match held.as_ref().filter(|holder| holder.is_made_by(instance)) {
+                Some(holder) if holder.proc == group => return Origin::Ours,
+                Some(holder) => return Origin::AnotherProcs(Some(holder.shown())),
+                None => {}
             }
-            let marked = value.as_deref().and_then(identify::instance_and_proc);
+            let marked = name.and_then(identify::instance_and_proc);
             let held = held.map(|holder| (holder.instance.clone(), holder.shown()));
-            let another = marked.into_iter().chain(held).find(|(agent, _)| is_living_agent(agent, pid));
+            let mut others = marked.into_iter().chain(held).filter(|(agent, _)| agent != instance);
+            let another = others.find(|(agent, _)| is_living_agent(agent, pid));
             another.map_or(Origin::Unknown, |(_, proc)| Origin::AnotherAgents(proc))
         }
     }

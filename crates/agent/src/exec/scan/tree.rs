@@ -7,8 +7,9 @@
 //! clears its environment between two scans is lost to us.
 
 use crate::exec::cgroup;
-use crate::exec::procfs::{self, Id, Stat};
+use crate::exec::procfs::{self, Id, MarkClaim, Stat};
 use crate::exec::scan::identify::{EnvMark, RunningProgram};
+use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::watch::children::{self, Freshness};
 use crate::exec::watch::pidfd;
 use rustix::io::Errno;
@@ -38,7 +39,7 @@ pub(in crate::exec) struct Scan {
     contained: HashSet<u32>,
     /// What they run, as soon as somebody has asked.
     programs: OnceLock<HashMap<u32, RunningProgram>>,
-    marks: OnceLock<HashMap<u32, Vec<u8>>>,
+    marks: OnceLock<HashMap<u32, MarkClaim>>,
     /// The marks of those that somebody has asked after one by one.
     asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
 }
@@ -142,18 +143,18 @@ impl Scan {
     }
 
     /// Those that bear this mark or are in a cgroup of the proc, oldest first.
-    pub(in crate::exec) fn marked(&self, mark: &str) -> Vec<&Stat> {
+    pub(in crate::exec) fn marked(&self, mark: &ProcMark) -> Vec<&Stat> {
         let marks = self.marks.get_or_init(|| {
             self.all()
                 .into_iter()
                 .filter(|stat| !self.contained.contains(&stat.id.pid))
-                .filter_map(|stat| Some((stat.id.pid, procfs::mark(stat.id.pid)?)))
+                .filter_map(|stat| Some((stat.id.pid, procfs::mark_claim(stat.id.pid)?)))
                 .collect()
         });
         let mut marked = self.all();
         marked.retain(|stat| {
             self.contained.contains(&stat.id.pid)
-                || marks.get(&stat.id.pid).is_some_and(|own| own == mark.as_bytes())
+                || marks.get(&stat.id.pid).is_some_and(|claim| mark.is_borne_by(stat.id.pid, claim))
         });
         marked
     }
@@ -161,14 +162,15 @@ impl Scan {
     /// Whether it bears the mark of another proc than this. It is read once for all that ask: of a program
     /// that runs a thousand times on the host, each proc would else read a thousand environments before it is
     /// started.
-    pub(in crate::exec) fn is_anothers(&self, stat: &Stat, mark: &str) -> bool {
+    pub(in crate::exec) fn is_anothers(&self, stat: &Stat, mark: &ProcMark) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
-        EnvMark::told(value.as_deref(), mark) == EnvMark::AnotherProcs
+        EnvMark::told(value.as_deref(), mark.name()) == EnvMark::AnotherProcs
     }
 
-    fn is_marked(&self, pid: u32, mark: &str) -> bool {
-        self.contained.contains(&pid) || EnvMark::of(pid, mark) == EnvMark::Ours
+    fn is_marked(&self, pid: u32, mark: &ProcMark) -> bool {
+        self.contained.contains(&pid)
+            || procfs::mark_claim(pid).is_some_and(|claim| mark.is_borne_by(pid, &claim))
     }
 
     /// The seeds that are running and all below them.
@@ -205,7 +207,7 @@ impl Scan {
         leader: Id,
         session: SessionState,
         known: &HashSet<Id>,
-        mark: &str,
+        mark: &ProcMark,
     ) -> HashSet<Id> {
         let session = match session {
             SessionState::Open => self.session_of(leader),
@@ -228,7 +230,7 @@ impl Scan {
 
     /// Whether a process descends from one of this proc's that was there before the run: a worker that the
     /// main process forked while its stop command ran is not that command's.
-    fn belongs_to_older(&self, stat: &Stat, leader: Id, mark: &str) -> bool {
+    fn belongs_to_older(&self, stat: &Stat, leader: Id, mark: &ProcMark) -> bool {
         let mut seen = HashSet::new();
         let mut parent = self.get(stat.parent);
         while let Some(above) = parent.filter(|above| seen.insert(above.id)) {

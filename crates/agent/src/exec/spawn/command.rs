@@ -3,7 +3,8 @@
 //! commands.
 
 use crate::exec::output::command_output::CommandOutput;
-use crate::exec::procfs::{ASIDE, MARK, RUN};
+use crate::exec::procfs::{ASIDE, MARK, PROOF, RUN};
+use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::spawn::argv;
 use crate::exec::spawn::fork::{self, ExecTarget, Recipe};
 use crate::exec::user::Account;
@@ -45,6 +46,7 @@ pub(in crate::exec) struct PreparedCommand {
     shell: Interpreter,
     command: String,
     environment: Vec<(&'static str, String)>,
+    mark: ProcMark,
     folder: WorkingDir,
     account: Account,
 }
@@ -69,7 +71,7 @@ impl PreparedCommand {
     /// `mark` is what all that it starts will be known by.
     pub(in crate::exec) fn prepare(
         key: &ProcKey,
-        mark: &str,
+        mark: &ProcMark,
         command: &str,
         spec: &Spec,
     ) -> Result<PreparedCommand, NotStarted> {
@@ -77,7 +79,7 @@ impl PreparedCommand {
         if command.contains('\0') {
             return refuse("the command contains a NUL byte");
         }
-        if mark.contains('\0') {
+        if mark.name().contains('\0') {
             return refuse("the name of the process contains a NUL byte");
         }
         let shell = Interpreter::of(spec.control.shell, PATH)?;
@@ -86,17 +88,19 @@ impl PreparedCommand {
         if let Some((name, _)) = environment.iter().find(|(_, value)| value.contains('\0')) {
             return refuse(&format!("{name} would contain a NUL byte"));
         }
-        environment.push((MARK, mark.to_owned()));
+        environment.push((MARK, mark.name().to_owned()));
         if is_aside(command, &spec.control) {
             environment.push((ASIDE, "1".to_owned()));
         }
-        Ok(PreparedCommand { shell, command: command.to_owned(), environment, folder, account })
+        let (command, mark) = (command.to_owned(), mark.clone());
+        Ok(PreparedCommand { shell, command, environment, mark, folder, account })
     }
 
     /// All that the command starts is known by when the command began.
     #[must_use]
     pub(in crate::exec) fn beginning_at(mut self, began: BootTime) -> PreparedCommand {
         self.environment.push((RUN, began.0.to_string()));
+        self.environment.push((PROOF, self.mark.proof(self.account.uid.as_raw(), began)));
         self
     }
 

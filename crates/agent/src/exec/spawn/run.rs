@@ -3,6 +3,7 @@
 use crate::exec::output::command_output::{self, CommandOutput};
 use crate::exec::output::proc_log::LiveLog;
 use crate::exec::procfs::{Id, Stat};
+use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{Scan, SessionState};
 use crate::exec::spawn::command::{NotStarted, PreparedCommand};
 use crate::exec::watch::exits::ExitSubscription;
@@ -123,7 +124,7 @@ impl Run {
     }
 
     /// All that the command has started and that is running, the shell included.
-    pub(in crate::exec) fn members(&mut self, scan: &Scan, mark: &str) -> HashSet<Id> {
+    pub(in crate::exec) fn members(&mut self, scan: &Scan, mark: &ProcMark) -> HashSet<Id> {
         let members = scan.run_members(self.leader, self.session, &self.known, mark);
         if members.is_empty() && self.has_ended() {
             self.session = SessionState::Over;
