@@ -470,6 +470,16 @@ impl Launch {
         self.seen.filter(|_| spec.policy.kind != Kind::Once)
     }
 
+    /// Whether the command is a script at work that may yet start the process which the spec names: the script
+    /// does not count as the process before `op_timeout`.
+    pub(super) fn awaits_script(&self, spec: &Spec) -> bool {
+        let is_script = self.seen.is_some_and(|seen| seen.process.found == Found::Shell);
+        self.ended.is_none()
+            && is_script
+            && spec.policy.kind == Kind::Resident
+            && !spec.identity.proc_name.is_empty()
+    }
+
     /// The end of the window, at which a process must be alive. The window begins when a process was first
     /// seen or when the command ended, whichever is later. While the command is at work it may be the
     /// process, and only the sight counts.
@@ -547,6 +557,7 @@ impl Launch {
             return None;
         }
         match (&self.ended, self.seen) {
+            (None, Some(_)) if self.awaits_script(spec) => Some(self.next_look),
             (None, Some(_)) => Some(self.succeeds_at(spec)),
             (Some(_), Some(_)) => None,
             (None, None) => Some(self.next_look),
@@ -566,6 +577,9 @@ impl Launch {
                 // A run that is being ended is no longer checked.
                 let check = (!self.command.timed_out).then(|| self.succeeds_at(spec));
                 self.command.deadline.into_iter().chain(check).min()
+            }
+            (None, Some(_), None) if self.awaits_script(spec) => {
+                self.look_at(spec).into_iter().chain(self.command.deadline).min()
             }
             // A process has been recognised: the command's own limit no longer counts.
             (_, Some(_), None) => Some(self.succeeds_at(spec)),

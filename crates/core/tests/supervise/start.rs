@@ -40,6 +40,11 @@ fn how_a_start_ends_and_when() {
         (daemon(100, Some(1_500), Some(2_500)), &spec, 836, 3_675, "exited with status 3"),
         (daemon(15_000, Some(0), None), &spec, 0, 17_000, "success"),
         (daemon(15_000, Some(0), Some(700)), &spec, 836, 17_000, "exited with status 3"),
+        // without a pid file, a script at work is not the process that the spec names
+        (daemon(15_000, Some(0), None), &nameless, 0, 17_000, "success"),
+        (daemon(15_000, Some(0), Some(700)), &nameless, 836, 17_000, "exited with status 3"),
+        // unless it is there for as long as a command may take
+        (Does::Hang, &nameless, 0, 20_000, "success"),
         (forever.clone(), &nameless, 0, 2_025, "success"),
         // a program in the foreground that writes no pid file, recognised when a command would have run out
         // of time

@@ -147,12 +147,12 @@ fn a_process_that_replaced_itself_is_followed() {
     world.run_for(60_000);
     assert_ne!(world.main_pid(), old);
     assert_eq!((world.starts.len(), state(&world)), (1, Then::Up));
-    // A start command that is slower than its check is taken for the process, until it leaves the real one
+    // A start command that is slower than op_timeout is taken for the process, until it leaves the real one
     // behind.
     let mut nameless = spec();
     nameless.identity.pid_path.clear();
-    let slow = Does::Daemon { after: 15_000, file: None, lives: None };
-    let mut world = check_start(slow, &nameless, 0, 2_025, "success");
+    let slow = Does::Daemon { after: 25_000, file: None, lives: None };
+    let mut world = check_start(slow, &nameless, 0, 20_000, "success");
     world.run_for(60_000);
     assert_eq!((world.starts.len(), state(&world), world.hosted()), (1, Then::Up, true));
 }

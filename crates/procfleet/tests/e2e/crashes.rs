@@ -231,9 +231,12 @@ fn a_start_command_that_outlives_the_agent_is_not_the_process() {
         up.proc("daemon").with_pid_file().starts(&format!("{wait}; {}", programs::daemon())),
         up.proc("foreground").starts(&format!("{wait}; exec ./web 1000")),
         up.proc("script").script("web.sh", &format!("#!/bin/sh\n{wait}\n{}\n", programs::daemon())),
+        up.proc("by-name")
+            .script("start.sh", &format!("#!/bin/sh\n{wait}\n{}\n", programs::daemon()))
+            .starts("./start.sh"),
     ];
-    let [daemon, foreground, script] = procs;
-    let procs = [daemon, foreground, script.with_pid_file().starts("./web.sh start")]
+    let [daemon, foreground, script, by_name] = procs;
+    let procs = [daemon, foreground, script.with_pid_file().starts("./web.sh start"), by_name]
         .map(|proc| proc.policy("start_check_secs", 60).policy("op_timeout", 120));
     let tasks = procs.each_ref().map(|proc| {
         let task = proc.submit(Op::Start);

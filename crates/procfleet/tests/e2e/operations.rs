@@ -189,6 +189,12 @@ fn a_process_that_dies_right_after_a_slow_command_was_not_started() {
         proc("hosted").starts(&slow),
         proc("restarted").starts(&slow),
         proc("own-command").starts(&programs::daemon()),
+        // Nothing but its name tells the process from the start command.
+        proc("by-name").identity("pid_path", "").starts("sleep 3; ./web 0.7 &"),
+        proc("by-name-scripted")
+            .identity("pid_path", "")
+            .script("start.sh", "#!/bin/sh\nsleep 3; ./web 0.7 &\n")
+            .starts("./start.sh"),
     ];
     at_once(procs, |proc| {
         let mut proc = proc.clone();

@@ -158,7 +158,8 @@ pub(in crate::exec) fn launched(
     }
     if let Some(meant) = meant.filter(|_| cause.is_none() || leader == Leader::Accept) {
         let is_shell = leads
-            .is_some_and(|leads| leads.id == meant && RunningProgram::of(leads).is_wrapper_of(&run.command));
+            .is_some_and(|leads| leads.id == meant && RunningProgram::of(leads).is_wrapper_of(&run.command))
+            || scan.get(meant.pid).is_some_and(|stat| may_be_start_script(stat, whom.identity));
         return running(meant, if is_shell { Found::Shell } else { Found::Foreground });
     }
     if leader == Leader::Accept {
@@ -242,9 +243,12 @@ pub(in crate::exec) fn recovered(
         let program = RunningProgram::of(leader);
         let commands = [&control.start_cmd, &control.restart_cmd];
         return match commands.into_iter().find(|command| program.is_wrapper_of(command)) {
+            None if may_be_start_script(leader, whom.identity) => running(leader.id, Found::Shell),
             None => running(leader.id, Found::Name),
             Some(command) => match scan.children(leader.id.pid).as_slice() {
-                [only] if is_simple(command) => running(only.id, Found::Foreground),
+                [only] if is_simple(command) && !may_be_start_script(only, whom.identity) => {
+                    running(only.id, Found::Foreground)
+                }
                 _ => running(leader.id, Found::Shell),
             },
         };
@@ -253,6 +257,10 @@ pub(in crate::exec) fn recovered(
         Ok(process) => Sighting::Running(process),
         Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
     }
+}
+
+fn may_be_start_script(stat: &Stat, identity: &Identity) -> bool {
+    RunningProgram::of(stat).may_be_start_script(identity)
 }
 
 /// Whether a start command that is at work may still write the pid file. A folder in its place names nobody.

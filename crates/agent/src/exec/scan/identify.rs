@@ -21,6 +21,9 @@ const INTERPRETERS: [&str; 24] = [
     "python", "pypy", "perl", "ruby", "node", "nodejs", "java", "php", "lua", "mono", "dotnet", "tclsh",
 ];
 
+/// Those of them that run start scripts.
+const SHELLS: [&str; 8] = ["sh", "dash", "bash", "ash", "zsh", "ksh", "busybox", "pwsh"];
+
 /// Folders that hold everybody's programs: lying there says nothing about whose a program is.
 const COMMON_FOLDERS: [&str; 10] = [
     "/usr/bin",
@@ -264,13 +267,26 @@ impl RunningProgram {
     }
 
     fn is_interpreter(&self) -> bool {
+        self.is_one_of(&INTERPRETERS)
+    }
+
+    fn is_one_of(&self, names: &[&str]) -> bool {
         let exe = self.exe.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
         let called = self.argv.first().and_then(|first| Path::new(login_name(first)).file_name()?.to_str());
         exe.into_iter().chain(called).any(|name| {
-            INTERPRETERS.contains(
+            names.contains(
                 &name.trim_end_matches(|cut: char| cut.is_ascii_digit() || cut == '.' || cut == '-'),
             )
         })
+    }
+
+    /// Whether a command that is at work may be there only to start the process that the spec names: it runs
+    /// a shell, or a script beside a program of that name, and has another name itself.
+    pub(in crate::exec) fn may_be_start_script(&self, identity: &Identity) -> bool {
+        let name = identity.proc_name.as_str();
+        let is_beside_program =
+            || SetupPath::of(identity).is_some_and(|dir| self.runs_script_of(&dir) && dir.has_program(name));
+        !name.is_empty() && !self.is_named(name) && (self.is_one_of(&SHELLS) || is_beside_program())
     }
 }
 

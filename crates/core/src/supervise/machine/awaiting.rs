@@ -27,7 +27,11 @@ impl Machine {
         // The command is not the process, so a sweep ends it.
         out.effects.push(Effect::Retire(command));
         // Without a pid file a command that runs this long is the process, as in a launch.
-        let counts_at = spec.identity.pid_path.is_empty().then(|| now + spec.policy.launch_check());
+        let counts_after = match spec.identity.proc_name.is_empty() {
+            true => spec.policy.launch_check(),
+            false => spec.policy.op_timeout,
+        };
+        let counts_at = spec.identity.pid_path.is_empty().then(|| now + counts_after);
         let awaiting = Awaiting {
             command,
             counts_at,

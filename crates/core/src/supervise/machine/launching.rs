@@ -104,7 +104,8 @@ impl Machine {
                         // It has been at work for as long as a command may, and was one to stay.
                         let stays = launch.last_look && process.found == Found::Foreground;
                         let seen = launch.sees(now, process);
-                        if stays || seen == Sight::Again && now >= launch.succeeds_at(&spec) {
+                        let counts = !launch.awaits_script(&spec) && now >= launch.succeeds_at(&spec);
+                        if stays || seen == Sight::Again && counts {
                             return self.launch_succeeded(purpose, &launch, process, out);
                         }
                     }
@@ -212,6 +213,12 @@ impl Machine {
             // As long as the command of a resident process is at work, the last look decides.
             (ended, Some(SeenProcess { process, .. }))
                 if now >= succeeds_at && (ended.is_some() || !resident && !is_overdue) =>
+            {
+                return self.launch_succeeded(purpose, &launch, process, out);
+            }
+            // A script that stays at work for as long as a command may is the process.
+            (None, Some(SeenProcess { process, .. }))
+                if launch.awaits_script(&spec) && launch.command.is_overdue(now) =>
             {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }
