@@ -386,6 +386,26 @@ fn a_stop_overtakes_a_start_whose_command_runs() {
     check_stop_overtakes(proc, |proc| proc.wait_for_runs(1));
 }
 
+/// Control scripts often take one lock for start and stop: `stop_cmd` would wait for the start command.
+#[test]
+fn a_stop_ends_the_start_command_before_it_runs_stop_cmd() {
+    let up = up();
+    let command = format!(
+        "exec 9> lock; flock 9; (exec 9>&-; {}); until test -e go; do sleep 0.05; done",
+        programs::daemon()
+    );
+    let stop = "exec 9> lock; flock 9; echo stop >> stops; kill $(cat web.pid)";
+    let proc = up.proc("locked").with_pid_file().starts(&command).control("stop_cmd", stop);
+    let proc = proc.policy("start_check_secs", 600).policy("op_timeout", 3600).policy("stop_check_secs", 5);
+    let start = proc.submit(Op::Start);
+    let pid = proc.pid_in_file();
+    wait_until(PATIENCE, "the process was seen", || proc.row().is_some_and(|row| row["pid"] == pid));
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    start.outcome().assert(826, "start was cancelled");
+    assert!(!is_running(pid));
+    assert!(proc.pids().is_empty(), "{:?}", proc.pids());
+}
+
 /// The start command and all that it has started are ended. Because no process is known yet, `stop_cmd` and
 /// `kill_cmd` are not run.
 #[track_caller]

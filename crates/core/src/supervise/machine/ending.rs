@@ -29,6 +29,10 @@ fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str)
     }
 }
 
+pub(super) fn has_end_command(purpose: &Purpose, spec: &Spec) -> bool {
+    !end_command(purpose, spec).1.is_empty()
+}
+
 /// Whether the command may not know the process. It is run for each of several instances, and ordinary
 /// scripts know one pid file: whichever instance has written the file last is ended.
 fn may_miss(purpose: &Purpose, spec: &Spec) -> bool {

@@ -1,13 +1,13 @@
 //! How orders are taken, and which of them does not wait for another.
 
-use super::ending::vanishes_within;
+use super::ending::{has_end_command, vanishes_within};
 use super::vetting::Vet;
 use super::{Machine, State, busy, missing_command, op_kind, queue_limit};
 use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::OpId;
 use crate::op::{OpKind, Order};
-use crate::process::{Absence, Cause};
+use crate::process::{Absence, Cause, Found};
 use crate::spec::{Kind, Spec};
 use crate::supervise::job::{Before, Clearing, EndPhase, Ending, Job, Launch, LaunchFailure, Purpose, Stage};
 use crate::supervise::policy::Streak;
@@ -281,8 +281,10 @@ impl Machine {
         }
     }
 
-    /// A superseded start does not continue: its command is ended with all its descendants. A recognised
-    /// process is first stopped like any other.
+    /// A superseded start does not continue: its command is ended with all its descendants. A stop command runs
+    /// only afterwards and only if a process is still there, because a start command at work may hold a lock
+    /// that the stop command needs. Without a stop command, a recognised process is first stopped like any
+    /// other.
     pub(super) fn overtake_launch(
         &mut self,
         now: BootTime,
@@ -296,6 +298,15 @@ impl Machine {
         match (launch.process(), launch.old) {
             // A run may leave processes on purpose.
             (Some(process), _) if self.turn.is_some() => self.found(now, purpose, spec, process, None, out),
+            (Some(process), _)
+                if leftover.is_some()
+                    && process.found != Found::Foreground
+                    && spec.policy.kind == Kind::Resident
+                    && has_end_command(&purpose, &spec) =>
+            {
+                self.hosting = Hosting::Unhosted;
+                self.clear(now, purpose, spec, run, out)
+            }
             (Some(process), _) => self.found(now, purpose, spec, process, leftover, out),
             // The process is not the run's, so the run can end at once, before it brings a second one.
             (None, Some(old)) => {
