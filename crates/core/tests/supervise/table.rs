@@ -125,10 +125,12 @@ fn every_operation_in_every_state() {
 fn a_spec_without_a_start_command_is_never_hosted() {
     let mut bare = spec();
     bare.control.start_cmd.clear();
+    bare.control.restart_cmd = "restart".to_owned();
     for (before, kind, hosted) in [
         (Given::UpUnhosted, OpKind::Host, false),
         (Given::UpHosted, OpKind::Host, true),
         (Given::UpHosted, OpKind::Update, true),
+        (Given::UpHosted, OpKind::Restart, true),
         (Given::Down, OpKind::Host, false),
     ] {
         let mut world = given(before);

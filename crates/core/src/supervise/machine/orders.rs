@@ -135,12 +135,12 @@ impl Machine {
             self.answer(op, Code::NoSpec, messages::no_spec(kind), out);
             return state;
         };
-        // An update of a hosted proc asks for what host asks for.
-        let asks_for = match (kind, self.hosting) {
-            (OpKind::Update, Hosting::Hosted) => OpKind::Host,
-            _ => kind,
-        };
-        if let Some(field) = missing_command(asks_for, &spec) {
+        // The spec of an update or restart is stored, so for a hosted proc it must have what host asks for.
+        let stays_hosted =
+            matches!(kind, OpKind::Update | OpKind::Restart) && self.hosting == Hosting::Hosted;
+        let missing = missing_command(kind, &spec)
+            .or_else(|| missing_command(OpKind::Host, &spec).filter(|_| stays_hosted));
+        if let Some(field) = missing {
             self.answer(op, Code::NoCommand, messages::no_command(kind, field), out);
             return state;
         }
