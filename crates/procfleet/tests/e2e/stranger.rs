@@ -304,16 +304,20 @@ fn a_program_that_upgrades_itself_is_followed_without_a_restart() {
 #[test]
 fn a_second_agent_does_not_adopt_processes_of_a_running_one() {
     let up = up();
-    let proc = up.proc("shared").with_pid_file().starts(&programs::daemon());
-    let pid = proc.start();
     let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("second"), IP, Some(&up.token(&[])));
     agent.wait_until_connected(&up, IP);
-    let theirs = proc.clone().on_host(IP);
+    let proc = up.proc("shared").with_pid_file().starts(&programs::daemon());
+    let first = proc.clone().on_host(IP);
+    let pid = first.start();
     let says =
         format!("names pid {pid}, which another agent on this host has started for {}:shared", up.namespace);
     for op in [Op::Stop, Op::Kill] {
-        theirs.op(op).assert(829, "no need to").assert_says(&says);
+        proc.op(op).assert(829, "no need to").assert_says(&says);
     }
-    assert_eq!(theirs.op(Op::Query).pid(), None);
-    assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1), "it goes on");
+    assert_eq!(proc.op(Op::Query).pid(), None);
+    assert_eq!((first.pid(), proc.runs()), (Some(pid), 1), "it goes on");
+    agent.end(Signal::KILL);
+    assert_eq!(proc.op(Op::Query).pid(), Some(pid), "the agent that has started it is gone");
+    proc.op(Op::Stop).assert_success();
+    assert!(!is_running(pid));
 }

@@ -3,16 +3,23 @@
 //! Each agent listens on an abstract Unix socket that bears the name of its instance, for as long as it
 //! lives. Nothing is said there: a connection shows that the agent lives, and `SO_PEERCRED` shows whose it
 //! is. Anybody can bind such a name, so only an agent of root, of our own account or of the account of the
-//! process in question counts. An agent in another network namespace is not seen, and neither is one that is
-//! being restarted at that moment.
+//! process in question counts. Anybody can also fill the queue of such a socket, whoever listens there: then
+//! the account of the process that holds the socket counts. An agent in another network namespace is not
+//! seen, and neither is one that is being restarted at that moment.
 
+use crate::exec::procfs;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs;
+use std::io;
+use std::path::PathBuf;
 
-/// Connections that nobody has accepted yet. Beyond them a connection fails in a way that shows a living
-/// agent, too.
-const QUEUE: i32 = 64;
+/// How many connections may wait to be accepted. Beyond them a connection fails with EAGAIN.
+const QUEUE: i32 = 256;
+
+/// The flags of a listening socket in `/proc/net/unix`.
+const LISTENING: &str = "00010000";
 
 /// Tells other agents that this one lives, until it is dropped.
 #[derive(Debug)]
@@ -46,9 +53,32 @@ pub(in crate::exec) fn is_alive(instance: &str, is_believed: impl Fn(u32) -> boo
     let Ok(address) = address(instance) else { return false };
     match net::connect(&socket, &address) {
         Ok(()) => net::sockopt::socket_peercred(&socket).is_ok_and(|peer| is_believed(peer.uid.as_raw())),
-        Err(Errno::AGAIN) => true,
+        Err(Errno::AGAIN) => holders(instance).into_iter().any(is_believed),
         Err(_) => false,
     }
+}
+
+/// The accounts of the processes that have the listening socket open, as far as we may look into them.
+fn holders(instance: &str) -> Vec<u32> {
+    let name = format!("@{}", name(instance));
+    let sockets = fs::read_to_string("/proc/self/net/unix").unwrap_or_default();
+    let inodes = sockets.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        (fields.get(3) == Some(&LISTENING) && fields.get(7) == Some(&&*name)).then(|| fields[6].to_owned())
+    });
+    let links: Vec<String> = inodes.map(|inode| format!("socket:[{inode}]")).collect();
+    let is_it = |link: io::Result<PathBuf>| {
+        link.is_ok_and(|link| link.to_str().is_some_and(|link| links.iter().any(|one| one == link)))
+    };
+    let holds = |pid: &u32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.map(|file| fs::read_link(file.path())).any(is_it)
+    };
+    if links.is_empty() {
+        return Vec::new();
+    }
+    let holders = procfs::pids().into_iter().filter(holds);
+    holders.filter_map(|pid| procfs::owners(pid).map(|[real, _]| real)).collect()
 }
 
 fn socket() -> Result<OwnedFd, Errno> {
@@ -57,7 +87,11 @@ fn socket() -> Result<OwnedFd, Errno> {
 }
 
 fn address(instance: &str) -> Result<SocketAddrUnix, Errno> {
-    SocketAddrUnix::new_abstract_name(format!("procfleet-agent/{instance}").as_bytes())
+    SocketAddrUnix::new_abstract_name(name(instance).as_bytes())
+}
+
+fn name(instance: &str) -> String {
+    format!("procfleet-agent/{instance}")
 }
 
 #[cfg(test)]
@@ -76,6 +110,7 @@ mod tests {
         for _ in 0..1_000 {
             assert!(is_alive(&instance, ours), "also if nobody has accepted for long");
         }
+        assert!(!is_alive(&instance, |uid| uid == us + 1), "anybody can fill the queue");
         presence.drain();
         assert!(is_alive(&instance, ours));
         drop(presence);
