@@ -215,6 +215,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
             refusal_log: RefusalLog::default(),
+            refusals: services.refusals.clone(),
             store: services.store.clone(),
             dispatcher: services.dispatcher.clone(),
             ca: services.ca.clone(),

@@ -266,7 +266,10 @@ fn an_agent_that_joined_after_the_backup_comes_back_when_it_is_readmitted() {
 
     up.add_flags(&["--readmit", "60"]);
     up.again_with_the_same_link();
-    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, None);
+    let mut odd = Joined::start(up.binary(), &up.link(), &data, "224.0.0.1", None);
+    odd.wait_until_log_says("cannot be the address of a host");
+    odd.end(Signal::TERM);
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, "::ffff:127.0.0.2", None);
     agent.wait_until_connected(&up, IP);
     let shown = up.cli(&["audit"]);
     assert!(shown.stdout.contains("agent_readmit"), "{shown:?}");

@@ -302,6 +302,12 @@ fn a_new_agent_takes_the_place_of_an_old_one_only_with_a_token_for_that() {
             .is_some_and(|agents| agents.iter().any(|agent| agent["ip"] == IP && agent["connected"] == false))
     });
     assert_turned_away(join(&up, &new, Some(&stolen)), "--replace");
+    // Whoever has the token can try as often as it likes: that is one row.
+    let audit = up.cli(&["audit", "--action", "agent_join", "--json"]);
+    let audit: Value = serde_json::from_str(&audit.stdout).expect("--json prints JSON");
+    let mut refused = audit.as_array().expect("a list").clone();
+    refused.retain(|row| row["code"] != 0);
+    assert_eq!((refused.len(), &refused[0]["times"]), (1, &json!(2)), "{audit}");
     let mut agent = join(&up, &old, None);
     agent.wait_until_connected(&up, IP);
     agent.end(Signal::TERM);

@@ -4,9 +4,13 @@ use super::listener::Link;
 use crate::agent_limits;
 use crate::dispatcher::{DispatcherMessage, RETIRED};
 use crate::secret;
-use crate::store::{AGENT_REPLACED, CertificateRecord, JoiningAgent, TokenUse};
+use crate::store::{
+    AGENT_REPLACED, CertificateRecord, JoinTokenRefusal, JoiningAgent, LINK, NewAudit, TokenUse,
+};
+use crate::workers::refusals::RefusalSource;
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt;
+use procfleet_core::Code;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_proto::link::token::{JoinToken, hex};
 use procfleet_proto::link::{Enroll, Enrolled, Refused, agent_message, decode_agent, server_message::Body};
@@ -43,23 +47,16 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
     agent_limits::bound_version(&mut request.version);
     agent_limits::check_signing_request(&request.csr).map_err(|excess| excess.to_string())?;
     let token: JoinToken = request.token.parse().map_err(|error| format!("{error}"))?;
-    let ip = match request.ip.as_str() {
-        "" => from,
-        text => text.parse().map_err(|_| "the host's ip is not an IP address".to_owned())?,
-    };
-    let ip = Host::address(ip).map_err(|error| error.to_string())?;
-    // Every host calls itself so: only one that is here can mean this one.
-    if ip.is_loopback() && !from.to_canonical().is_loopback() {
-        return Err(format!(
-            "{ip} is a loopback address, and the agent calls from {from}: give it the address of its host (--ip)"
-        ));
-    }
+    let ip = host_address(&request.ip, from)?;
     let now = link.clock.wall();
     let shown = TokenUse { id: token.public_id(), secret_hash: secret::hash(&token.secret) };
     // By a reader, before anything is signed or handed to the store's writer: who has no token costs neither.
-    match link.store.token_refusal(shown.clone(), now).await {
+    match link.store.join_refusal(shown.clone(), ip, now).await {
         Ok(None) => {}
-        Ok(Some(refusal)) => return Err(refusal.to_string()),
+        Ok(Some(refusal)) => {
+            record_refusal(link, from, ip, &shown.id, refusal, now).await;
+            return Err(refusal.to_string());
+        }
         Err(error) => {
             warn!(error = &error as &dyn std::error::Error, "a join token could not be checked");
             return Err("the server cannot enrol agents now".to_owned());
@@ -110,6 +107,51 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
         }
         Err(refusal) => Err(refusal.to_string()),
     }
+}
+
+/// The address of the host that an agent tells of; an empty text is where the agent calls from.
+pub(super) fn host_address(told: &str, from: IpAddr) -> Result<IpAddr, String> {
+    let ip = match told {
+        "" => from,
+        text => text.parse().map_err(|_| "the host's ip is not an IP address".to_owned())?,
+    };
+    let ip = Host::address(ip).map_err(|error| error.to_string())?;
+    // Every host calls itself so: only one that is here can mean this one.
+    if ip.is_loopback() && !from.to_canonical().is_loopback() {
+        return Err(format!(
+            "{ip} is a loopback address, and the agent calls from {from}: give it the address of its host (--ip)"
+        ));
+    }
+    Ok(ip)
+}
+
+/// A token that is good was shown for a host that it does not open: it may be in the wrong hands. Repeats are
+/// counted in one row, since whoever has the token can try for as long as it is good.
+async fn record_refusal(
+    link: &Link,
+    from: IpAddr,
+    ip: IpAddr,
+    token: &str,
+    refusal: JoinTokenRefusal,
+    now: i64,
+) {
+    match refusal {
+        JoinTokenRefusal::HostInUse(_) | JoinTokenRefusal::HostOf(_) => {}
+        JoinTokenRefusal::Unknown
+        | JoinTokenRefusal::Expired
+        | JoinTokenRefusal::UsedUp
+        | JoinTokenRefusal::Revoked => return,
+    }
+    let entry = NewAudit {
+        at: now,
+        app: LINK.to_owned(),
+        origin: from.to_string(),
+        action: "agent_join".to_owned(),
+        code: Code::NotAllowed.external(),
+        detail: format!("{ip} with token {token}: {refusal}"),
+        ..NewAudit::default()
+    };
+    link.refusals.record(RefusalSource::Peer(from.into()), entry).await;
 }
 
 /// In the pattern of GSE's own: `02`, 20 hexadecimal digits, the time in milliseconds, one more digit.

@@ -10,6 +10,7 @@ use crate::metrics::Metrics;
 use crate::peer::PeerNet;
 use crate::pki::Ca;
 use crate::store::Store;
+use crate::workers::refusals::Refusals;
 use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -57,6 +58,7 @@ pub struct Link {
     pub clones: Clones,
     pub budgets: Budgets,
     pub refusal_log: RefusalLog,
+    pub refusals: Refusals,
     /// How long events are kept: older ones are not believed.
     pub keep: Duration,
     /// Until when agents are let back in that a restored store does not know.

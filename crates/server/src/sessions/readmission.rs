@@ -5,6 +5,7 @@
 //! says so (`--readmit`).
 
 use super::connection::SessionEnd;
+use super::enroll::host_address;
 use super::listener::Link;
 use crate::pki;
 use crate::secret;
@@ -30,12 +31,7 @@ pub(super) async fn readmit(
     from: IpAddr,
 ) -> Result<(), SessionEnd> {
     let (issued_at, expires_at) = pki::validity(certificate).unzip();
-    let ip = match hello.ip.as_str() {
-        "" => from,
-        text => text
-            .parse()
-            .map_err(|_| SessionEnd::Refused("ip of its hello is not an IP address".to_owned()))?,
-    };
+    let ip = host_address(&hello.ip, from).map_err(SessionEnd::Refused)?;
     // Which CA it is of is not noted, so that the agent soon asks for a certificate that is.
     let certificate =
         CertificateRecord { sha256: secret::hash(certificate), ca: None, issued_at, expires_at };

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 /// Whom the audit names where an agent acts and no app asked.
-const LINK: &str = "procfleet-link";
+pub const LINK: &str = "procfleet-link";
 
 /// The kind of the event that tells of a takeover.
 pub const AGENT_REPLACED: &str = "agent_replaced";
@@ -349,7 +349,7 @@ const LOST_AFTER_MS: i64 = 86_400_000;
 
 /// Whoever has a token may say which host it is on. It must not take a host away from another business that
 /// way, nor, unless it was made for that, from an agent that is well.
-fn permit(
+pub(super) fn permit(
     db: &Connection,
     belonging: &Belonging,
     ip: IpAddr,

@@ -45,7 +45,7 @@ mod users;
 #[cfg(test)]
 mod tests;
 
-pub use agents::{AGENT_REPLACED, AgentRecord, FoundTarget, JoinedAgent, JoiningAgent, Revoked};
+pub use agents::{AGENT_REPLACED, AgentRecord, FoundTarget, JoinedAgent, JoiningAgent, LINK, Revoked};
 pub use apps::{AppChange, AppRow, AppTrust, GrantChange, NewApp};
 pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
 pub use backup::{backup, restore};

@@ -1,11 +1,13 @@
 //! Join tokens.
 
+use super::agents::permit;
 use super::audit::insert_audit;
 use super::columns::{small, unreadable};
 use super::{NewAudit, QueryFault, Store, StoreError};
 use procfleet_core::{BusinessId, CloudId, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::fmt;
+use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 
 /// A join token for new agents.
@@ -106,13 +108,20 @@ impl Store {
         .await
     }
 
-    /// Why the token is refused now. `None`: it is valid.
-    pub async fn token_refusal(
+    /// Why an agent at this address cannot join with this token now. `None`: it can.
+    pub async fn join_refusal(
         &self,
         token: TokenUse,
+        ip: IpAddr,
         now: i64,
     ) -> Result<Option<JoinTokenRefusal>, StoreError> {
-        self.read("checking a join token", move |db| Ok(check(db, &token, now)?.err())).await
+        self.read("checking a join token", move |db| {
+            Ok(match check(db, &token, now)? {
+                Ok(belonging) => permit(db, &belonging, ip, now)?.err(),
+                Err(refusal) => Some(refusal),
+            })
+        })
+        .await
     }
 
     /// Newest first. Tokens that expired long ago are deleted.
