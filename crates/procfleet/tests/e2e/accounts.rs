@@ -168,6 +168,33 @@ fn a_process_of_another_account_is_not_taken_over_by_its_mark() {
     kill(pid, Signal::KILL);
 }
 
+/// A stop also ends what earlier runs have left.
+#[test]
+fn what_another_accounts_run_has_left_is_not_ended_for_a_limited_app() {
+    if !is_root() {
+        return;
+    }
+    let up = up();
+    let app = limited(&up);
+    let theirs = up.proc("handed").policy("detached", "keep");
+    let theirs = theirs.starts("setsid ./web 1001 > /dev/null 2>&1 & exec ./web 1000");
+    open_to_all(&theirs);
+    let old = theirs.start();
+    wait_until(PATIENCE, "both run", || theirs.program_pids().len() == 2);
+    let left = theirs.program_pids().into_iter().find(|pid| *pid != old).expect("there are two");
+    kill(old, Signal::KILL);
+    theirs.op(Op::Kill);
+    theirs.clone().identity("user", OTHER).starts(&programs::foreground()).op(Op::Start).assert_success();
+    let mine = as_other(&theirs, &app).starts(&programs::foreground()).policy("detached", "end");
+    for op in [Op::Stop, Op::Kill, Op::Restart] {
+        mine.op(op).assert(837, "").assert_says(&format!("pid {left}"));
+    }
+    assert!(procfleet_testkit::is_running(left));
+    kill(left, Signal::KILL);
+    wait_until(PATIENCE, "root's process is gone", || !procfleet_testkit::is_running(left));
+    mine.op(Op::Stop).assert_success();
+}
+
 /// It would carry out what it does not check.
 #[test]
 fn an_agent_that_cannot_check_accounts_gets_no_op_of_a_limited_app() {

@@ -12,8 +12,8 @@ use procfleet_core::{Process, Sighting, Spec};
 use std::collections::BTreeSet;
 
 impl ProcExecutor {
-    /// Something of the proc that runs as none of these accounts: its process, or without one what it has
-    /// left.
+    /// Something of the proc that runs as none of these accounts: its process, or what earlier runs have left
+    /// and an op would end. What the process itself has started is not looked at.
     pub fn other_account(
         &mut self,
         process: Option<Process>,
@@ -26,23 +26,23 @@ impl ProcExecutor {
             Sighting::Running(process) => Some(process),
             Sighting::Absent(_) => None,
         });
-        let pids = match found {
-            Some(process) => vec![process.pid],
-            None => self.leftovers(),
-        };
-        user::other_than(accounts, pids)
+        let pids = found.map(|process| process.pid).into_iter().chain(self.leftovers(found));
+        user::other_than(accounts, pids.collect())
     }
 
-    /// All that a sweep would end.
-    fn leftovers(&mut self) -> Vec<u32> {
-        let grouped = self.left_groups();
-        let mut pids: Vec<u32> = grouped.iter().flat_map(|group| cgroup::pids_in(group)).collect();
+    /// All that a sweep would end, but for this process and what it has started.
+    fn leftovers(&mut self, but: Option<Process>) -> Vec<u32> {
+        let but = but.map(|process| id_of(&process));
+        let groups = self.left_groups().into_iter().map(|group| cgroup::pids_in(&group));
+        let mut pids: Vec<u32> =
+            groups.filter(|pids| but.is_none_or(|but| !pids.contains(&but.pid))).flatten().collect();
         let scan = match self.are_all_in_groups() {
             true => Scan::near(&[], Freshness::Now),
             false => Some(self.nearby_ungrouped(None).scan(Freshness::Now)),
         };
         if let Some(scan) = scan {
-            pids.extend(self.left_in(&scan).iter().map(|id| id.pid));
+            let spared = scan.with_descendants(but);
+            pids.extend(self.left_in(&scan).iter().filter(|id| !spared.contains(id)).map(|id| id.pid));
         }
         pids
     }
