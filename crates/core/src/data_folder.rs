@@ -11,11 +11,12 @@ pub enum FolderOwner {
 }
 
 impl FolderOwner {
-    /// Files by which its folder is known again. The first one is made before all others.
+    /// Files by which its folder is known again. The first one is made before all others. A name such as
+    /// `admin.json` is not among them: other programs use it, too.
     fn marks(self) -> &'static [&'static str] {
         match self {
-            FolderOwner::Server => &["server.db.lock", "server.db", "ca.key.pem", "admin.json"],
-            FolderOwner::Agent => &["agent.lock", "agent.db", "agent.id"],
+            FolderOwner::Server => &["server.db.lock", "server.db.id", "ca.key.pem"],
+            FolderOwner::Agent => &["agent.lock", "agent.id"],
         }
     }
 }
@@ -75,19 +76,21 @@ mod tests {
             (&[], 0o755, 0, server, Ok(())),
             (&[], 0o777, 0, agent, Ok(())),
             (&["lost+found"], 0o755, 0, server, Ok(())),
-            (&["server.db", "notes.txt"], 0o700, 0, server, Ok(())),
+            (&["server.db.lock", "notes.txt"], 0o700, 0, server, Ok(())),
+            (&["server.db"], 0o700, 0, server, foreign("server.db")),
             (&["ca.key.pem", "agent"], 0o755, 0, server, Ok(())),
-            (&["admin.json"], 0o700, 0, server, Ok(())),
+            (&["admin.json"], 0o755, 0, server, foreign("admin.json")),
             (&["server.db.lock"], 0o700, 0, server, Ok(())),
             (&["agent.lock"], 0o700, 0, agent, Ok(())),
-            (&["output", "agent.db"], 0o700, 0, agent, Ok(())),
+            (&["output", "agent.id"], 0o700, 0, agent, Ok(())),
+            (&["agent.db"], 0o700, 0, agent, foreign("agent.db")),
             (&["dpkg", "systemd"], 0o755, 0, server, foreign("dpkg")),
             (&["lost+found", "home"], 0o755, 0, agent, foreign("home")),
             // Each has its own folder.
             (&["server.db"], 0o700, 0, agent, foreign("server.db")),
             (&["agent.lock", "ca.cert.der"], 0o700, 0, server, foreign("agent.lock")),
             (&[], 0o1777, 0, agent, Err(FolderRefusal::Shared)),
-            (&["server.db"], 0o1777, 0, server, Err(FolderRefusal::Shared)),
+            (&["server.db.lock"], 0o1777, 0, server, Err(FolderRefusal::Shared)),
             (&[], 0o755, 7, agent, Err(FolderRefusal::AnotherAccounts(7))),
             (&["agent.lock"], 0o700, 7, agent, Err(FolderRefusal::AnotherAccounts(7))),
             (&["home"], 0o700, 7, agent, foreign("home")),
