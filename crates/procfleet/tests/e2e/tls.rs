@@ -221,6 +221,27 @@ fn a_hangup_before_the_server_listens_does_not_end_it() {
 }
 
 #[test]
+fn a_server_that_is_reached_without_tls_warns_at_each_start() {
+    let files = Files::new();
+    let words = "the API is served without TLS";
+    for (listen, tls, warns) in [
+        ("0.0.0.0:0", None, true),
+        ("0.0.0.0:0", None, true),
+        ("0.0.0.0:0", Some("--tls"), false),
+        ("127.0.0.1:0", None, false),
+    ] {
+        let mut server = Program::new(PROGRAM)
+            .args(["server", "--listen", listen, "--link", "127.0.0.1:0"])
+            .args(tls)
+            .args([Path::new("--data"), &files.path("data")]);
+        server.start();
+        wait_until(PATIENCE, "the server is ready", || server.stdout().contains("procfleet server is ready"));
+        assert_eq!(server.stderr().contains(words), warns, "{listen} {tls:?}: {}", server.stderr());
+        server.end(Signal::TERM, PATIENCE);
+    }
+}
+
+#[test]
 fn a_server_does_not_start_with_files_that_it_cannot_use() {
     let (authority, files) = (Authority::new("a CA"), Files::new());
     let (good, expired) = (authority.sign("127.0.0.1", 2100), authority.sign("127.0.0.1", 2021));
