@@ -6,6 +6,7 @@ use crate::login::ClientLogin;
 use crate::output::plain;
 use crate::tls::TlsConnector;
 use procfleet_core::code::Code;
+use procfleet_http_client::Timeouts;
 use procfleet_proto::http::native::Envelope;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -46,16 +47,8 @@ impl fmt::Debug for Client {
 
 impl Client {
     pub(crate) fn new(login: ClientLogin) -> Result<Client, Error> {
-        // No proxies and no redirects: both would send the secret to a host that the user did not name.
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_global(Some(OVERALL_TIMEOUT))
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("procfleet/", env!("CARGO_PKG_VERSION")))
-            .build();
+        let timeouts = Timeouts { connect: Some(CONNECT_TIMEOUT), overall: OVERALL_TIMEOUT };
+        let config = procfleet_http_client::config(timeouts);
         // Only an https url needs the certificates of this system.
         let agent = match login.url.starts_with("https://") {
             true => {

@@ -30,11 +30,12 @@ fn crates() -> Vec<String> {
 /// The crates on which a crate may depend. Tests may depend on the testkit, too.
 fn allowed(room: &str) -> &'static [&'static str] {
     match room {
-        "core" | "failpoint" | "program" => &[],
+        "core" | "failpoint" | "http-client" | "program" => &[],
         "sqlite" => &["failpoint"],
         "proto" => &["core"],
-        "cli" => &["core", "proto"],
-        "server" | "agent" => &["core", "failpoint", "program", "proto", "sqlite"],
+        "cli" => &["core", "http-client", "proto"],
+        "server" => &["core", "failpoint", "http-client", "program", "proto", "sqlite"],
+        "agent" => &["core", "failpoint", "program", "proto", "sqlite"],
         "procfleet" => &["agent", "cli", "core", "failpoint", "program", "proto", "server"],
         "testkit" => &["core", "proto"],
         // Simulated agents are agents in all but their processes; of the server they know as little.

@@ -6,6 +6,7 @@
 //! may repeat the url.
 
 use crate::secret;
+use procfleet_http_client::Timeouts;
 use procfleet_program::panics;
 use procfleet_proto::http::login_service::{TokenVerdict, verdict};
 use std::collections::HashMap;
@@ -58,17 +59,7 @@ struct CachedAnswers(HashMap<[u8; 32], (Instant, TokenVerdict)>);
 
 impl LoginService {
     pub fn new(url: LoginUrl) -> LoginService {
-        // Neither proxies nor redirects: both would hand the token to somebody whom the operator did not
-        // name.
-        let client = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(PATIENCE))
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("procfleet/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .new_agent();
+        let client = procfleet_http_client::client(Timeouts { connect: None, overall: PATIENCE });
         let (places, answers) = (Arc::new(Semaphore::new(AT_ONCE)), Mutex::default());
         LoginService { inner: Arc::new(Inner { url, client, places, answers }) }
     }
@@ -151,7 +142,7 @@ fn words_for(fault: &ureq::Error) -> &'static str {
         ureq::Error::ConnectionFailed | ureq::Error::Io(_) => "no connection",
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) => "its certificate is not trusted, or TLS failed",
         ureq::Error::BodyExceedsLimit(_) => "the answer is too large",
-        // The list is open; of the rest none is to be expected.
+        // `ureq::Error` is non-exhaustive; the other variants should not occur here.
         _ => "the request failed",
     }
 }

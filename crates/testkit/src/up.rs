@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 /// How long `up` may take to end at the end of a test before it is killed.
 const END: Duration = Duration::from_secs(5);
+/// A port on which nothing listens.
+const NO_PROXY: &str = "http://127.0.0.1:9";
 /// How much of a log a failed test shows.
 const LOG_SHOWN: usize = 12_000;
 
@@ -296,7 +298,11 @@ impl Up {
 
     fn cli_program(&self, args: &[&str]) -> Program {
         let folder = self.folder("cli");
-        Program::new(&self.binary).args(args).env("PROCFLEET_DATA", self.data()).current_dir(&folder)
+        Program::new(&self.binary)
+            .args(args)
+            .env("PROCFLEET_DATA", self.data())
+            .env("ALL_PROXY", NO_PROXY)
+            .current_dir(&folder)
     }
 
     /// A join token, as `procfleet token create` prints it.
@@ -356,4 +362,7 @@ fn program(binary: &Path, folder: &Path, link: &str, flags: &[String]) -> Progra
         .args([folder.join("data")])
         .args(flags)
         .current_dir(folder)
+        // Requests that went through a proxy of the environment would fail: nothing listens there.
+        .env("ALL_PROXY", NO_PROXY)
+        .env("http_proxy", NO_PROXY)
 }
