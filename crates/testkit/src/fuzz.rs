@@ -28,7 +28,11 @@ impl Fuzz {
             (None, Some(_)) => now(),
             (None, None) => 1,
         };
-        Fuzz { random: Random(seed), cases, until: seconds.map(|seconds| Instant::now() + seconds) }
+        Fuzz {
+            random: Random(fastrand::Rng::with_seed(seed)),
+            cases,
+            until: seconds.map(|seconds| Instant::now() + seconds),
+        }
     }
 
     pub fn bytes(self, good: &[Vec<u8>], check: impl Fn(&[u8])) {
@@ -74,7 +78,7 @@ impl Fuzz {
     fn run<I>(mut self, input: impl Fn(&mut Random) -> I, show: impl Fn(&I) -> String, check: impl Fn(&I)) {
         let mut done = 0;
         while self.until.map_or(done < self.cases, |until| Instant::now() < until) {
-            let seed = self.random.0;
+            let seed = self.random.0.get_seed();
             let case = input(&mut self.random);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&case))) {
                 let shown: String = show(&case).chars().take(SHOWN).collect();
@@ -94,26 +98,18 @@ fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// SplitMix64: good enough, and the same everywhere.
+/// The same numbers for the same seed.
 #[derive(Debug)]
-struct Random(u64);
+struct Random(fastrand::Rng);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     /// 0 where there is nothing to choose from.
     fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % u64::try_from(end.max(1)).unwrap_or(1)).unwrap_or(0)
+        self.0.usize(..end.max(1))
     }
 
     fn byte(&mut self) -> u8 {
-        self.next().to_le_bytes()[0]
+        self.0.u8(..)
     }
 
     fn choose<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
@@ -206,7 +202,7 @@ fn odd(random: &mut Random, old: Value, good: &[Value]) -> Value {
         18 => (0..random.below(120)).fold(old, |inner, _| json!([inner])),
         19 => Value::Array(vec![old; random.below(200)]),
         20 => good[random.below(good.len())].clone(),
-        _ => json!(random.next() % 100_000),
+        _ => json!(random.below(100_000)),
     }
 }
 

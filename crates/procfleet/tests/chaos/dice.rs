@@ -1,8 +1,7 @@
 //! Choices that the same seed makes again.
 
-/// xorshift64.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Dice(fastrand::Rng);
 
 impl Dice {
     /// Different for every game of one seed.
@@ -10,20 +9,15 @@ impl Dice {
         let mixed = game.bytes().fold(seed ^ 0x9E37_79B9_7F4A_7C15, |state, byte| {
             (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
         });
-        let mut dice = Dice(mixed | 1);
-        (0..8).for_each(|_| _ = dice.below(2));
-        dice
+        Dice(fastrand::Rng::with_seed(mixed))
     }
 
-    /// An index below this number.
-    pub(crate) fn index(&mut self, many: usize) -> usize {
-        usize::try_from(self.below(many as u64)).unwrap_or_default()
+    /// An index below `count`.
+    pub(crate) fn index(&mut self, count: usize) -> usize {
+        self.0.usize(..count)
     }
 
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
+        self.0.u64(..limit)
     }
 }

@@ -42,7 +42,7 @@ fn killing_the_agent_at_random_times_neither_repeats_nor_loses_an_op() {
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("{rounds} rounds with DUPLICATE_SEED={seed}");
     let up = up();
-    let mut fleet = Fleet::start(&up, Dice(seed | 1));
+    let mut fleet = Fleet::start(&up, Dice(fastrand::Rng::with_seed(seed)));
     for round in 0..rounds {
         fleet.play(round);
         if round % 50 == 49 {
@@ -339,15 +339,12 @@ fn parent(pid: u32) -> Option<u32> {
     line.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// xorshift64: the same seed plays the same game.
-struct Dice(u64);
+/// The same seed plays the same game.
+struct Dice(fastrand::Rng);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
+        self.0.u64(..limit)
     }
 
     fn one_in(&mut self, count: u64) -> bool {
