@@ -58,7 +58,7 @@ const PRUNING: Duration = Duration::from_secs(3600);
 const LAST_OPS: Duration = Duration::from_secs(10);
 /// How long the end may take after a panic: what panicked may be waited for in vain.
 const END_AFTER_PANIC: Duration = Duration::from_secs(3);
-/// And where there is a process that writes much.
+/// Interval of housekeeping while a log needs rotation.
 const SOON: Duration = Duration::from_secs(1);
 /// How often it looks after what forgotten procs left.
 const FORGOTTEN: Duration = Duration::from_secs(60 * 60);

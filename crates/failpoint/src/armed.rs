@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `POINT=ACTION[@N[+]]`, separated by commas. Actions: `kill` (SIGKILL), `panic`, `fail`,
-/// `pause:MILLISECONDS`. `@N` is the Nth pass of the point (default: the first), `@N+` that and all later ones.
+/// `pause:MILLISECONDS`. `@N` is the Nth pass of the point (default: the first), `@N+` that and all later
+/// ones.
 #[derive(Clone, Debug, Default)]
 pub struct FailPlan(Vec<std::sync::Arc<Deed>>);
 
@@ -43,7 +44,11 @@ impl FromStr for FailPlan {
 
 fn read(text: &str) -> Option<Deed> {
     let (name, rest) = text.split_once('=')?;
-    let point = Point::STEPS.into_iter().chain(Point::DISKS).find(|point| point.name() == name)?;
+    let point = Point::STEPS
+        .into_iter()
+        .chain(Point::DISKS)
+        .chain(Point::WORKERS)
+        .find(|point| point.name() == name)?;
     let (action, when) = rest.split_once('@').unwrap_or((rest, "1"));
     let (nth, onwards) = match when.strip_suffix('+') {
         Some(nth) => (nth, true),

@@ -57,6 +57,14 @@ pub enum Point {
     ServerCommit,
     /// The agent's journal is about to commit; it can fail as a disk would.
     AgentCommit,
+    /// The worker that deletes old tasks begins a round.
+    ServerRetention,
+    /// The worker that delivers events begins a round.
+    ServerWebhooks,
+    /// The worker that retires CAs begins a round.
+    ServerSuccession,
+    /// The worker that writes the audit of refused calls begins a round.
+    ServerRefusals,
 }
 
 impl Point {
@@ -85,6 +93,9 @@ impl Point {
     ];
     /// The points at which a disk can fail.
     pub const DISKS: [Point; 2] = [Point::ServerCommit, Point::AgentCommit];
+    /// The background workers of the server. Each passes its point at the server's start.
+    pub const WORKERS: [Point; 4] =
+        [Point::ServerRetention, Point::ServerWebhooks, Point::ServerSuccession, Point::ServerRefusals];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -110,6 +121,10 @@ impl Point {
             Point::AgentAckWritten => "agent.ack_written",
             Point::ServerCommit => "server.commit",
             Point::AgentCommit => "agent.commit",
+            Point::ServerRetention => "server.retention",
+            Point::ServerWebhooks => "server.webhooks",
+            Point::ServerSuccession => "server.succession",
+            Point::ServerRefusals => "server.refusals",
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Settings of the allocator for programs that idle for months.
 //!
-//! glibc gives each thread its own arena and keeps freed memory. A burst of a thousand starts or results would
-//! leave megabytes that the program does not need again for a long time. With another libc both functions do
-//! nothing.
+//! glibc gives each thread its own arena and keeps freed memory. A burst of a thousand starts or results
+//! would leave megabytes that the program does not need again for a long time. With another libc both
+//! functions do nothing.
 
 #![expect(unsafe_code, reason = "mallopt and malloc_trim have no safe wrapper")]
 
@@ -37,8 +37,8 @@ mod glibc {
     pub(super) const M_MMAP_THRESHOLD: c_int = -3;
     pub(super) const M_ARENA_MAX: c_int = -8;
 
-    // SAFETY: these are the signatures in <malloc.h>. Both functions take the allocator's lock, take no pointer
-    // and do not touch memory that is in use.
+    // SAFETY: these are the signatures in <malloc.h>. Both functions take the allocator's lock, take no
+    // pointer and do not touch memory that is in use.
     unsafe extern "C" {
         pub(super) safe fn mallopt(setting: c_int, value: c_int) -> c_int;
         pub(super) safe fn malloc_trim(pad: usize) -> c_int;

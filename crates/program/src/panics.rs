@@ -118,8 +118,8 @@ impl Drop for Within {
     }
 }
 
-/// A panic of the future does not end the program, but unwinds the task that polls it. So the future should be
-/// the whole task.
+/// A panic of the future does not end the program, but unwinds the task that polls it. So the future should
+/// be the whole task.
 ///
 /// The future is boxed: an `async fn` would hold it twice.
 pub fn contain<F: Future>(future: F) -> impl Future<Output = F::Output> {

@@ -19,7 +19,8 @@ pub fn unblock_signals() {
     let _ = blocked().thread_unblock();
 }
 
-/// Waits for SIGTERM or SIGINT. The handlers are installed when the call returns, before the future is polled.
+/// Waits for SIGTERM or SIGINT. The handlers are installed when the call returns, before the future is
+/// polled.
 pub fn stop_requested() -> impl Future<Output = ()> {
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     async move {

@@ -6,9 +6,9 @@
 //!       -> it fails, or too much waits already       -> the line is dropped and counted
 //! ```
 //!
-//! A write fails when the disk is full or the reader of a pipe is gone. A write blocks when the reader does not
-//! read, such as a journald that hangs. After the next successful write, a line reports the number of dropped
-//! lines.
+//! A write fails when the disk is full or the reader of a pipe is gone. A write blocks when the reader does
+//! not read, such as a journald that hangs. After the next successful write, a line reports the number of
+//! dropped lines.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;

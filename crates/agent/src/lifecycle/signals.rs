@@ -8,8 +8,8 @@ pub(super) fn ignore_hangup() {
     ignore(libc::SIGHUP);
 }
 
-/// SIGUSR2 made earlier versions reopen renamed logs, and a host's logrotate may still send it. The signal must
-/// not end the agent.
+/// SIGUSR2 made earlier versions reopen renamed logs, and a host's logrotate may still send it. The signal
+/// must not end the agent.
 pub(crate) fn ignore_reopen_signal() {
     ignore(libc::SIGUSR2);
 }

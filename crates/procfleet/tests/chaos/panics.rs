@@ -1,5 +1,5 @@
-//! A panic at every step of an op: the program ends with 70, or goes on where only a request or a session was
-//! lost.
+//! A panic at every step of an op and in every worker of the server: the program ends with 70, or goes on
+//! where only a request or a session was lost.
 
 use crate::dice::Dice;
 use crate::table::Row;
@@ -31,7 +31,7 @@ pub(crate) fn jobs(seed: u64, rounds: u64) -> Vec<Job> {
         };
         Job { part: Part::Panics, name, play: Box::new(play) }
     };
-    Point::STEPS.into_iter().map(job).collect()
+    Point::STEPS.into_iter().chain(Point::WORKERS).map(job).collect()
 }
 
 fn play(point: Point, name: &str, seed: u64, rounds: u64) -> Row {
@@ -43,7 +43,9 @@ fn play(point: Point, name: &str, seed: u64, rounds: u64) -> Row {
     for round in 0..rounds {
         let side = if is_server { Side::Server } else { Side::Agent(dice.index(AGENTS)) };
         world.kill(side);
-        let plan = format!("{}=panic@{}", point.name(), 1 + dice.below(LATEST));
+        // Workers pass their points at the start, and then perhaps not for an hour.
+        let latest = if Point::WORKERS.contains(&point) { 1 } else { LATEST };
+        let plan = format!("{}=panic@{}", point.name(), 1 + dice.below(latest));
         world.start_side(side, &plan);
         let fault = match is_contained(point) {
             true => go_on(&mut world, side),

@@ -33,8 +33,8 @@ impl ExitWatch {
 }
 
 impl ProcExecutor {
-    /// Reports the end of this process as [`ProcNews::Exited`]; at once if it is gone already. Watching twice is
-    /// once.
+    /// Reports the end of this process as [`ProcNews::Exited`]; at once if it is gone already. Watching twice
+    /// is once.
     pub fn watch(&mut self, process: Process) {
         self.tidy();
         let id = id_of(&process);
