@@ -49,55 +49,15 @@ pub struct WebhookRow {
     pub trouble: String,
 }
 
-/// A url without its secrets: `***` replaces a password, a user name without a password (often a token),
-/// values of the query that are named like secrets, and each part of the path that may be a token.
+/// A url as it may be shown: scheme and host. Account, path, query and fragment may hold secrets and are
+/// shown as `***`.
 pub fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let authority = match authority.rsplit_once('@') {
-        Some((account, host)) => match account.split_once(':') {
-            Some((name, _)) => format!("{name}:{HIDDEN}@{host}"),
-            None => format!("{HIDDEN}@{host}"),
-        },
-        None => authority.to_owned(),
-    };
-    let (rest, fragment) = rest.split_at(rest.find('#').unwrap_or(rest.len()));
-    let (path, query) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
-    let path: Vec<&str> = path.split('/').map(|part| if is_word(part) { part } else { HIDDEN }).collect();
-    let path = path.join("/");
-    let rest = match query.strip_prefix('?') {
-        Some(query) => {
-            let shown: Vec<String> = query.split('&').map(without_secret).collect();
-            format!("{path}?{}", shown.join("&"))
-        }
-        None => path,
-    };
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let rest = if rest.is_empty() || rest == "/" { rest } else { "/***" };
     let scheme = if url.contains("://") { format!("{scheme}://") } else { String::new() };
-    format!("{scheme}{authority}{rest}{fragment}")
-}
-
-const HIDDEN: &str = "***";
-/// A longer part of a path is not taken for a word.
-const LONGEST_WORD: usize = 20;
-/// Parts of the names of secrets.
-const SECRETS: [&str; 6] = ["key", "token", "secret", "pass", "sign", "auth"];
-
-/// Whether a part of a path is a word, such as `services` or `v2`. Chat services put the token into the path;
-/// tokens have digits, capital letters or more characters.
-fn is_word(part: &str) -> bool {
-    let is_plain = part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c));
-    is_plain && part.len() <= LONGEST_WORD && part.chars().filter(char::is_ascii_digit).count() <= 2
-}
-
-fn without_secret(parameter: &str) -> String {
-    match parameter.split_once('=') {
-        Some((name, value)) if !value.is_empty() => {
-            let lower = name.to_ascii_lowercase();
-            let is_secret = SECRETS.iter().any(|word| lower.contains(word));
-            if is_secret { format!("{name}={HIDDEN}") } else { parameter.to_owned() }
-        }
-        Some(_) | None => parameter.to_owned(),
-    }
+    format!("{scheme}{host}{rest}")
 }
 
 /// An event in GSE's format.
@@ -165,26 +125,15 @@ mod tests {
     #[test]
     fn a_url_is_shown_without_its_secrets() {
         let rows = [
-            ("http://alarms.example.com/procfleet", "http://alarms.example.com/procfleet"),
-            ("https://ops:s3cret@alarms.example.com/a?b=c#d", "https://ops:***@alarms.example.com/a?b=c#d"),
-            ("https://ops:a:b@c@[::1]:8080", "https://ops:***@[::1]:8080"),
-            ("https://ops:@alarms.example.com/", "https://ops:***@alarms.example.com/"),
-            ("https://t0ken@alarms.example.com/", "https://***@alarms.example.com/"),
+            ("http://alarms.example.com", "http://alarms.example.com"),
+            ("http://alarms.example.com/", "http://alarms.example.com/"),
+            ("http://alarms.example.com:8080/procfleet", "http://alarms.example.com:8080/***"),
+            ("https://ops:s3cret@alarms.example.com/a?b=c#d", "https://alarms.example.com/***"),
+            ("https://ops:a:b@c@[::1]:8080", "https://[::1]:8080"),
+            ("https://t0ken@alarms.example.com/", "https://alarms.example.com/"),
             ("https://alarms.example.com/a@b:c", "https://alarms.example.com/***"),
-            (
-                "https://hooks.example.com/services/T024BE7LD/B1/x7Q",
-                "https://hooks.example.com/services/***/***/***",
-            ),
-            (
-                "https://example.com/api/v2/bot110201543:AAHdq/send-it",
-                "https://example.com/api/v2/***/send-it",
-            ),
-            ("https://example.com/hook/abcdefghijklmnopqrstuvwx?a=b", "https://example.com/hook/***?a=b"),
-            ("https://alarms.example.com?mail=a@b", "https://alarms.example.com?mail=a@b"),
-            (
-                "https://alarms.example.com/send?key=1-2&to=all&Access_Token=x=y&sign=#key=3",
-                "https://alarms.example.com/send?key=***&to=all&Access_Token=***&sign=#key=3",
-            ),
+            ("https://alarms.example.com?key=1", "https://alarms.example.com/***"),
+            ("https://alarms.example.com#key", "https://alarms.example.com/***"),
         ];
         for (url, shown) in rows {
             assert_eq!(without_secrets(url), shown);

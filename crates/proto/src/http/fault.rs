@@ -37,6 +37,13 @@ pub struct Faults {
 pub struct Warnings(Vec<(String, String)>);
 
 impl Faults {
+    /// A request with a single fault.
+    pub fn one(path: impl Into<String>, reason: impl Into<String>) -> Faults {
+        let mut faults = Faults::default();
+        faults.add(path, reason);
+        faults
+    }
+
     pub fn add(&mut self, path: impl Into<String>, reason: impl Into<String>) {
         self.list.push(Fault { path: cut(path.into()), reason: Reason::Other(cut(reason.into())) });
     }

@@ -79,34 +79,29 @@ async fn create_app(call: Call) -> Result<AppSecret, CallError> {
 }
 
 async fn show_app(call: Call) -> Result<AppView, CallError> {
-    Ok(apps::show(&call.services, code(&call)).await?)
+    Ok(apps::show(&call.services, &call.named).await?)
 }
 
 async fn rotate_app(call: Call) -> Result<AppSecret, CallError> {
-    Ok(apps::rotate(&call.services, &call.caller, code(&call)).await?)
+    Ok(apps::rotate(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn disable_app(call: Call) -> Result<AppView, CallError> {
-    Ok(apps::disable(&call.services, &call.caller, code(&call)).await?)
+    Ok(apps::disable(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn enable_app(call: Call) -> Result<AppView, CallError> {
-    Ok(apps::enable(&call.services, &call.caller, code(&call)).await?)
+    Ok(apps::enable(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn grant(call: Call) -> Result<AppView, CallError> {
     let more = manage::change_grants(&call.body)?;
-    Ok(apps::grant(&call.services, &call.caller, code(&call), more).await?)
+    Ok(apps::grant(&call.services, &call.caller, &call.named, more).await?)
 }
 
 async fn revoke(call: Call) -> Result<AppView, CallError> {
     let less = manage::change_grants(&call.body)?;
-    Ok(apps::revoke(&call.services, &call.caller, code(&call), less).await?)
-}
-
-/// What the path names. An app's code has no characters that a url would change.
-fn code(call: &Call) -> &str {
-    call.path.split('/').nth(4).unwrap_or_default()
+    Ok(apps::revoke(&call.services, &call.caller, &call.named, less).await?)
 }
 
 async fn list_users(call: Call) -> Result<Vec<UserView>, CallError> {
@@ -119,24 +114,19 @@ async fn create_user(call: Call) -> Result<UserView, CallError> {
 
 async fn create_user_token(call: Call) -> Result<UserToken, CallError> {
     let wanted = users_shape::create_user_token(&call.body)?;
-    Ok(users::create_token(&call.services, &call.caller, &user(&call), wanted).await?)
+    Ok(users::create_token(&call.services, &call.caller, &call.named, wanted).await?)
 }
 
 async fn disable_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::disable(&call.services, &call.caller, &user(&call)).await?)
+    Ok(users::disable(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn enable_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::enable(&call.services, &call.caller, &user(&call)).await?)
+    Ok(users::enable(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn revoke_user(call: Call) -> Result<UserView, CallError> {
-    Ok(users::revoke(&call.services, &call.caller, &user(&call)).await?)
-}
-
-/// The user that the path names. Of the characters of a name only the @ may be changed in a url.
-fn user(call: &Call) -> String {
-    code(call).replace("%40", "@")
+    Ok(users::revoke(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn create_token(call: Call) -> Result<CreatedToken, CallError> {
@@ -148,7 +138,7 @@ async fn list_tokens(call: Call) -> Result<Vec<TokenRow>, CallError> {
 }
 
 async fn revoke_token(call: Call) -> Result<TokenRow, CallError> {
-    Ok(tokens::revoke(&call.services, &call.caller, code(&call)).await?)
+    Ok(tokens::revoke(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn assign_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
@@ -207,11 +197,7 @@ async fn create_webhook(call: Call) -> Result<WebhookRow, CallError> {
 }
 
 async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
-    let id = code(&call).parse().map_err(|_| {
-        let mut faults = Faults::default();
-        faults.add("id", "must be a webhook's number");
-        faults
-    })?;
+    let id = call.named.parse().map_err(|_| Faults::one("id", "must be a webhook's number"))?;
     webhooks::remove(&call.services, &call.caller, id).await?;
     Ok(webhooks::list(&call.services).await?)
 }

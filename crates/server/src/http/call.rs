@@ -9,7 +9,7 @@ use super::throttle::LoginThrottle;
 use crate::usecase::support::access;
 use crate::usecase::{AppError, Caller, Services};
 use axum::body::Body;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -40,7 +40,8 @@ pub(super) struct Call {
     pub(super) caller: Caller,
     /// The request's JSON object.
     pub(super) body: Value,
-    pub(super) path: String,
+    /// The path's parameter, percent-decoded; empty where the route has none.
+    pub(super) named: String,
     pub(super) headers: HeaderMap,
     /// Let go of when the call is answered.
     #[expect(dead_code, reason = "it is held, not read")]
@@ -72,6 +73,12 @@ impl<T> From<T> for Reply<T> {
     }
 }
 
+/// No route has more than one parameter. Text that is not UTF-8 names nothing.
+async fn path_parameter(parts: &mut Parts) -> String {
+    let parameters = RawPathParams::from_request_parts(parts, &()).await.ok();
+    parameters.and_then(|all| all.iter().next().map(|(_, value)| value.to_owned())).unwrap_or_default()
+}
+
 /// Reads, checks, hands over to `act`, and answers.
 pub(super) async fn serve<T, F>(
     services: Services,
@@ -84,7 +91,8 @@ where
     T: Serialize + Send + 'static,
     F: Future<Output = Result<Reply<T>, CallError>>,
 {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let named = path_parameter(&mut parts).await;
     let request_id = request_id(&parts.headers);
     let from = parts
         .extensions
@@ -96,9 +104,8 @@ where
     let answer = async {
         let (caller, Received { value: body, share, .. }) =
             log_in(&services, api, &limits.rooms, &parts, body, from, connection.as_ref()).await?;
-        let path = parts.uri.path().to_owned();
         let (asked, asking) = (services.clone(), caller.clone());
-        let answer = act(Call { api, services, caller, body, path, headers: parts.headers, share }).await;
+        let answer = act(Call { api, services, caller, body, named, headers: parts.headers, share }).await;
         if let Err(CallError::App(AppError::Denied { reason, .. })) = &answer {
             access::record_denied(&asked, &asking, api, reason).await;
         }

@@ -8,7 +8,7 @@ use crate::usecase::results::KeyStyle;
 use crate::usecase::{agents, process_groups, registration, results, status, task_state, upgrade};
 use procfleet_core::grants::GrantScope;
 use procfleet_proto::http::agents::{AgentAlive, AgentDetails, AgentInfo, AgentState};
-use procfleet_proto::http::document::{self, Method};
+use procfleet_proto::http::document::Method;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::groups::GroupInfos;
 use procfleet_proto::http::keyed::Keyed;
@@ -21,6 +21,7 @@ use procfleet_proto::http::{
     agents as agents_shape, groups as groups_shape, result as result_shape, status as status_shape,
 };
 use procfleet_proto::http::{task_state as task_state_shape, upgrade as upgrade_shape};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The old gateway; the new one; the new one's own paths; and the path that two callers fall back to.
@@ -37,238 +38,175 @@ const CLUSTER_PREFIXES: [&str; 3] =
 const TASK_PREFIXES: [&str; 3] =
     ["/api/bk-gse/prod/api/v2/task", "/api/v2/task", "/api/c/compapi/v2/gse/api/v2/task"];
 
-#[derive(Clone, Copy)]
-enum GseApi {
-    OperateProc,
-    OperateProcV2,
-    OperateProcMulti,
-    GetProcOperateResult,
-    GetProcOperateResultV2,
-    RegisterProcInfo,
-    UpdateProcInfo,
-    UnregisterProcInfo,
-    SetProcessGroupInfo,
-    GetProcessGroupInfo,
-    GetProcStatus,
-    GetProcStatusV2,
-    SyncProcStatus,
-    GetAgentStatus,
-    GetAgentInfo,
-    UpgradeToAgentId,
-    GetTaskState,
-    ListAgentState,
-    ListAgentInfo,
-}
+/// Adds an API to the routes, below a prefix.
+type AddBelow = Box<dyn Fn(Routes, &str) -> Routes>;
 
-impl GseApi {
-    const PROC: [GseApi; 16] = [
-        GseApi::OperateProc,
-        GseApi::OperateProcV2,
-        GseApi::OperateProcMulti,
-        GseApi::GetProcOperateResult,
-        GseApi::GetProcOperateResultV2,
-        GseApi::RegisterProcInfo,
-        GseApi::UpdateProcInfo,
-        GseApi::UnregisterProcInfo,
-        GseApi::SetProcessGroupInfo,
-        GseApi::GetProcessGroupInfo,
-        GseApi::GetProcStatus,
-        GseApi::GetProcStatusV2,
-        GseApi::SyncProcStatus,
-        GseApi::GetAgentStatus,
-        GseApi::GetAgentInfo,
-        GseApi::UpgradeToAgentId,
-    ];
-    const TASK: [GseApi; 1] = [GseApi::GetTaskState];
-    const CLUSTER: [GseApi; 2] = [GseApi::ListAgentState, GseApi::ListAgentInfo];
-
-    fn name(self) -> &'static str {
-        match self {
-            GseApi::OperateProc => "operate_proc",
-            GseApi::OperateProcV2 => "operate_proc_v2",
-            GseApi::OperateProcMulti => "operate_proc_multi",
-            GseApi::GetProcOperateResult => "get_proc_operate_result",
-            GseApi::GetProcOperateResultV2 => "get_proc_operate_result_v2",
-            GseApi::RegisterProcInfo => "register_proc_info",
-            GseApi::UpdateProcInfo => "update_proc_info",
-            GseApi::UnregisterProcInfo => "unregister_proc_info",
-            GseApi::SetProcessGroupInfo => "set_process_group_info",
-            GseApi::GetProcessGroupInfo => "get_process_group_info",
-            GseApi::GetProcStatus => "get_proc_status",
-            GseApi::GetProcStatusV2 => "get_proc_status_v2",
-            GseApi::SyncProcStatus => "sync_proc_status",
-            GseApi::GetAgentStatus => "get_agent_status",
-            GseApi::GetAgentInfo => "get_agent_info",
-            GseApi::UpgradeToAgentId => "upgrade_to_agent_id",
-            GseApi::GetTaskState => "get_task_state",
-            GseApi::ListAgentState => "list_agent_state",
-            GseApi::ListAgentInfo => "list_agent_info",
-        }
-    }
-
-    /// What the document says of its answer; `act` gives nothing else.
-    fn answer(self) -> document::AnswerEntry {
-        match self {
-            GseApi::OperateProc | GseApi::OperateProcV2 | GseApi::OperateProcMulti => {
-                enveloped::<TaskAccepted>()
-            }
-            GseApi::GetProcOperateResult
-            | GseApi::GetProcOperateResultV2
-            | GseApi::RegisterProcInfo
-            | GseApi::UpdateProcInfo
-            | GseApi::UnregisterProcInfo
-            | GseApi::SetProcessGroupInfo => enveloped::<Results>(),
-            GseApi::GetProcessGroupInfo => enveloped::<GroupInfos>(),
-            GseApi::GetProcStatus | GseApi::GetProcStatusV2 => enveloped::<ProcInfos>(),
-            GseApi::SyncProcStatus => enveloped::<ProcInfoPage>(),
-            GseApi::GetAgentStatus => enveloped::<Keyed<AgentAlive>>(),
-            GseApi::GetAgentInfo => enveloped::<Keyed<AgentInfo>>(),
-            GseApi::UpgradeToAgentId => enveloped::<Upgraded>(),
-            GseApi::GetTaskState => enveloped::<TaskState>(),
-            GseApi::ListAgentState => enveloped::<Vec<AgentState>>(),
-            GseApi::ListAgentInfo => enveloped::<Vec<AgentDetails>>(),
-        }
-    }
-
-    /// What makes a task or changes something comes by POST alone.
-    fn method(self) -> Method {
-        match self {
-            GseApi::OperateProc
-            | GseApi::OperateProcV2
-            | GseApi::OperateProcMulti
-            | GseApi::RegisterProcInfo
-            | GseApi::UpdateProcInfo
-            | GseApi::UnregisterProcInfo
-            | GseApi::SetProcessGroupInfo
-            | GseApi::UpgradeToAgentId => Method::Post,
-            GseApi::GetProcOperateResult
-            | GseApi::GetProcOperateResultV2
-            | GseApi::GetProcessGroupInfo
-            | GseApi::GetProcStatus
-            | GseApi::GetProcStatusV2
-            | GseApi::SyncProcStatus
-            | GseApi::GetAgentStatus
-            | GseApi::GetAgentInfo
-            | GseApi::GetTaskState
-            | GseApi::ListAgentState
-            | GseApi::ListAgentInfo => Method::PostOrGet,
-        }
-    }
-
-    async fn act(self, call: Call) -> Result<Reply<GseData>, CallError> {
-        let Call { services, caller, body, headers, .. } = call;
-        let data = match self {
-            GseApi::OperateProc | GseApi::OperateProcV2 | GseApi::OperateProcMulti => {
-                let asked = match self {
-                    GseApi::OperateProc => operate_shape::operate_proc(&body),
-                    GseApi::OperateProcMulti => operate_shape::operate_proc_multi(&body),
-                    _ => operate_shape::operate_proc_v2(&body),
-                };
-                let (OperateCall { requests, warnings }, key) =
-                    Faults::of_both(asked, idempotency::key(&headers))?;
-                let task =
-                    idempotency::submit(&services, &caller, self.name(), requests, &GrantScope::All, key)
-                        .await?;
-                let data = GseData::Accepted(TaskAccepted { task_id: task.to_string() });
-                return Ok(Reply { data, warnings });
-            }
-            GseApi::RegisterProcInfo | GseApi::UpdateProcInfo | GseApi::UnregisterProcInfo => {
-                let OperateCall { requests, warnings } = match self {
-                    GseApi::RegisterProcInfo => operate_shape::register_proc_info(&body)?,
-                    GseApi::UnregisterProcInfo => operate_shape::unregister_proc_info(&body)?,
-                    _ => operate_shape::update_proc_info(&body)?,
-                };
-                let results = registration::carry_out(&services, &caller, self.name(), requests).await?;
-                return Ok(Reply { data: GseData::Results(results), warnings });
-            }
-            GseApi::SetProcessGroupInfo => {
-                let requests = groups_shape::set_process_group_info(&body)?;
-                GseData::Results(registration::carry_out(&services, &caller, self.name(), requests).await?)
-            }
-            GseApi::GetProcessGroupInfo => {
-                let query = groups_shape::get_process_group_info(&body)?;
-                GseData::Groups(process_groups::of_targets(&services, &caller, query).await?)
-            }
-            GseApi::GetProcOperateResult => {
-                let task = result_shape::get_proc_operate_result(&body)?;
-                GseData::Results(results::by_key(&services, &caller, &task, KeyStyle::First).await?)
-            }
-            GseApi::GetProcOperateResultV2 => {
-                let task = result_shape::get_proc_operate_result(&body)?;
-                GseData::Results(results::by_key(&services, &caller, &task, KeyStyle::Second).await?)
-            }
-            GseApi::GetProcStatus => {
-                let query = status_shape::get_proc_status(&body, Suppliers::Required)?;
-                GseData::Procs(status::of_targets(&services, &caller, query).await?)
-            }
-            GseApi::GetProcStatusV2 => {
-                let query = status_shape::get_proc_status(&body, Suppliers::None)?;
-                GseData::Procs(status::of_targets(&services, &caller, query).await?)
-            }
-            GseApi::SyncProcStatus => {
-                let query = status_shape::sync_proc_status(&body)?;
-                GseData::ProcPage(status::of_namespace(&services, &caller, query).await?)
-            }
-            GseApi::GetAgentStatus | GseApi::GetAgentInfo => {
-                let hosts = agents_shape::by_hosts(&body)?;
-                let known = agents::at_hosts(&services, &caller, &hosts, &GrantScope::All).await?;
-                let find = |host: &_| known.get(host).cloned();
-                match self {
-                    GseApi::GetAgentInfo => GseData::AgentInfo(agents_shape::info(&hosts, find)),
-                    _ => GseData::AgentsAlive(agents_shape::alive(&hosts, find)),
-                }
-            }
-            GseApi::UpgradeToAgentId => {
-                let hosts = upgrade_shape::upgrade_to_agent_id(&body)?;
-                GseData::Upgraded(upgrade::to_agent_id(&services, &caller, hosts).await?)
-            }
-            GseApi::GetTaskState => {
-                let query = task_state_shape::get_task_state(&body)?;
-                GseData::TaskState(task_state::of_task(&services, &caller, query).await?)
-            }
-            GseApi::ListAgentState => {
-                let known = agents::with_ids(&services, &caller, agents_shape::by_ids(&body)?).await?;
-                GseData::AgentStates(known.iter().map(|(id, agent)| agents_shape::state(id, agent)).collect())
-            }
-            GseApi::ListAgentInfo => {
-                let known = agents::with_ids(&services, &caller, agents_shape::by_ids(&body)?).await?;
-                GseData::AgentDetails(
-                    known.iter().map(|(id, agent)| agents_shape::details(id, agent)).collect(),
-                )
-            }
-        };
-        Ok(data.into())
-    }
-}
-
-/// The `data` of an answer.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum GseData {
-    Accepted(TaskAccepted),
-    Results(Results),
-    Procs(ProcInfos),
-    ProcPage(ProcInfoPage),
-    AgentsAlive(Keyed<AgentAlive>),
-    AgentInfo(Keyed<AgentInfo>),
-    AgentStates(Vec<AgentState>),
-    AgentDetails(Vec<AgentDetails>),
-    Groups(GroupInfos),
-    Upgraded(Upgraded),
-    TaskState(TaskState),
-}
-
+/// The APIs: name, method and handler. The handler's return type makes the schema of the answer. An API that
+/// makes a task or changes something takes POST alone.
 pub(super) fn routes() -> Routes {
-    let proc = PROC_PREFIXES.iter().flat_map(|prefix| GseApi::PROC.map(|api| (prefix, api)));
-    let cluster = CLUSTER_PREFIXES.iter().flat_map(|prefix| GseApi::CLUSTER.map(|api| (prefix, api)));
-    let task = TASK_PREFIXES.iter().flat_map(|prefix| GseApi::TASK.map(|api| (prefix, api)));
+    use Method::{Post, PostOrGet};
+    let proc: Vec<AddBelow> = vec![
+        api("operate_proc", Post, operate_proc),
+        api("operate_proc_v2", Post, operate_proc_v2),
+        api("operate_proc_multi", Post, operate_proc_multi),
+        api("get_proc_operate_result", PostOrGet, get_proc_operate_result),
+        api("get_proc_operate_result_v2", PostOrGet, get_proc_operate_result_v2),
+        api("register_proc_info", Post, register_proc_info),
+        api("update_proc_info", Post, update_proc_info),
+        api("unregister_proc_info", Post, unregister_proc_info),
+        api("set_process_group_info", Post, set_process_group_info),
+        api("get_process_group_info", PostOrGet, get_process_group_info),
+        api("get_proc_status", PostOrGet, get_proc_status),
+        api("get_proc_status_v2", PostOrGet, get_proc_status_v2),
+        api("sync_proc_status", PostOrGet, sync_proc_status),
+        api("get_agent_status", PostOrGet, get_agent_status),
+        api("get_agent_info", PostOrGet, get_agent_info),
+        api("upgrade_to_agent_id", Post, upgrade_to_agent_id),
+    ];
+    let cluster: Vec<AddBelow> = vec![
+        api("list_agent_state", PostOrGet, list_agent_state),
+        api("list_agent_info", PostOrGet, list_agent_info),
+    ];
+    let task: Vec<AddBelow> = vec![api("get_task_state", PostOrGet, get_task_state)];
     let mut routes = Routes::default();
-    for (prefix, api) in proc.chain(cluster).chain(task) {
-        for end in ["/", ""] {
-            let path = format!("{prefix}/{}{end}", api.name());
-            let act = move |call| api.act(call);
-            routes = routes.blueking(CallFamily::Gse, api.name(), api.method(), &path, api.answer(), act);
+    for (prefixes, apis) in
+        [(&PROC_PREFIXES[..], proc), (&CLUSTER_PREFIXES[..], cluster), (&TASK_PREFIXES[..], task)]
+    {
+        for prefix in prefixes {
+            routes = apis.iter().fold(routes, |routes, add| add(routes, prefix));
         }
     }
     routes
+}
+
+/// One API, with and without a slash at the end of its path.
+fn api<T, F>(
+    name: &'static str,
+    method: Method,
+    act: impl Fn(Call) -> F + Clone + Send + Sync + 'static,
+) -> AddBelow
+where
+    T: Serialize + JsonSchema + Send + 'static,
+    F: Future<Output = Result<Reply<T>, CallError>> + Send + 'static,
+{
+    Box::new(move |routes, prefix| {
+        ["/", ""].iter().fold(routes, |routes, end| {
+            let path = format!("{prefix}/{name}{end}");
+            routes.blueking(CallFamily::Gse, name, method, &path, enveloped::<T>(), act.clone())
+        })
+    })
+}
+
+async fn operate_proc(call: Call) -> Result<Reply<TaskAccepted>, CallError> {
+    let asked = operate_shape::operate_proc(&call.body);
+    submit(call, asked).await
+}
+
+async fn operate_proc_v2(call: Call) -> Result<Reply<TaskAccepted>, CallError> {
+    let asked = operate_shape::operate_proc_v2(&call.body);
+    submit(call, asked).await
+}
+
+async fn operate_proc_multi(call: Call) -> Result<Reply<TaskAccepted>, CallError> {
+    let asked = operate_shape::operate_proc_multi(&call.body);
+    submit(call, asked).await
+}
+
+async fn submit(call: Call, asked: Result<OperateCall, Faults>) -> Result<Reply<TaskAccepted>, CallError> {
+    let (OperateCall { requests, warnings }, key) = Faults::of_both(asked, idempotency::key(&call.headers))?;
+    let submitting =
+        idempotency::submit(&call.services, &call.caller, call.api, requests, &GrantScope::All, key);
+    let data = TaskAccepted { task_id: submitting.await?.to_string() };
+    Ok(Reply { data, warnings })
+}
+
+async fn get_proc_operate_result(call: Call) -> Result<Reply<Results>, CallError> {
+    let task = result_shape::get_proc_operate_result(&call.body)?;
+    Ok(results::by_key(&call.services, &call.caller, &task, KeyStyle::First).await?.into())
+}
+
+async fn get_proc_operate_result_v2(call: Call) -> Result<Reply<Results>, CallError> {
+    let task = result_shape::get_proc_operate_result(&call.body)?;
+    Ok(results::by_key(&call.services, &call.caller, &task, KeyStyle::Second).await?.into())
+}
+
+async fn register_proc_info(call: Call) -> Result<Reply<Results>, CallError> {
+    let asked = operate_shape::register_proc_info(&call.body)?;
+    carry_out(call, asked).await
+}
+
+async fn update_proc_info(call: Call) -> Result<Reply<Results>, CallError> {
+    let asked = operate_shape::update_proc_info(&call.body)?;
+    carry_out(call, asked).await
+}
+
+async fn unregister_proc_info(call: Call) -> Result<Reply<Results>, CallError> {
+    let asked = operate_shape::unregister_proc_info(&call.body)?;
+    carry_out(call, asked).await
+}
+
+async fn carry_out(call: Call, asked: OperateCall) -> Result<Reply<Results>, CallError> {
+    let OperateCall { requests, warnings } = asked;
+    let data = registration::carry_out(&call.services, &call.caller, call.api, requests).await?;
+    Ok(Reply { data, warnings })
+}
+
+async fn set_process_group_info(call: Call) -> Result<Reply<Results>, CallError> {
+    let requests = groups_shape::set_process_group_info(&call.body)?;
+    Ok(registration::carry_out(&call.services, &call.caller, call.api, requests).await?.into())
+}
+
+async fn get_process_group_info(call: Call) -> Result<Reply<GroupInfos>, CallError> {
+    let query = groups_shape::get_process_group_info(&call.body)?;
+    Ok(process_groups::of_targets(&call.services, &call.caller, query).await?.into())
+}
+
+async fn get_proc_status(call: Call) -> Result<Reply<ProcInfos>, CallError> {
+    let query = status_shape::get_proc_status(&call.body, Suppliers::Required)?;
+    Ok(status::of_targets(&call.services, &call.caller, query).await?.into())
+}
+
+async fn get_proc_status_v2(call: Call) -> Result<Reply<ProcInfos>, CallError> {
+    let query = status_shape::get_proc_status(&call.body, Suppliers::None)?;
+    Ok(status::of_targets(&call.services, &call.caller, query).await?.into())
+}
+
+async fn sync_proc_status(call: Call) -> Result<Reply<ProcInfoPage>, CallError> {
+    let query = status_shape::sync_proc_status(&call.body)?;
+    Ok(status::of_namespace(&call.services, &call.caller, query).await?.into())
+}
+
+async fn get_agent_status(call: Call) -> Result<Reply<Keyed<AgentAlive>>, CallError> {
+    let hosts = agents_shape::by_hosts(&call.body)?;
+    let known = agents::at_hosts(&call.services, &call.caller, &hosts, &GrantScope::All).await?;
+    Ok(agents_shape::alive(&hosts, |host| known.get(host).cloned()).into())
+}
+
+async fn get_agent_info(call: Call) -> Result<Reply<Keyed<AgentInfo>>, CallError> {
+    let hosts = agents_shape::by_hosts(&call.body)?;
+    let known = agents::at_hosts(&call.services, &call.caller, &hosts, &GrantScope::All).await?;
+    Ok(agents_shape::info(&hosts, |host| known.get(host).cloned()).into())
+}
+
+async fn upgrade_to_agent_id(call: Call) -> Result<Reply<Upgraded>, CallError> {
+    let hosts = upgrade_shape::upgrade_to_agent_id(&call.body)?;
+    Ok(upgrade::to_agent_id(&call.services, &call.caller, hosts).await?.into())
+}
+
+async fn get_task_state(call: Call) -> Result<Reply<TaskState>, CallError> {
+    let query = task_state_shape::get_task_state(&call.body)?;
+    Ok(task_state::of_task(&call.services, &call.caller, query).await?.into())
+}
+
+async fn list_agent_state(call: Call) -> Result<Reply<Vec<AgentState>>, CallError> {
+    let known = agents::with_ids(&call.services, &call.caller, agents_shape::by_ids(&call.body)?).await?;
+    let states: Vec<AgentState> = known.iter().map(|(id, agent)| agents_shape::state(id, agent)).collect();
+    Ok(states.into())
+}
+
+async fn list_agent_info(call: Call) -> Result<Reply<Vec<AgentDetails>>, CallError> {
+    let known = agents::with_ids(&call.services, &call.caller, agents_shape::by_ids(&call.body)?).await?;
+    let details: Vec<AgentDetails> =
+        known.iter().map(|(id, agent)| agents_shape::details(id, agent)).collect();
+    Ok(details.into())
 }

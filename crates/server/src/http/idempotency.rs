@@ -25,11 +25,7 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<SubmissionKey>, Faults> 
         1 => text(value),
         times => Err(format!("is sent {times} times, once is allowed")),
     };
-    read.map(|text| Some(SubmissionKey { kind, text })).map_err(|reason| {
-        let mut faults = Faults::default();
-        faults.add(header, reason);
-        faults
-    })
+    read.map(|text| Some(SubmissionKey { kind, text })).map_err(|reason| Faults::one(header, reason))
 }
 
 /// Makes a task of a call that was read: one, however often it comes with this key.

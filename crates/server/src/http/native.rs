@@ -71,23 +71,18 @@ async fn list_tasks(call: Call) -> Result<Vec<TaskRow>, CallError> {
 }
 
 async fn show_task(call: Call) -> Result<TaskView, CallError> {
-    Ok(tasks::show(&call.services, &call.caller, &task(&call), query::task(&call.body)?).await?)
+    Ok(tasks::show(&call.services, &call.caller, &call.named, query::task(&call.body)?).await?)
 }
 
 async fn cancel_task(call: Call) -> Result<TaskRow, CallError> {
     query::nothing(&call.body)?;
-    Ok(cancel::cancel(&call.services, &call.caller, &task(&call)).await?)
+    Ok(cancel::cancel(&call.services, &call.caller, &call.named).await?)
 }
 
 async fn retry_task(call: Call) -> Result<TaskAccepted, CallError> {
     let ((), key) = Faults::of_both(query::nothing(&call.body), idempotency::key(&call.headers))?;
-    let task = retry::retry(&call.services, &call.caller, &task(&call), key).await?;
+    let task = retry::retry(&call.services, &call.caller, &call.named, key).await?;
     Ok(TaskAccepted { task_id: task.to_string() })
-}
-
-/// The task that the path names. Of the characters of an id only the colon may be changed in a url.
-fn task(call: &Call) -> String {
-    call.path.split('/').nth(4).unwrap_or_default().replace("%3A", ":").replace("%3a", ":")
 }
 
 async fn list_events(call: Call) -> Result<EventsView, CallError> {
