@@ -7,7 +7,7 @@ use procfleet_core::supervise::Event;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Rung whenever there may be new events. It says nothing of them: whoever hears it reads the store.
+/// Wakes waiters when there may be new events. It carries no data: the waiters read the store.
 #[derive(Clone, Debug)]
 pub struct EventNotifier(Arc<watch::Sender<()>>);
 
@@ -27,7 +27,7 @@ impl EventNotifier {
     }
 }
 
-/// Stores what an agent told, once each.
+/// Stores the events of an agent, each once, and wakes the waiters.
 pub async fn take(
     store: &Store,
     metrics: &Metrics,

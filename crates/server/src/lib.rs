@@ -1,13 +1,15 @@
 //! procfleet's control plane.
 //!
-//! A request goes once round: `http` reads it, `app` writes it to the `store`, the `dispatcher` hands it to a
-//! session, the agent reports, the dispatcher writes the outcome, and queries read the store.
+//! A request goes once round: `http` reads it, `usecase` writes it to the `store`, the `dispatcher` hands it
+//! to a session, the agent reports, the dispatcher writes the outcome, and queries read the store.
 
 pub mod agent_limits;
 pub mod backlog;
+mod ca_change;
 pub mod clock;
 pub mod config;
 pub mod dispatcher;
+mod durably;
 pub mod events;
 pub mod files;
 mod handshake;
@@ -33,9 +35,10 @@ use crate::http::TlsError;
 use crate::http::tls::ApiTls;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
-use crate::pki::{Beginning, Ca, PkiError};
+use crate::pki::{Beginning, PkiError};
 use crate::presences::Presences;
 use crate::sessions::{Link, RefusalLog};
+use crate::startup::ca::CaStartError;
 use crate::startup::restored;
 use crate::startup::setup::{self, Reached, SetupError};
 use crate::store::{Store, StoreError};
@@ -59,10 +62,10 @@ use tracing::{error, info, warn};
 
 /// The file of the store, in the data folder.
 pub const STORE: &str = "server.db";
-/// How many connections may wait to be accepted, where the kernel allows so many: all agents may come back at
-/// once.
+/// Length of the accept queue, within the kernel's limit: all agents may reconnect at once.
 const BACKLOG: u32 = 4_096;
-/// How long an orderly end may take, altogether.
+/// How long calls and sessions may take to finish when the server stops. A delivery to a webhook that is
+/// under way may delay the end of the process by its own time limit (5 s).
 const LAST_CALLS: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
@@ -111,8 +114,17 @@ pub struct Server {
     _link_threads: LinkThreads,
 }
 
+impl From<CaStartError> for ServerError {
+    fn from(error: CaStartError) -> Self {
+        match error {
+            CaStartError::Store(error) => error.into(),
+            CaStartError::Pki(error) => error.into(),
+        }
+    }
+}
+
 impl ServerError {
-    /// Starting again would not help: somebody has to look.
+    /// Whether a restart would not help and an operator has to act.
     pub fn needs_somebody(&self) -> bool {
         match self {
             ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
@@ -137,7 +149,7 @@ impl ServerError {
         matches!(self, ServerError::Panicked(_) | ServerError::Part(_))
     }
 
-    /// What is read of the store before the server is up may show that it is damaged.
+    /// Names the file in an error of the store: reads during the start may show that it is damaged.
     fn named(self, store: &Path) -> ServerError {
         match self {
             ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
@@ -159,13 +171,14 @@ impl Server {
         let metrics = Arc::new(Metrics::new());
         let store = Store::open(path).await?;
         let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
-        restored::settle(&store, clock).await?;
         let beginning = match config.new_ca {
             true => Beginning::Again,
             false => Beginning::AfterHosts(store.agents_that_may_come().await?),
         };
-        let ca = Arc::new(Ca::open(&config.data, config.agent_certificate, beginning)?);
-        store.name_first_ca(ca.pin()).await?;
+        let life = config.agent_certificate;
+        let ca = Arc::new(startup::ca::open(&store, clock, &config.data, life, beginning).await?);
+        // After the CA, which must know whether the store was restored.
+        restored::settle(&store, clock).await?;
         let presences = Presences::new(metrics.clone());
         let (api_listener, api) = listen(config.listen).await?;
         let (link_listener, link) = listen(config.link).await?;
@@ -258,7 +271,7 @@ impl Server {
             let follow = tls.follow(stopped.clone(), move |pin| {
                 if let Err(error) = setup::pin(&admin_file, pin) {
                     let error = &error as &dyn std::error::Error;
-                    error!(error, "admin.json could not be told of the API's new certificate; clients that use it do not believe the server");
+                    error!(error, "the pin of the API's new certificate could not be written to admin.json; clients that use the file refuse the server. Check that the data folder can be written, and restart the server");
                 }
             });
             parts.spawn("the renewal of the API's certificate", follow);
@@ -275,11 +288,10 @@ impl Server {
         format!("{scheme}://{}", self.api)
     }
 
-    /// Returns when the server cannot go on: its store cannot be used any more, or a part of it has ended
-    /// that should not.
+    /// Returns when the server cannot go on: its store is unusable, or one of its parts has ended.
     pub async fn failed(&mut self) -> ServerError {
         tokio::select! {
-            // A damaged store needs somebody, and may be what a part has stumbled over.
+            // A damaged store first: it needs an operator, and may be the reason why a part has ended.
             biased;
             error = self.services.store.failed() => error.into(),
             panicked = panics::fatal() => panicked.into(),
@@ -287,7 +299,7 @@ impl Server {
         }
     }
 
-    /// What lives as long as the server, and is not of the server's own.
+    /// Adds a task from outside that lives as long as the server.
     pub fn add_part(&mut self, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
         let mut stop = self.stop.subscribe();
         self.parts.spawn(name, async move {
@@ -309,18 +321,20 @@ impl Server {
             }
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {
-            warn!("some calls or sessions were cut off");
+            warn!("some calls or sessions did not finish in time and were cut off");
         }
         if let Err(error) = self.services.store.close().await {
-            error!(error = &error as &dyn std::error::Error, "closing the store failed");
+            error!(
+                error = &error as &dyn std::error::Error,
+                "closing the store failed; committed changes are kept. If the next start reports damage, restore a backup"
+            );
         }
         info!("server has ended");
     }
 }
 
-/// The sessions have threads of their own. Ten thousand of them that have something to do at the same moment
-/// are a long queue, and a call to the API would stand in it at each of its steps; the kernel lets its
-/// threads go first.
+/// The sessions have a runtime of their own. Ten thousand busy sessions are a long queue, in which a call to
+/// the API would wait at each of its steps; with threads of its own it does not.
 #[derive(Debug)]
 struct LinkThreads(Option<Runtime>);
 
@@ -338,7 +352,7 @@ impl LinkThreads {
 
 impl Drop for LinkThreads {
     fn drop(&mut self) {
-        // Whoever drops it may be a task, which must not wait.
+        // Not blocking: it may be dropped inside a task.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
@@ -349,7 +363,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Server
     let failed = |source| ServerError::Listen { address, source };
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.map_err(failed)?;
-    // As the standard library does: what an ended server left behind does not keep the next one out.
+    // As the standard library does: connections of an ended server in TIME_WAIT do not keep the next one out.
     socket.set_reuseaddr(true).map_err(failed)?;
     socket.bind(address).map_err(failed)?;
     let listener = socket.listen(BACKLOG).map_err(failed)?;
@@ -357,7 +371,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Server
     Ok((listener, bound))
 }
 
-/// Whether what callers send can be read on the way.
+/// Whether the API is reachable from other hosts without TLS.
 fn is_exposed(scheme: &str, api: SocketAddr) -> bool {
     scheme == "http" && !api.ip().to_canonical().is_loopback()
 }

@@ -10,20 +10,20 @@ use tokio::sync::{mpsc, oneshot};
 /// means that the agent does not read.
 const OUTBOX: usize = 256;
 
-/// What the dispatcher writes into. Dropping it ends the connection when all that waits has been written;
+/// The dispatcher's end. Dropping it ends the connection after the queued messages are written;
 /// [`SessionSender::cut`] ends it at once.
 #[derive(Debug)]
 pub struct SessionSender {
-    // Boxed: the channel holds room for 32 at a time, for each of ten thousand agents.
+    // Boxed: the channel allocates blocks of 32 messages, for each of ten thousand agents.
     queue: mpsc::Sender<Box<Body>>,
     cut: oneshot::Sender<CutReason>,
 }
 
-/// The connection's end of it.
+/// The session's end.
 #[derive(Debug)]
 pub struct SessionReceiver(mpsc::Receiver<Box<Body>>);
 
-/// Where the connection hears that it is cut.
+/// Tells the session that it is cut.
 #[derive(Debug)]
 pub struct CloseSignal(oneshot::Receiver<CutReason>);
 
@@ -69,7 +69,7 @@ impl SessionSender {
         })
     }
 
-    /// For those who write beside the dispatcher and whose interest does not keep the connection open.
+    /// A weak reference, for senders that must not keep the session alive.
     pub(crate) fn downgrade(&self) -> mpsc::WeakSender<Box<Body>> {
         self.queue.downgrade()
     }
@@ -82,7 +82,7 @@ impl SessionSender {
 }
 
 impl SessionReceiver {
-    /// `None`: there will be no more.
+    /// `None`: the queue is empty and closed.
     pub async fn recv(&mut self) -> Option<Body> {
         self.0.recv().await.map(|body| *body)
     }
@@ -99,7 +99,7 @@ impl CloseSignal {
     /// the closed queue after it was polled for the reason, so the reason is looked for once more at the end.
     pub async fn during<T>(mut self, session: impl Future<Output = T>) -> Result<T, CutReason> {
         let ended = tokio::select! {
-            // The cut first: whatever the session waits for, it need not be waited for any more.
+            // The cut first: it must not wait for anything that the session waits for.
             biased;
             Ok(reason) = &mut self.0 => return Err(reason),
             ended = session => ended,

@@ -219,6 +219,13 @@ fn a_new_ca_takes_over_without_a_gap() {
         Some(cli(&up, &["ca", "show"])).filter(|ca| ca["next_sha256"].is_null())
     });
     assert_eq!(after["sha256"], next);
+    let audit = cli(&up, &["audit", "--action", "ca_retire"]);
+    assert_eq!(audit.as_array().map(Vec::len), Some(1), "{audit}");
+    assert_eq!(
+        (&audit[0]["bk_app_code"], &audit[0]["subject"]),
+        (&json!("procfleet-server"), &before["sha256"]),
+        "the server has retired it by itself"
+    );
     // All of them know the new one: they come back, and so does the server.
     let mut up = up;
     up.end(Signal::TERM);

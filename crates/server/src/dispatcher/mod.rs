@@ -2,11 +2,12 @@
 //!
 //! The dispatcher knows every open op and every connected agent. On each input (a new task, a connection, a
 //! report, a deadline) it asks [`dispatch::decide`](procfleet_core::dispatch::decide) about the affected ops
-//! and acts: hand the op to a session, wait, or write the outcome. It loads its ops from the store, so a start
-//! after a crash runs the same code.
+//! and acts: hand the op to a session, wait, or write the outcome. It loads its ops from the store, so a
+//! start after a crash runs the same code.
 //!
-//! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the store
-//! refuses a batch, the batch is kept and tried again; agents repeat reports that were not acknowledged.
+//! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the
+//! store refuses a batch, the batch is kept and tried again; agents repeat reports that were not
+//! acknowledged.
 //!
 //! | file | idea |
 //! |---|---|

@@ -19,7 +19,6 @@ use tracing::{error, info};
 const NO_SESSION: Epoch = Epoch(0);
 
 /// One open op.
-
 pub(super) struct Entry {
     pub(super) open: OpenOp,
     pub(super) proc: ProcKey,

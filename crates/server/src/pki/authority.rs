@@ -1,10 +1,10 @@
 //! One CA: its key and certificate, as files in the data folder.
 //!
-//! The one that the server proves itself with is `ca.*`. Its successor, while there is one, is `ca.next.*`. A
+//! The CA that the server proves itself with is `ca.*`. Its successor, while there is one, is `ca.next.*`. A
 //! certificate is written after its key and moved after it: a certificate without a key is a move that was
-//! cut off, and is finished.
+//! interrupted, and is finished.
 
-use super::{PkiError, read, read_text, valid_for_years, write_private};
+use super::{CaPins, PkiError, read, read_text, valid_for_years, write_private};
 use procfleet_proto::link::token::hex;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::path::{Path, PathBuf};
@@ -74,8 +74,36 @@ impl Authority {
     }
 }
 
-/// The successor takes the present one's place, whose key is gone then.
-pub(super) fn succeed(folder: &Path) -> Result<(), PkiError> {
+/// Makes the files what the store has decided on: finishes a retirement, and discards a successor that was
+/// never decided on. Files that match in no other way are left alone.
+pub(super) fn follow(folder: &Path, decided: CaPins) -> Result<(), PkiError> {
+    let pin = |slot| Ok::<_, PkiError>(Authority::read(folder, slot)?.map(|authority| authority.pin()));
+    let (current, next) = (pin(AuthoritySlot::Present)?, pin(AuthoritySlot::Next)?);
+    if next == Some(decided.current) {
+        return succeed(folder);
+    }
+    match current == Some(decided.current) && next.is_some() && decided.next.is_none() {
+        true => discard_successor(folder),
+        false => Ok(()),
+    }
+}
+
+/// Removes the files of a successor, the certificate first: without it there is no successor.
+pub(super) fn discard_successor(folder: &Path) -> Result<(), PkiError> {
+    let (key, certificate) = AuthoritySlot::Next.files(folder);
+    for path in [certificate, key] {
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(PkiError::File { doing: "removing", path, source });
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The successor replaces the current CA, whose key is gone then.
+fn succeed(folder: &Path) -> Result<(), PkiError> {
     let (old, new) = (AuthoritySlot::Present.files(folder), AuthoritySlot::Next.files(folder));
     for (from, to) in [(new.0, old.0), (new.1, old.1)] {
         if from.exists() {
@@ -89,7 +117,7 @@ pub(super) fn succeed(folder: &Path) -> Result<(), PkiError> {
     Ok(())
 }
 
-/// Finishes a move that was cut off.
+/// Finishes a move that was interrupted.
 pub(super) fn mend(folder: &Path) -> Result<(), PkiError> {
     let (key, certificate) = AuthoritySlot::Next.files(folder);
     if certificate.exists() && !key.exists() { succeed(folder) } else { Ok(()) }

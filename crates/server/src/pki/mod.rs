@@ -3,10 +3,13 @@
 //! Keys are PEM files in the data folder, readable by the owner only. Agents do not check the server's
 //! address but its name inside this CA, so a server may move.
 //!
-//! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs what
-//! agents are given, and the server goes on to prove itself with the old one, for an agent that was away
-//! knows no other. An agent with a certificate of the successor trusts both. When all have one, the old CA is
-//! retired, and the server proves itself with the successor, which is the CA then.
+//! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs agents'
+//! certificates, and the server still proves itself with the old CA, because an agent that was away knows no
+//! other. An agent with a certificate of the successor trusts both. When all agents have one, the old CA is
+//! retired, and the server proves itself with the successor.
+//!
+//! The store decides which CA and which successor hold ([`CaPins`]); the key files follow. `ca_change` makes
+//! the changes, and [`Ca::open`] repairs the files after a crash between a file and the commit.
 
 mod authority;
 mod clients;
@@ -21,9 +24,9 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::{
     CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName,
@@ -61,13 +64,25 @@ pub enum PkiError {
     Request(#[source] rcgen::Error),
 }
 
-/// Where there is no CA.
+/// What to do where there is no CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// So many hosts have joined by the one that there was. None: it is the first start.
+    /// This many hosts have joined by an earlier CA. 0: it is the first start, which makes a CA.
     AfterHosts(u64),
-    /// Somebody knows that it was lost.
+    /// The operator passed --new-ca.
     Again,
+}
+
+/// The CA and its successor, by the SHA-256 of their certificates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaPins {
+    pub current: [u8; 32],
+    pub next: Option<[u8; 32]>,
+}
+
+/// A change of the CA that is ready and does not hold yet.
+pub struct PreparedCa {
+    then: CurrentCa,
 }
 
 /// The CA, and its successor while there is one.
@@ -76,7 +91,6 @@ pub struct Ca {
     /// How long an agent's certificate is good.
     life: Duration,
     present: RwLock<Arc<CurrentCa>>,
-    /// One change at a time.
     changing: Mutex<()>,
     changes: watch::Sender<u64>,
 }
@@ -105,10 +119,18 @@ impl std::fmt::Debug for Ca {
 }
 
 impl Ca {
-    /// Reads the CA from `folder`, or makes it there, if that is its `beginning`. Agents' certificates are
-    /// good for so long.
-    pub fn open(folder: &Path, life: Duration, beginning: Beginning) -> Result<Ca, PkiError> {
+    /// Reads the CA from `folder`, or makes it there if `beginning` says so. `life`: how long agents'
+    /// certificates are good. The files follow what the store has `decided`, if it has.
+    pub fn open(
+        folder: &Path,
+        life: Duration,
+        beginning: Beginning,
+        decided: Option<CaPins>,
+    ) -> Result<Ca, PkiError> {
         authority::mend(folder)?;
+        if let Some(decided) = decided {
+            authority::follow(folder, decided)?;
+        }
         let path = authority::certificate(folder);
         let shown = match (Authority::read(folder, AuthoritySlot::Present)?, beginning) {
             (Some(_), Beginning::Again) => return Err(PkiError::NotLost { path }),
@@ -165,31 +187,41 @@ impl Ca {
         self.changes.subscribe()
     }
 
-    /// Makes a successor. False: there is one already.
-    pub fn rotate(&self) -> Result<bool, PkiError> {
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What the store is to decide on at the first start.
+    pub fn pins(&self) -> CaPins {
+        self.present().pins()
+    }
+
+    /// Held from the preparation of a change until it holds: one change at a time.
+    pub async fn lock(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().await
+    }
+
+    /// Writes the files of a successor, which is not used before [`Ca::adopt`]. `None`: there is one already.
+    pub fn prepare_successor(&self) -> Result<Option<PreparedCa>, PkiError> {
         let present = self.present();
         if present.next.is_some() {
-            return Ok(false);
+            return Ok(None);
         }
+        // An earlier attempt may have left its files, which were never decided on.
+        authority::discard_successor(&self.folder)?;
         let next = Authority::make(&self.folder, AuthoritySlot::Next)?;
-        self.change(CurrentCa::new(present.shown.clone(), Some(Arc::new(next)))?);
-        Ok(true)
+        let then = CurrentCa::new(present.shown.clone(), Some(Arc::new(next)))?;
+        Ok(Some(PreparedCa { then }))
     }
 
-    /// The successor takes the CA's place. False: there is none.
-    pub fn retire(&self) -> Result<bool, PkiError> {
-        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(next) = self.present().next.clone() else { return Ok(false) };
-        let then = CurrentCa::new(next, None)?;
-        authority::succeed(&self.folder)?;
-        self.change(then);
-        Ok(true)
+    /// The state after the CA is retired. Changes nothing. `None`: there is no successor.
+    pub fn prepare_retirement(&self) -> Result<Option<PreparedCa>, PkiError> {
+        let Some(next) = self.present().next.clone() else { return Ok(None) };
+        Ok(Some(PreparedCa { then: CurrentCa::new(next, None)? }))
     }
 
-    fn change(&self, then: CurrentCa) {
-        *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(then);
+    /// Uses what the store has decided on. If the files cannot follow, the next start repairs them.
+    pub fn adopt(&self, prepared: PreparedCa) -> Result<(), PkiError> {
+        let pins = prepared.pins();
+        *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(prepared.then);
         self.changes.send_modify(|generation| *generation += 1);
+        authority::follow(&self.folder, pins)
     }
 
     /// A certificate for an agent's own key. Only the key is taken from the request: who the agent is, we
@@ -237,7 +269,24 @@ impl Ca {
     }
 }
 
+impl PreparedCa {
+    /// What the store is to decide on.
+    pub fn pins(&self) -> CaPins {
+        self.then.pins()
+    }
+}
+
+impl std::fmt::Debug for PreparedCa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("PreparedCa").field(&self.pins()).finish()
+    }
+}
+
 impl CurrentCa {
+    fn pins(&self) -> CaPins {
+        CaPins { current: self.shown.pin(), next: self.next.as_ref().map(|next| next.pin()) }
+    }
+
     fn new(shown: Arc<Authority>, next: Option<Arc<Authority>>) -> Result<CurrentCa, PkiError> {
         let tls = link_tls(&shown, next.as_deref())?;
         Ok(CurrentCa { shown, next, tls })
@@ -355,11 +404,15 @@ mod tests {
         params.serialize_request(&key).expect("a request").der().to_vec()
     }
 
+    fn open(folder: &Path, decided: Option<CaPins>) -> Ca {
+        Ca::open(folder, LIFE, Beginning::AfterHosts(0), decided).expect("a CA")
+    }
+
     #[test]
-    fn a_successor_signs_at_once_and_takes_the_place_of_the_old_one_when_that_is_retired() {
+    fn a_successor_signs_at_once_and_replaces_the_ca_that_is_retired() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let agent: AgentId = "a1".parse().expect("an id");
-        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("a CA");
+        let ca = open(folder.path(), None);
         let first = ca.pin();
         let signed = ca.sign_agent(&request(), &agent, 1_700_000_000_123).expect("signed");
         assert_eq!(
@@ -369,36 +422,59 @@ mod tests {
         let until = validity(&signed.certificate).map(|(_, until)| until);
         assert_eq!(until, Some(signed.expires_at));
         assert_eq!(agent_of(&signed.certificate), Some(agent.clone()));
-        assert!(!ca.retire().expect("nothing to do"), "there is no successor");
+        assert!(ca.prepare_retirement().expect("no error").is_none(), "there is no successor");
 
-        assert!(ca.rotate().expect("a successor"));
-        assert!(!ca.rotate().expect("nothing to do"), "one at a time");
+        let prepared = ca.prepare_successor().expect("no error").expect("a successor");
+        let pins = prepared.pins();
+        ca.adopt(prepared).expect("adopted");
+        assert!(ca.prepare_successor().expect("no error").is_none(), "one successor at a time");
         let second = ca.next_pin().expect("a successor");
         assert_eq!(
             (ca.pin(), ca.certificates().len()),
             (first, 2),
-            "the old one is shown until it is retired"
+            "the old CA is shown until it is retired"
         );
         assert_eq!(ca.sign_agent(&request(), &agent, 0).expect("signed").ca, second);
 
-        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("the same");
+        let ca = open(folder.path(), Some(pins));
         assert_eq!((ca.pin(), ca.next_pin()), (first, Some(second)), "a restart changes nothing");
-        assert!(ca.retire().expect("retired"));
+        let prepared = ca.prepare_retirement().expect("no error").expect("a successor");
+        let pins = prepared.pins();
+        ca.adopt(prepared).expect("adopted");
         assert_eq!((ca.pin(), ca.next_pin(), ca.certificates().len()), (second, None, 1));
-        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("the same");
+        let ca = open(folder.path(), Some(pins));
         assert_eq!((ca.pin(), ca.next_pin()), (second, None));
     }
 
-    /// The key is moved first and the certificate then; the server may be gone in between.
     #[test]
-    fn a_succession_that_was_cut_off_is_finished() {
+    fn files_of_a_successor_that_was_not_decided_on_are_discarded_at_the_start() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("a CA");
-        ca.rotate().expect("a successor");
-        let second = ca.next_pin();
-        std::fs::rename(folder.path().join("ca.next.key.pem"), folder.path().join("ca.key.pem"))
-            .expect("our own folder");
-        let ca = Ca::open(folder.path(), LIFE, Beginning::AfterHosts(0)).expect("mended");
-        assert_eq!((Some(ca.pin()), ca.next_pin()), (second, None));
+        let ca = open(folder.path(), None);
+        let decided = ca.pins();
+        ca.prepare_successor().expect("no error").expect("a successor");
+        let ca = open(folder.path(), Some(decided));
+        assert_eq!(ca.pins(), decided);
+        assert!(!folder.path().join("ca.next.cert.der").exists());
+        let prepared = ca.prepare_successor().expect("no error").expect("another successor");
+        ca.adopt(prepared).expect("adopted");
+    }
+
+    /// The key is moved first and the certificate then; the server may end before, in between or after.
+    #[test]
+    fn files_of_a_retirement_that_was_decided_on_are_moved_at_the_start() {
+        for moved in [&[][..], &["key.pem"], &["key.pem", "cert.der"]] {
+            let folder = tempfile::tempdir().expect("a temp dir");
+            let ca = open(folder.path(), None);
+            let prepared = ca.prepare_successor().expect("no error").expect("a successor");
+            ca.adopt(prepared).expect("adopted");
+            let decided = ca.prepare_retirement().expect("no error").expect("a successor").pins();
+            for file in moved {
+                let path = |name: &str| folder.path().join(format!("{name}.{file}"));
+                std::fs::rename(path("ca.next"), path("ca")).expect("our own folder");
+            }
+            let ca = open(folder.path(), Some(decided));
+            assert_eq!(ca.pins(), decided, "{moved:?}");
+            ca.sign_agent(&request(), &"a1".parse().expect("an id"), 0).expect("key and certificate fit");
+        }
     }
 }

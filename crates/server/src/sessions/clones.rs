@@ -1,12 +1,12 @@
-//! Agents whose certificate is used in two places at once: they are put aside, both of them, as if they had
-//! been revoked.
+//! Detects a certificate that two agents use at once, and revokes both.
 //!
-//! Which of the two is the right one, nobody here can know: a new token lets the right host in again.
-//! `core::clones` decides; here the lives of agents are remembered, in memory only, for two that are there
-//! come back again and again.
+//! The server cannot know which of the two is the right one: a new token lets the right host in again.
+//! `core::clones` decides. The lives of agents are kept in memory only, because clones reconnect again and
+//! again.
 
 use super::listener::Link;
 use crate::dispatcher::{DispatcherMessage, revoked};
+use crate::durably::durably;
 use crate::secret;
 use crate::store::{NewAudit, StoreError};
 use procfleet_core::boot_time::BootTime;
@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::warn;
 
-/// Whom the audit names where no app asked.
+/// The actor in the audit.
 const LINK: &str = "procfleet-link";
 
 #[derive(Clone, Debug, Default)]
@@ -33,8 +33,7 @@ impl Clones {
     }
 }
 
-/// Looks whether the agent that says this hello is there twice. `Some`: it is, it was put aside, and this is
-/// what is said of it.
+/// Checks the hello of an agent for a clone. `Some`: there is one, both were revoked, and this is the reason.
 pub(super) async fn put_aside(
     link: &Link,
     agent: &AgentId,
@@ -63,19 +62,18 @@ pub(super) async fn put_aside(
     let (store, dispatcher, agent, said) =
         (link.store.clone(), link.dispatcher.clone(), agent.clone(), revoked(&why));
     let reason = said.clone();
-    // In a task of its own: a peer that hangs up must not keep the dispatcher from hearing of it.
-    let done = tokio::spawn(async move {
+    durably(async move {
         store.revoke_agents(vec![agent.clone()], why, now, audit).await?;
         dispatcher.send(DispatcherMessage::Dismissed { agent, reason }).await;
         Ok::<_, StoreError>(())
-    });
-    done.await.map_err(|_| StoreError::Closed)??;
+    })
+    .await?;
     link.metrics.cut("clone");
     Ok(Some(said))
 }
 
-/// The boot tells hosts apart, and the time the runs on one host. What an agent says is of any length, and is
-/// kept in sixteen bytes.
+/// The boot id distinguishes hosts, the start time the runs on one host. Hashed, because agents may send any
+/// length.
 fn life(hello: &Hello) -> LifeId {
     let started_at = hello.host.as_ref().map_or(0, |facts| facts.started_at);
     let hash = secret::hash(format!("{started_at} {}", hello.boot_id).as_bytes());

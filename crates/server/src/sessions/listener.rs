@@ -38,14 +38,14 @@ use tracing::{debug, warn};
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How many peers may be on their way in at once.
 const HANDSHAKES: usize = 512;
-/// Larger than what an agent says first.
+/// Larger than the first TLS record of an agent.
 const FIRST_RECORD: usize = 2 * 1024;
 /// Agents say little at a time, and there are ten thousand of them; a longer message grows its own buffer.
 const READ_BUFFER: usize = 1024;
 /// How long a peer may leave our bytes unconfirmed before the kernel gives the connection up.
 const USER_TIMEOUT_MS: u32 = 20_000;
 
-/// What every connection needs.
+/// Shared by all connections.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub store: Store,
@@ -66,18 +66,18 @@ pub struct Link {
     pub stop: watch::Receiver<bool>,
 }
 
-/// Who is at the other end, as far as TLS knows.
+/// The peer of a connection after the TLS handshake.
 #[derive(Clone, Debug)]
 struct TlsPeer {
     certificate: Option<CertificateDer<'static>>,
     ip: IpAddr,
     slot: Arc<HandshakeSlot>,
-    /// Held by every session; the port has ended when nobody holds it any more.
+    /// Held by every session; the port has ended when all are dropped.
     present: mpsc::Sender<Infallible>,
 }
 
 impl Link {
-    /// Serves connections until told to stop; returns when the last one has ended.
+    /// Serves connections until the server stops; returns when the last one has ended.
     pub async fn serve(self, listener: TcpListener) {
         let places = HandshakeLimiter::new(HANDSHAKES);
         let (present, mut last) = mpsc::channel(1);
@@ -101,7 +101,7 @@ impl Link {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            // Only now, when somebody is there who needs it: another may have to give way.
+            // After the accept: taking a slot may evict another peer.
             let place = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -121,7 +121,7 @@ impl Link {
     }
 }
 
-/// Somebody who has connected.
+/// A TCP connection before its handshake.
 struct Coming {
     from: SocketAddr,
     slot: Arc<HandshakeSlot>,
@@ -171,9 +171,8 @@ async fn shake_hands(
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
     stream.readable().await?;
-    // An agent's first record comes whole. Who sends half of one keeps its place no longer than who is
-    // silent: else a few thousand of them would fill the queue before the port for longer than an agent
-    // waits.
+    // An agent's first record comes whole. A peer that sends half of one is evicted like a silent one (slow
+    // loris): otherwise a few thousand of them would fill the accept queue for longer than an agent waits.
     let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
@@ -260,8 +259,8 @@ fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .write_buffer_size(BUFFER)
         .max_write_buffer_size(4 * MAX_MESSAGE)
         .max_frame_size(MAX_FRAME)
-        // Agents send each message in one frame. In memory a message of nothing but empty parts has a hundred
-        // times the room that it had on the way, so there is none larger.
+        // Agents send each message in one frame. Decoded, a message of empty parts takes a hundred times its
+        // size on the wire, so larger messages are refused.
         .max_message_size(MAX_FRAME)
 }
 
@@ -270,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_a_record_is_no_word() {
+    fn an_incomplete_tls_record_is_not_detected() {
         for (bytes, whole) in [
             (&[][..], false),
             (&[22, 3, 1], false),

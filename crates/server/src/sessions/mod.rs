@@ -1,8 +1,8 @@
 //! Connected agents: the link's port, enrolment, and one task per connection.
 //!
-//! A connection is a WebSocket over TLS. Who it is, its certificate says; what it may say, `connection`
-//! checks. A session never touches ops: it hands reports to the dispatcher and writes what the dispatcher
-//! gives it. What is asked of an agent and is no op goes through `questions`.
+//! A connection is a WebSocket over TLS. The certificate identifies the agent; `connection` checks what it
+//! sends. A session never touches ops: it hands reports to the dispatcher and writes the messages that the
+//! dispatcher queues. Questions to an agent that are not ops (logs, specs) go through `questions`.
 
 mod budget;
 mod certificates;

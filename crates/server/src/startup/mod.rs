@@ -1,4 +1,5 @@
 //! Steps of the server's start that write to the store before the first request is served.
 
+pub mod ca;
 pub mod restored;
 pub mod setup;

@@ -1,4 +1,4 @@
-//! What follows when the store is a backup that somebody put back.
+//! Steps after the store was restored from a backup.
 
 use crate::clock::Clock;
 use crate::store::{Finished, NewAudit, Store, StoreError};
@@ -11,8 +11,8 @@ const BATCH: usize = 2_000;
 const UNKNOWN: &str = "the server's store was restored from a backup in which this operation was under way: \
                        whether it was carried out since is not known";
 
-/// Ends the ops that were open in the backup. They may have been carried out since, and others after them: to
-/// carry out an old stop now could end what was started later.
+/// Ends the ops that were open in the backup. They may have been carried out since, and others after them: an
+/// old stop could end a process that was started later.
 pub async fn settle(store: &Store, clock: Clock) -> Result<(), StoreError> {
     if !store.is_newly_restored().await? {
         return Ok(());
@@ -28,13 +28,9 @@ pub async fn settle(store: &Store, clock: Clock) -> Result<(), StoreError> {
         });
         store.finish_ops(ended.collect()).await?;
     }
-    let audit = NewAudit {
-        at: now,
-        app: "procfleet-server".to_owned(),
-        action: "store_restore".to_owned(),
-        detail: format!("another store was put in the place of the last; {} open ops were ended", open.len()),
-        ..NewAudit::default()
-    };
+    let detail =
+        format!("another store was put in the place of the last; {} open ops were ended", open.len());
+    let audit = NewAudit::of_server(now, "store_restore", String::new(), detail);
     store.generation_began(now, audit).await?;
     warn!(
         ended_ops = open.len(),

@@ -1,4 +1,4 @@
-//! What a first start makes: the administrator's app, and the file that holds its secret.
+//! The administrator's app and the file with its secret, which the first start creates.
 
 use crate::pki::{PkiError, write_private};
 use crate::secret;
@@ -24,13 +24,13 @@ pub enum SetupError {
     Mismatch(String),
 }
 
+/// One line of JSON that can be sent as the `X-Bkapi-Authorization` header.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct AdminFile {
     url: String,
     bk_app_code: String,
     bk_app_secret: String,
-    /// The SHA-256 of what the API's port proves itself with, in hexadecimal digits; the client believes no
-    /// other.
+    /// The SHA-256 of the API's certificate or its CA, in hexadecimal digits; the client trusts no other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tls_sha256: Option<String>,
 }
@@ -43,12 +43,11 @@ pub struct Reached {
     pub pin: Option<[u8; 32]>,
 }
 
-/// The file is one line: it can be sent as the `X-Bkapi-Authorization` header as it stands.
+/// Creates the administrator's app on the first start, and updates the address in `admin.json` on every
+/// start.
 ///
-/// Makes the administrator on the first start, and keeps the address in `admin.json` true on every start.
-///
-/// The file is written before the app: after a crash in between, the next start finds a secret that belongs
-/// to nobody yet and gives it to the administrator.
+/// The file is written before the app: after a crash in between, the next start finds a secret without an app
+/// and creates the app with it.
 pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) -> Result<(), SetupError> {
     let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
     let known = store.app(ADMIN).await?;
@@ -84,7 +83,7 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
     Ok(())
 }
 
-/// The API's certificate was replaced. Where there is no file, nobody is told.
+/// Writes the pin of the API's new certificate into `admin.json`, if the file exists.
 pub fn pin(file: &Path, pin: [u8; 32]) -> Result<(), PkiError> {
     let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
     old.map_or(Ok(()), |old| write(file, &AdminFile { tls_sha256: Some(hex(&pin)), ..old }))

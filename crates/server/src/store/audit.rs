@@ -13,10 +13,19 @@ pub struct NewAudit {
     /// The caller's address.
     pub origin: String,
     pub action: String,
-    /// The object of the action, such as a task id or a token id. Empty for a new task, whose id is filled in.
+    /// The object of the action, such as a task id or a token id. Empty for a new task, whose id is filled
+    /// in.
     pub subject: String,
     pub code: u32,
     pub detail: String,
+}
+
+impl NewAudit {
+    /// Something that the server does by itself.
+    pub fn of_server(at: i64, action: &str, subject: String, detail: String) -> NewAudit {
+        let (app, action) = ("procfleet-server".to_owned(), action.to_owned());
+        NewAudit { at, app, action, subject, detail, ..NewAudit::default() }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

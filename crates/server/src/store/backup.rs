@@ -5,8 +5,9 @@
 //! restore: FILE -> server.db.restoring, checked; server.db* -> server.db.before-restore-N*; server.db.restoring -> server.db
 //! ```
 //!
-//! Both use SQLite's backup API, which copies one snapshot and includes the write-ahead log. A restore that is
-//! interrupted leaves either the old store or none, which the server reports. A second restore completes it.
+//! Both use SQLite's backup API, which copies one snapshot and includes the write-ahead log. A restore that
+//! is interrupted leaves either the old store or none, which the server reports. A second restore completes
+//! it.
 
 use super::{StoreError, file_id, integrity, schema};
 use procfleet_sqlite::{beside, explain, is_damage, sync_folder};

@@ -140,8 +140,8 @@ impl Store {
         .await
     }
 
-    /// Removes agents and their procs from the lists. Also revokes them: a host that connects with one of their
-    /// certificates needs a new token.
+    /// Removes agents and their procs from the lists. Also revokes them: a host that connects with one of
+    /// their certificates needs a new token.
     pub async fn forget_agents(
         &self,
         agents: Vec<AgentId>,

@@ -62,7 +62,7 @@ pub struct Webhook {
 }
 
 impl Store {
-    /// Idempotent: stores the events that are new, and returns their number.
+    /// Stores events, each once. Returns those that were not stored before.
     pub async fn add_events(
         &self,
         from: &AgentId,

@@ -52,8 +52,8 @@ pub(super) fn origin(path: &Path) -> Result<(FileOrigin, u32), StoreError> {
     Ok((origin, stamp))
 }
 
-/// Gives the open store a new stamp. `in_file` is the stamp that its file has now. Returns the stamps that the
-/// file may have from now on. On a full disk the store keeps its stamp.
+/// Gives the open store a new stamp. `in_file` is the stamp that its file has now. Returns the stamps that
+/// the file may have from now on. On a full disk the store keeps its stamp.
 pub(super) fn stamp(connection: &Connection, path: &Path, in_file: u32) -> Result<Vec<u32>, StoreError> {
     let failed = |source| StoreError::Database { doing: "stamping the store", source };
     let unsaved = |source| StoreError::File { doing: "saving the stamp of", path: path.to_owned(), source };

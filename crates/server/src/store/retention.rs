@@ -1,7 +1,8 @@
 //! Deletes old rows in slices, so that other writes are not delayed.
 //!
-//! The row of a task and its keys are deleted in one transaction, and from then on the task is unknown. The ops
-//! of a large task follow in later slices. `deleted_tasks` lists tasks whose ops remain, also across a crash.
+//! The row of a task and its keys are deleted in one transaction, and from then on the task is unknown. The
+//! ops of a large task follow in later slices. `deleted_tasks` lists tasks whose ops remain, also across a
+//! crash.
 
 use super::{QueryFault, Store, StoreError};
 use rusqlite::{Connection, OptionalExtension, params};

@@ -25,6 +25,7 @@ const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0013_tokens.sql"),
     include_str!("migrations/0014_generations.sql"),
     include_str!("migrations/0015_drop_settings.sql"),
+    include_str!("migrations/0016_ca.sql"),
 ]);
 
 /// For readers and backup tools of other processes. Other servers are kept out by the lock.
@@ -108,7 +109,8 @@ pub(super) fn lock(path: &Path) -> Result<StoreLock, StoreError> {
     }
 }
 
-/// Readable by the owner only, because it holds hashes of secrets. SQLite gives `-wal` and `-shm` the same mode.
+/// Readable by the owner only, because it holds hashes of secrets. SQLite gives `-wal` and `-shm` the same
+/// mode.
 fn create(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);

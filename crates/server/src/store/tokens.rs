@@ -156,16 +156,6 @@ impl Store {
         })
         .await
     }
-
-    /// Revokes all tokens that were created until then.
-    pub async fn revoke_tokens_until(&self, at: i64, audit: NewAudit) -> Result<(), StoreError> {
-        self.write("revoking the join tokens of a CA", move |db| {
-            let sql = "UPDATE tokens SET revoked_at = ?1 WHERE created_at <= ?1 AND revoked_at IS NULL";
-            db.prepare_cached(sql)?.execute([at])?;
-            insert_audit(db, &audit)
-        })
-        .await
-    }
 }
 
 const SELECT: &str =

@@ -4,6 +4,7 @@ use super::select::candidate;
 use super::{AppError, Caller, Services, access, audit};
 use crate::clock::WallMs;
 use crate::dispatcher::{DispatcherMessage, revoked};
+use crate::durably::durably;
 use crate::store::{AgentRecord, FORGOTTEN, FoundTarget};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
@@ -118,15 +119,14 @@ pub async fn revoke(
     let now = services.clock.wall();
     let (store, dispatcher) = (services.store.clone(), services.dispatcher.clone());
     let revoking: Vec<AgentId> = agents.iter().cloned().collect();
-    // In a task of its own: a caller that hangs up must not keep the dispatcher from hearing of it.
-    let done = tokio::spawn(async move {
+    durably(async move {
         store.revoke_agents(revoking.clone(), why.clone(), now, record).await?;
         for agent in revoking {
             dispatcher.send(DispatcherMessage::Dismissed { agent, reason: revoked(&why) }).await;
         }
         Ok::<_, AppError>(())
-    });
-    done.await??;
+    })
+    .await?;
     let rows = list(services, caller, AgentsQuery::default()).await?;
     Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
 }
@@ -154,15 +154,14 @@ pub async fn forget(
     let (store, dispatcher, now) =
         (services.store.clone(), services.dispatcher.clone(), services.clock.wall());
     let forgetting: Vec<AgentId> = agents.iter().cloned().collect();
-    // In a task of its own: a caller that hangs up must not keep the dispatcher from hearing of it.
-    let done = tokio::spawn(async move {
+    durably(async move {
         store.forget_agents(forgetting.clone(), now, record).await?;
         for agent in forgetting {
             dispatcher.send(DispatcherMessage::Dismissed { agent, reason: revoked(FORGOTTEN) }).await;
         }
         Ok::<_, AppError>(())
-    });
-    done.await??;
+    })
+    .await?;
     Ok(rows)
 }
 

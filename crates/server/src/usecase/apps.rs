@@ -107,9 +107,7 @@ fn built_in(code: &str, reason: &str) -> Result<(), AppError> {
     if code != ADMIN {
         return Ok(());
     }
-    let mut faults = Faults::default();
-    faults.add("code", format!("{ADMIN} is built in: {reason}"));
-    Err(faults.into())
+    Err(Faults::one("code", format!("{ADMIN} is built in: {reason}")).into())
 }
 
 /// What is there already, or is not there, is the caller's to mend.

@@ -1,8 +1,7 @@
-//! The CA and its successor: what stands, and the two steps from one to the other.
+//! The CA and its successor: show, rotate, retire.
 
 use super::{AppError, Caller, Services, audit};
-use crate::pki::PkiError;
-use procfleet_program::panics;
+use crate::ca_change;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::CaView;
 use procfleet_proto::link::token::hex;
@@ -21,26 +20,27 @@ pub async fn show(services: &Services) -> Result<CaView, AppError> {
 /// Gives the CA a successor, which signs all certificates from now on. There is one at most: asking again
 /// changes nothing.
 pub async fn rotate(services: &Services, caller: &Caller) -> Result<CaView, AppError> {
-    let ca = services.ca.clone();
-    let made = blocking(move || ca.rotate()).await?;
-    let view = show(services).await?;
-    if made {
-        let subject = view.next_sha256.clone().unwrap_or_default();
-        info!(next = subject, "the CA has a successor");
-        let detail = format!("instead of {}, which {} agents use", view.sha256, view.agents);
-        services.store.audit(audit::entry(services, caller, "ca_rotate", &subject, detail)).await?;
+    let before = show(services).await?;
+    let detail = format!("instead of {}, which {} agents use", before.sha256, before.agents);
+    let mut record = audit::entry(services, caller, "ca_rotate", "", detail);
+    let rotating = ca_change::rotate(services.store.clone(), services.ca.clone(), |pins| {
+        record.subject = hex(&pins.next.unwrap_or_default());
+        record
+    });
+    if let Some(pins) = rotating.await? {
+        info!(next = hex(&pins.next.unwrap_or_default()), "the CA has a successor");
     }
-    Ok(view)
+    show(services).await
 }
 
-/// What still uses the CA is let in no more.
+/// Whether to retire a CA that agents or join tokens still use; these are refused from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
     No,
     Yes,
 }
 
-/// The successor takes the CA's place. Without force only if nobody needs the old one any more.
+/// The successor replaces the CA. Without force only if no agent and no join token needs the old CA.
 pub async fn retire(services: &Services, caller: &Caller, force: Force) -> Result<CaView, AppError> {
     let before = show(services).await?;
     let mut faults = Faults::default();
@@ -60,19 +60,12 @@ pub async fn retire(services: &Services, caller: &Caller, force: Force) -> Resul
     if !faults.is_empty() {
         return Err(faults.into());
     }
-    let (ca, began) = (services.ca.clone(), services.clock.wall());
-    if blocking(move || ca.retire()).await? {
+    let detail = format!("{} agents and {} tokens were left", before.agents, before.tokens);
+    let record = audit::entry(services, caller, "ca_retire", &before.sha256, detail);
+    let until = services.clock.wall();
+    let retiring = ca_change::retire(services.store.clone(), services.ca.clone(), until, |_| record);
+    if retiring.await?.is_some() {
         info!(retired = before.sha256, "the CA was retired");
-        let detail = format!("{} agents and {} tokens were left", before.agents, before.tokens);
-        let record = audit::entry(services, caller, "ca_retire", &before.sha256, detail);
-        // A token names the CA by which its agent knows the server, and until now that was the retired one.
-        services.store.revoke_tokens_until(began, record).await?;
     }
     show(services).await
-}
-
-async fn blocking<T: Send + 'static>(
-    change: impl FnOnce() -> Result<T, PkiError> + Send + 'static,
-) -> Result<T, AppError> {
-    Ok(panics::block_for_request(change).await??)
 }

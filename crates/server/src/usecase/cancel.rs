@@ -3,6 +3,7 @@
 use super::results::find;
 use super::{AppError, Caller, Services, audit, tasks};
 use crate::dispatcher::DispatcherMessage;
+use crate::durably::durably;
 use procfleet_proto::http::native::TaskRow;
 use tracing::info;
 
@@ -14,16 +15,15 @@ pub async fn cancel(services: &Services, caller: &Caller, task_text: &str) -> Re
     let detail = format!("{}: {} of {} were open", task.summary, task.counts.open, task.counts.total);
     let record = audit::entry(services, caller, "task_cancel", &task.id.to_string(), detail);
     let (store, dispatcher) = (services.store.clone(), services.dispatcher.clone());
-    // In a task of its own: a caller that hangs up must not keep the dispatcher from hearing of it.
-    let done = tokio::spawn(async move {
+    durably(async move {
         let new = store.cancel_task(task.id, now, record).await?;
         if new {
             info!(task = %task.id, "task cancelled");
             dispatcher.send(DispatcherMessage::Cancelled(task.id)).await;
         }
         Ok::<_, AppError>(())
-    });
-    done.await??;
+    })
+    .await?;
     let (task, _) = find(services, caller, task_text).await?;
     Ok(tasks::row(&task))
 }

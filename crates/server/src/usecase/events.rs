@@ -1,4 +1,4 @@
-//! Events: what the agents told, for those who ask and for those who wait.
+//! Lists events, with long polling.
 
 use super::{AppError, Caller, Services, access};
 use crate::store::{EventFilter, EventPage, EventRecord, FoundTarget};
@@ -8,7 +8,7 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::query::EventsQuery;
 use tokio::time::Instant;
 
-/// Those of the caller's businesses and namespaces, in the order in which they came.
+/// The events of the caller's businesses and namespaces, in the order of their arrival.
 pub async fn list(
     services: &Services,
     caller: &Caller,
@@ -38,7 +38,7 @@ pub async fn list(
     loop {
         event_notifier.mark_unchanged();
         let page = last.map_or(EventPage::Newest(limit), |last| EventPage::After(last, limit));
-        // Before the list is read: what comes in between is then listed twice at worst, and never missed.
+        // Before the list is read: an event in between is listed twice at worst, and never missed.
         let newest = match last {
             None => services.store.last_event().await?,
             Some(last) => last,
@@ -55,14 +55,14 @@ pub async fn list(
             return Ok(EventsView { events, last: seen });
         }
         last = Some(seen);
-        // Otherwise there may be more behind those that the caller may not see.
+        // Otherwise further events may follow those that the caller may not see.
         if none_came {
             let _ = tokio::time::timeout_at(until, event_notifier.changed()).await;
         }
     }
 }
 
-/// A cursor of events that were lost with a restored backup would skip those that came since, or repeat some.
+/// A cursor behind a restored backup would skip events or repeat some.
 async fn refuse_lost_cursor(services: &Services, after: u64) -> Result<(), AppError> {
     const AGAIN: &str = "list the events again without `after`, and go on from the `last` of that answer";
     let mut faults = Faults::default();
@@ -81,8 +81,7 @@ async fn refuse_lost_cursor(services: &Services, after: u64) -> Result<(), AppEr
     if faults.is_empty() { Ok(()) } else { Err(faults.into()) }
 }
 
-/// Of a process whose account the caller may not use, that something happened is told, but not in the words
-/// of the host: they may hold what the process wrote.
+/// Hides message and details of a process whose account the caller may not use: they may hold its output.
 fn row(caller: &Caller, record: EventRecord) -> EventRow {
     let EventRecord { number, agent, host, received_at, mut event } = record;
     if !access::may_see_output_of(caller, &event.account) {

@@ -27,6 +27,7 @@ pub mod users;
 pub mod webhooks;
 
 use crate::backlog::{Backlog, Full};
+use crate::ca_change::CaChangeError;
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
 use crate::events::EventNotifier;
@@ -123,6 +124,16 @@ pub enum AppError {
     Ending,
     #[error(transparent)]
     Panicked(#[from] Caught),
+}
+
+impl From<CaChangeError> for AppError {
+    fn from(error: CaChangeError) -> Self {
+        match error {
+            CaChangeError::Store(error) => error.into(),
+            CaChangeError::Pki(error) => error.into(),
+            CaChangeError::Ending(error) => error.into(),
+        }
+    }
 }
 
 impl From<JoinError> for AppError {

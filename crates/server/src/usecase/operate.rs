@@ -6,6 +6,7 @@ use super::{AppError, Caller, Services, access};
 use crate::backlog::{BacklogShare, Load};
 use crate::clock::{ClockReading, WallMs};
 use crate::dispatcher::DispatcherMessage;
+use crate::durably::durably;
 use crate::secret;
 use crate::store::{
     FoundTarget, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
@@ -71,8 +72,7 @@ async fn accept(services: &Services, (task, share): (NewTask, BacklogShare)) -> 
     let ended = ended(&task);
     let (store, dispatcher, metrics) =
         (services.store.clone(), services.dispatcher.clone(), services.metrics.clone());
-    // In a task of its own: a caller that hangs up between commit and wake-up must not leave ops lying.
-    let accepted = tokio::spawn(async move {
+    durably(async move {
         hit(Point::ServerTaskUnwritten);
         let task = store.create_task(task).await?;
         share.keep(task);
@@ -80,8 +80,8 @@ async fn accept(services: &Services, (task, share): (NewTask, BacklogShare)) -> 
         ended.into_iter().for_each(|code| metrics.outcome(code));
         dispatcher.send(DispatcherMessage::TaskCreated(task)).await;
         Ok(task)
-    });
-    accepted.await?
+    })
+    .await
 }
 
 /// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got
@@ -144,7 +144,7 @@ async fn accept_once(
     let ended = ended(&task);
     let (store, dispatcher, metrics) =
         (services.store.clone(), services.dispatcher.clone(), services.metrics.clone());
-    let accepted = tokio::spawn(async move {
+    let submitted = durably(async move {
         hit(Point::ServerTaskUnwritten);
         let submitted = store.submit_task(task, submission).await?;
         hit(Point::ServerTaskCommitted);
@@ -155,7 +155,7 @@ async fn accept_once(
         }
         Ok::<_, AppError>(submitted)
     });
-    answer_submitted(caller, api, accepted.await??)
+    answer_submitted(caller, api, submitted.await?)
 }
 
 fn answer_submitted(caller: &Caller, api: &'static str, submitted: Submitted) -> Result<TaskId, AppError> {

@@ -18,9 +18,7 @@ pub async fn of_task(services: &Services, caller: &Caller, query: StateQuery) ->
         })
         .collect();
     if asked.is_empty() && !wanted.is_empty() {
-        let mut faults = Faults::default();
-        faults.add("agent_id_list", "names no agent of this task");
-        return Err(faults.into());
+        return Err(Faults::one("agent_id_list", "names no agent of this task").into());
     }
     Ok(render(&query.task, asked))
 }

@@ -66,11 +66,7 @@ pub async fn revoke(services: &Services, caller: &Caller, id: &str) -> Result<To
     let record = audit::entry(services, caller, "token_revoke", id, String::new());
     match services.store.revoke_token(id.to_owned(), now, record).await? {
         Some(token) => Ok(row(token, now)),
-        None => {
-            let mut faults = Faults::default();
-            faults.add("id", format!("there is no join token {id:?}"));
-            Err(faults.into())
-        }
+        None => Err(Faults::one("id", format!("there is no join token {id:?}")).into()),
     }
 }
 

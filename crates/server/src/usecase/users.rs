@@ -30,9 +30,9 @@ pub async fn create_token(
     wanted: CreateUserToken,
 ) -> Result<UserToken, AppError> {
     if show(services, name).await?.disabled {
-        let mut faults = Faults::default();
-        faults.add("name", format!("user {name} is disabled, and a token would open nothing"));
-        return Err(faults.into());
+        return Err(
+            Faults::one("name", format!("user {name} is disabled, and a token would open nothing")).into()
+        );
     }
     let token = secret::random_text();
     let detail = format!("for {} s", wanted.ttl_secs);

@@ -36,13 +36,12 @@ pub async fn add(services: &Services, caller: &Caller, url: String) -> Result<We
     }
 }
 
-/// An http or https url of somebody who can be reached: with a host, and with a port that there is, if it
-/// names one.
+/// Whether it is an http or https url with a host and, if it names one, a valid port.
 fn is_of_a_receiver(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };
     let host = authority.host();
-    // A number that is too large for a port is no port to `Uri`, though it stands there.
+    // `Uri` reports a port number that is too large as absent.
     let port_is_left_out = authority.as_str().ends_with(host);
     !host.is_empty() && (port_is_left_out || authority.port_u16().is_some_and(|port| port > 0))
 }
@@ -54,11 +53,7 @@ pub async fn remove(services: &Services, caller: &Caller, id: u64) -> Result<(),
             services.event_notifier.ring();
             Ok(())
         }
-        false => {
-            let mut faults = Faults::default();
-            faults.add("id", format!("there is no webhook {id}"));
-            Err(faults.into())
-        }
+        false => Err(Faults::one("id", format!("there is no webhook {id}")).into()),
     }
 }
 

@@ -1,6 +1,6 @@
-//! The audit of what was refused: repeats are counted in one row, and the number of rows is bounded.
+//! The audit of refused calls: repeats are counted in one row, and the number of rows is bounded.
 //!
-//! Anybody who reaches the port can be refused as often as it likes. The first refusal of a kind is written
+//! Any peer that reaches the port can cause refusals. The first refusal of a kind is written
 //! at once. Each further one within the window (an hour from the first) adds to that row's count, which is
 //! written every few seconds, before the audit is read and when the server ends. A source (an address, or an
 //! app that has logged in) has `OWN` rows in a window, and one more for all the rest; all sources together
@@ -9,6 +9,7 @@
 use crate::clock::Clock;
 use crate::peer::PeerNet;
 use crate::store::{AuditCount, NewAudit, Store};
+use procfleet_failpoint::{Point, hit};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +21,7 @@ const OWN: usize = 16;
 const ALL: usize = 512;
 /// How often counts are written.
 const EVERY: Duration = Duration::from_secs(5);
-/// What a row keeps of each text that a caller chose.
+/// Maximum characters that a row keeps of each text of the caller.
 const NAME: usize = 64;
 const DETAIL: usize = 1_000;
 
@@ -40,15 +41,15 @@ pub struct Refusals {
     writing: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The windows that are open. Its size is bounded by `ALL` and what a row keeps.
+/// The open windows. `ALL` and the lengths of a row bound its size.
 #[derive(Debug, Default)]
 struct OpenWindows {
-    rows: HashMap<Key, Row>,
+    rows: HashMap<RefusalKey, Row>,
     by_source: HashMap<RefusalSource, usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
+enum RefusalKey {
     /// Everything that was said, but for the time.
     Refusal(Box<NewAudit>, RefusalSource),
     RestOf(RefusalSource),
@@ -89,10 +90,10 @@ impl Refusals {
         }
     }
 
-    /// Writes what was counted since the last time, and forgets the windows that are over.
+    /// Writes the new counts, and forgets the windows that are over.
     pub async fn write(&self) {
         let _one = self.writing.lock().await;
-        let dirty: Vec<(Key, NewAudit, AuditCount)> = {
+        let dirty: Vec<(RefusalKey, NewAudit, AuditCount)> = {
             let mut open = self.lock();
             let dirty = open.rows.iter_mut().filter(|(_, row)| row.dirty);
             dirty
@@ -129,9 +130,10 @@ impl Refusals {
         self.lock().forget(self.clock.wall());
     }
 
-    /// Writes counts until told to stop, and then the last ones.
+    /// Writes counts every few seconds, and the last ones at the end of the server.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         loop {
+            hit(Point::ServerRefusals);
             let stopped = tokio::time::timeout(EVERY, stop.wait_for(|stop| *stop)).await.is_ok();
             self.write().await;
             if stopped {
@@ -148,20 +150,20 @@ impl Refusals {
 impl OpenWindows {
     fn count(&mut self, source: RefusalSource, entry: NewAudit) -> Repetition {
         let at = entry.at;
-        let key = Key::Refusal(Box::new(NewAudit { at: 0, ..entry.clone() }), source.clone());
+        let key = RefusalKey::Refusal(Box::new(NewAudit { at: 0, ..entry.clone() }), source.clone());
         let own = self.by_source.get(&source).copied().unwrap_or_default();
         let (key, entry) = if self.holds(&key, at) || (own < OWN && self.rows.len() < ALL) {
             (key, entry)
-        } else if self.holds(&Key::RestOf(source.clone()), at) || self.rows.len() < ALL {
+        } else if self.holds(&RefusalKey::RestOf(source.clone()), at) || self.rows.len() < ALL {
             let detail = "further refused calls from here, with various apps, users or reasons".to_owned();
             let rest = NewAudit { at, origin: entry.origin, code: entry.code, detail, ..NewAudit::default() };
-            (Key::RestOf(source.clone()), NewAudit { action: "refused".to_owned(), ..rest })
+            (RefusalKey::RestOf(source.clone()), NewAudit { action: "refused".to_owned(), ..rest })
         } else {
             let detail = "further refused calls, from various addresses".to_owned();
             let rest = NewAudit { at, code: entry.code, detail, ..NewAudit::default() };
-            (Key::Rest, NewAudit { action: "refused".to_owned(), ..rest })
+            (RefusalKey::Rest, NewAudit { action: "refused".to_owned(), ..rest })
         };
-        // What was not written yet is not left behind for the next window.
+        // Counts that are not written yet must not move to the next window.
         if let Some(row) = self.rows.get_mut(&key).filter(|row| row.dirty || is_open(row, at)) {
             row.count = AuditCount { times: row.count.times + 1, last_at: at, ..row.count };
             row.dirty = true;
@@ -169,21 +171,21 @@ impl OpenWindows {
         }
         let count = AuditCount { row: None, times: 1, last_at: at };
         let is_new = !self.rows.contains_key(&key);
-        if is_new && matches!(key, Key::Refusal(..)) {
+        if is_new && matches!(key, RefusalKey::Refusal(..)) {
             *self.by_source.entry(source).or_default() += 1;
         }
         self.rows.insert(key, Row { entry, count, dirty: true });
         Repetition::First
     }
 
-    fn holds(&self, key: &Key, at: i64) -> bool {
+    fn holds(&self, key: &RefusalKey, at: i64) -> bool {
         self.rows.get(key).is_some_and(|row| is_open(row, at))
     }
 
     fn forget(&mut self, now: i64) {
         self.rows.retain(|key, row| {
             let keep = row.dirty || is_open(row, now);
-            if let (false, Key::Refusal(_, source)) = (keep, key)
+            if let (false, RefusalKey::Refusal(_, source)) = (keep, key)
                 && let Some(own) = self.by_source.get_mut(source)
             {
                 *own -= 1;
@@ -239,7 +241,7 @@ mod tests {
             open.count(source(1), entry(number, &format!("app{number}")));
         }
         assert_eq!(open.rows.len(), OWN + 1);
-        let rest = &open.rows[&Key::RestOf(source(1))];
+        let rest = &open.rows[&RefusalKey::RestOf(source(1))];
         assert_eq!((rest.count.times, rest.entry.at), (1_000 - 16, 16));
         for number in 0..100_000u32 {
             open.count(source(number), entry(1_000, "x"));

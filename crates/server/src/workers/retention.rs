@@ -1,24 +1,25 @@
-//! Deletes what is older than it is to be kept, in slices, while everything else goes on.
+//! Deletes tasks, audit records, events and tokens that are older than the retention, in slices.
 //!
-//! It reads the truth from the store each time, so that it may end anywhere and go on after the next start.
+//! Each slice reads the store again, so the work may stop at any point and go on after the next start.
 
 use crate::clock::{Clock, WallMs};
 use crate::metrics::Metrics;
 use crate::store::{Slice, Store, StoreError};
+use procfleet_failpoint::{Point, hit};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-/// Agents that come back and open ops that are taken up have the first seconds to themselves.
+/// The first seconds after a start belong to reconnecting agents and open ops.
 const FIRST: Duration = Duration::from_secs(5);
 const EVERY: Duration = Duration::from_secs(3_600);
-/// The writer is busy with it for some ten milliseconds; who comes meanwhile waits that long.
+/// One slice keeps the writer busy for some ten milliseconds, which other writes have to wait.
 const SLICE: Slice = Slice { tasks: 500, ops: 5_000 };
 /// Audit records, events and tokens are small and have no ops.
 const ROWS: u32 = 2_000;
-/// A token is refused as expired, and not as unknown, for so long.
+/// Expired tokens are kept this long, so that they are refused as expired and not as unknown.
 const EXPIRED_TOKENS: Duration = Duration::from_secs(30 * 86_400);
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Ends when it is told to stop. A slice that was handed to the store is still carried out.
+    /// Runs until the server stops. A slice that was handed to the store is still carried out.
     pub async fn run(self) {
         let mut stop = self.stop.clone();
         tokio::select! {
@@ -45,11 +46,12 @@ impl Retention {
     async fn delete_for_ever(&self) {
         let mut next = Instant::now() + FIRST;
         loop {
+            hit(Point::ServerRetention);
             tokio::time::sleep_until(next).await;
             if let Err(error) = self.delete().await {
                 warn!(
                     error = &error as &dyn std::error::Error,
-                    "deleting what is old failed; it is tried again later"
+                    "deleting old tasks failed; the next try is in an hour"
                 );
             }
             self.store.fill_reserve();
@@ -75,7 +77,7 @@ impl Retention {
         let events = all_rows(|| self.store.delete_events(kept_since, ROWS)).await?;
         let tokens = all_rows(|| self.store.delete_tokens(now - millis(EXPIRED_TOKENS), ROWS)).await?;
         if tasks + audit + events + tokens > 0 {
-            info!(tasks, audit, events, tokens, "what was too old to keep was deleted");
+            info!(tasks, audit, events, tokens, "old tasks, audit records, events and tokens were deleted");
         }
         Ok(())
     }
@@ -97,7 +99,7 @@ where
     }
 }
 
-/// As long as the slice took: at least half of the writer's time is for others.
+/// Sleeps as long as the slice took, so that at least half of the writer's time is for others.
 async fn rest(began: Instant) {
     tokio::time::sleep(began.elapsed()).await;
 }

@@ -1,18 +1,19 @@
 //! Retires a CA that has a successor as soon as no agent and no join token needs it.
 
+use crate::ca_change;
 use crate::clock::Clock;
 use crate::pki::Ca;
-use crate::store::{Store, StoreError};
+use crate::store::{NewAudit, Store, StoreError};
+use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::token::hex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// While a CA is being replaced: how often it is asked whether anybody still needs the old one.
+/// How often the agents of the old CA are counted while there is a successor.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Retires a CA that has a successor when nobody needs it any more.
 #[derive(Debug)]
 pub struct Succession {
     pub store: Store,
@@ -25,6 +26,7 @@ impl Succession {
     pub async fn run(mut self) {
         let mut changes = self.ca.changes();
         loop {
+            hit(Point::ServerSuccession);
             let look = async {
                 match self.ca.next_pin() {
                     Some(_) => tokio::time::sleep(LOOK).await,
@@ -39,20 +41,26 @@ impl Succession {
             }
             match self.is_free().await {
                 Ok(false) => {}
-                Ok(true) => {
-                    let (ca, old) = (self.ca.clone(), hex(&self.ca.pin()));
-                    match tokio::task::spawn_blocking(move || ca.retire()).await {
-                        Ok(Ok(_)) => info!(retired = old, "the CA was retired: nobody needs it any more"),
-                        Ok(Err(error)) => {
-                            warn!(error = &error as &dyn std::error::Error, "the CA could not be retired");
-                        }
-                        // Its panic ends the server.
-                        Err(_) => return,
-                    }
-                }
+                Ok(true) => self.retire().await,
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "who uses the CA could not be read");
+                    let error = &error as &dyn std::error::Error;
+                    warn!(error, "the agents of the old CA could not be counted; trying again");
                 }
+            }
+        }
+    }
+
+    async fn retire(&self) {
+        let (old, now) = (hex(&self.ca.pin()), self.clock.wall());
+        let detail = "no agent and no join token needs it".to_owned();
+        let record = NewAudit::of_server(now, "ca_retire", old.clone(), detail);
+        match ca_change::retire(self.store.clone(), self.ca.clone(), now, |_| record).await {
+            Ok(Some(_)) => info!(retired = old, "the CA was retired: no agent and no join token needs it"),
+            // An administrator was faster.
+            Ok(None) => {}
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "the old CA could not be retired; trying again");
             }
         }
     }

@@ -6,6 +6,8 @@
 use crate::events::EventNotifier;
 use crate::store::{EventFilter, EventPage, EventRecord, Store};
 use procfleet_core::grants::GrantScope;
+use procfleet_failpoint::{Point, hit};
+use procfleet_http_client::Timeouts;
 use procfleet_program::panics;
 use procfleet_proto::http::events::{Told, data_id, delivery, without_secrets};
 use std::collections::HashMap;
@@ -16,14 +18,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-/// How many events one delivery has at most.
+/// Maximum number of events in one delivery.
 const BATCH: u32 = 100;
-/// How long a receiver may take. An orderly end of the server waits for a delivery that is under way.
+/// Time limit of one delivery. The worker ends without waiting for a delivery, but the process ends after it;
+/// its events are sent again after the next start.
 const PATIENCE: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Why each receiver's last try failed; those without trouble are not in it.
+/// Why the last delivery to each webhook failed. Webhooks without a failure have no entry.
 #[derive(Clone, Debug, Default)]
 pub struct Troubles(Arc<Mutex<HashMap<u64, String>>>);
 
@@ -37,7 +40,7 @@ impl Troubles {
     }
 }
 
-/// The part of the server that delivers.
+/// The worker.
 #[derive(Debug)]
 pub struct Delivery {
     pub store: Store,
@@ -46,11 +49,11 @@ pub struct Delivery {
     pub stop: watch::Receiver<bool>,
 }
 
-/// How the tries to reach one receiver stand.
+/// State of the deliveries to one webhook.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tries {
     failures: u32,
-    /// Not before.
+    /// The next try is not before this time.
     next: Option<Instant>,
     under_way: bool,
 }
@@ -62,9 +65,10 @@ impl Delivery {
         let mut tries: HashMap<u64, Tries> = HashMap::new();
         let mut deliveries: JoinSet<(u64, Result<Delivered, String>)> = JoinSet::new();
         loop {
+            hit(Point::ServerWebhooks);
             let due = self.begin_due(&mut tries, &mut deliveries).await;
             let ended = tokio::select! {
-                // The end first: what is under way is delivered once more after the next start, if need be.
+                // The end first: an unfinished delivery is repeated after the next start.
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return,
                 Some(ended) = deliveries.join_next(), if !deliveries.is_empty() => ended.ok(),
@@ -78,7 +82,7 @@ impl Delivery {
         }
     }
 
-    /// Begins what is due, and says when to look again.
+    /// Begins the deliveries that are due. Returns when to look again.
     async fn begin_due(
         &self,
         tries: &mut HashMap<u64, Tries>,
@@ -89,7 +93,10 @@ impl Delivery {
         let webhooks = match self.store.webhooks().await {
             Ok(webhooks) => webhooks,
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "webhooks cannot be read");
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the webhooks could not be read from the store; trying again"
+                );
                 return now + FIRST_PAUSE;
             }
         };
@@ -116,7 +123,10 @@ impl Delivery {
                     });
                 }
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "events cannot be read for a webhook");
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the events for a webhook could not be read from the store; trying again"
+                    );
                     due = due.min(now + FIRST_PAUSE);
                 }
             }
@@ -159,10 +169,9 @@ struct Delivered {
     up_to: u64,
 }
 
-/// Events of one data id at a time, in their order. The first failure ends it.
+/// Sends events of one data id at a time, in order, up to the first failure.
 fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
-    let agent =
-        ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).max_redirects(0).build().new_agent();
+    let client = procfleet_http_client::client(Timeouts { connect: None, overall: PATIENCE });
     let mut up_to = 0;
     for group in events.chunk_by(|one, next| data_id(one.event.report_id) == data_id(next.event.report_id)) {
         let ids: Vec<String> = group
@@ -181,13 +190,14 @@ fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
             id,
         });
         let number = group.first().map_or(0, |first| data_id(first.event.report_id));
-        match agent.post(url).send_json(delivery(number, told)) {
+        match client.post(url).send_json(delivery(number, told)) {
             Ok(answer) if answer.status().is_success() => {
                 up_to = group.last().map_or(up_to, |last| last.number);
             }
-            // What was taken before the failure is not sent again.
+            // Events that were taken before the failure are not sent again.
             Ok(_) | Err(_) if up_to > 0 => return Ok(Delivered { up_to }),
-            // Somewhere else is not where the events were to go: whoever sends them away has not taken them.
+            // A redirect is a failure, too: the receiver that the administrator named has not taken the
+            // events.
             Ok(answer) => return Err(format!("http status: {}", answer.status().as_u16())),
             Err(error) => return Err(error.to_string().replace(url, &without_secrets(url))),
         }

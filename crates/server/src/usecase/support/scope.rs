@@ -14,11 +14,7 @@ pub async fn businesses(
     caller: &Caller,
     named: NamedScope,
 ) -> Result<GrantScope<BusinessId>, AppError> {
-    let missing = |what: String| {
-        let mut faults = Faults::default();
-        faults.add(named.field, format!("there is no {what}"));
-        AppError::Faults(faults)
-    };
+    let missing = |what: String| AppError::Faults(Faults::one(named.field, format!("there is no {what}")));
     match named.of {
         // One that is not granted is denied in the same words whether it exists or not.
         ScopeOf::Business(id) if !caller.rights.businesses().allows(&id) => Ok(only([id])),
