@@ -24,8 +24,8 @@ fn is_damage_code(error: ffi::Error) -> bool {
 }
 
 /// Names a full disk in the text of an error. SQLite reports a lack of space with a dozen result codes,
-/// depending on the write that failed: `SQLITE_IOERR_SHMSIZE`, for example, where the shared memory of the log
-/// cannot grow.
+/// depending on the write that failed: `SQLITE_IOERR_SHMSIZE`, for example, where the shared memory of the
+/// log cannot grow.
 ///
 /// `database` is the file that could not be written.
 pub fn explain(error: Error, database: &Path) -> Error {

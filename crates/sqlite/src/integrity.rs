@@ -1,5 +1,5 @@
-//! Checks the files of a database before SQLite opens them, and the structure of an open database. SQLite keeps
-//! no checksums of its pages, so altered bytes inside a value are not found.
+//! Checks the files of a database before SQLite opens them, and the structure of an open database. SQLite
+//! keeps no checksums of its pages, so altered bytes inside a value are not found.
 
 use crate::error::is_damage;
 use crate::wal::{WalDamage, wal_damage};

@@ -374,7 +374,8 @@ mod tests {
             self.folder.path().join("x.db")
         }
 
-        /// Runs `middle` in one group between the inserts of 1 and 3. Returns which jobs failed, and the rows.
+        /// Runs `middle` in one group between the inserts of 1 and 3. Returns which jobs failed, and the
+        /// rows.
         async fn group(
             &self,
             middle: fn(&Connection) -> Result<(), Error>,

@@ -470,8 +470,8 @@ impl Launch {
         self.seen.filter(|_| spec.policy.kind != Kind::Once)
     }
 
-    /// Whether the command is a script at work that may yet start the process which the spec names: the script
-    /// does not count as the process before `op_timeout`.
+    /// Whether the command is a script at work that may yet start the process which the spec names: the
+    /// script does not count as the process before `op_timeout`.
     pub(super) fn awaits_script(&self, spec: &Spec) -> bool {
         let is_script = self.seen.is_some_and(|seen| seen.process.found == Found::Shell);
         self.ended.is_none()

@@ -1,6 +1,6 @@
 //! Chaos: server, agents and connections end, break or hang at named points and at random while a workload
-//! runs; afterwards the whole history is checked. `scripts/chaos` runs it, docs/bench/chaos.md describes how to
-//! read the result.
+//! runs; afterwards the whole history is checked. `scripts/chaos` runs it, docs/bench/chaos.md describes how
+//! to read the result.
 //!
 //! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
 //! - `history`: the tasks that were sent, and the checks of them;

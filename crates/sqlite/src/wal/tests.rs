@@ -206,7 +206,8 @@ fn frames_of_an_older_log_do_not_count() {
     files.with(|log| log[HEADER..].copy_from_slice(&old.log[HEADER..])).assert_intact("only a header");
 }
 
-/// The sync of a commit failed, and a later commit overwrote its first frames. The rest has the current salts.
+/// The sync of a commit failed, and a later commit overwrote its first frames. The rest has the current
+/// salts.
 #[test]
 fn a_partly_overwritten_failed_commit_is_intact() {
     let mut writer = Writer::new(4_096);

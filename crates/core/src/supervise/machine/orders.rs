@@ -281,10 +281,10 @@ impl Machine {
         }
     }
 
-    /// A superseded start does not continue: its command is ended with all its descendants. A stop command runs
-    /// only afterwards and only if a process is still there, because a start command at work may hold a lock
-    /// that the stop command needs. Without a stop command, a recognised process is first stopped like any
-    /// other.
+    /// A superseded start does not continue: its command is ended with all its descendants. A stop command
+    /// runs only afterwards and only if a process is still there, because a start command at work may hold a
+    /// lock that the stop command needs. Without a stop command, a recognised process is first stopped like
+    /// any other.
     pub(super) fn overtake_launch(
         &mut self,
         now: BootTime,
