@@ -7,7 +7,7 @@ use crate::output::plain;
 use crate::tls::TlsConnector;
 use procfleet_core::code::Code;
 use procfleet_http_client::Timeouts;
-use procfleet_proto::http::native::Envelope;
+use procfleet_proto::http::native::PageEnvelope;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt;
@@ -35,6 +35,10 @@ pub(crate) struct Client {
 #[derive(Debug)]
 pub(crate) struct ReplyData {
     pub(crate) data: Value,
+    /// The cursor of the next page, where the data is a page and not the last one.
+    pub(crate) next: Option<String>,
+    /// The number of rows of all pages.
+    pub(crate) total: Option<u64>,
     url: String,
 }
 
@@ -112,16 +116,13 @@ impl Client {
             Phase::Connecting(why) => Error::Unreachable { url: url.clone(), why },
             Phase::Answering(why) => after_sending(url.clone(), why),
         })?;
-        let envelope: Envelope<Value> = serde_json::from_slice(&body).map_err(|fault| Error::Stranger {
-            url: url.clone(),
-            status,
-            why: fault.to_string(),
-        })?;
+        let envelope: PageEnvelope<Value> = serde_json::from_slice(&body)
+            .map_err(|fault| Error::Stranger { url: url.clone(), status, why: fault.to_string() })?;
         let (message, code) = (plain(&envelope.message), envelope.code);
         if envelope.result {
             let why = "a success without data".to_owned();
             let data = envelope.data.ok_or_else(|| Error::Stranger { url: url.clone(), status, why })?;
-            return Ok(ReplyData { data, url });
+            return Ok(ReplyData { data, next: envelope.next, total: envelope.total, url });
         }
         let login = [Code::AppDenied, Code::UserDenied].map(Code::external);
         Err(if login.contains(&code) {

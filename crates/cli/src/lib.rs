@@ -49,6 +49,16 @@ Exit status:
   2  the command line cannot be carried out as it stands
   5  the server cannot be reached, or does not let us in";
 
+/// Help about the exit statuses of all verbs, in short.
+pub const ALL_EXITS: &str = "\
+Exit status of the verbs:
+  0  done
+  1  an operation failed or is still open, or the server refused the request
+  2  the command line cannot be carried out as it stands
+  3  (status, is-running) the process is stopped on one of the hosts
+  4  (status, is-running) the process is not known there, or a host did not answer
+  5  the server cannot be reached, or does not let us in";
+
 /// Help about the exit status of a verb that queries a process.
 const STATUS_EXITS: &str = "\
 Exit status:

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long the server may hold one question back while nothing happens.
 const LONG_POLL: Duration = Duration::from_secs(1);
+/// The most ops that one answer may have.
+const OPS_PAGE: u32 = 10_000;
 /// How many failures a person watching a bar is shown; `task show` has them all.
 const FAILURES_BESIDE_BAR: usize = 20;
 
@@ -63,17 +65,35 @@ impl WaitMode {
 pub(crate) struct WatchedTask {
     pub(crate) data: Value,
     pub(crate) view: TaskView,
+    /// The cursor of the ops that follow; `None`: there are none.
+    pub(crate) next: Option<String>,
+    /// How many ops there are on all pages.
+    pub(crate) total: Option<u64>,
 }
 
 impl WatchedTask {
-    /// Only these ops are shown; the counts stay those of the whole task.
-    pub(crate) fn keep(&mut self, wanted: impl Fn(&OpRow) -> bool) {
-        let kept: Vec<bool> = self.view.ops.iter().map(&wanted).collect();
-        if let Some(ops) = self.data["ops"].as_array_mut() {
-            let mut kept = kept.iter();
-            ops.retain(|_| kept.next().copied().unwrap_or(true));
+    /// Reads further pages until there are so many ops, or no more.
+    fn read_on(
+        &mut self,
+        client: &Client,
+        filters: &[(&'static str, String)],
+        wanted: usize,
+    ) -> Result<(), Error> {
+        while self.view.ops.len() < wanted {
+            let Some(after) = self.next.take() else { return Ok(()) };
+            let left = (wanted - self.view.ops.len()).min(OPS_PAGE as usize);
+            let mut query: Vec<(&'static str, String)> =
+                filters.iter().filter(|(field, _)| *field != "after").cloned().collect();
+            query.extend([("limit", left.to_string()), ("after", after)]);
+            let mut more = watched(client.get(&path(&self.view.task.task_id), &query)?)?;
+            let (ops, others) = (self.data["ops"].as_array_mut(), more.data["ops"].as_array_mut());
+            if let (Some(ops), Some(others)) = (ops, others) {
+                ops.append(others);
+            }
+            self.view.ops.append(&mut more.view.ops);
+            self.next = more.next;
         }
-        self.view.ops.retain(wanted);
+        Ok(())
     }
 
     pub(crate) fn exit(&self, strict: bool) -> VerbExit {
@@ -86,16 +106,25 @@ impl WatchedTask {
         if all_well { VerbExit::Done } else { VerbExit::Failed }
     }
 
+    pub(crate) fn has_all_ops(&self) -> bool {
+        self.view.ops.len() as u64 >= self.view.task.counts.total
+    }
+
     /// `start web:nginx: 3 ok, 1 failed`.
     pub(crate) fn summary(&self) -> String {
-        let count = |wanted: How| self.view.ops.iter().filter(|op| how(op) == wanted).count();
-        let parts = [
-            (count(How::Ok), "ok"),
-            (count(How::AlreadySo(ALREADY_RUNNING)), ALREADY_RUNNING),
-            (count(How::AlreadySo(NOT_RUNNING)), NOT_RUNNING),
-            (count(How::Failed), "failed"),
-            (count(How::Open), "open"),
-        ];
+        let count = |wanted: How| self.view.ops.iter().filter(|op| how(op) == wanted).count() as u64;
+        let counts = self.view.task.counts;
+        let parts = match self.has_all_ops() {
+            true => vec![
+                (count(How::Ok), "ok"),
+                (count(How::AlreadySo(ALREADY_RUNNING)), ALREADY_RUNNING),
+                (count(How::AlreadySo(NOT_RUNNING)), NOT_RUNNING),
+                (count(How::Failed), "failed"),
+                (count(How::Open), "open"),
+            ],
+            // Ops that had nothing to do are counted as failed by the server.
+            false => vec![(counts.succeeded, "ok"), (counts.failed, "failed"), (counts.open, "open")],
+        };
         let told: Vec<String> = parts
             .into_iter()
             .filter(|(count, _)| *count > 0)
@@ -130,8 +159,18 @@ pub(crate) fn how(op: &OpRow) -> How {
     }
 }
 
-pub(crate) fn show(client: &Client, task_id: &str) -> Result<WatchedTask, Error> {
-    watched(client.get(&path(task_id), &[])?)
+/// A task with so many of its ops, those that pass the filters. `limit`: `None` is one page.
+pub(crate) fn show(
+    client: &Client,
+    task_id: &str,
+    filters: &[(&'static str, String)],
+    limit: Option<u32>,
+) -> Result<WatchedTask, Error> {
+    let mut query = filters.to_vec();
+    query.extend(limit.map(|limit| ("limit", limit.min(OPS_PAGE).to_string())));
+    let mut seen = watched(client.get(&path(task_id), &query)?)?;
+    seen.read_on(client, filters, limit.map_or(0, |limit| limit as usize))?;
+    Ok(seen)
 }
 
 /// Waits until no op is open, at most this many seconds. Returns the last state seen.
@@ -188,7 +227,8 @@ fn wait_for(
         match client.get(&path(task_id), &[("wait_ms", hold.as_millis().to_string())]) {
             Ok(answer) => {
                 failed_tries = 0;
-                let seen = watched(answer)?;
+                let mut seen = watched(answer)?;
+                seen.read_on(client, &[], usize::MAX)?;
                 teller.tell(&seen.view, around)?;
                 if seen.view.task.counts.open == 0 || left.is_zero() {
                     teller.finish(&seen.view, around);
@@ -227,7 +267,7 @@ fn path(task_id: &str) -> String {
 }
 
 fn watched(answer: ReplyData) -> Result<WatchedTask, Error> {
-    Ok(WatchedTask { view: answer.read()?, data: answer.data })
+    Ok(WatchedTask { view: answer.read()?, data: answer.data, next: answer.next, total: answer.total })
 }
 
 pub(crate) fn is_open(op: &OpRow) -> bool {

@@ -19,7 +19,7 @@ const NEEDS_SOMEBODY: u8 = 78;
 
 /// Runs processes on a fleet of hosts and keeps them alive.
 #[derive(Parser)]
-#[command(name = "procfleet", version, about, propagate_version = true)]
+#[command(name = "procfleet", version, about, propagate_version = true, after_help = procfleet_cli::ALL_EXITS)]
 struct Main {
     #[command(subcommand)]
     command: Command,

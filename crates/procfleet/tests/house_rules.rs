@@ -179,6 +179,26 @@ fn error_numbers_are_written_in_one_file() {
     }
 }
 
+/// A request reads the rows that it is about, never a list that is as long as the fleet. The whole list of
+/// agents is for the start of the server, and lists of procs, agents and tasks have a limit.
+#[test]
+fn no_request_reads_the_whole_fleet() {
+    let server = root().join("crates/server/src");
+    let (store, dispatcher) = (server.join("store"), server.join("dispatcher"));
+    let files = rust_files(&server).into_iter();
+    for file in files.filter(|file| !file.starts_with(&store) && !file.starts_with(&dispatcher)) {
+        let text = std::fs::read_to_string(&file).expect("a file");
+        assert!(!text.contains(".all_agents("), "{} reads the whole fleet", file.display());
+    }
+    let unpaged = ["pub async fn agents(&self)", "pub async fn procs(&self", "pub async fn tasks(&self"];
+    for file in rust_files(&store) {
+        let text = std::fs::read_to_string(&file).expect("a file");
+        for list in unpaged {
+            assert!(!text.contains(list), "{} has a list without a limit: {list}", file.display());
+        }
+    }
+}
+
 /// A code that no program answers with only burdens the callers' tables.
 #[test]
 fn every_error_code_is_produced_somewhere() {

@@ -24,6 +24,36 @@ pub enum ProcState {
     Unknown,
 }
 
+impl ProcState {
+    /// In the order of their words.
+    pub const ALL: [ProcState; 9] = [
+        ProcState::Changing,
+        ProcState::GaveUp,
+        ProcState::Reloading,
+        ProcState::Restarting,
+        ProcState::Running,
+        ProcState::Starting,
+        ProcState::Stopped,
+        ProcState::Stopping,
+        ProcState::Unknown,
+    ];
+
+    /// As it is written in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            ProcState::Running => "running",
+            ProcState::Stopped => "stopped",
+            ProcState::Starting => "starting",
+            ProcState::Stopping => "stopping",
+            ProcState::Restarting => "restarting",
+            ProcState::Reloading => "reloading",
+            ProcState::Changing => "changing",
+            ProcState::GaveUp => "gave_up",
+            ProcState::Unknown => "unknown",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcReport {
     /// One of the states that every version knows; `doing` says more while it is `changing`.
@@ -85,6 +115,11 @@ impl ProcReport {
             (ProcState::Changing, Some(Doing::Reloading)) => ProcState::Reloading,
             (state, _) => state,
         }
+    }
+
+    /// The proc is not in its wanted state: given up, unhealthy, or with a note.
+    pub fn is_failed(&self) -> bool {
+        self.state == ProcState::GaveUp || self.health.unhealthy_reason().is_some() || !self.note.is_empty()
     }
 
     /// A proc that is known by its name alone and not supervised, with the reason.

@@ -48,6 +48,13 @@ impl Presences {
         self.agents.read().unwrap_or_else(PoisonError::into_inner).get(agent).map(LastHeard::get)
     }
 
+    /// The connected agents with the time that each was last heard. In memory, and as large as the fleet: for
+    /// ordering by that time only.
+    pub fn all_heard(&self) -> Vec<(WallMs, AgentId)> {
+        let agents = self.agents.read().unwrap_or_else(PoisonError::into_inner);
+        agents.iter().map(|(agent, heard)| (heard.get(), agent.clone())).collect()
+    }
+
     pub(crate) fn insert(&self, agent: AgentId, heard: LastHeard) {
         match self.agents.write().unwrap_or_else(PoisonError::into_inner).entry(agent) {
             Entry::Occupied(mut known) => drop(known.insert(heard)),

@@ -1,9 +1,9 @@
 //! `procfleet agents`: who has joined, who is connected, and whose they are.
 
-use super::list::{self, Watching, host_order};
+use super::list::{self, FLEET_PAGE, ListedRows, PageFlags, Watching, host_order};
 use super::operate::label;
 use super::token::Ttl;
-use crate::client::ReplyData;
+use crate::client::Client;
 use crate::output::{Format, OutputFlag, age};
 use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::BusinessId;
@@ -36,12 +36,8 @@ pub struct Agents {
     /// Only those that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
-    /// Only those whose ids come after this one
-    #[arg(long, value_name = "ID")]
-    pub after: Option<String>,
-    /// How many at most [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub limit: Option<u32>,
+    #[command(flatten)]
+    pub page: PageFlags,
     /// The column that the rows are ordered by [default: host; with --after or --limit: id]
     #[arg(long, value_name = "COLUMN", value_enum)]
     pub sort: Option<AgentSort>,
@@ -146,10 +142,7 @@ impl Agents {
         let answer = match &self.change {
             None => {
                 let client = self.connection.client()?;
-                return self.watching.repeat(around, |around| {
-                    let answer = client.get("/api/v1/agents", &self.filters())?;
-                    self.show(&answer, around)
-                });
+                return self.watching.repeat(around, |around| self.list(&client, around));
             }
             Some(AgentChange::Assign(assign)) => {
                 let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
@@ -172,49 +165,48 @@ impl Agents {
                 forget.connection.client()?.post("/api/v1/agents/forget", &wanted)?
             }
         };
-        self.show(&answer, around)
+        let mut rows: Vec<(Value, AgentRow)> = list::rows(&answer)?;
+        rows.sort_by_cached_key(|(_, row)| host_order(row.bk_cloud_id, &row.ip));
+        let (values, rows): (Vec<Value>, Vec<AgentRow>) = rows.into_iter().unzip();
+        self.show(Value::Array(values), &rows, around)?;
+        Ok(VerbExit::Done)
     }
 
-    fn show(&self, answer: &ReplyData, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let mut rows: Vec<(Value, AgentRow)> = list::rows(answer)?;
-        // A page is a part of the list by ids, and goes on after its last one.
-        let paged = self.after.is_some() || self.limit.is_some();
+    fn list(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+        let mut query = self.filters();
+        // A page without an order goes on after the id of its last row, as it did before there were orders.
+        let paged = self.page.after.is_some() || self.page.limit.is_some();
         let sort = self.sort.unwrap_or(if paged { AgentSort::Id } else { AgentSort::Host });
-        rows.sort_by_cached_key(|(_, row)| {
-            let host = host_order(row.bk_cloud_id, &row.ip);
-            match sort {
-                AgentSort::Id => (0, row.bk_agent_id.clone(), host),
-                AgentSort::Host => (0, String::new(), host),
-                AgentSort::Version => (0, row.version.clone(), host),
-                AgentSort::State => (0, state(row), host),
-                AgentSort::Heard => (-row.heard_at, String::new(), host),
-            }
-        });
-        match self.output().format() {
-            Format::Json => around.json(&list::json(&rows))?,
-            Format::Text => {
-                let now = around.now;
-                around.table(
-                    [
-                        "AGENT",
-                        "HOST",
-                        "BUSINESS",
-                        "VERSION",
-                        "CONTAINMENT",
-                        "STATE",
-                        "SINCE",
-                        "LAST HEARD",
-                        "LABELS",
-                    ],
-                    rows.iter().map(|(_, row)| cells(row, now)).collect(),
-                    match self.filters().is_empty() {
-                        true => "no agent has joined yet: procfleet token create makes a token for one",
-                        false => "no agent is so",
-                    },
-                )?;
-            }
-        }
+        query.extend(sort.word().map(|word| ("sort", word.to_owned())));
+        let listed = ListedRows::read(client, "/api/v1/agents", &query, &self.page, FLEET_PAGE)?;
+        self.show(listed.json(), &listed.rows, around)?;
+        listed.note_more(around);
         Ok(VerbExit::Done)
+    }
+
+    fn show(&self, json: Value, rows: &[AgentRow], around: &mut Surroundings<'_>) -> Result<(), Error> {
+        let now = around.now;
+        match self.output().format() {
+            Format::Json => around.json(&json),
+            Format::Text => around.table(
+                [
+                    "AGENT",
+                    "HOST",
+                    "BUSINESS",
+                    "VERSION",
+                    "CONTAINMENT",
+                    "STATE",
+                    "SINCE",
+                    "LAST HEARD",
+                    "LABELS",
+                ],
+                rows.iter().map(|row| cells(row, now)).collect(),
+                match self.filters().is_empty() && self.page.after.is_none() {
+                    true => "no agent has joined yet: procfleet token create makes a token for one",
+                    false => "no agent is so",
+                },
+            ),
+        }
     }
 
     fn filters(&self) -> Vec<(&'static str, String)> {
@@ -226,12 +218,23 @@ impl Agents {
             ("state", self.state.clone()),
             ("offline_secs", self.offline_for.map(|time| time.secs.to_string())),
             ("select", Some(select.join(",")).filter(|select| !select.is_empty())),
-            ("after", self.after.clone()),
-            ("limit", self.limit.map(|limit| limit.to_string())),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
         .collect()
+    }
+}
+
+impl AgentSort {
+    /// As the API calls it; `None`: its default.
+    fn word(self) -> Option<&'static str> {
+        match self {
+            AgentSort::Id => None,
+            AgentSort::Host => Some("host"),
+            AgentSort::Version => Some("version"),
+            AgentSort::State => Some("state"),
+            AgentSort::Heard => Some("heard"),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `procfleet audit`: the audit trail.
 
-use super::list::{self, MOST_ROWS};
+use super::list;
 use super::token::Ttl;
 use crate::output::{Format, OutputFlag};
 use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
@@ -32,19 +32,13 @@ pub struct Audit {
 
 impl Audit {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let filtered = self.failed || self.since.is_some();
-        let asked = if filtered { MOST_ROWS } else { self.limit };
-        let mut query = vec![("limit", asked.to_string())];
+        let mut query = vec![("limit", self.limit.to_string())];
         query.extend(self.app.iter().map(|app| ("app", app.clone())));
         query.extend(self.action.iter().map(|action| ("action", action.clone())));
+        query.extend(self.failed.then(|| ("failed", "true".to_owned())));
+        query.extend(self.since.map(|time| ("since", time.ago(around.now).to_string())));
         let answer = self.connection.client()?.get("/api/v1/audit", &query)?;
-        let mut rows: Vec<(Value, AuditRow)> = list::rows(&answer)?;
-        let now = around.now;
-        rows.retain(|(_, row)| {
-            (!self.failed || row.code != 0)
-                && self.since.is_none_or(|time| time.includes(row.at.max(row.last_at), now))
-        });
-        rows.truncate(self.limit as usize);
+        let rows: Vec<(Value, AuditRow)> = list::rows(&answer)?;
         match self.output.format() {
             Format::Json => around.json(&list::json(&rows))?,
             Format::Text => {

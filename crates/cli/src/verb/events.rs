@@ -1,7 +1,5 @@
 //! `procfleet events`: events of processes that no operation caused.
 
-use super::list::MOST_ROWS;
-use super::ps::selected;
 use super::targets::host;
 use super::token::Ttl;
 use crate::output::{Format, OutputFlag, PollPace, plain, plain_lines};
@@ -56,33 +54,12 @@ impl EventsVerb {
         {
             filters.extend(value.iter().map(|value| (field, value.clone())));
         }
+        filters.extend((!self.select.is_empty()).then(|| ("select", self.select.join(","))));
+        filters.extend(self.since.map(|time| ("since", time.ago(around.now).to_string())));
         let mut query = filters.clone();
-        let filtered = self.since.is_some() || !self.select.is_empty();
-        let asked = if filtered { MOST_ROWS } else { self.limit };
-        query.push(("limit", asked.to_string()));
-        let selected = match self.select.is_empty() {
-            true => None,
-            false => Some(selected(&client, &self.select)?),
-        };
-        let now = around.now;
-        let wanted = |event: &EventRow| {
-            selected.as_ref().is_none_or(|agents| agents.contains(&event.bk_agent_id))
-                && self.since.is_none_or(|time| time.includes(event.at / 1000, now))
-        };
-        let mut answer = client.get("/api/v1/events", &query)?;
+        query.push(("limit", self.limit.to_string()));
+        let answer = client.get("/api/v1/events", &query)?;
         let mut view: EventsView = answer.read()?;
-        let kept: Vec<bool> = view.events.iter().map(&wanted).collect();
-        // The newest, as the server gives them.
-        let surplus = kept.iter().filter(|kept| **kept).count().saturating_sub(self.limit as usize);
-        if filtered {
-            if let Some(events) = answer.data["events"].as_array_mut() {
-                let mut kept = kept.iter();
-                events.retain(|_| kept.next().copied().unwrap_or(true));
-                events.drain(..surplus.min(events.len()));
-            }
-            view.events.retain(&wanted);
-            view.events.drain(..surplus);
-        }
         if !self.follow && self.output.format() == Format::Json {
             around.json(&answer.data)?;
             return Ok(VerbExit::Done);
@@ -100,7 +77,6 @@ impl EventsVerb {
                 Ok(answer) => {
                     failed_tries = 0;
                     view = answer.read()?;
-                    view.events.retain(&wanted);
                 }
                 // Wait for a server that restarts: no event is lost, because the request names the last event
                 // seen.

@@ -1,15 +1,96 @@
-//! What the verbs that list things share: order, filters by time, and showing a list again and again.
+//! Shared by the verbs that list things: reading pages, order, and showing a list again and again.
 
-use crate::client::ReplyData;
-use crate::output::{Colors, Surroundings};
+use crate::client::{Client, ReplyData};
+use crate::output::{Colors, Surroundings, plain};
 use crate::{Error, VerbExit};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The most rows that one answer has. Filters that the server does not know are applied to so many.
-pub(super) const MOST_ROWS: u32 = 1_000;
+/// The most rows that one answer of these lists may have.
+pub(super) const FLEET_PAGE: u32 = 10_000;
+pub(super) const TASK_PAGE: u32 = 1_000;
+
+/// Which page of a list that may be long.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PageFlags {
+    /// How many rows at most [default: 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: Option<u32>,
+    /// Only the rows that follow a page, by the cursor that was printed with it; with the same --sort
+    #[arg(long, value_name = "CURSOR")]
+    pub after: Option<String>,
+}
+
+/// The rows of one or more pages.
+#[derive(Debug)]
+pub(super) struct ListedRows<T> {
+    /// As they came, for `--json`.
+    pub(super) values: Vec<Value>,
+    pub(super) rows: Vec<T>,
+    next: Option<String>,
+    pub(super) total: Option<u64>,
+}
+
+impl<T: DeserializeOwned> ListedRows<T> {
+    /// Reads as many pages as the limit needs. `page`: the most rows that the server puts into one.
+    pub(super) fn read(
+        client: &Client,
+        path: &str,
+        filters: &[(&'static str, String)],
+        flags: &PageFlags,
+        page: u32,
+    ) -> Result<ListedRows<T>, Error> {
+        let mut listed =
+            ListedRows { values: Vec::new(), rows: Vec::new(), next: flags.after.clone(), total: None };
+        loop {
+            let mut query = filters.to_vec();
+            let left = flags.limit.map(|limit| (limit as usize).saturating_sub(listed.rows.len()));
+            query.extend(left.map(|left| ("limit", left.min(page as usize).to_string())));
+            query.extend(listed.next.take().map(|after| ("after", after)));
+            let answer = client.get(path, &query)?;
+            let (values, rows): (Vec<Value>, Vec<T>) = rows(&answer)?.into_iter().unzip();
+            listed.values.extend(values);
+            listed.rows.extend(rows);
+            (listed.next, listed.total) = (answer.next, answer.total);
+            // Without a limit one page is enough. A page may have no rows at all and still a next one.
+            let is_enough = flags.limit.is_none_or(|limit| listed.rows.len() >= limit as usize);
+            if listed.next.is_none() || is_enough {
+                return Ok(listed);
+            }
+        }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        Value::Array(self.values.clone())
+    }
+
+    /// Says that there are more rows, where there are.
+    pub(super) fn note_more(&self, around: &mut Surroundings<'_>) {
+        note_more(self.rows.len(), self.next.as_deref(), self.total, around);
+    }
+}
+
+/// Says that a list is longer than shown, and how to see the rest.
+pub(super) fn note_more(shown: usize, next: Option<&str>, total: Option<u64>, around: &mut Surroundings<'_>) {
+    let Some(next) = next else { return };
+    let of = total.map(|total| format!(" of {}", grouped(total))).unwrap_or_default();
+    let shown = grouped(shown as u64);
+    around.note(&format!("showing {shown}{of}; for more: --limit N, or --after {}", plain(next)));
+}
+
+/// 100000 as 100,000.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).expect("digits are ASCII"))
+        .collect();
+    groups.join(",")
+}
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Watching {
@@ -74,6 +155,14 @@ pub(super) fn target_order(target: &str) -> (u32, Option<IpAddr>, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_numbers_are_grouped() {
+        for (number, expected) in [(0, "0"), (999, "999"), (1_000, "1,000"), (100_000, "100,000")] {
+            assert_eq!(grouped(number), expected);
+        }
+        assert_eq!(grouped(12_345_678), "12,345,678");
+    }
 
     #[test]
     fn hosts_are_ordered_as_people_order_addresses() {

@@ -4,8 +4,7 @@
 //! writes. With it, each instance is followed by a thread of its own, and this one prints what they bring, so
 //! that lines never mix.
 
-use super::list::target_order;
-use super::ps::selected;
+use super::list::{FLEET_PAGE, ListedRows, PageFlags, target_order};
 use super::targets::host;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, PollPace};
@@ -24,6 +23,10 @@ use std::time::Duration;
 const LONG_POLL: Duration = Duration::from_secs(20);
 /// The most that one answer may have.
 const MOST_LINES: u32 = 10_000;
+/// The most logs that one command reads. With --follow each of them has a thread.
+const MOST_SOURCES: u32 = 1_000;
+/// How many agents one question names.
+const AGENTS: usize = 100;
 /// How many answers may wait to be printed.
 const WAITING: usize = 16;
 
@@ -99,16 +102,14 @@ impl Logs {
     /// Every instance that the server knows of at the named places. What it does not know may still have left
     /// its output.
     fn sources(&self, client: &Client) -> Result<Vec<LogSource>, Error> {
-        let rows: Vec<ProcRow> =
-            client.get("/api/v1/procs", &[("namespace", self.namespace.clone())])?.read()?;
-        let selected = match self.select.is_empty() {
-            true => None,
-            false => Some(selected(client, &self.select)?),
+        let named: Vec<(&'static str, String)> = match self.agents.is_empty() {
+            true => self.hosts.iter().map(|host| ("host", host.to_string())).collect(),
+            false => self.agents.iter().map(|agent| ("agent", agent.to_string())).collect(),
         };
+        let rows = self.procs(client, &named)?;
         let wanted = ProcKey { namespace: self.namespace.clone(), name: self.name.clone() };
         let found: Vec<(String, String, u32)> = rows
             .iter()
-            .filter(|row| selected.as_ref().is_none_or(|agents| agents.contains(&row.bk_agent_id)))
             .filter_map(|row| {
                 let key = ProcKey { namespace: row.namespace.clone(), name: row.name.clone() };
                 let instance = match key.whole() {
@@ -121,10 +122,6 @@ impl Logs {
                     .then(|| (host, row.bk_agent_id.clone(), instance))
             })
             .collect();
-        let named: Vec<(&'static str, String)> = match self.agents.is_empty() {
-            true => self.hosts.iter().map(|host| ("host", host.to_string())).collect(),
-            false => self.agents.iter().map(|agent| ("agent", agent.to_string())).collect(),
-        };
         let mut sources = BTreeSet::new();
         if named.is_empty() {
             sources.extend(
@@ -139,7 +136,7 @@ impl Logs {
             let at = Some((*kind, place.clone()));
             sources.extend(instances.into_iter().map(|instance| LogSource { at: at.clone(), instance }));
         }
-        if sources.is_empty() && selected.is_some() {
+        if sources.is_empty() && !self.select.is_empty() {
             return Err(Error::Usage("no selected host is known to have the process".to_owned()));
         }
         if sources.is_empty() {
@@ -150,6 +147,42 @@ impl Logs {
             (source.at.as_ref().map(|(_, place)| target_order(place)), source.instance)
         });
         Ok(sources)
+    }
+
+    /// The process and its instances, on the hosts that are meant. A revoked host answers nothing, so it is
+    /// not asked unless it is named.
+    fn procs(&self, client: &Client, named: &[(&'static str, String)]) -> Result<Vec<ProcRow>, Error> {
+        let questions: Vec<(&'static str, String)> = match (named, self.agents.as_slice()) {
+            ([], _) if self.select.is_empty() => vec![("usable", "true".to_owned())],
+            ([], _) => vec![("select", self.select.join(","))],
+            (named, []) => named.to_vec(),
+            // A selection has a longest text.
+            (_, agents) => agents.chunks(AGENTS).map(|some| ("select", join(some))).collect(),
+        };
+        let mut rows = Vec::new();
+        for question in questions {
+            for name in [self.name.clone(), format!("{}#*", self.name)] {
+                let mut filters =
+                    vec![("namespace", self.namespace.clone()), ("name", name), question.clone()];
+                if named.is_empty() && question.0 != "usable" {
+                    filters.push(("usable", "true".to_owned()));
+                }
+                let page = PageFlags { limit: Some(MOST_SOURCES), after: None };
+                let listed: ListedRows<ProcRow> =
+                    ListedRows::read(client, "/api/v1/procs", &filters, &page, FLEET_PAGE)?;
+                rows.extend(listed.rows);
+                let total = listed.total.unwrap_or_default();
+                if total > u64::from(MOST_SOURCES) || rows.len() > MOST_SOURCES as usize {
+                    return Err(Error::Usage(format!(
+                        "{} has {} logs on the hosts that are meant, and at most {MOST_SOURCES} are read: name fewer with \
+                         --host or --select",
+                        self.name,
+                        total.max(rows.len() as u64)
+                    )));
+                }
+            }
+        }
+        Ok(rows)
     }
 
     fn show(
@@ -385,6 +418,10 @@ fn is_passing(fault: &Error) -> bool {
         | Error::Denied { .. }
         | Error::Output(_) => false,
     }
+}
+
+fn join(agents: &[AgentId]) -> String {
+    agents.iter().map(AgentId::as_str).collect::<Vec<_>>().join(",")
 }
 
 fn place(text: &str) -> u64 {

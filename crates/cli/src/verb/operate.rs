@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 const PATH: &str = "/api/v1/operate";
 /// A person is asked to confirm an operation on more hosts than this.
-const ASK_ABOVE: u64 = 20;
+pub(super) const ASK_ABOVE: u64 = 20;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Operate {
@@ -211,8 +211,7 @@ impl OperateRun<'_> {
         if meant.count <= ASK_ABOVE {
             return Ok(true);
         }
-        around.ask(&format!("{}; {} them? [y/N] ", words(&meant), self.kind.verb()))?;
-        Ok(matches!(read_line(around.input).trim(), "y" | "Y" | "yes"))
+        confirmed(&format!("{}; {} them? [y/N] ", words(&meant), self.kind.verb()), around)
     }
 
     /// Waits for the outcomes, unless the caller does not want to.
@@ -241,6 +240,11 @@ impl OperateRun<'_> {
         }
         Ok(if query { status::exit(&seen.view.ops) } else { seen.exit(self.waiting.strict) })
     }
+}
+
+pub(super) fn confirmed(question: &str, around: &mut Surroundings<'_>) -> Result<bool, Error> {
+    around.ask(question)?;
+    Ok(matches!(read_line(around.input).trim(), "y" | "Y" | "yes"))
 }
 
 fn words(meant: &OperateAnswer) -> String {

@@ -1,21 +1,19 @@
 //! `procfleet ps`: the processes as the server knows them. It causes no work on any host; `status` does.
 
-use super::list::{self, Watching, host_order};
+use super::list::{FLEET_PAGE, ListedRows, PageFlags, Watching};
 use super::targets::host;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, age, yes_no};
 use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::Host;
-use procfleet_proto::http::native::{AgentRow, ProcRow, ProcState};
-use serde_json::Value;
-use std::collections::BTreeSet;
+use procfleet_proto::http::native::{ProcRow, ProcState};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Ps {
     /// Only the processes of this namespace
     #[arg(long, value_name = "NS")]
     pub namespace: Option<String>,
-    /// Only the processes of this name
+    /// Only the processes of this name; * and ? are allowed
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Only the processes of this host, as CLOUD:IP, or IP for cloud area 0
@@ -34,9 +32,8 @@ pub struct Ps {
     /// The column that the rows are ordered by
     #[arg(long, value_name = "COLUMN", value_enum, default_value_t)]
     pub sort: ProcSort,
-    /// How many at most [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub limit: Option<u32>,
+    #[command(flatten)]
+    pub page: PageFlags,
     #[command(flatten)]
     pub watching: Watching,
     #[command(flatten)]
@@ -55,8 +52,17 @@ pub enum ProcSort {
     Since,
 }
 
-const STATES: [&str; 8] =
-    ["running", "stopped", "starting", "stopping", "restarting", "reloading", "changing", "gave-up"];
+const STATES: [&str; 9] = [
+    "running",
+    "stopped",
+    "starting",
+    "stopping",
+    "restarting",
+    "reloading",
+    "changing",
+    "gave-up",
+    "unknown",
+];
 
 impl Ps {
     pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
@@ -65,66 +71,46 @@ impl Ps {
     }
 
     fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let query: Vec<(&str, String)> = [
+        let query: Vec<(&'static str, String)> = [
             ("namespace", self.namespace.clone()),
             ("name", self.name.clone()),
             ("host", self.host.map(|host| host.to_string())),
+            ("select", (!self.select.is_empty()).then(|| self.select.join(","))),
+            ("state", self.state.as_ref().map(|state| state.replace('-', "_"))),
+            ("failed", self.failed.then(|| "true".to_owned())),
+            ("sort", self.sort.word().map(str::to_owned)),
         ]
         .into_iter()
         .filter_map(|(key, value)| Some((key, value?)))
         .collect();
-        let answer = client.get("/api/v1/procs", &query)?;
-        let selected = match self.select.is_empty() {
-            true => None,
-            false => Some(selected(client, &self.select)?),
-        };
-        let mut rows: Vec<(Value, ProcRow)> = list::rows(&answer)?;
-        rows.retain(|(_, row)| self.wants(row, selected.as_ref()));
-        rows.sort_by_cached_key(|(_, row)| {
-            let (since, state, name) = match self.sort {
-                ProcSort::Host => (0, "", String::new()),
-                ProcSort::Name => (0, "", format!("{}:{}", row.namespace, row.name)),
-                ProcSort::State => (0, word(row.state), String::new()),
-                ProcSort::Since => (-row.started_at, "", String::new()),
-            };
-            (
-                since,
-                state,
-                name,
-                host_order(row.bk_cloud_id, &row.ip),
-                row.namespace.clone(),
-                row.name.clone(),
-            )
-        });
-        rows.truncate(self.limit.map_or(usize::MAX, |limit| limit as usize));
+        let listed: ListedRows<ProcRow> =
+            ListedRows::read(client, "/api/v1/procs", &query, &self.page, FLEET_PAGE)?;
         match self.output.format() {
-            Format::Json => around.json(&list::json(&rows))?,
+            Format::Json => around.json(&listed.json())?,
             Format::Text => {
                 let now = around.now;
                 around.table(
                     ["HOST", "NAMESPACE", "NAME", "STATE", "HOSTED", "PID", "SINCE", "NOTE"],
-                    rows.iter().map(|(_, row)| cells(row, now)).collect(),
+                    listed.rows.iter().map(|row| cells(row, now)).collect(),
                     "no processes",
                 )?;
             }
         }
+        listed.note_more(around);
         Ok(VerbExit::Done)
-    }
-
-    fn wants(&self, row: &ProcRow, selected: Option<&BTreeSet<String>>) -> bool {
-        let failed =
-            row.state == ProcState::GaveUp || row.health.unhealthy_reason().is_some() || !row.note.is_empty();
-        let state = self.state.as_ref().map(|state| state.replace('-', " "));
-        selected.is_none_or(|agents| agents.contains(&row.bk_agent_id))
-            && state.is_none_or(|state| state == word(row.state))
-            && (!self.failed || failed)
     }
 }
 
-/// The agents that a selection means.
-pub(super) fn selected(client: &Client, terms: &[String]) -> Result<BTreeSet<String>, Error> {
-    let agents: Vec<AgentRow> = client.get("/api/v1/agents", &[("select", terms.join(","))])?.read()?;
-    Ok(agents.into_iter().map(|agent| agent.bk_agent_id).collect())
+impl ProcSort {
+    /// As the API calls it; `None`: its default.
+    fn word(self) -> Option<&'static str> {
+        match self {
+            ProcSort::Host => None,
+            ProcSort::Name => Some("name"),
+            ProcSort::State => Some("state"),
+            ProcSort::Since => Some("since"),
+        }
+    }
 }
 
 fn word(state: ProcState) -> &'static str {

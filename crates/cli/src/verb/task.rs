@@ -1,15 +1,17 @@
 //! `procfleet task`: what became of the calls that were accepted.
 
-use super::list::{self, MOST_ROWS, Watching, target_order};
+use super::list::{ListedRows, PageFlags, TASK_PAGE, Watching, note_more, target_order};
+use super::operate::{ASK_ABOVE, confirmed};
 use super::token::Ttl;
 use crate::client::{Client, path_segment};
-use crate::output::{Format, OutputFlag, age, plain};
+use crate::output::{Asks, Format, OutputFlag, age, plain};
 use crate::wait::{self, How, WaitMode, WatchedTask, how};
 use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
+use std::collections::BTreeSet;
 
 #[derive(Deserialize)]
 struct AcceptedTask {
@@ -21,10 +23,12 @@ pub enum TaskVerb {
     /// Show a task and its ops as they are now
     Show(ShownTask),
     /// Wait until a task has ended
+    #[command(after_help = crate::EXITS)]
     Watch(TaskWatch),
     /// Cancel a task: what has not begun does not begin, and nobody waits for the rest
     Cancel(TaskShow),
     /// Try a task again on the hosts where it failed, as a new task
+    #[command(after_help = crate::EXITS)]
     Retry(Retry),
     /// Show the newest tasks
     List(TaskList),
@@ -33,8 +37,13 @@ pub enum TaskVerb {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ShownTask {
     /// Only the operations that failed
-    #[arg(long)]
+    #[arg(long, conflicts_with = "state")]
     pub failed: bool,
+    /// Only the operations that are so
+    #[arg(long, value_name = "STATE", value_parser = ["open", "ended", "failed"])]
+    pub state: Option<String>,
+    #[command(flatten)]
+    pub page: PageFlags,
     #[command(flatten)]
     pub show: TaskShow,
 }
@@ -73,6 +82,9 @@ pub struct Retry {
     /// The task, as GSETASK:YYYYMMDDHHMMSS:N
     #[arg(value_name = "ID")]
     pub task: TaskId,
+    /// Do not ask, however many hosts are meant; without a terminal nobody is asked
+    #[arg(long, short)]
+    pub yes: bool,
     #[command(flatten)]
     pub waiting: WaitMode,
     /// The same retry under the same key is one task, however often it is sent
@@ -87,8 +99,11 @@ pub struct Retry {
 #[derive(Clone, Debug, clap::Args)]
 pub struct TaskList {
     /// How many of the newest tasks to show
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
+    /// Only tasks that are older than this one
+    #[arg(long, value_name = "ID")]
+    pub after: Option<TaskId>,
     /// Only those in which an operation failed
     #[arg(long)]
     pub failed: bool,
@@ -131,14 +146,17 @@ impl TaskVerb {
 impl ShownTask {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let TaskShow { task, output, connection } = &self.show;
-        let mut seen = wait::show(&connection.client()?, &task.to_string())?;
-        if self.failed {
-            seen.keep(|op| how(op) == How::Failed);
-        }
+        let state = if self.failed { Some("failed".to_owned()) } else { self.state.clone() };
+        let filters: Vec<(&'static str, String)> = [("state", state), ("after", self.page.after.clone())]
+            .into_iter()
+            .filter_map(|(field, value)| Some((field, value?)))
+            .collect();
+        let seen = wait::show(&connection.client()?, &task.to_string(), &filters, self.page.limit)?;
         match output.format() {
             Format::Json => around.json(&seen.data)?,
             Format::Text => describe(&seen, around)?,
         }
+        note_more(seen.view.ops.len(), seen.next.as_deref(), seen.total, around);
         // The question was answered; how the ops ended is what `watch` exits with.
         Ok(VerbExit::Done)
     }
@@ -170,12 +188,33 @@ impl Retry {
     fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
         let path = format!("/api/v1/tasks/{}/retry", path_segment(&self.task.to_string()));
         let client = self.connection.client()?;
+        if !self.may_go_on(&client, around)? {
+            around.note("nothing was sent");
+            return Ok(VerbExit::Failed);
+        }
         let answer = client.post_once(&path, &json!({}), self.idempotency_key.as_deref())?;
         let AcceptedTask { task_id } = answer.read()?;
         match self.waiting.follow(&client, &answer, &task_id, &self.output, around)? {
             Some(seen) => conclude(&seen, self.waiting.strict, &self.output, around),
             None => Ok(VerbExit::Done),
         }
+    }
+}
+
+impl Retry {
+    /// Whether a person who is there agrees, where many hosts are meant.
+    fn may_go_on(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<bool, Error> {
+        if self.yes || around.asks == Asks::Nobody {
+            return Ok(true);
+        }
+        let failed = [("state", "failed".to_owned())];
+        let seen = wait::show(client, &self.task.to_string(), &failed, None)?;
+        let hosts: BTreeSet<&str> = seen.view.ops.iter().map(|op| op.target.as_str()).collect();
+        if hosts.len() as u64 <= ASK_ABOVE {
+            return Ok(true);
+        }
+        let count = seen.total.unwrap_or(seen.view.ops.len() as u64);
+        confirmed(&format!("{count} operations failed; try them again? [y/N] "), around)
     }
 }
 
@@ -209,29 +248,28 @@ impl TaskList {
     }
 
     fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let filtered = self.failed || self.state.is_some() || self.since.is_some();
-        let asked = if filtered { MOST_ROWS } else { self.limit };
-        let answer = client.get("/api/v1/tasks", &[("limit", asked.to_string())])?;
-        let mut rows: Vec<(Value, TaskRow)> = list::rows(&answer)?;
         let now = around.now;
-        rows.retain(|(_, row)| self.wants(row, now));
-        rows.truncate(self.limit as usize);
+        let filters: Vec<(&'static str, String)> = [
+            ("failed", self.failed.then(|| "true".to_owned())),
+            ("state", self.state.clone()),
+            ("since", self.since.map(|time| time.ago(now).to_string())),
+        ]
+        .into_iter()
+        .filter_map(|(field, value)| Some((field, value?)))
+        .collect();
+        let page = PageFlags { limit: Some(self.limit), after: self.after.map(|task| task.to_string()) };
+        let listed: ListedRows<TaskRow> =
+            ListedRows::read(client, "/api/v1/tasks", &filters, &page, TASK_PAGE)?;
         match self.output.format() {
-            Format::Json => around.json(&list::json(&rows))?,
+            Format::Json => around.json(&listed.json())?,
             Format::Text => around.table(
                 ["TASK", "AGE", "USER", "APP", "WHAT", "TOTAL", "OPEN", "OK", "FAILED"],
-                rows.into_iter().map(|(_, row)| list_cells(row, now)).collect(),
+                listed.rows.iter().map(|row| list_cells(row.clone(), now)).collect(),
                 "no tasks",
             )?,
         }
+        listed.note_more(around);
         Ok(VerbExit::Done)
-    }
-
-    fn wants(&self, row: &TaskRow, now: i64) -> bool {
-        let state = if row.counts.open > 0 { "open" } else { "ended" };
-        (!self.failed || row.counts.failed > 0)
-            && self.state.as_ref().is_none_or(|wanted| wanted == state)
-            && self.since.is_none_or(|time| time.includes(row.created_at, now))
     }
 }
 
@@ -249,7 +287,10 @@ fn describe(seen: &WatchedTask, around: &mut Surroundings<'_>) -> Result<(), Err
         around.note(&format!("cancelled at {at}"));
     }
     let mut ops: Vec<&OpRow> = seen.view.ops.iter().collect();
-    ops.sort_by_cached_key(|op| (target_order(&op.target), op.namespace.clone(), op.name.clone()));
+    // A part of the ops stays in the order of its pages.
+    if seen.has_all_ops() {
+        ops.sort_by_cached_key(|op| (target_order(&op.target), op.namespace.clone(), op.name.clone()));
+    }
     let rows = ops.into_iter().map(|op| op_cells(op, around)).collect();
     around.table(
         ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],

@@ -95,9 +95,9 @@ impl FromStr for Ttl {
 }
 
 impl Ttl {
-    /// Whether `then` is at most this long before `now`.
-    pub(super) fn includes(self, then: i64, now: i64) -> bool {
-        now.saturating_sub(then) <= i64::try_from(self.secs).unwrap_or(i64::MAX)
+    /// The time that was so long ago; not before 1970.
+    pub(super) fn ago(self, now: i64) -> i64 {
+        now.saturating_sub(i64::try_from(self.secs).unwrap_or(i64::MAX)).max(0)
     }
 }
 

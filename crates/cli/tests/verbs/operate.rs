@@ -1,6 +1,6 @@
 //! `start` and its siblings: the request, the target, the waiting, the report.
 
-use crate::server::{Reply, Server, ok, refused};
+use crate::server::{Reply, Server, ok, page, refused};
 use crate::{Ran, run, run_as, run_with_input};
 use procfleet_cli::{Asks, VerbExit};
 use serde_json::{Value, json};
@@ -172,6 +172,59 @@ fn a_person_is_asked_when_many_hosts_are_meant() {
         let asked = ran.err.contains("21 hosts are meant; stop them? [y/N] ");
         assert_eq!(asked, hosts > 20 && asks == Asks::Person && flags.is_empty(), "{}", ran.err);
     }
+}
+
+#[test]
+fn a_person_is_asked_before_many_hosts_are_tried_again() {
+    const RETRY: &str = "POST /api/v1/tasks/GSETASK%3A20261115205400%3A7/retry";
+    for (hosts, asks, flags, input, exit) in [
+        (21, Asks::Person, "", "y\n", VerbExit::Done),
+        (21, Asks::Person, "", "n\n", VerbExit::Failed),
+        (20, Asks::Person, "", "", VerbExit::Done),
+        (21, Asks::Person, "--yes", "", VerbExit::Done),
+        (21, Asks::Nobody, "", "", VerbExit::Done),
+    ] {
+        let failed = view("start", &vec![(836, "died"); hosts]);
+        let server = Server::start([
+            (POLL, vec![page(failed, Value::Null, hosts as u64)]),
+            (RETRY, vec![ok(json!({"task_id": TASK}))]),
+        ]);
+        let ran = run_as(asks, &server.url(), &format!("task retry {TASK} --no-wait {flags}"), input);
+        assert_eq!(ran.exit, exit, "{hosts} {asks:?} {flags} {input:?}: {}", ran.err);
+        let sent = server.lines().iter().any(|line| line.starts_with("POST"));
+        assert_eq!(sent, exit == VerbExit::Done, "{hosts} {asks:?} {flags} {input:?}");
+        let asked = ran.err.contains("21 operations failed; try them again? [y/N] ");
+        assert_eq!(asked, hosts > 20 && asks == Asks::Person && flags.is_empty(), "{}", ran.err);
+    }
+}
+
+/// A large task is waited for to the last of its ops, page by page.
+#[test]
+fn a_task_of_many_pages_is_read_to_its_end() {
+    let whole = view("start", &[(0, "success"), (0, "success"), (836, "died")]);
+    let part = |ops: std::ops::Range<usize>| {
+        let mut part = whole.clone();
+        part["ops"] = json!(whole["ops"].as_array().expect("ops")[ops]);
+        part
+    };
+    let server = Server::start([(
+        POLL,
+        vec![
+            page(part(0..2), json!("1"), 3),
+            page(part(2..3), Value::Null, 3),
+            page(part(0..2), json!("1"), 3),
+        ],
+    )]);
+    let ran = run(&server, &format!("task watch {TASK}"));
+    assert_eq!(ran.exit, VerbExit::Failed, "the failed op is on the second page: {}", ran.out);
+    assert!(ran.out.ends_with("\nstart web:nginx: 2 ok, 1 failed\n"), "{}", ran.out);
+    let shown = run(&server, &format!("task show {TASK} --state ended"));
+    assert_eq!(shown.out.lines().count(), 4, "{}", shown.out);
+    assert!(shown.out.starts_with("start web:nginx: 2 ok, 1 failed\n"), "{}", shown.out);
+    assert!(shown.err.ends_with("showing 2 of 3; for more: --limit N, or --after 1\n"), "{}", shown.err);
+    let lines = server.lines();
+    assert!(lines[1].ends_with("?limit=10000&after=1"), "{lines:?}");
+    assert!(lines[2].ends_with("?state=ended"), "{lines:?}");
 }
 
 #[test]

@@ -21,6 +21,14 @@ pub(crate) fn ok(data: Value) -> Reply {
     Reply::Json(json!({"result": true, "code": 0, "message": "success", "data": data, "request_id": "r1"}))
 }
 
+/// One page of a list.
+pub(crate) fn page(data: Value, next: Value, total: u64) -> Reply {
+    let mut reply =
+        json!({"result": true, "code": 0, "message": "success", "data": data, "request_id": "r1"});
+    (reply["next"], reply["total"]) = (next, json!(total));
+    Reply::Json(reply)
+}
+
 pub(crate) fn refused(code: u32, message: &str) -> Reply {
     Reply::Json(json!({"result": false, "code": code, "message": message, "data": null}))
 }

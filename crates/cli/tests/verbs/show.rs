@@ -1,6 +1,6 @@
 //! The verbs that only ask, and `token create`.
 
-use crate::server::{Server, ok};
+use crate::server::{Server, ok, page};
 use crate::{NOW, run};
 use procfleet_cli::VerbExit;
 use serde_json::{Value, json};
@@ -81,6 +81,58 @@ fn task_list() {
          GSETASK:20261115205400:7  10s  ann   ops  start web:nginx  4      1     2   1\n"
     );
     assert_eq!(server.lines(), ["GET /api/v1/tasks?limit=20"]);
+    run(&server, "task list --failed --state ended --since 10s --after GSETASK:20261115205400:9");
+    let since = NOW - 10;
+    assert_eq!(
+        server.lines()[1],
+        format!(
+            "GET /api/v1/tasks?failed=true&state=ended&since={since}&limit=20&after=GSETASK%3A20261115205400%3A9"
+        )
+    );
+}
+
+/// The server filters, orders and cuts; a list that is longer is not shown as if it were complete.
+#[test]
+fn a_long_list_is_read_page_by_page_and_says_that_there_is_more() {
+    let row = |number: usize| {
+        json!({
+            "bk_agent_id": "a", "bk_cloud_id": 0, "ip": "10.0.0.1", "namespace": "web", "name": format!("p{number}"),
+            "labels": {}, "state": "stopped", "hosted": true, "pid": null, "note": "", "started_at": 0,
+            "reported_at": NOW, "fresh": true,
+        })
+    };
+    let page = |rows: std::ops::Range<usize>, next: Value| {
+        let rows: Vec<Value> = rows.map(row).collect();
+        page(json!(rows), next, 100_000)
+    };
+    let server = Server::start([(
+        "GET /api/v1/procs",
+        vec![
+            page(0..2, json!("c1")),
+            page(0..10_000, json!("c1")),
+            page(0..2, json!("c2")),
+            page(0..1, json!(null)),
+        ],
+    )]);
+    let ran = run(&server, "ps");
+    assert_eq!(ran.err, "showing 2 of 100,000; for more: --limit N, or --after c1\n");
+    let ran =
+        run(&server, "ps --sort since --failed --state gave-up --select a,b --name p* --limit 10002 --json");
+    let rows: Vec<Value> = serde_json::from_str(&ran.out).expect("one document");
+    assert_eq!((rows.len(), ran.exit), (10_002, VerbExit::Done));
+    assert_eq!(ran.err, "showing 10,002 of 100,000; for more: --limit N, or --after c2\n");
+    let ran = run(&server, "ps --after c2");
+    assert_eq!(ran.err, "", "the last page is complete");
+    let filters = "name=p*&select=a%2Cb&state=gave_up&failed=true&sort=since";
+    assert_eq!(
+        server.lines(),
+        [
+            "GET /api/v1/procs".to_owned(),
+            format!("GET /api/v1/procs?{filters}&limit=10000"),
+            format!("GET /api/v1/procs?{filters}&limit=2&after=c1"),
+            "GET /api/v1/procs?after=c2".to_owned(),
+        ]
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The verbs that list things: filters, order, times, watching; and agents that are forgotten.
 
 use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Program, Signal, Up, programs, wait_until};
+use procfleet_testkit::{Joined, Op, PATIENCE, Program, Signal, Up, account, programs, wait_until};
 use serde_json::{Value, json};
 
 #[track_caller]
@@ -59,6 +59,115 @@ fn processes_are_filtered_and_ordered() {
         !rows.is_empty() && rows.iter().all(|row| row["code"] != 0)
     });
     runs.op(Op::Kill).assert_success();
+}
+
+#[test]
+fn lists_are_read_page_by_page() {
+    let up = up();
+    let ns = up.namespace.as_str();
+    let folder = up.folder("pages");
+    let folder = folder.to_str().expect("a path in UTF-8");
+    let names = ["web", "api", "db", "cache", "queue"];
+    let user = account();
+    let spec = ["--namespace", ns, "--host", "127.0.0.1", "--cmd", "exec sleep 1000", "--setup-path", folder];
+    let started = up.cli(&[&["start"], names.as_slice(), &spec, &["--user", &user]].concat());
+    assert_eq!(started.code, Some(0), "{started:?}");
+    // Each proc that is new to its host is called by its own name there.
+    for name in names {
+        let spec = cli(&up, &["show", name, "--namespace", ns]);
+        assert_eq!(spec[0]["spec"]["identity"]["proc_name"], name, "{spec}");
+    }
+    wait_until(PATIENCE, "the server knows all of them", || {
+        cli(&up, &["ps", "--namespace", ns, "--state", "running"]).as_array().map(Vec::len) == Some(5)
+    });
+
+    let path = |sort: &str, after: &str| format!("/api/v1/procs?namespace={ns}&limit=2&sort={sort}{after}");
+    for sort in ["host", "name", "state", "since"] {
+        let (mut seen, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = up.client.get(&path(sort, &after)).body;
+            assert_eq!(page["total"], 5, "{page}");
+            seen.extend(column(&page["data"], "name"));
+            match page["next"].as_str() {
+                Some(next) => after = format!("&after={next}"),
+                None => break,
+            }
+        }
+        let mut sorted = seen.clone();
+        sorted.sort();
+        assert_eq!(sorted, ["api", "cache", "db", "queue", "web"], "each once, by {sort}");
+        if sort == "name" {
+            assert_eq!(seen, sorted);
+        }
+    }
+    let page = up.cli(&["ps", "--namespace", ns, "--sort", "name", "--limit", "2"]);
+    assert!(page.stdout.contains("api") && !page.stdout.contains("db"), "{page:?}");
+    let words = "showing 2 of 5; for more: --limit N, or --after ";
+    let cursor = page.stderr.trim().strip_prefix(words).expect("it says that there is more").to_owned();
+    let rest = cli(&up, &["ps", "--namespace", ns, "--sort", "name", "--after", &cursor]);
+    assert_eq!(column(&rest, "name"), ["db", "queue", "web"]);
+    let glob = cli(&up, &["ps", "--namespace", ns, "--name", "?[b*"]);
+    assert_eq!(glob, json!([]), "a bracket is a bracket");
+    assert_eq!(column(&cli(&up, &["ps", "--namespace", ns, "--name", "?b"]), "name"), ["db"]);
+    up.client.get(&format!("/api/v1/procs?after={cursor}&state=x&limit=0&sort=size")).assert_refused(
+        1_000_811,
+        &["after: is not a cursor of this list in this order", "state: ", "limit: is 0", "sort: "],
+    );
+
+    // The ops of a task, and tasks.
+    let list = up.client.get("/api/v1/tasks?limit=1").body;
+    let task = list["data"][0]["task_id"].as_str().expect("a task").to_owned();
+    assert_eq!((&list["total"], &list["next"]), (&json!(1), &Value::Null), "{list}");
+    let ops = up.client.get(&format!("/api/v1/tasks/{task}?limit=2")).body;
+    assert_eq!((&ops["total"], ops["data"]["ops"].as_array().map(Vec::len)), (&json!(5), Some(2)));
+    let shown = up.cli(&["task", "show", &task, "--limit", "2"]);
+    assert!(shown.stderr.contains("showing 2 of 5"), "{shown:?}");
+    assert!(shown.stdout.contains("5 ok"), "the counts are those of the whole task: {shown:?}");
+
+    // Another app sees nothing of it, neither rows nor totals.
+    let secret = cli(&up, &["app", "create", "other"])["secret"].as_str().expect("a secret").to_owned();
+    let other = up.client.as_app("other", &secret);
+    for list in ["procs", "agents", "tasks"] {
+        let page = other.get(&format!("/api/v1/{list}")).body;
+        assert_eq!((&page["data"], &page["total"]), (&json!([]), &json!(0)), "{list}: {page}");
+    }
+    let killed = up.cli(&["kill", "--all", "--namespace", ns]);
+    assert_eq!(killed.code, Some(0), "{killed:?}");
+}
+
+/// The agents that were heard last, connected or not; the server orders before it cuts.
+#[test]
+fn the_agents_that_were_heard_last_come_first() {
+    let up = up();
+    let token = up.token(&["--uses", "2"]);
+    // Its id may come first or last: two of them, so that one of the orders is not that of ids.
+    let mut away = ["127.0.0.21", "127.0.0.22"].map(|ip| {
+        let mut joined = Joined::start(up.binary(), &up.link(), &up.folder(ip), ip, Some(&token));
+        joined.wait_until_connected(&up, ip);
+        joined
+    });
+    for joined in &mut away {
+        joined.end(Signal::TERM);
+    }
+    wait_until(PATIENCE, "both have gone", || {
+        cli(&up, &["agents", "--state", "away"]).as_array().is_some_and(|rows| rows.len() == 2)
+    });
+    let since = |rows: &Value| -> Vec<i64> {
+        let rows = rows.as_array().expect("a list").iter();
+        rows.map(|row| row["heard_at"].as_i64().expect("a time")).collect()
+    };
+    wait_until(PATIENCE, "this host was heard after the others had gone", || {
+        let all = cli(&up, &["agents", "--sort", "heard"]);
+        let heard = since(&all);
+        heard.len() == 3 && heard[0] > heard[1] && all[0]["ip"] == "127.0.0.1"
+    });
+    let first = up.cli(&["agents", "--sort", "heard", "--limit", "1"]);
+    assert!(first.stdout.contains("0:127.0.0.1 "), "{first:?}");
+    assert!(first.stderr.contains("showing 1 of 3; "), "{first:?}");
+    let cursor = first.stderr.trim().rsplit(' ').next().expect("a cursor");
+    let rest = cli(&up, &["agents", "--sort", "heard", "--after", cursor]);
+    let heard = since(&rest);
+    assert!(heard.len() == 2 && heard[0] >= heard[1], "{rest}");
 }
 
 #[test]

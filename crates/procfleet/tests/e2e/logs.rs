@@ -162,6 +162,10 @@ fn a_revoked_host_is_left_out_unless_it_is_named() {
     assert_eq!(up.client.data(&question(&proc, ""))["lines"], json!(["here"]));
     let spec = up.cli(&["show", &proc.name, "--namespace", &proc.namespace]);
     assert!(spec.code == Some(0) && spec.stdout.contains("echo here"), "{spec:?}");
+    let logs = up.cli(&["logs", &proc.name, "--namespace", &proc.namespace]);
+    assert_eq!((logs.code, logs.stdout.as_str()), (Some(0), "here\n"), "{logs:?}");
+    let ps = up.cli(&["ps", "--namespace", &proc.namespace]);
+    assert_eq!(ps.stdout.matches("talks").count(), 2, "a list shows what the host said last: {ps:?}");
     up.client.get(&question(&proc, &format!("&host=0:{IP}"))).assert_refused(NO_AGENT, &[]);
 }
 

@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod batch;
 pub mod content;
+pub mod cursor;
 pub mod document;
 pub mod events;
 pub mod fault;

@@ -22,6 +22,24 @@ pub struct Envelope<T> {
     pub request_id: String,
 }
 
+/// The frame of a reply whose `data` is, or has, one page of a longer list.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "PageAnswer_{T}")]
+pub struct PageEnvelope<T> {
+    pub result: bool,
+    pub code: u32,
+    pub message: String,
+    pub data: Option<T>,
+    /// The cursor of the next page (`after`); `None`: this is the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// The number of rows of all pages; `None`: the server is of a version that does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    #[serde(default)]
+    pub request_id: String,
+}
+
 /// `POST /api/v1/tokens`: a join token for new agents.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -184,7 +202,7 @@ pub struct RevokeAgents {
     pub reason: String,
 }
 
-/// One row of `GET /api/v1/procs` (query: `namespace`, `name`, `host` as `CLOUD:IP`).
+/// One row of `GET /api/v1/procs`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ProcRow {
     pub bk_agent_id: String,
@@ -214,7 +232,7 @@ pub struct ProcRow {
     pub fresh: bool,
 }
 
-/// One row of `GET /api/v1/tasks` (query: `limit`).
+/// One row of `GET /api/v1/tasks`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TaskRow {
     pub task_id: String,
@@ -240,7 +258,7 @@ pub struct Counts {
     pub failed: u64,
 }
 
-/// `GET /api/v1/tasks/{task_id}` (query: `wait_ms`, a long poll for a change).
+/// `GET /api/v1/tasks/{task_id}`: the task, and one page of its ops.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TaskView {
     #[serde(flatten)]
@@ -275,7 +293,7 @@ pub struct OpRow {
     pub late_msg: String,
 }
 
-/// One row of `GET /api/v1/audit` (query: `limit`, `app`, `action`).
+/// One row of `GET /api/v1/audit`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AuditRow {
     pub at: i64,

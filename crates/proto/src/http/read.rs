@@ -421,6 +421,15 @@ impl<'v> Reader<'v> {
         }
     }
 
+    /// As [`Reader::flag`]; in the query of a url it is a text.
+    pub fn query_flag(&self, field: &str, faults: &mut Faults) -> bool {
+        match self.get(field).and_then(Value::as_str) {
+            Some("true") => true,
+            Some("false") => false,
+            Some(_) | None => self.flag(field, faults),
+        }
+    }
+
     fn whole(&self, field: &str, faults: &mut Faults) -> Option<i64> {
         let value = self.get(field)?;
         let number = exact_integer(value);

@@ -37,7 +37,7 @@ impl Work {
     pub(super) async fn load(&mut self) -> Result<(), StoreError> {
         let open = self.store.open_ops().await?;
         let mut present_until = HashMap::new();
-        for agent in self.store.agents().await? {
+        for agent in self.store.all_agents().await? {
             // `None`: connected until the last server process ended.
             let gone = ClockReading { wall: agent.changed_at, mark: agent.changed_mark };
             present_until.insert(agent.agent.clone(), (!agent.connected).then_some(gone));

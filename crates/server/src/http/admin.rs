@@ -203,6 +203,8 @@ async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
 }
 
 async fn list_audit(call: Call) -> Result<Vec<AuditRow>, CallError> {
-    let AuditQuery { limit, app, action } = query::audit(&call.body)?;
-    Ok(audit::list(&call.services, limit, AuditFilter { app, action }).await?)
+    let AuditQuery { limit, app, action, failed, since } = query::audit(&call.body)?;
+    let since = since.map(|secs| secs.saturating_mul(1000));
+    let filter = AuditFilter { app, action, failed, since };
+    Ok(audit::list(&call.services, limit, filter).await?)
 }

@@ -7,7 +7,7 @@ use super::error::CallError;
 use super::login;
 use super::throttle::LoginThrottle;
 use crate::usecase::support::access;
-use crate::usecase::{AppError, Caller, Services};
+use crate::usecase::{AppError, Caller, Page, Services};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request, State};
 use axum::http::request::Parts;
@@ -17,7 +17,7 @@ use procfleet_core::code::Code;
 use procfleet_program::panics;
 use procfleet_proto::http::fault::Warnings;
 use procfleet_proto::http::job::{self, Permission};
-use procfleet_proto::http::native::Envelope;
+use procfleet_proto::http::native::{Envelope, PageEnvelope};
 use procfleet_proto::link::token::hex;
 use serde::Serialize;
 use serde_json::Value;
@@ -65,11 +65,26 @@ impl Limits {
 pub(super) struct Reply<T> {
     pub(super) data: T,
     pub(super) warnings: Warnings,
+    /// `Some`: the data is one page of a list.
+    pub(super) page: Option<PageEnd>,
+}
+
+/// What follows a page.
+pub(super) struct PageEnd {
+    next: Option<String>,
+    total: u64,
 }
 
 impl<T> From<T> for Reply<T> {
     fn from(data: T) -> Self {
-        Reply { data, warnings: Warnings::default() }
+        Reply { data, warnings: Warnings::default(), page: None }
+    }
+}
+
+impl<T> Reply<T> {
+    pub(super) fn of_page(page: Page<T>) -> Reply<T> {
+        let Page { data, next, total } = page;
+        Reply { data, warnings: Warnings::default(), page: Some(PageEnd { next, total }) }
     }
 }
 
@@ -120,7 +135,7 @@ where
         tokio::time::sleep(limits.throttle.refused(from.into(), Instant::now())).await;
     }
     match answer {
-        Ok(Reply { data, warnings }) => {
+        Ok(Reply { data, warnings, page }) => {
             metrics.call(api, Code::Success.external());
             // A large answer takes a while to write as text, so it is written beside the calls that others
             // wait for.
@@ -130,7 +145,19 @@ where
                     CallFamily::Gse => format!("success{warnings}"),
                     CallFamily::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
                 };
-                envelope(family, Code::Success.external(), message, Some(data), None, request_id)
+                let code = Code::Success.external();
+                match page {
+                    None => envelope(family, code, message, Some(data), None, request_id),
+                    Some(PageEnd { next, total }) => serde_json::to_vec(&PageEnvelope {
+                        result: true,
+                        code,
+                        message,
+                        data: Some(data),
+                        next,
+                        total: Some(total),
+                        request_id,
+                    }),
+                }
             };
             match panics::block_for_request(write).await {
                 Ok(Ok(text)) => json(StatusCode::OK, text),

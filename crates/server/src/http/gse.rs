@@ -117,7 +117,7 @@ async fn submit(call: Call, asked: Result<OperateCall, Faults>) -> Result<Reply<
     let submitting =
         idempotency::submit(&call.services, &call.caller, call.api, requests, &GrantScope::All, key);
     let data = TaskAccepted { task_id: submitting.await?.to_string() };
-    Ok(Reply { data, warnings })
+    Ok(Reply { warnings, ..Reply::from(data) })
 }
 
 async fn get_proc_operate_result(call: Call) -> Result<Reply<Results>, CallError> {
@@ -148,7 +148,7 @@ async fn unregister_proc_info(call: Call) -> Result<Reply<Results>, CallError> {
 async fn carry_out(call: Call, asked: OperateCall) -> Result<Reply<Results>, CallError> {
     let OperateCall { requests, warnings } = asked;
     let data = registration::carry_out(&call.services, &call.caller, call.api, requests).await?;
-    Ok(Reply { data, warnings })
+    Ok(Reply { warnings, ..Reply::from(data) })
 }
 
 async fn set_process_group_info(call: Call) -> Result<Reply<Results>, CallError> {

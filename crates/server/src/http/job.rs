@@ -88,7 +88,7 @@ impl JobApi {
                 let task = idempotency::submit(&services, &caller, self.name(), asked.requests, &within, key)
                     .await?;
                 let data = JobData::Accepted(JobAccepted { bk_gse_taskid: task.to_string() });
-                Ok(Reply { data, warnings: asked.warnings })
+                Ok(Reply { warnings: asked.warnings, ..Reply::from(data) })
             }
             JobApi::GetProcResult => {
                 let (named, task) = shape::get_proc_result(&body)?;

@@ -5,7 +5,7 @@ use super::error::CallError;
 use super::idempotency;
 use super::routes::Routes;
 use crate::usecase::support::access;
-use crate::usecase::{agents, cancel, events, logs, procs, retry, select, specs, tasks};
+use crate::usecase::{Page, agents, cancel, events, logs, procs, retry, select, specs, tasks};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
 use procfleet_proto::http::events::EventsView;
@@ -15,16 +15,16 @@ use procfleet_proto::http::native::{
     AgentRow, MeantProc, OperateAnswer, ProcRow, SpecView, TaskRow, TaskView,
 };
 use procfleet_proto::http::operate::{self, Sending, TaskAccepted};
-use procfleet_proto::http::query::{self, ProcsQuery};
+use procfleet_proto::http::query;
 use std::collections::BTreeSet;
 
 pub(super) fn routes() -> Routes {
     Routes::default()
-        .get("agents", "/api/v1/agents", list_agents)
+        .list("agents", "/api/v1/agents", list_agents)
         .post_with_warnings("operate", "/api/v1/operate", operate_selected)
-        .get("procs", "/api/v1/procs", list_procs)
-        .get("tasks", "/api/v1/tasks", list_tasks)
-        .get("task", "/api/v1/tasks/{task_id}", show_task)
+        .list("procs", "/api/v1/procs", list_procs)
+        .list("tasks", "/api/v1/tasks", list_tasks)
+        .list("task", "/api/v1/tasks/{task_id}", show_task)
         .post("task_cancel", "/api/v1/tasks/{task_id}/cancel", cancel_task)
         .post("task_retry", "/api/v1/tasks/{task_id}/retry", retry_task)
         .get("events", "/api/v1/events", list_events)
@@ -32,7 +32,7 @@ pub(super) fn routes() -> Routes {
         .get("logs", "/api/v1/logs", read_log)
 }
 
-async fn list_agents(call: Call) -> Result<Vec<AgentRow>, CallError> {
+async fn list_agents(call: Call) -> Result<Page<Vec<AgentRow>>, CallError> {
     Ok(agents::list(&call.services, &call.caller, query::agents(&call.body)?).await?)
 }
 
@@ -58,19 +58,18 @@ async fn operate_selected(call: Call) -> Result<Reply<OperateAnswer>, CallError>
         }
     };
     let data = OperateAnswer { task_id, count: hosts.len() as u64, hosts, procs };
-    Ok(Reply { data, warnings })
+    Ok(Reply { warnings, ..Reply::from(data) })
 }
 
-async fn list_procs(call: Call) -> Result<Vec<ProcRow>, CallError> {
-    let ProcsQuery { namespace, name, host } = query::procs(&call.body)?;
-    Ok(procs::list(&call.services, &call.caller, namespace, name, host).await?)
+async fn list_procs(call: Call) -> Result<Page<Vec<ProcRow>>, CallError> {
+    Ok(procs::list(&call.services, &call.caller, query::procs(&call.body)?).await?)
 }
 
-async fn list_tasks(call: Call) -> Result<Vec<TaskRow>, CallError> {
+async fn list_tasks(call: Call) -> Result<Page<Vec<TaskRow>>, CallError> {
     Ok(tasks::list(&call.services, &call.caller, query::tasks(&call.body)?).await?)
 }
 
-async fn show_task(call: Call) -> Result<TaskView, CallError> {
+async fn show_task(call: Call) -> Result<Page<TaskView>, CallError> {
     Ok(tasks::show(&call.services, &call.caller, &call.named, query::task(&call.body)?).await?)
 }
 

@@ -2,14 +2,14 @@
 
 use super::call::{Call, CallFamily, Reply, serve, wrong_method};
 use super::error::CallError;
-use crate::usecase::Services;
+use crate::usecase::{Page, Services};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, get, on, post};
 use procfleet_proto::http::document::{AnswerEntry, Method, ServedPath};
 use procfleet_proto::http::job;
-use procfleet_proto::http::native::Envelope;
+use procfleet_proto::http::native::{Envelope, PageEnvelope};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::pin::Pin;
@@ -37,6 +37,23 @@ impl Routes {
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
         self.add(api, Method::Get, path, enveloped::<T>(), get(handler(CallFamily::Gse, api, plain(act))))
+    }
+
+    /// As [`Routes::get`], where the answer is one page of a list.
+    pub(super) fn list<T, F>(
+        self,
+        api: &'static str,
+        path: &str,
+        act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
+    ) -> Routes
+    where
+        T: Serialize + JsonSchema + Send + 'static,
+        F: Future<Output = Result<Page<T>, CallError>> + Send + 'static,
+    {
+        let act =
+            move |call| -> Acting<Reply<T>> { Box::pin(async move { act(call).await.map(Reply::of_page) }) };
+        let answer = AnswerEntry::Json(|generator| generator.subschema_for::<PageEnvelope<T>>());
+        self.add(api, Method::Get, path, answer, get(handler(CallFamily::Gse, api, act)))
     }
 
     pub(super) fn post<T, F>(

@@ -14,7 +14,7 @@ use super::questions::AgentAnswer;
 use crate::agent_limits::{self, Bounded};
 use crate::events;
 use crate::metrics::Sent;
-use crate::store::{GroupsRecord, NewEvent, ProcRecord};
+use crate::store::{GroupsRecord, NewEvent, ProcListing, ProcRecord};
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
@@ -227,7 +227,12 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
                 serde_json::to_string(&report).expect("a report has only text keys, so it is JSON")
             }
         };
-        records.push(ProcRecord { proc, revision: state.revision, status });
+        let listing = ProcListing {
+            state: report.state_now().word().to_owned(),
+            started_at: report.started_at,
+            failed: report.is_failed(),
+        };
+        records.push(ProcRecord { proc, revision: state.revision, status, listing });
     }
     link.metrics.shortened(Sent::States, shortened);
     let mut groups = Vec::with_capacity(states.groups.len());

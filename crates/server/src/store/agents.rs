@@ -3,14 +3,14 @@
 use super::audit::{NewAudit, insert_audit};
 use super::businesses::business;
 use super::certificates::{self, CertificateRecord};
-use super::columns::{agent, from_json, host, integer, mark_if_any, natural, text, to_json};
+use super::columns::{agent, from_json, host, host_order, integer, mark_if_any, natural, text, to_json};
 use super::tokens::{self, Belonging, Replaces};
 use super::{JoinTokenRefusal, QueryFault, Store, StoreError, TokenUse};
 use crate::clock::{ClockMark, ClockReading, WallMs};
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
-use procfleet_core::{AgentId, BusinessId, Epoch, Host};
+use procfleet_core::{AgentId, BusinessId, CloudId, Epoch, Host};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -74,7 +74,7 @@ pub struct JoinedAgent {
     pub retired: Vec<AgentId>,
 }
 
-const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
+pub(super) const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
                        changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels, \
                        changed_boot, changed_boot_ms, iif(heard_at = 0, changed_at, heard_at)";
 
@@ -165,8 +165,26 @@ impl Store {
         .await
     }
 
-    /// All that are not retired, by id.
-    pub async fn agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
+    /// The agents with these ids that are not retired.
+    pub async fn agents_with(
+        &self,
+        wanted: Vec<AgentId>,
+    ) -> Result<HashMap<AgentId, AgentRecord>, StoreError> {
+        self.read("reading some agents", move |db| {
+            let mut found = HashMap::with_capacity(wanted.len());
+            for agent in wanted {
+                if let Some(record) = one(db, &agent)?.filter(|record| record.retired_at.is_none()) {
+                    found.insert(agent, record);
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    /// All agents that are not retired, by id. For the start of the server only: no request may cost as much
+    /// as the fleet is large.
+    pub async fn all_agents(&self) -> Result<Vec<AgentRecord>, StoreError> {
         self.read("reading the agents", |db| {
             let sql = format!("SELECT {COLUMNS} FROM agents WHERE retired_at IS NULL ORDER BY agent_id");
             let mut statement = db.prepare_cached(&sql)?;
@@ -214,7 +232,7 @@ impl Store {
     ) -> Result<Epoch, StoreError> {
         let (agent, version, facts) = (agent.clone(), version.to_owned(), facts.to_owned());
         self.write("noting that an agent connected", move |db| {
-            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, version = ?1, facts = ?2, changed_at = ?3, \
+            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, present = 1, version = ?1, facts = ?2, changed_at = ?3, \
                        heard_at = ?3 WHERE agent_id = ?4 AND retired_at IS NULL AND revoked_at IS NULL RETURNING epoch";
             let epoch = db
                 .prepare_cached(sql)?
@@ -252,7 +270,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let agent = agent.clone();
         self.write("noting that an agent disconnected", move |db| {
-            let sql = "UPDATE agents SET connected = 0, changed_at = ?, changed_boot = ?, changed_boot_ms = ?, \
+            let sql = "UPDATE agents SET connected = 0, present = 0, changed_at = ?, changed_boot = ?, changed_boot_ms = ?, \
                        heard_at = ? WHERE agent_id = ? AND epoch = ? AND connected = 1";
             let (boot, moment) = (at.mark.map(|mark| mark.boot.0), at.mark.map(|mark| integer(mark.moment.0)));
             let values = params![at.wall, boot, moment, heard, agent.as_str(), integer(epoch.0)];
@@ -405,7 +423,7 @@ fn tell_takeover(
 
 /// Retires the agents of a host. What they said about their procs goes with them: nobody would correct it.
 fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, QueryFault> {
-    let sql = "UPDATE agents SET retired_at = ?1, changed_at = iif(connected, ?1, changed_at), connected = 0 \
+    let sql = "UPDATE agents SET retired_at = ?1, changed_at = iif(connected, ?1, changed_at), connected = 0, present = 0 \
                WHERE cloud_id = ?2 AND ip = ?3 AND retired_at IS NULL RETURNING agent_id";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(params![now, host.cloud.0, host.ip.to_string()])?;
@@ -428,8 +446,8 @@ pub(super) fn insert(
     now: i64,
 ) -> Result<(), QueryFault> {
     let sql = "INSERT INTO agents (agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, \
-               connected, changed_at, epoch, business_id, certificate_ca, certificate_expires_at) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7, ?8, ?9) \
+               connected, changed_at, epoch, business_id, certificate_ca, certificate_expires_at, host_order) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?6, 0, ?7, ?8, ?9, ?10) \
                ON CONFLICT (agent_id) DO NOTHING";
     let inserted = db.prepare_cached(sql)?.execute(params![
         joining.agent.as_str(),
@@ -440,7 +458,8 @@ pub(super) fn insert(
         now,
         to.business.0,
         joining.certificate.ca,
-        joining.certificate.expires_at
+        joining.certificate.expires_at,
+        host_order(Host { cloud: to.cloud, ip: joining.ip })
     ])?;
     match inserted {
         0 => Err(StoreError::Exists { what: "an agent", key: joining.agent.to_string() }.into()),
@@ -448,7 +467,36 @@ pub(super) fn insert(
     }
 }
 
-fn record(row: &Row<'_>) -> Result<AgentRecord, QueryFault> {
+/// Completes the migration that adds the column: the order of addresses is beyond SQL.
+pub(super) fn fill_host_order(db: &Connection) -> rusqlite::Result<()> {
+    let sql = "SELECT agent_id, cloud_id, ip FROM agents WHERE host_order = '' AND retired_at IS NULL";
+    let mut missing = db.prepare(sql)?;
+    let rows = missing.query_map([], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, u32>(1)?, row.get::<_, String>(2)?))
+    })?;
+    let rows: Vec<(String, u32, String)> = rows.collect::<rusqlite::Result<_>>()?;
+    let mut update = db.prepare("UPDATE agents SET host_order = ? WHERE agent_id = ?")?;
+    for (agent, cloud, ip) in &rows {
+        // An address that cannot be read is reported by whoever reads the agent.
+        if let Ok(ip) = ip.parse() {
+            update.execute([&host_order(Host { cloud: CloudId(*cloud), ip }), agent])?;
+        }
+    }
+    if !rows.is_empty() {
+        let sql = "UPDATE procs SET host_order = (SELECT host_order FROM agents WHERE agent_id = agent) \
+                   WHERE host_order = ''";
+        db.execute(sql, [])?;
+    }
+    Ok(())
+}
+
+/// No agent is connected to a server that starts.
+pub(super) fn forget_presence(db: &Connection) -> rusqlite::Result<()> {
+    db.execute("UPDATE agents SET present = 0 WHERE present", [])?;
+    Ok(())
+}
+
+pub(super) fn record(row: &Row<'_>) -> Result<AgentRecord, QueryFault> {
     Ok(AgentRecord {
         agent: agent(row, 0)?,
         host: host(row, 1)?,

@@ -1,8 +1,10 @@
 //! The audit trail: actions and refused attempts.
 
 use super::columns::{integer, natural, small};
+use super::conditions::Conditions;
 use super::{QueryFault, Store, StoreError};
-use rusqlite::{Connection, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, params, params_from_iter};
 
 /// An action, or a refused attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -49,6 +51,10 @@ pub struct AuditCount {
 pub struct AuditFilter {
     pub app: Option<String>,
     pub action: Option<String>,
+    /// Only what was refused or denied.
+    pub failed: bool,
+    /// Only what was done, or done again, at this time or later.
+    pub since: Option<i64>,
 }
 
 impl Store {
@@ -81,12 +87,23 @@ impl Store {
     /// Newest first.
     pub async fn audit_rows(&self, limit: u32, filter: AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         self.read("reading the audit trail", move |db| {
-            let sql = "SELECT id, at, app, username, origin, action, subject, code, detail, \
-                       coalesce(times, 1), coalesce(last_at, at) FROM audit \
-                       WHERE (?1 IS NULL OR app = ?1) AND (?2 IS NULL OR action = ?2) \
-                       ORDER BY id DESC LIMIT ?3";
-            let mut statement = db.prepare_cached(sql)?;
-            let mut rows = statement.query(params![filter.app, filter.action, limit])?;
+            let mut conditions = Conditions::default();
+            conditions.equals("app", filter.app);
+            conditions.equals("action", filter.action);
+            if filter.failed {
+                conditions.always("code != 0");
+            }
+            if let Some(since) = filter.since {
+                conditions.add("max(at, coalesce(last_at, at)) >= ?", [since]);
+            }
+            let sql = format!(
+                "SELECT id, at, app, username, origin, action, subject, code, detail, \
+                 coalesce(times, 1), coalesce(last_at, at) FROM audit {} ORDER BY id DESC LIMIT ?",
+                conditions.sql()
+            );
+            let values = conditions.into_values([Value::from(i64::from(limit))]);
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query(params_from_iter(values))?;
             let mut records = Vec::new();
             while let Some(row) = rows.next()? {
                 let entry = NewAudit {

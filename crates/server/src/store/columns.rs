@@ -55,6 +55,21 @@ pub(super) fn host(row: &Row<'_>, column: usize) -> Result<Host, QueryFault> {
     Ok(Host { cloud, ip: parsed::<IpAddr>("an ip", text(row, column + 1)?)? })
 }
 
+/// A host as a text that is ordered as people order hosts: 10.0.0.2 before 10.0.0.10, IPv4 before IPv6.
+pub(super) fn host_order(host: Host) -> String {
+    format!("{:08x}{}", host.cloud.0, address_order(host.ip))
+}
+
+/// The part of [`host_order`] after the [`CLOUD_ORDER`] first characters.
+pub(super) fn address_order(ip: IpAddr) -> String {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => format!("4{:08x}", ip.to_bits()),
+        IpAddr::V6(ip) => format!("6{:032x}", ip.to_bits()),
+    }
+}
+
+pub(super) const CLOUD_ORDER: usize = 8;
+
 /// A target in four columns: cloud id, ip, supplier, name. The name is an agent id, or an invalid one.
 pub(super) fn target(row: &Row<'_>, column: usize) -> Result<Target, QueryFault> {
     let supplier = row.get::<_, Option<i64>>(column + 2)?;

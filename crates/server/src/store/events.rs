@@ -3,10 +3,13 @@
 use super::agents::require;
 use super::audit::insert_audit;
 use super::columns::{agent, host, integer, natural};
+use super::conditions::Conditions;
 use super::{NewAudit, QueryFault, Store, StoreError};
 use procfleet_core::grants::GrantScope;
+use procfleet_core::select::Term;
 use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::types::Value;
+use rusqlite::{OptionalExtension, Row, params, params_from_iter};
 
 /// An event as its agent reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +45,10 @@ pub struct EventFilter {
     pub name: Option<String>,
     pub kind: Option<String>,
     pub agent: Option<AgentId>,
+    /// Only on the agents that this selection means; retired agents are among them.
+    pub select: Vec<Term>,
+    /// Only events of this time or later, by the clocks of their hosts.
+    pub since: Option<i64>,
 }
 
 /// A page of the list.
@@ -108,36 +115,40 @@ impl Store {
         within: &GrantScope<BusinessId>,
         page: EventPage,
     ) -> Result<Vec<EventRecord>, StoreError> {
-        let (within, businesses) = match within {
-            GrantScope::All => ("?5 = ''", String::new()),
-            GrantScope::Only(some) => (
-                "business_id IN (SELECT value FROM json_each(?5))",
-                format!("[{}]", some.iter().map(BusinessId::to_string).collect::<Vec<_>>().join(",")),
-            ),
-        };
+        let within = within.clone();
         let (after, limit, order) = match page {
             EventPage::Newest(limit) => (0, limit, "DESC"),
             EventPage::After(after, limit) => (after, limit, "ASC"),
         };
         self.read("reading events", move |db| {
+            let mut conditions = Conditions::default();
+            conditions.add("number > ?", [integer(after)]);
+            conditions.equals("namespace", filter.namespace);
+            conditions.equals("name", filter.name);
+            conditions.equals("kind", filter.kind);
+            conditions.equals("agent", filter.agent.map(|agent| agent.to_string()));
+            if let Some(since) = filter.since {
+                // An event cannot come before it happened, so older rows need not be read; a host whose clock
+                // is ahead cannot make its events newer than they are.
+                let sql = "SELECT min(number) FROM events WHERE received_at >= ?";
+                let first: Option<i64> = db.prepare_cached(sql)?.query_row([since], |row| row.get(0))?;
+                conditions.add("number >= ? AND at >= ?", [first.unwrap_or(i64::MAX), since]);
+            }
+            conditions.businesses("business_id", &within);
+            if !filter.select.is_empty() {
+                let mut selected = Conditions::default();
+                selected.select(&filter.select);
+                conditions.within("agent", "SELECT agent_id FROM agents", selected);
+            }
             let sql = format!(
                 "SELECT number, agent, cloud_id, ip, received_at, journal, journal_number, at, namespace, name, kind, \
                  message, details, report_id, proc_name, account \
-                 FROM events JOIN agents ON agent_id = agent \
-                 WHERE number > ?6 AND (?1 IS NULL OR namespace = ?1) AND (?2 IS NULL OR name = ?2) \
-                 AND (?3 IS NULL OR kind = ?3) AND (?4 IS NULL OR agent = ?4) AND {within} \
-                 ORDER BY number {order} LIMIT ?7"
+                 FROM events JOIN agents ON agent_id = agent {} ORDER BY number {order} LIMIT ?",
+                conditions.sql()
             );
+            let values = conditions.into_values([Value::from(i64::from(limit))]);
             let mut statement = db.prepare_cached(&sql)?;
-            let mut rows = statement.query(params![
-                filter.namespace,
-                filter.name,
-                filter.kind,
-                filter.agent.as_ref().map(AgentId::as_str),
-                businesses,
-                integer(after),
-                limit
-            ])?;
+            let mut rows = statement.query(params_from_iter(values))?;
             let mut records = Vec::new();
             while let Some(row) = rows.next()? {
                 records.push(record(row)?);

@@ -16,6 +16,7 @@
 //! The store decides nothing about ops and reads no clock: wall times come from the caller, in milliseconds
 //! since 1970, UTC. No other module of the server uses the database.
 
+mod agent_list;
 mod agents;
 mod apps;
 mod audit;
@@ -25,6 +26,7 @@ mod businesses;
 mod ca;
 mod certificates;
 mod columns;
+mod conditions;
 mod events;
 mod file_id;
 mod generation;
@@ -32,6 +34,7 @@ mod health;
 mod integrity;
 mod lost;
 mod ops;
+mod proc_list;
 mod process_groups;
 mod procs;
 mod reader;
@@ -46,6 +49,7 @@ mod users;
 #[cfg(test)]
 mod tests;
 
+pub use agent_list::{AgentFilter, AgentPage, ConnectedAgents, RevokedAgents};
 pub use agents::{AGENT_REPLACED, AgentRecord, FoundTarget, JoinedAgent, JoiningAgent, LINK, Revoked};
 pub use apps::{AppChange, AppRow, AppTrust, GrantChange, NewApp};
 pub use audit::{AuditCount, AuditFilter, AuditRecord, NewAudit};
@@ -55,12 +59,16 @@ pub use ca::TokensOfCa;
 pub use certificates::{CertificateRecord, FORGOTTEN};
 pub use events::{EventFilter, EventPage, EventRecord, NewEvent, Webhook};
 pub use ops::{Applied, Finished, OpenOpRow};
+pub use proc_list::{FailedProcs, ProcFilter, ProcListPage};
 pub use process_groups::GroupsRecord;
-pub use procs::{ProcFilter, ProcPage, ProcRecord};
+pub use procs::{ProcListing, ProcPage, ProcRecord};
 pub use readmit::ReadmitRefusal;
 pub use retention::{Deleted, Slice};
 pub use submissions::{KeyKind, Submission, SubmissionKey, Submitted};
-pub use tasks::{LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskCounts, TaskRecord};
+pub use tasks::{
+    LateReport, NewOp, NewTask, OpRecord, RequestHead, TaskCounts, TaskFilter, TaskListPage, TaskPage,
+    TaskRecord,
+};
 pub use tokens::{JoinTokenRefusal, NewToken, Replaces, TokenRecord, TokenUse};
 pub use users::{NewUserToken, TokenHolder, UserChange, UserRow};
 

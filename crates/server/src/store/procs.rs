@@ -6,7 +6,7 @@ use super::{QueryFault, Store, StoreError};
 use crate::agent_limits;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
-use rusqlite::{Connection, ToSql, params};
+use rusqlite::{Connection, Row, params};
 use std::collections::HashSet;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,14 +16,17 @@ pub struct ProcRecord {
     pub revision: u64,
     /// JSON.
     pub status: String,
+    pub listing: ProcListing,
 }
 
-/// `None` is any.
+/// The parts of a status that lists are ordered and filtered by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ProcFilter {
-    pub namespace: Option<String>,
-    pub name: Option<String>,
-    pub agent: Option<AgentId>,
+pub struct ProcListing {
+    pub state: String,
+    /// Seconds since 1970, UTC; 0 where it never happened.
+    pub started_at: i64,
+    /// It is not as it should be.
+    pub failed: bool,
 }
 
 /// Some of a namespace's procs, with the hosts that they are on.
@@ -69,36 +72,6 @@ impl Store {
         .await
     }
 
-    /// Ordered by agent, namespace and name.
-    pub async fn procs(&self, filter: ProcFilter) -> Result<Vec<(AgentId, ProcRecord)>, StoreError> {
-        self.read("reading procs", move |db| {
-            let conditions = [
-                ("agent = ?", filter.agent.as_ref().map(AgentId::as_str)),
-                ("namespace = ?", filter.namespace.as_deref()),
-                ("name = ?", filter.name.as_deref()),
-            ];
-            let (clauses, values): (Vec<&str>, Vec<&str>) =
-                conditions.iter().filter_map(|(clause, value)| value.map(|value| (*clause, value))).unzip();
-            let only =
-                if clauses.is_empty() { String::new() } else { format!("WHERE {}", clauses.join(" AND ")) };
-            let sql = format!(
-                "SELECT agent, namespace, name, revision, status_json FROM procs {only} \
-                 ORDER BY agent, namespace, name"
-            );
-            let mut statement = db.prepare_cached(&sql)?;
-            let values: Vec<&dyn ToSql> = values.iter().map(|value| value as &dyn ToSql).collect();
-            let mut rows = statement.query(values.as_slice())?;
-            let mut found = Vec::new();
-            while let Some(row) = rows.next()? {
-                let proc = ProcKey { namespace: row.get(1)?, name: row.get(2)? };
-                let revision = natural(row.get(3)?);
-                found.push((agent(row, 0)?, ProcRecord { proc, revision, status: row.get(4)? }));
-            }
-            Ok(found)
-        })
-        .await
-    }
-
     /// One proc on each of these agents, with the host that it is on, as far as there is one. It reads no
     /// more than these, however many agents there are.
     pub async fn proc_on(
@@ -108,7 +81,8 @@ impl Store {
     ) -> Result<Vec<(AgentId, Host, ProcRecord)>, StoreError> {
         let proc = proc.clone();
         self.read("reading a proc on some agents", move |db| {
-            let sql = "SELECT cloud_id, ip, revision, status_json FROM procs JOIN agents ON agent_id = agent \
+            let sql = "SELECT cloud_id, ip, revision, status_json, procs.state, start_rank, failed \
+                       FROM procs JOIN agents ON agent_id = agent \
                        WHERE agent = ? AND namespace = ? AND name = ? AND retired_at IS NULL";
             let mut statement = db.prepare_cached(sql)?;
             let mut found = Vec::new();
@@ -116,7 +90,8 @@ impl Store {
                 let mut rows = statement.query([agent.as_str(), &proc.namespace, &proc.name])?;
                 if let Some(row) = rows.next()? {
                     let (revision, status) = (natural(row.get(2)?), row.get(3)?);
-                    let record = ProcRecord { proc: proc.clone(), revision, status };
+                    let listing = listing(row, 4)?;
+                    let record = ProcRecord { proc: proc.clone(), revision, status, listing };
                     let host = host(row, 0)?;
                     drop(rows);
                     found.push((agent, host, record));
@@ -151,7 +126,7 @@ impl Store {
             let sql = format!(
                 "WITH page AS MATERIALIZED (SELECT agent, namespace, name FROM procs \
                  WHERE namespace = ?1 AND {within} ORDER BY agent, name LIMIT ?3 OFFSET ?4) \
-                 SELECT agent, cloud_id, ip, name, revision, status_json \
+                 SELECT agent, cloud_id, ip, name, revision, status_json, procs.state, start_rank, failed \
                  FROM page JOIN procs USING (agent, namespace, name) JOIN agents ON agent_id = agent \
                  WHERE retired_at IS NULL ORDER BY agent, name"
             );
@@ -160,7 +135,8 @@ impl Store {
             let mut procs = Vec::new();
             while let Some(row) = rows.next()? {
                 let proc = ProcKey { namespace: namespace.clone(), name: row.get(3)? };
-                let record = ProcRecord { proc, revision: natural(row.get(4)?), status: row.get(5)? };
+                let (revision, status, listing) = (natural(row.get(4)?), row.get(5)?, listing(row, 6)?);
+                let record = ProcRecord { proc, revision, status, listing };
                 procs.push((agent(row, 0)?, host(row, 1)?, record));
             }
             Ok(ProcPage { count: natural(count), procs })
@@ -169,16 +145,36 @@ impl Store {
     }
 }
 
+/// A listing in three columns: state, start rank, failed.
+pub(super) fn listing(row: &Row<'_>, column: usize) -> Result<ProcListing, QueryFault> {
+    let start_rank: i64 = row.get(column + 1)?;
+    let (state, failed) = (row.get(column)?, row.get(column + 2)?);
+    Ok(ProcListing { state, started_at: start_rank.saturating_neg(), failed })
+}
+
 fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<usize, QueryFault> {
     let excess = excess(db, agent, procs)?;
-    let sql = "INSERT INTO procs (agent, namespace, name, revision, status_json) VALUES (?, ?, ?, ?, ?) \
-               ON CONFLICT (agent, namespace, name) DO UPDATE \
-               SET revision = excluded.revision, status_json = excluded.status_json \
-               WHERE excluded.revision > revision";
-    let mut statement = db.prepare_cached(sql)?;
-    for ProcRecord { proc, revision, status } in procs.iter().filter(|record| !excess.contains(&record.proc))
+    // Most reports change neither state nor start, and this way they touch no index.
+    let sql = "UPDATE procs SET revision = ?4, status_json = ?5 \
+               WHERE agent = ?1 AND namespace = ?2 AND name = ?3 AND revision < ?4 \
+               AND state = ?6 AND start_rank = ?7 AND failed = ?8";
+    let mut update = db.prepare_cached(sql)?;
+    let sql = "INSERT INTO procs (agent, namespace, name, revision, status_json, state, start_rank, failed, host_order) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, (SELECT host_order FROM agents WHERE agent_id = ?1)) \
+         ON CONFLICT (agent, namespace, name) DO UPDATE \
+         SET revision = excluded.revision, status_json = excluded.status_json, state = excluded.state, \
+         start_rank = excluded.start_rank, failed = excluded.failed WHERE excluded.revision > revision";
+    let mut insert = db.prepare_cached(sql)?;
+    for ProcRecord { proc, revision, status, listing } in
+        procs.iter().filter(|record| !excess.contains(&record.proc))
     {
-        statement.execute(params![agent.as_str(), proc.namespace, proc.name, integer(*revision), status])?;
+        let ProcKey { namespace, name } = proc;
+        let start_rank = listing.started_at.saturating_neg();
+        let (revision, state, failed) = (integer(*revision), &listing.state, listing.failed);
+        let values = params![agent.as_str(), namespace, name, revision, status, state, start_rank, failed];
+        if update.execute(values)? == 0 {
+            insert.execute(values)?;
+        }
     }
     Ok(excess.len())
 }

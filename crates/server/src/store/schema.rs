@@ -2,14 +2,14 @@
 
 use super::file_id::{self, FileOrigin};
 use super::integrity::StoreSize;
-use super::{StoreError, generation, integrity, lost};
+use super::{StoreError, agents, generation, integrity, lost};
 use procfleet_sqlite::{Migrations, VersionError, beside, keep_log};
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 use std::time::Duration;
 
-const MIGRATIONS: Migrations = Migrations(&[
+pub(super) const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0001_init.sql"),
     include_str!("migrations/0002_events.sql"),
     include_str!("migrations/0003_users.sql"),
@@ -26,6 +26,7 @@ const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0014_generations.sql"),
     include_str!("migrations/0015_drop_settings.sql"),
     include_str!("migrations/0016_ca.sql"),
+    include_str!("migrations/0017_lists.sql"),
 ]);
 
 /// For readers and backup tools of other processes. Other servers are kept out by the lock.
@@ -65,6 +66,13 @@ pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
         integrity::check(&connection, path)?;
     }
     upgrade(&mut connection, path).map_err(|error| error.named(path))?;
+    // Lists need it and nothing else does, so a full disk does not keep the server from starting.
+    if let Err(error) = agents::forget_presence(&connection) {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "cannot reset which agents are connected; lists may show agents as connected until they come back"
+        );
+    }
     if origin == FileOrigin::Other {
         generation::begin(&mut connection)
             .map_err(|fault| fault.during("beginning a generation").named(path))?;
@@ -143,6 +151,7 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let mut apply = || -> Result<(), VersionError> {
         let transaction = connection.transaction()?;
         MIGRATIONS.apply(&transaction)?;
+        agents::fill_host_order(&transaction)?;
         Ok(transaction.commit()?)
     };
     apply().map_err(|error| version_error(error, "upgrading the store's schema", path))

@@ -5,12 +5,15 @@ use super::columns::{
     agent_if_any, from_json, integer, natural, optional_text, parsed, small, target, text, to_json,
     unreadable,
 };
+use super::conditions::Conditions;
 use super::{NewAudit, QueryFault, Store, StoreError};
 use crate::clock::ClockMark;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
-use rusqlite::{Connection, Row, params};
+use procfleet_proto::http::query::{OpFilter, TaskProgress};
+use rusqlite::types::Value;
+use rusqlite::{Connection, Row, params, params_from_iter};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -96,6 +99,37 @@ pub struct LateReport {
     pub at: i64,
 }
 
+/// Which tasks. `None` is any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskFilter {
+    pub app: Option<String>,
+    pub state: Option<TaskProgress>,
+    /// Only tasks in which an op failed.
+    pub failed: bool,
+    /// Only tasks that were made at this time or later.
+    pub since: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskListPage {
+    pub tasks: Vec<TaskRecord>,
+    /// `None`: this is the last page.
+    pub next: Option<TaskId>,
+    /// Of all pages.
+    pub total: u64,
+}
+
+/// A task with one page of its ops.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskPage {
+    pub task: TaskRecord,
+    pub ops: Vec<OpRecord>,
+    /// The index of the last op of this page; `None`: there are no more.
+    pub next: Option<u32>,
+    /// How many ops there are on all pages.
+    pub total: u64,
+}
+
 const COLUMNS: &str = "number, stamp, created_at, app, username, summary, total, open, succeeded, failed, requests_json, cancelled_at, retry_of";
 
 impl Store {
@@ -130,29 +164,78 @@ impl Store {
     pub async fn task_results(&self, id: TaskId) -> Result<Option<(TaskRecord, Vec<OpRecord>)>, StoreError> {
         self.read("reading a task's results", move |db| {
             let Some(record) = task(db, id)? else { return Ok(None) };
-            let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, ended_at, code, message, content \
-                       FROM ops WHERE task = ? ORDER BY idx";
-            let mut statement = db.prepare_cached(sql)?;
-            let mut rows = statement.query([integer(id.number)])?;
-            let mut ops = Vec::with_capacity(usize::try_from(record.counts.total).unwrap_or(0));
-            while let Some(row) = rows.next()? {
-                ops.push(op_record(record.id, row)?);
-            }
+            let mut conditions = Conditions::default();
+            conditions.equals("task", Some(integer(id.number)));
+            let mut ops = ops(db, id, conditions, None)?;
             add_late_reports(db, id, &mut ops)?;
             Ok(Some((record, ops)))
         })
         .await
     }
 
-    /// Newest first, and without their requests.
-    pub async fn tasks(&self, limit: u32) -> Result<Vec<TaskRecord>, StoreError> {
-        self.read("reading the newest tasks", move |db| newest(db, None, limit)).await
+    /// A task with some of its ops after the one with this index, in order, seen at one moment.
+    pub async fn task_page(
+        &self,
+        id: TaskId,
+        filter: OpFilter,
+        after: Option<u32>,
+        limit: u32,
+    ) -> Result<Option<TaskPage>, StoreError> {
+        self.read("reading a page of a task's results", move |db| {
+            let Some(task) = task(db, id)? else { return Ok(None) };
+            let mut conditions = op_conditions(&task, filter);
+            let sql = format!("SELECT count(*) FROM ops {}", conditions.sql());
+            let total = match filter {
+                OpFilter::All => integer(task.counts.total),
+                OpFilter::Open => integer(task.counts.open),
+                OpFilter::Ended => integer(task.counts.total.saturating_sub(task.counts.open)),
+                OpFilter::Failed => {
+                    db.prepare(&sql)?.query_row(params_from_iter(conditions.values()), |row| row.get(0))?
+                }
+            };
+            if let Some(after) = after {
+                conditions.add("idx > ?", [i64::from(after)]);
+            }
+            let mut ops = ops(db, id, conditions, Some(limit.saturating_add(1)))?;
+            let more = ops.len() > limit as usize;
+            ops.truncate(limit as usize);
+            add_late_reports(db, id, &mut ops)?;
+            let next = ops.last().filter(|_| more).map(|op| op.op.index);
+            Ok(Some(TaskPage { task, ops, next, total: natural(total) }))
+        })
+        .await
     }
 
-    /// The same of one app.
-    pub async fn tasks_of(&self, app: &str, limit: u32) -> Result<Vec<TaskRecord>, StoreError> {
-        let app = app.to_owned();
-        self.read("reading an app's newest tasks", move |db| newest(db, Some(&app), limit)).await
+    /// Newest first, and without their requests; and how many there are on all pages.
+    pub async fn list_tasks(
+        &self,
+        filter: TaskFilter,
+        after: Option<TaskId>,
+        limit: u32,
+    ) -> Result<TaskListPage, StoreError> {
+        self.read("reading a list of tasks", move |db| {
+            let mut conditions = filter.conditions(db)?;
+            let sql = format!("SELECT count(*) FROM tasks {}", conditions.sql());
+            let total: i64 =
+                db.prepare(&sql)?.query_row(params_from_iter(conditions.values()), |row| row.get(0))?;
+            if let Some(after) = after {
+                conditions.add("number < ?", [integer(after.number)]);
+            }
+            let sql =
+                format!("SELECT {COLUMNS} FROM tasks {} ORDER BY number DESC LIMIT ?", conditions.sql());
+            let values = conditions.into_values([Value::from(i64::from(limit) + 1)]);
+            let mut statement = db.prepare(&sql)?;
+            let mut rows = statement.query(params_from_iter(values))?;
+            let mut tasks = Vec::new();
+            while let Some(row) = rows.next()? {
+                tasks.push(task_record(row, Vec::new())?);
+            }
+            let more = tasks.len() > limit as usize;
+            tasks.truncate(limit as usize);
+            let next = tasks.last().filter(|_| more).map(|task| task.id);
+            Ok(TaskListPage { tasks, next, total: natural(total) })
+        })
+        .await
     }
 }
 
@@ -253,17 +336,81 @@ fn task(db: &Connection, id: TaskId) -> Result<Option<TaskRecord>, QueryFault> {
     task_record(row, requests).map(Some)
 }
 
-fn newest(db: &Connection, app: Option<&str>, limit: u32) -> Result<Vec<TaskRecord>, QueryFault> {
-    // Two statements, so that each finds its rows in order, in the table or in the index by app.
-    let only = app.map_or("?1 IS NULL", |_| "app = ?1");
-    let sql = format!("SELECT {COLUMNS} FROM tasks WHERE {only} ORDER BY number DESC LIMIT ?2");
+fn ops(
+    db: &Connection,
+    task: TaskId,
+    conditions: Conditions,
+    limit: Option<u32>,
+) -> Result<Vec<OpRecord>, QueryFault> {
+    let sql = format!(
+        "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, ended_at, code, message, content \
+         FROM ops {} ORDER BY idx LIMIT ?",
+        conditions.sql()
+    );
+    // Negative: no limit.
+    let values = conditions.into_values([Value::from(limit.map_or(-1, i64::from))]);
     let mut statement = db.prepare_cached(&sql)?;
-    let mut rows = statement.query(params![app, limit])?;
-    let mut records = Vec::new();
+    let mut rows = statement.query(params_from_iter(values))?;
+    let mut ops = Vec::new();
     while let Some(row) = rows.next()? {
-        records.push(task_record(row, Vec::new())?);
+        ops.push(op_record(task, row)?);
     }
-    Ok(records)
+    Ok(ops)
+}
+
+fn op_conditions(task: &TaskRecord, filter: OpFilter) -> Conditions {
+    let mut conditions = Conditions::default();
+    conditions.equals("task", Some(integer(task.id.number)));
+    match filter {
+        OpFilter::All => {}
+        OpFilter::Open => conditions.always("code IS NULL"),
+        OpFilter::Ended => conditions.always("code IS NOT NULL"),
+        OpFilter::Failed => {
+            conditions.add("code != ?", [i64::from(Code::Success.number())]);
+            // Nothing had to be done: that is a success to people.
+            for (code, kinds) in [
+                (Code::AlreadyRunning, [OpKind::Start].as_slice()),
+                (Code::NotRunning, [OpKind::Stop, OpKind::Kill].as_slice()),
+            ] {
+                let asked = task.requests.iter().enumerate().filter(|(_, head)| kinds.contains(&head.kind));
+                let asked: Vec<usize> = asked.map(|(index, _)| index).collect();
+                let list = Value::from(serde_json::json!(asked).to_string());
+                conditions.add(
+                    "NOT (code = ? AND request IN (SELECT value FROM json_each(?)))",
+                    [Value::from(i64::from(code.number())), list],
+                );
+            }
+        }
+    }
+    conditions
+}
+
+impl TaskFilter {
+    fn conditions(&self, db: &Connection) -> Result<Conditions, QueryFault> {
+        let mut conditions = Conditions::default();
+        conditions.equals("app", self.app.clone());
+        match self.state {
+            None => {}
+            Some(TaskProgress::Open) => conditions.always("open > 0"),
+            Some(TaskProgress::Ended) => conditions.always("open = 0"),
+        }
+        if self.failed {
+            conditions.always("failed > 0");
+        }
+        if let Some(since) = self.since {
+            // The first of them by number, so that older tasks need not be read. Two questions, because each
+            // has an index of its own.
+            let sql =
+                "SELECT min(number) FROM tasks INDEXED BY tasks_ended WHERE open = 0 AND created_at >= ?";
+            let ended: Option<i64> = db.prepare_cached(sql)?.query_row([since], |row| row.get(0))?;
+            let sql =
+                "SELECT min(number) FROM tasks INDEXED BY tasks_open WHERE open > 0 AND created_at >= ?";
+            let open: Option<i64> = db.prepare_cached(sql)?.query_row([since], |row| row.get(0))?;
+            let first = ended.into_iter().chain(open).min().unwrap_or(i64::MAX);
+            conditions.add("number >= ? AND created_at >= ?", [first, since]);
+        }
+        Ok(conditions)
+    }
 }
 
 fn task_record(row: &Row<'_>, requests: Vec<RequestHead>) -> Result<TaskRecord, QueryFault> {

@@ -1,39 +1,127 @@
 //! Agents: which there are, and which are here.
 
-use super::select::candidate;
-use super::{AppError, Caller, Services, access, audit};
+use super::{AppError, Caller, Page, Services, access, audit};
 use crate::clock::WallMs;
 use crate::dispatcher::{DispatcherMessage, revoked};
 use crate::durably::durably;
-use crate::store::{AgentRecord, FORGOTTEN, FoundTarget};
+use crate::store::{AgentFilter, AgentPage, AgentRecord, ConnectedAgents, FORGOTTEN, FoundTarget};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::request::Target;
-use procfleet_core::select::{glob, means};
 use procfleet_proto::http::agents::AgentView;
 use procfleet_proto::http::batch::NamedHost;
+use procfleet_proto::http::cursor::{AgentCursor, AgentKey, AgentOrder};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage::LabelChange;
 use procfleet_proto::http::native::AgentRow;
 use procfleet_proto::http::query::{AgentStanding, AgentsQuery};
 use procfleet_proto::link::HostFacts;
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Those of the caller's businesses that pass all filters, by id.
+/// One page of the agents of the caller's businesses that pass all filters.
 pub async fn list(
     services: &Services,
     caller: &Caller,
     query: AgentsQuery,
-) -> Result<Vec<AgentRow>, AppError> {
-    let agents = services.store.agents().await?;
+) -> Result<Page<Vec<AgentRow>>, AppError> {
+    let AgentsQuery { cloud, business, version, state, offline_secs, select, order, after, limit } = query;
+    let now = services.clock.wall();
+    let filter = AgentFilter {
+        cloud,
+        business,
+        version,
+        state: state.map(AgentStanding::word),
+        away_since: offline_secs.map(|secs| now.saturating_sub(secs.saturating_mul(1000))),
+        select,
+        ..AgentFilter::of(caller.rights.businesses())
+    };
+    let total = services.store.count_agents(filter.clone()).await?;
+    let page = match order {
+        AgentOrder::Heard => heard_last(services, filter, after, limit).await?,
+        AgentOrder::Id | AgentOrder::Host | AgentOrder::Version | AgentOrder::State => {
+            services.store.list_agents(filter, order, after, limit).await?
+        }
+    };
+    // The store learns of a session a moment before or after the dispatcher does. An agent that was asked for
+    // by its state is not shown in another.
+    let as_asked = |agent: &AgentRecord| {
+        let connected = services.presences.contains(&agent.agent);
+        (offline_secs.is_none() || !connected)
+            && state.is_none_or(|state| match state {
+                AgentStanding::Connected => connected,
+                AgentStanding::Away => !connected,
+                AgentStanding::Revoked => true,
+            })
+    };
+    let agents = page.agents.into_iter().filter(as_asked).collect();
+    let next = page.next.map(|key| AgentCursor::of(key).text());
+    Ok(Page { data: rows(services, agents).await?, next, total })
+}
+
+/// How many agents are looked up at once, at least.
+const CHUNK: usize = 1_000;
+
+/// A page in the order of the time that the agents were last heard. Of connected agents their sessions know
+/// it, of the others the store: a page is merged from the first of both.
+async fn heard_last(
+    services: &Services,
+    filter: AgentFilter,
+    after: Option<AgentCursor>,
+    limit: u32,
+) -> Result<AgentPage, AppError> {
+    let most = limit as usize + 1;
+    let beyond = match &after {
+        Some(AgentCursor::Key(key)) => Some((Reverse(key.heard_at), key.agent.clone())),
+        Some(AgentCursor::Id(_)) | None => None,
+    };
+    let heard = services.presences.all_heard().into_iter();
+    let mut connected: Vec<(Reverse<WallMs>, AgentId)> = heard
+        .map(|(heard, agent)| (Reverse(heard), agent))
+        .filter(|key| beyond.as_ref().is_none_or(|beyond| key > beyond))
+        .collect();
+    connected.sort_unstable();
+    let mut found: Vec<(WallMs, AgentRecord)> = Vec::new();
+    if filter.state.is_some_and(|state| state != AgentStanding::Connected.word()) {
+        connected.clear();
+    }
+    for some in connected.chunks(most.max(CHUNK)) {
+        let among = Some(some.iter().map(|(_, agent)| agent.clone()).collect());
+        let here = AgentFilter { among, ..filter.clone() };
+        let page = services.store.list_agents(here, AgentOrder::Id, None, u32::MAX - 1).await?;
+        let mut records: HashMap<AgentId, AgentRecord> =
+            page.agents.into_iter().map(|agent| (agent.agent.clone(), agent)).collect();
+        found.extend(
+            some.iter().filter_map(|(heard, agent)| records.remove(agent).map(|record| (heard.0, record))),
+        );
+        if found.len() >= most {
+            break;
+        }
+    }
+    let away = AgentFilter { connected: ConnectedAgents::LeftOut, ..filter };
+    let away = services.store.list_agents(away, AgentOrder::Heard, after, limit).await?;
+    let is_away = |agent: &AgentRecord| !services.presences.contains(&agent.agent);
+    found.extend(away.agents.into_iter().filter(is_away).map(|agent| (agent.heard_at, agent)));
+    found.sort_by(|(heard, agent), (other, another)| {
+        other.cmp(heard).then_with(|| agent.agent.cmp(&another.agent))
+    });
+    let more = found.len() >= most || away.next.is_some();
+    found.truncate(limit as usize);
+    let next = found.last().filter(|_| more).map(|(heard_at, agent)| AgentKey {
+        order: AgentOrder::Heard,
+        agent: agent.agent.clone(),
+        host: agent.host,
+        version: agent.version.clone(),
+        state: String::new(),
+        heard_at: *heard_at,
+    });
+    Ok(AgentPage { agents: found.into_iter().map(|(_, agent)| agent).collect(), next })
+}
+
+async fn rows(services: &Services, agents: Vec<AgentRecord>) -> Result<Vec<AgentRow>, AppError> {
     let names: HashMap<BusinessId, String> =
         services.store.businesses().await?.into_iter().map(|business| (business.id, business.name)).collect();
-    let now = services.clock.wall();
-    let seen = agents.into_iter().filter(|agent| {
-        caller.rights.businesses().allows(&agent.business)
-            && passes(&query, agent, services.presences.contains(&agent.agent), now)
-    });
-    let rows = seen.take(query.limit.unwrap_or(usize::MAX)).map(|agent| AgentRow {
+    let rows = agents.into_iter().map(|agent| AgentRow {
         connected: services.presences.contains(&agent.agent),
         heard_at: last_heard(services, &agent) / 1000,
         bk_agent_id: agent.agent.to_string(),
@@ -53,6 +141,16 @@ pub async fn list(
     Ok(rows.collect())
 }
 
+/// The rows of these agents, by id.
+pub(super) async fn rows_of(
+    services: &Services,
+    agents: &BTreeSet<AgentId>,
+) -> Result<Vec<AgentRow>, AppError> {
+    let found = services.store.agents_with(agents.iter().cloned().collect()).await?;
+    let found: BTreeMap<AgentId, AgentRecord> = found.into_iter().collect();
+    rows(services, found.into_values().collect()).await
+}
+
 /// While it is connected its session knows, and after that the store.
 fn last_heard(services: &Services, agent: &AgentRecord) -> WallMs {
     services.presences.last_heard(&agent.agent).unwrap_or(agent.heard_at)
@@ -61,24 +159,6 @@ fn last_heard(services: &Services, agent: &AgentRecord) -> WallMs {
 /// `None`: it has never connected.
 fn facts(agent: &AgentRecord) -> Option<HostFacts> {
     serde_json::from_str(&agent.facts).unwrap_or_default()
-}
-
-fn passes(query: &AgentsQuery, agent: &AgentRecord, connected: bool, now: WallMs) -> bool {
-    let AgentsQuery { cloud, business, version, state, offline_secs, select, after, limit: _ } = query;
-    let state_now = match (&agent.revoked, connected) {
-        (Some(_), _) => AgentStanding::Revoked,
-        (None, true) => AgentStanding::Connected,
-        (None, false) => AgentStanding::Away,
-    };
-    let offline =
-        |secs: &i64| !connected && now.saturating_sub(agent.changed_at) >= secs.saturating_mul(1000);
-    cloud.is_none_or(|cloud| cloud == agent.host.cloud)
-        && business.is_none_or(|business| business == agent.business)
-        && version.as_ref().is_none_or(|version| glob(version, &agent.version))
-        && state.is_none_or(|state| state == state_now)
-        && offline_secs.as_ref().is_none_or(offline)
-        && means(select, &candidate(agent))
-        && after.as_ref().is_none_or(|after| agent.agent > *after)
 }
 
 /// Changes what is said of the hosts of these agents. Answers with their rows.
@@ -95,8 +175,7 @@ pub async fn label(
     let detail = format!("{}: {}", said.join(", "), listed.join(", "));
     let record = audit::entry(services, caller, "agents_label", &format!("{} agents", listed.len()), detail);
     services.store.label_agents(agents.iter().cloned().collect(), set, remove, record).await?;
-    let rows = list(services, caller, AgentsQuery::default()).await?;
-    Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
+    rows_of(services, &agents).await
 }
 
 /// All of the agents, or none: they are cut off, and only a new token lets their hosts in again. Answers with
@@ -127,8 +206,7 @@ pub async fn revoke(
         Ok::<_, AppError>(())
     })
     .await?;
-    let rows = list(services, caller, AgentsQuery::default()).await?;
-    Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
+    rows_of(services, &agents).await
 }
 
 /// All of the agents, or none: those that are away and will not come back. They are listed no more. Answers
@@ -147,8 +225,7 @@ pub async fn forget(
         return Err(faults.into());
     }
     let listed: Vec<&str> = agents.iter().map(AgentId::as_str).collect();
-    let rows = list(services, caller, AgentsQuery::default()).await?;
-    let rows = rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect();
+    let rows = rows_of(services, &agents).await?;
     let (subject, detail) = (format!("{} agents", listed.len()), listed.join(", "));
     let record = audit::entry(services, caller, "agents_forget", &subject, detail);
     let (store, dispatcher, now) =
@@ -211,10 +288,10 @@ async fn found(
     targets: &[Target],
 ) -> Result<Vec<Option<AgentView>>, AppError> {
     let resolved = services.store.resolve_within(targets, within).await?;
-    let records: HashMap<AgentId, AgentRecord> =
-        services.store.agents().await?.into_iter().map(|agent| (agent.agent.clone(), agent)).collect();
-    let view = |found: FoundTarget| {
-        let record = records.get(&found.agent()?)?;
+    let resolved: Vec<Option<AgentId>> = resolved.into_iter().map(FoundTarget::agent).collect();
+    let records = services.store.agents_with(resolved.iter().flatten().cloned().collect()).await?;
+    let view = |found: Option<AgentId>| {
+        let record = records.get(&found?)?;
         Some(AgentView {
             agent: record.agent.clone(),
             host: record.host,

@@ -7,7 +7,6 @@ use procfleet_core::id::{AgentId, BusinessId};
 use procfleet_core::request::Target;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::{AgentRow, BusinessRow, BusinessSetRow};
-use procfleet_proto::http::query::AgentsQuery;
 use std::collections::BTreeSet;
 
 pub async fn create(
@@ -80,8 +79,7 @@ pub async fn assign(
     let record =
         audit::entry(services, caller, "agents_assign", &format!("business {to}"), listed.join(", "));
     services.store.assign(agents.iter().cloned().collect(), to, record).await.map_err(as_fault)?;
-    let rows = agents::list(services, caller, AgentsQuery::default()).await?;
-    Ok(rows.into_iter().filter(|row| listed.contains(&row.bk_agent_id.as_str())).collect())
+    agents::rows_of(services, &agents).await
 }
 
 /// That all of them exist; each comes with its place in the request.

@@ -30,8 +30,9 @@ pub async fn list(
             }
         }
     };
-    let EventsQuery { namespace, name, kind, after, limit, wait, .. } = question;
-    let filter = EventFilter { namespace, name, kind, agent };
+    let EventsQuery { namespace, name, kind, select, since, after, limit, wait, host: _ } = question;
+    let since = since.map(|secs| secs.saturating_mul(1000));
+    let filter = EventFilter { namespace, name, kind, agent, select, since };
     let until = Instant::now() + wait;
     let mut event_notifier = services.event_notifier.listen();
     let mut last = after;

@@ -5,10 +5,12 @@
 
 use super::{AppError, Caller, Services, access};
 use crate::sessions::Unanswered;
-use crate::store::{AgentRecord, FoundTarget, ProcFilter};
+use crate::store::{AgentFilter, FoundTarget, ProcFilter};
 use procfleet_core::code::Code;
+use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::request::Target;
+use procfleet_proto::http::cursor::AgentOrder;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, split};
 use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
@@ -167,16 +169,6 @@ pub(super) async fn find(
     of: &LogOf,
 ) -> Result<(AgentId, Host), AppError> {
     access::permit_reading(caller, &of.proc.namespace)?;
-    let agents = services.store.agents().await?.into_iter();
-    let mut agents: Vec<AgentRecord> = agents
-        .filter(|agent| caller.rights.businesses().allows(&agent.business) && agent.retired_at.is_none())
-        .collect();
-    if of.agent.is_none() && of.host.is_none() {
-        // A revoked agent answers nothing, so it is not meant unless it is named.
-        agents.retain(|agent| agent.revoked.is_none());
-    }
-    let seen: Vec<(AgentId, Host)> = agents.into_iter().map(|agent| (agent.agent, agent.host)).collect();
-    let host_of = |agent: &AgentId| seen.iter().find(|(known, _)| known == agent).cloned();
     let fault = |field: &str, reason: String| {
         let mut faults = Faults::default();
         faults.add(field, reason);
@@ -189,27 +181,34 @@ pub(super) async fn find(
     };
     if let Some((target, field, name)) = named {
         let found = services.store.resolve_within(&[target], caller.rights.businesses()).await?;
-        let found = found.into_iter().next().and_then(FoundTarget::agent).and_then(|agent| host_of(&agent));
-        return match found {
-            Some(found) => Ok(found),
+        let found = found.into_iter().next().and_then(FoundTarget::agent);
+        let records = services.store.agents_with(found.into_iter().collect()).await?;
+        return match records.into_iter().next() {
+            Some((agent, record)) => Ok((agent, record.host)),
             None => fault(field, format!("no agent is known for {name}")),
         };
     }
+    // A revoked agent answers nothing, so it is not meant unless it is named.
+    let usable = AgentFilter::usable(caller.rights.businesses());
     let filter = ProcFilter {
+        agents: usable.clone(),
+        within: GrantScope::All,
         namespace: Some(of.proc.namespace.clone()),
         name: Some(of.proc.name.clone()),
-        agent: None,
+        ..ProcFilter::default()
     };
-    let procs = services.store.procs(filter).await?;
-    let mut having = procs.iter().filter_map(|(agent, _)| host_of(agent));
-    match (having.next(), having.next()) {
-        (Some(one), None) => Ok(one),
-        (None, _) => match seen.as_slice() {
-            // It may have been forgotten, and its output still be there.
-            [only] => Ok(only.clone()),
-            _ => fault("name", format!("no host is known to have {}; name the host", of.proc)),
-        },
-        (Some((_, one)), Some((_, other))) => {
+    let having = services.store.find_procs(filter, 2).await?;
+    match having.as_slice() {
+        [(agent, host, _)] => Ok((agent.clone(), *host)),
+        [] => {
+            let page = services.store.list_agents(usable, AgentOrder::Id, None, 1).await?;
+            match (page.agents.into_iter().next(), page.next) {
+                // It may have been forgotten, and its output still be there.
+                (Some(only), None) => Ok((only.agent, only.host)),
+                (_, _) => fault("name", format!("no host is known to have {}; name the host", of.proc)),
+            }
+        }
+        [(_, one, _), (_, other, _), ..] => {
             fault("host", format!("is required: several hosts have {} (such as {one} and {other})", of.proc))
         }
     }

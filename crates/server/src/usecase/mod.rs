@@ -91,6 +91,16 @@ impl Caller {
     }
 }
 
+/// One page of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    pub data: T,
+    /// The cursor of the next page; `None`: this is the last one.
+    pub next: Option<String>,
+    /// The number of rows of all pages.
+    pub total: u64,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
     #[error("no task {0}")]

@@ -1,45 +1,36 @@
 //! Procs, as their agents last described them.
 
 use super::status::{Heard, read};
-use super::{AppError, Caller, Services};
-use crate::store::{FoundTarget, ProcFilter};
-use procfleet_core::id::{AgentId, Host};
-use procfleet_core::request::Target;
-use procfleet_proto::http::native::ProcRow;
-use std::collections::HashMap;
+use super::{AppError, Caller, Page, Services};
+use crate::store::{AgentFilter, FailedProcs, ProcFilter, RevokedAgents};
+use procfleet_core::grants::{GrantScope, Rights};
+use procfleet_proto::http::native::{ProcRow, ProcState};
+use procfleet_proto::http::query::ProcsQuery;
 
-/// Those that the caller may see: of its businesses and its namespaces.
+/// One page of the procs that the caller may see: of its businesses and its namespaces.
 pub async fn list(
     services: &Services,
     caller: &Caller,
-    namespace: Option<String>,
-    name: Option<String>,
-    host: Option<Host>,
-) -> Result<Vec<ProcRow>, AppError> {
-    let agent = match host {
-        None => None,
-        Some(host) => {
-            let found =
-                services.store.resolve_within(&[Target::Host(host)], caller.rights.businesses()).await?;
-            match found.into_iter().next().and_then(FoundTarget::agent) {
-                Some(agent) => Some(agent),
-                None => return Ok(Vec::new()),
-            }
-        }
+    query: ProcsQuery,
+) -> Result<Page<Vec<ProcRow>>, AppError> {
+    let ProcsQuery { namespace, name, host, select, state, failed, usable, order, after, limit } = query;
+    let revoked = if usable { RevokedAgents::LeftOut } else { RevokedAgents::Included };
+    let filter = ProcFilter {
+        agents: AgentFilter { select, revoked, ..AgentFilter::of(caller.rights.businesses()) },
+        within: match &*caller.rights {
+            Rights::Administrator => GrantScope::All,
+            Rights::Granted(grants) => grants.namespaces.clone(),
+        },
+        namespace,
+        name,
+        host,
+        state: state.map(ProcState::word),
+        failed: failed.then(|| FailedProcs { accounts: caller.rights.accounts().clone() }),
     };
-    let agents = services.store.agents().await?.into_iter();
-    let seen = agents.filter(|agent| caller.rights.businesses().allows(&agent.business));
-    let hosts: HashMap<AgentId, Host> = seen.map(|agent| (agent.agent, agent.host)).collect();
-    let mut rows = Vec::new();
-    let procs = services.store.procs(ProcFilter { namespace, name, agent }).await?;
-    let heard =
-        Heard::of(services, procs.iter().map(|(agent, _)| agent).filter(|agent| hosts.contains_key(agent)))
-            .await?;
-    for (agent, record) in procs {
-        let Some(host) = hosts.get(&agent) else { continue };
-        if !caller.rights.allows_namespace(&record.proc.namespace) {
-            continue;
-        }
+    let page = services.store.list_procs(filter, order, after, limit).await?;
+    let heard = Heard::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
+    let mut rows = Vec::with_capacity(page.procs.len());
+    for (agent, host, record) in page.procs {
         let Some(report) = read(services, caller, &agent, &record) else { continue };
         let report = heard.confirmed(&agent, report);
         rows.push(ProcRow {
@@ -60,5 +51,5 @@ pub async fn list(
             reported_at: report.reported_at,
         });
     }
-    Ok(rows)
+    Ok(Page { data: rows, next: page.next.map(|cursor| cursor.text()), total: page.total })
 }

@@ -10,8 +10,8 @@ use procfleet_core::request::Target;
 use procfleet_program::panics;
 use procfleet_proto::http::job::{self, JobResults};
 use procfleet_proto::http::result::{OpContext, OpResult, Results};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 
 /// Which generation of GSE's API asks: each names its keys in its own way, whoever made the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,8 +121,9 @@ async fn places(
     if !asks || ops.iter().all(|op| op.target.host().is_some()) {
         return Ok(HashMap::new());
     }
-    let agents = services.store.agents().await?.into_iter();
-    Ok(agents.map(|agent| (agent.agent, Target::Host(agent.host))).collect())
+    let asked: BTreeSet<AgentId> = ops.iter().filter_map(|op| op.agent.clone()).collect();
+    let agents = services.store.agents_with(asked.into_iter().collect()).await?;
+    Ok(agents.into_iter().map(|(agent, record)| (agent, Target::Host(record.host))).collect())
 }
 
 pub(super) fn result(task: &TaskRecord, op: &OpRecord) -> Option<OpResult> {

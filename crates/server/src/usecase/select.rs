@@ -2,10 +2,12 @@
 //! changes meanwhile.
 
 use super::{AppError, Caller, Services};
-use crate::store::{AgentRecord, FoundTarget, ProcFilter};
+use crate::store::{AgentFilter, FoundTarget, ProcFilter};
+use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Host, ProcKey};
 use procfleet_core::request::{Request, Target};
-use procfleet_core::select::{Candidate, Term, glob, means};
+use procfleet_core::select::{Term, glob};
+use procfleet_core::spec::Spec;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{MOST_OPS, OperateTargets, Selected};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,23 +15,26 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// The hosts, in the order of their addresses: those of the caller's businesses that may come in at all, here
 /// or away. A term that means none of them is a fault.
 pub async fn hosts(services: &Services, caller: &Caller, terms: &[Term]) -> Result<Vec<Host>, AppError> {
-    let agents = usable(services, caller).await?;
-    let mut hosts: Vec<Host> =
-        agents.iter().filter(|agent| means(terms, &candidate(agent))).map(|agent| agent.host).collect();
+    let usable = AgentFilter::usable(caller.rights.businesses());
     let mut faults = Faults::default();
-    for (place, term) in terms.iter().enumerate() {
-        if !agents.iter().any(|agent| term.matches(&candidate(agent))) {
-            let reason = format!("{term} means none of the {} agents that the app may use", agents.len());
-            faults.add(format!("select[{place}]"), reason);
+    let unmatched = services.store.terms_without_agents(usable.clone(), terms.to_vec()).await?;
+    if !unmatched.is_empty() {
+        let agents = services.store.count_agents(usable.clone()).await?;
+        for index in unmatched {
+            let term = &terms[index];
+            let reason = format!("{term} means none of the {agents} agents that the app may use");
+            faults.add(format!("select[{index}]"), reason);
         }
     }
+    let selected = AgentFilter { select: terms.to_vec(), ..usable };
+    // One more than may be used is enough to be refused.
+    let hosts = services.store.hosts_of_agents(selected, MOST_OPS + 1).await?;
     if faults.is_empty() && hosts.is_empty() {
         faults.add(
             "select",
             "each of its terms means some agent, but no agent is meant by all of them together",
         );
     }
-    hosts.sort_unstable();
     if faults.is_empty() { Ok(hosts) } else { Err(faults.into()) }
 }
 
@@ -79,17 +84,27 @@ pub async fn requests(
     }
     let ops: usize = meant.values().map(BTreeSet::len).sum();
     if ops > MOST_OPS {
-        faults.add("", format!("means {ops} operations, at most {MOST_OPS} are allowed in one call"));
+        faults.add("", format!("means more than {MOST_OPS} operations, which is the most in one call"));
     }
     if !faults.is_empty() {
         return Err(faults.into());
     }
-    let of = |(name, targets): (String, BTreeSet<Target>)| Request {
-        proc: ProcKey { namespace: request.proc.namespace.clone(), name },
-        targets: targets.into_iter().collect(),
-        ..request.clone()
+    let of = |(name, targets): (String, BTreeSet<Target>)| {
+        let proc = ProcKey { namespace: request.proc.namespace.clone(), name };
+        let spec = request.spec.clone().map(|spec| named_as(spec, &request.proc.name, &proc));
+        Request { proc, spec, targets: targets.into_iter().collect(), ..request.clone() }
     };
     Ok(meant.into_iter().map(of).collect())
+}
+
+/// The spec of one proc among several. A client that changes single fields fills in the first name as the
+/// `proc_name` for hosts that do not know the proc; each of the others is called by its own name there.
+fn named_as(mut spec: Spec, first: &str, proc: &ProcKey) -> Spec {
+    let is_filled_in = !spec.change.is_empty() && !spec.change.iter().any(|field| field == "proc_name");
+    if is_filled_in && spec.identity.proc_name == first {
+        spec.identity.proc_name = proc.whole().0.name;
+    }
+    spec
 }
 
 /// The procs of a namespace that are known where a request may go.
@@ -101,7 +116,7 @@ struct KnownProcs {
     parts: BTreeMap<String, BTreeSet<Target>>,
     /// The only agent that the caller may use, if there is one and no place was named.
     only: Option<Target>,
-    agents: usize,
+    agents: u64,
 }
 
 impl KnownProcs {
@@ -113,33 +128,64 @@ impl KnownProcs {
         patterns: &[(String, &str)],
         within: Option<&[Target]>,
     ) -> Result<KnownProcs, AppError> {
-        let agents = usable(services, caller).await?;
-        let places: HashMap<AgentId, Target> = match within {
-            None => agents.iter().map(|agent| (agent.agent.clone(), Target::Host(agent.host))).collect(),
+        let usable = AgentFilter::usable(caller.rights.businesses());
+        let named: Option<HashMap<AgentId, Target>> = match within {
+            None => None,
             Some(targets) => {
                 let found = services.store.resolve_within(targets, caller.rights.businesses()).await?;
                 let agents = found.into_iter().map(FoundTarget::agent);
-                agents.zip(targets).filter_map(|(agent, target)| Some((agent?, target.clone()))).collect()
+                Some(
+                    agents
+                        .zip(targets)
+                        .filter_map(|(agent, target)| Some((agent?, target.clone())))
+                        .collect(),
+                )
             }
         };
-        let name = match patterns {
-            [(_, only)] if !is_glob(only) => Some((*only).to_owned()),
-            _ => None,
+        let mut known = KnownProcs {
+            agents: services.store.count_agents(usable.clone()).await?,
+            ..KnownProcs::default()
         };
-        let filter = ProcFilter { namespace: Some(namespace.to_owned()), name, agent: None };
-        let procs = services.store.procs(filter).await?;
-        let all: BTreeSet<(&AgentId, &str)> =
-            procs.iter().map(|(agent, record)| (agent, record.proc.name.as_str())).collect();
-        let mut known = KnownProcs { agents: agents.len(), ..KnownProcs::default() };
-        for (agent, record) in &procs {
-            let Some(target) = places.get(agent) else { continue };
-            let (whole, number) = record.proc.whole();
-            let is_part = number > 1 && all.contains(&(agent, whole.name.as_str()));
-            let list = if is_part { &mut known.parts } else { &mut known.procs };
-            list.entry(record.proc.name.clone()).or_default().insert(target.clone());
+        let mut found: BTreeMap<(AgentId, String), Host> = BTreeMap::new();
+        for (_, pattern) in patterns {
+            let among = named.as_ref().map(|named| named.keys().cloned().collect());
+            let filter = ProcFilter {
+                // A revoked agent is not meant unless it is named.
+                agents: match among {
+                    None => usable.clone(),
+                    Some(_) => AgentFilter { among, ..AgentFilter::of(caller.rights.businesses()) },
+                },
+                within: GrantScope::All,
+                namespace: Some(namespace.to_owned()),
+                name: Some((*pattern).to_owned()),
+                ..ProcFilter::default()
+            };
+            // One more than may be used is enough to be refused.
+            let procs = services.store.find_procs(filter, MOST_OPS + 1).await?;
+            found.extend(procs.into_iter().map(|(agent, host, name)| ((agent, name), host)));
         }
-        if let (None, [only]) = (within, agents.as_slice()) {
-            known.only = Some(Target::Host(only.host));
+        let proc = |name: &str| ProcKey { namespace: namespace.to_owned(), name: name.to_owned() };
+        let wholes = found.keys().filter_map(|(agent, name)| {
+            let (whole, number) = proc(name).whole();
+            (number > 1).then(|| (agent.clone(), whole))
+        });
+        let wholes = services.store.known_procs(wholes.collect()).await?;
+        for ((agent, name), host) in found {
+            let target = match &named {
+                None => Target::Host(host),
+                Some(named) => match named.get(&agent) {
+                    Some(target) => target.clone(),
+                    None => continue,
+                },
+            };
+            let (whole, number) = proc(&name).whole();
+            let is_part = number > 1 && wholes.contains(&(agent, whole));
+            let list = if is_part { &mut known.parts } else { &mut known.procs };
+            list.entry(name).or_default().insert(target);
+        }
+        if within.is_none() && known.agents == 1 {
+            let only = services.store.hosts_of_agents(usable, 1).await?;
+            known.only = only.first().copied().map(Target::Host);
         }
         Ok(known)
     }
@@ -174,15 +220,4 @@ impl KnownProcs {
 
 fn is_glob(pattern: &str) -> bool {
     pattern.contains(['*', '?'])
-}
-
-/// Those of the caller's businesses that may come in at all.
-async fn usable(services: &Services, caller: &Caller) -> Result<Vec<AgentRecord>, AppError> {
-    let mut agents = services.store.agents().await?;
-    agents.retain(|agent| agent.revoked.is_none() && caller.rights.businesses().allows(&agent.business));
-    Ok(agents)
-}
-
-pub(super) fn candidate(agent: &AgentRecord) -> Candidate<'_> {
-    Candidate { host: agent.host, agent: &agent.agent, labels: &agent.labels }
 }

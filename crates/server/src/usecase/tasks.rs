@@ -1,63 +1,81 @@
 //! Tasks as people look at them.
 
-use super::results::{find, result};
-use super::{AppError, Caller, Services};
-use crate::store::TaskRecord;
+use super::results::result;
+use super::{AppError, Caller, Page, Services, access};
+use crate::store::{OpRecord, TaskFilter, TaskPage, TaskRecord};
 use procfleet_core::grants::Rights;
+use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{Counts, OpRow, TaskRow, TaskView};
-use std::time::Duration;
+use procfleet_proto::http::query::{TaskQuery, TasksQuery};
 use tokio::time::Instant;
 
-/// The caller's own; an administrator sees all.
-pub async fn list(services: &Services, caller: &Caller, limit: u32) -> Result<Vec<TaskRow>, AppError> {
-    let tasks = match *caller.rights {
-        Rights::Administrator => services.store.tasks(limit).await?,
-        Rights::Granted(_) => services.store.tasks_of(&caller.app, limit).await?,
+/// One page of the caller's own tasks, the newest first; an administrator sees all.
+pub async fn list(
+    services: &Services,
+    caller: &Caller,
+    query: TasksQuery,
+) -> Result<Page<Vec<TaskRow>>, AppError> {
+    let TasksQuery { state, failed, since, after, limit } = query;
+    let app = match *caller.rights {
+        Rights::Administrator => None,
+        Rights::Granted(_) => Some(caller.app.clone()),
     };
-    Ok(tasks.iter().map(row).collect())
+    let filter = TaskFilter { app, state, failed, since: since.map(|secs| secs.saturating_mul(1000)) };
+    let page = services.store.list_tasks(filter, after, limit).await?;
+    let next = page.next.map(|task| task.to_string());
+    Ok(Page { data: page.tasks.iter().map(row).collect(), next, total: page.total })
 }
 
-/// With `wait`, answers as soon as the task has moved on, or after so long.
+/// A task with one page of its ops. With `wait`, answers as soon as the task has moved on, or after so long.
 pub async fn show(
     services: &Services,
     caller: &Caller,
     task_text: &str,
-    wait: Duration,
-) -> Result<TaskView, AppError> {
-    let until = Instant::now() + wait;
+    query: TaskQuery,
+) -> Result<Page<TaskView>, AppError> {
+    let no_task = || AppError::NoTask(task_text.to_owned());
+    let id: TaskId = task_text.parse().map_err(|_| no_task())?;
+    let until = Instant::now() + query.wait;
     let mut changed = services.dispatcher.changed();
     changed.mark_unchanged();
     let mut before: Option<Counts> = None;
     loop {
-        let (task, ops) = find(services, caller, task_text).await?;
+        // Without its ops, which may be many: they are read when there is something to answer.
+        let task = services.store.task(id).await?;
+        let task = task.filter(|task| access::may_read_tasks_of(caller, &task.app)).ok_or_else(no_task)?;
         let counts = row(&task).counts;
         let moved = before.is_some_and(|before| before != counts);
         before.get_or_insert(counts);
         let over = Instant::now() >= until;
         if counts.open == 0 || moved || over {
-            let view = ops.iter().filter_map(|op| {
-                let head = task.requests.get(op.request as usize)?;
-                let result = result(&task, op)?;
-                Some(OpRow {
-                    op_id: op.op.to_string(),
-                    key: op.target.result_key(&head.proc),
-                    kind: head.kind.verb().to_owned(),
-                    target: op.target.to_string(),
-                    namespace: head.proc.namespace.clone(),
-                    name: head.proc.name.clone(),
-                    error_code: result.error_code,
-                    error_msg: result.error_msg,
-                    content: result.content,
-                    late_at: op.late.as_ref().map_or(0, |late| late.at / 1000),
-                    late_code: op.late.as_ref().map_or(0, |late| late.code.number()),
-                    late_msg: op.late.as_ref().map(|late| late.message.clone()).unwrap_or_default(),
-                })
-            });
-            return Ok(TaskView { ops: view.collect(), task: row(&task) });
+            let page = services.store.task_page(id, query.ops, query.after, query.limit).await?;
+            let TaskPage { task, ops, next, total } = page.ok_or_else(no_task)?;
+            let ops = ops.iter().filter_map(|op| op_row(&task, op)).collect();
+            let data = TaskView { ops, task: row(&task) };
+            return Ok(Page { data, next: next.map(|index| index.to_string()), total });
         }
         // Whether an op ended or the time is up: the store is read again.
         let _ = tokio::time::timeout_at(until, changed.changed()).await;
     }
+}
+
+fn op_row(task: &TaskRecord, op: &OpRecord) -> Option<OpRow> {
+    let head = task.requests.get(op.request as usize)?;
+    let result = result(task, op)?;
+    Some(OpRow {
+        op_id: op.op.to_string(),
+        key: op.target.result_key(&head.proc),
+        kind: head.kind.verb().to_owned(),
+        target: op.target.to_string(),
+        namespace: head.proc.namespace.clone(),
+        name: head.proc.name.clone(),
+        error_code: result.error_code,
+        error_msg: result.error_msg,
+        content: result.content,
+        late_at: op.late.as_ref().map_or(0, |late| late.at / 1000),
+        late_code: op.late.as_ref().map_or(0, |late| late.code.number()),
+        late_msg: op.late.as_ref().map(|late| late.message.clone()).unwrap_or_default(),
+    })
 }
 
 pub(super) fn row(task: &TaskRecord) -> TaskRow {

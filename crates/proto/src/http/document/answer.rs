@@ -12,7 +12,7 @@ pub(super) fn definitions(generator: &mut SchemaGenerator, words: &mut Words) ->
         plain(&mut schema);
         // The frame is the same around everything.
         let kind = match name.split_once("Answer_") {
-            Some(("", _)) => "Answer",
+            Some(("" | "Page", _)) => "Answer",
             Some(("Job", _)) => "JobAnswer",
             Some(_) | None => name.as_str(),
         };

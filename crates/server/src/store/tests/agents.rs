@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::clock::ClockReading;
+use procfleet_proto::http::cursor::ProcOrder;
 
 #[tokio::test]
 async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
@@ -16,7 +17,7 @@ async fn a_token_is_spent_exactly_as_often_as_it_may_be() {
     let results = joins.join_all().await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10);
     assert!(results.into_iter().filter_map(Result::err).all(|refusal| refusal == JoinTokenRefusal::UsedUp));
-    assert_eq!(store.agents().await.expect("no error").len(), 10);
+    assert_eq!(store.all_agents().await.expect("no error").len(), 10);
 }
 
 #[tokio::test]
@@ -50,19 +51,25 @@ async fn a_join_that_fails_does_not_burn_a_use() {
 async fn a_new_agent_takes_its_host_over() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["old", "bystander"]).await;
     store.agent_connected(&agent("old"), "0.1.0", "null", 1_600).await.expect("connected");
-    let status = ProcRecord { proc: proc("nginx"), revision: 1, status: "{}".to_owned() };
+    let status = ProcRecord {
+        proc: proc("nginx"),
+        revision: 1,
+        status: "{}".to_owned(),
+        listing: ProcListing::default(),
+    };
     store.put_procs(&agent("old"), vec![status.clone()], Vec::new()).await.expect("stored");
 
     let joined = store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
     assert_eq!(joined, JoinedAgent { host: host(1), retired: vec![agent("old")] });
     let old = store.agent(&agent("old")).await.expect("no error").expect("still known");
     assert_eq!((old.retired_at, old.connected, old.changed_at), (Some(1_700), false, 1_700));
-    let current = store.agents().await.expect("no error");
+    let current = store.all_agents().await.expect("no error");
     assert_eq!(current.iter().map(|a| a.agent.as_str()).collect::<Vec<_>>(), ["bystander", "new"]);
     let at = store.agent_at(host(1)).await.expect("no error").map(|record| record.agent);
     assert_eq!(at, Some(agent("new")));
 
-    assert!(store.procs(ProcFilter::default()).await.expect("no error").is_empty());
+    let procs = store.list_procs(every_proc(), ProcOrder::Host, None, 10).await.expect("no error");
+    assert_eq!((procs.procs.len(), procs.total), (0, 0));
     let late = store.put_procs(&agent("old"), vec![status], Vec::new()).await;
     assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
     let back = store.agent_connected(&agent("old"), "0.1.0", "null", 1_800).await;

@@ -101,7 +101,11 @@ async fn the_audit_is_searched() {
         store.audit(entry).await.expect("written");
     }
     let check = async |app: Option<&str>, action: Option<&str>, expected: &[&str]| {
-        let filter = AuditFilter { app: app.map(str::to_owned), action: action.map(str::to_owned) };
+        let filter = AuditFilter {
+            app: app.map(str::to_owned),
+            action: action.map(str::to_owned),
+            ..AuditFilter::default()
+        };
         assert_eq!(actions(&store, filter).await, expected, "{app:?} {action:?}");
     };
     check(None, None, &["y", "x", "x"]).await;

@@ -55,7 +55,7 @@ async fn agents_belong_where_their_token_says_until_they_are_assigned() {
     let shown = TokenUse { id: "t2".to_owned(), secret_hash: SECRET };
     store.join(shown, joining("c", 3), 1_500).await.expect("no error").expect("joined");
     let belong = async || {
-        let agents = store.agents().await.expect("no error");
+        let agents = store.all_agents().await.expect("no error");
         agents.into_iter().map(|agent| agent.business.0).collect::<Vec<_>>()
     };
     assert_eq!(belong().await, [1, 1, 7]);
@@ -89,7 +89,12 @@ async fn agents_outside_the_business_are_not_found() {
         assert_eq!(store.resolve_within(&targets, &scope).await.expect("no error"), expected, "{scope:?}");
     }
 
-    let said = ProcRecord { proc: proc("nginx"), revision: 1, status: "{}".to_owned() };
+    let said = ProcRecord {
+        proc: proc("nginx"),
+        revision: 1,
+        status: "{}".to_owned(),
+        listing: ProcListing::default(),
+    };
     for name in ["a", "b"] {
         store.put_procs(&agent(name), vec![said.clone()], Vec::new()).await.expect("stored");
     }
@@ -126,7 +131,9 @@ async fn tasks_are_listed_by_app() {
     let Fixture { folder: _folder, store } = fixture().await;
     let mine = store.create_task(new_task(&["a"])).await.expect("a task");
     store.create_task(NewTask { app: "other".to_owned(), ..new_task(&["a"]) }).await.expect("a task");
-    let listed = store.tasks_of("console", 5).await.expect("no error");
-    assert_eq!(listed.iter().map(|task| task.id).collect::<Vec<_>>(), [mine]);
-    assert_eq!(store.tasks(5).await.expect("no error").len(), 2);
+    let of_console = TaskFilter { app: Some("console".to_owned()), ..TaskFilter::default() };
+    let listed = store.list_tasks(of_console, None, 5).await.expect("no error");
+    let ids: Vec<TaskId> = listed.tasks.iter().map(|task| task.id).collect();
+    assert_eq!((ids, listed.total, listed.next), (vec![mine], 1, None));
+    assert_eq!(newest(&store, 5).await.len(), 2);
 }

@@ -7,6 +7,7 @@ mod certificates;
 mod events;
 mod group_commit;
 mod lifecycle;
+mod lists;
 mod process_groups;
 mod procs;
 mod readmit;
@@ -88,6 +89,14 @@ fn new_task(agents: &[&str]) -> NewTask {
         retry_of: None,
         audit: None,
     }
+}
+
+fn every_proc() -> ProcFilter {
+    ProcFilter { agents: AgentFilter::of(&GrantScope::All), within: GrantScope::All, ..ProcFilter::default() }
+}
+
+async fn newest(store: &Store, limit: u32) -> Vec<TaskRecord> {
+    store.list_tasks(TaskFilter::default(), None, limit).await.expect("no error").tasks
 }
 
 fn finished(op: OpId, by: Option<&str>, code: Code) -> Finished {

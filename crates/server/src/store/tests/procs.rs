@@ -3,19 +3,18 @@
 use super::*;
 use crate::agent_limits;
 use procfleet_core::grants::GrantScope;
+use procfleet_proto::http::cursor::ProcOrder;
 
 fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
-    ProcRecord { proc: proc(name), revision, status: status.to_owned() }
+    ProcRecord { proc: proc(name), revision, status: status.to_owned(), listing: ProcListing::default() }
 }
 
+/// By agent.
 async fn all(store: &Store) -> Vec<ProcRecord> {
-    store
-        .procs(ProcFilter::default())
-        .await
-        .expect("no error")
-        .into_iter()
-        .map(|(_, record)| record)
-        .collect()
+    let page = store.list_procs(every_proc(), ProcOrder::Host, None, 1_000_000).await.expect("no error");
+    let mut procs = page.procs;
+    procs.sort_by(|(one, _, _), (other, _, _)| one.cmp(other));
+    procs.into_iter().map(|(_, _, record)| record).collect()
 }
 
 #[tokio::test]
@@ -47,39 +46,16 @@ async fn a_full_list_replaces_all_of_one_agent() {
 }
 
 #[tokio::test]
-async fn procs_are_found_by_any_part_of_their_name() {
-    let Fixture { folder: _folder, store } = fixture_with_agents(&["a", "b"]).await;
-    for name in ["b", "a"] {
-        store
-            .put_procs(&agent(name), vec![said("y", 1, ""), said("x", 1, "")], Vec::new())
-            .await
-            .expect("stored");
-    }
-    let check = async |who: Option<&str>, namespace: Option<&str>, name: Option<&str>, expected: &[&str]| {
-        let filter = ProcFilter {
-            agent: who.map(agent),
-            namespace: namespace.map(str::to_owned),
-            name: name.map(str::to_owned),
-        };
-        let found = store.procs(filter).await.expect("no error");
-        let found: Vec<String> =
-            found.iter().map(|(agent, record)| format!("{agent}:{}", record.proc)).collect();
-        assert_eq!(found, expected);
-    };
-    check(None, None, None, &["a:web:x", "a:web:y", "b:web:x", "b:web:y"]).await;
-    check(Some("b"), None, None, &["b:web:x", "b:web:y"]).await;
-    check(None, Some("web"), Some("y"), &["a:web:y", "b:web:y"]).await;
-    check(Some("a"), Some("web"), Some("y"), &["a:web:y"]).await;
-    check(None, Some("db"), None, &[]).await;
-    check(Some("nobody"), None, None, &[]).await;
-}
-
-#[tokio::test]
 async fn a_namespace_is_read_page_by_page() {
     let Fixture { folder: _folder, store } = fixture_with_agents(&["b", "a"]).await;
     let elsewhere = ProcKey { namespace: "db".to_owned(), name: "x".to_owned() };
     for name in ["b", "a"] {
-        let other = ProcRecord { proc: elsewhere.clone(), revision: 1, status: String::new() };
+        let other = ProcRecord {
+            proc: elsewhere.clone(),
+            revision: 1,
+            status: String::new(),
+            listing: ProcListing::default(),
+        };
         let records = vec![said("z", 3, "z"), said("x", 1, "x"), other, said("y", 2, "y")];
         store.put_procs(&agent(name), records, Vec::new()).await.expect("stored");
     }

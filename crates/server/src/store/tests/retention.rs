@@ -15,8 +15,7 @@ async fn task(store: &Store, created_at: i64, ops: u32, open: u32) -> TaskId {
 }
 
 async fn kept(store: &Store) -> Vec<TaskId> {
-    let mut kept: Vec<TaskId> =
-        store.tasks(1_000).await.expect("no error").iter().map(|task| task.id).collect();
+    let mut kept: Vec<TaskId> = newest(store, 1_000).await.iter().map(|task| task.id).collect();
     kept.reverse();
     kept
 }
