@@ -32,6 +32,7 @@ fn told(up: &procfleet_testkit::Up, proc: &Proc) -> String {
 fn a_process_that_uses_too_much_is_ended_and_comes_back_if_it_is_hosted() {
     let up = up();
     let busy = limited(up.proc("busy"), "cpu", 2)
+        .identity("proc_name", "spin")
         .script("spin", "#!/bin/sh\necho $$ > spin.pid\nwhile :; do :; done\n")
         .control("stop_cmd", "echo stopped >> stops; kill $(cat spin.pid)")
         .starts("echo run >> runs; exec ./spin");
