@@ -1,8 +1,7 @@
-//! What has happened to one proc and was not heard of yet: a queue with a bound, of which a thousand cost
-//! little.
+//! A bounded queue of inputs for one actor. Uses less memory per queue than tokio's mpsc.
 //!
-//! A channel of the runtime's keeps room for 32 messages and spreads over many cache lines. A proc hears of
-//! something once in months, and on one thread.
+//! tokio's channel allocates blocks of 32 messages and pads to cache lines. A proc gets an input once in
+//! months.
 
 use procfleet_core::supervise::Input;
 use std::collections::VecDeque;
@@ -11,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use tokio::sync::Notify;
 
-/// A queue in which so many inputs may wait.
-pub fn inbox(room: usize) -> (Inputs, Inbox) {
-    let queue = Queue { waiting: VecDeque::new(), room, reader: None, state: InboxState::Open };
+/// A queue for at most `capacity` inputs.
+pub fn inbox(capacity: usize) -> (Inputs, Inbox) {
+    let queue = Queue { waiting: VecDeque::new(), capacity, reader: None, state: InboxState::Open };
     let shared = Arc::new(InboxShared { queue: Mutex::new(queue), left: Notify::new() });
     (Inputs(shared.clone()), Inbox(shared))
 }
@@ -30,21 +29,21 @@ pub struct Inbox(Arc<InboxShared>);
 #[derive(Debug)]
 pub enum InboxRefusal {
     Full(Box<Input>),
-    /// Nobody hears of it any more.
+    /// The actor has ended.
     Closed(Box<Input>),
 }
 
 #[derive(Debug)]
 struct InboxShared {
     queue: Mutex<Queue>,
-    /// There is room again, or never.
+    /// Notified when an input was taken, and when the queue is closed.
     left: Notify,
 }
 
 #[derive(Debug)]
 struct Queue {
     waiting: VecDeque<Box<Input>>,
-    room: usize,
+    capacity: usize,
     reader: Option<Waker>,
     state: InboxState,
 }
@@ -52,7 +51,7 @@ struct Queue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InboxState {
     Open,
-    /// Whoever reads it is to stop.
+    /// The reader must stop.
     Stopped,
     Closed,
 }
@@ -65,10 +64,10 @@ impl InboxShared {
 
 impl Queue {
     fn take(&mut self, left: &Notify) -> Option<Box<Input>> {
-        let was_full = self.waiting.len() >= self.room;
+        let was_full = self.waiting.len() >= self.capacity;
         let input = self.waiting.pop_front();
         if self.waiting.is_empty() {
-            // What a burst needed is not kept.
+            // Frees the memory of a burst.
             self.waiting.shrink_to(0);
         }
         if was_full {
@@ -79,10 +78,10 @@ impl Queue {
 }
 
 impl Inputs {
-    /// Waits until there is room. The input comes back when nobody hears of it any more.
+    /// Waits until there is space. Returns the input if the queue is closed.
     pub async fn send(&self, mut input: Box<Input>) -> Result<(), Box<Input>> {
         loop {
-            // Before the look: what leaves after it is not missed.
+            // Created before the check, so that no notification is missed.
             let left = self.0.left.notified();
             match self.try_send(input) {
                 Ok(()) => return Ok(()),
@@ -93,7 +92,7 @@ impl Inputs {
         }
     }
 
-    /// Whoever reads is to stop, whatever is waiting.
+    /// Makes the reader stop, even if inputs wait.
     pub fn stop(&self) {
         let reader = {
             let mut queue = self.0.lock();
@@ -112,7 +111,7 @@ impl Inputs {
             let mut queue = self.0.lock();
             match queue.state {
                 InboxState::Closed => return Err(InboxRefusal::Closed(input)),
-                InboxState::Open | InboxState::Stopped if queue.waiting.len() >= queue.room => {
+                InboxState::Open | InboxState::Stopped if queue.waiting.len() >= queue.capacity => {
                     return Err(InboxRefusal::Full(input));
                 }
                 InboxState::Open | InboxState::Stopped => queue.waiting.push_back(input),
@@ -127,7 +126,7 @@ impl Inputs {
 }
 
 impl Inbox {
-    /// The next input; `None` when it is time to stop. Nothing is lost if it is not waited for to the end.
+    /// The next input, or `None` when the reader must stop. Cancel safe.
     pub async fn recv(&mut self) -> Option<Box<Input>> {
         std::future::poll_fn(|context| {
             let mut queue = self.0.lock();
@@ -153,7 +152,7 @@ impl Inbox {
         self.0.lock().waiting.is_empty()
     }
 
-    /// Nothing more is taken. What was, is still there.
+    /// Refuses further inputs. Inputs in the queue can still be read.
     pub fn close(&mut self) {
         self.0.lock().state = InboxState::Closed;
         self.0.left.notify_waiters();
@@ -163,15 +162,15 @@ impl Inbox {
 impl Drop for Inbox {
     fn drop(&mut self) {
         self.close();
-        let unheard = std::mem::take(&mut self.0.lock().waiting);
-        drop(unheard);
+        let unread = std::mem::take(&mut self.0.lock().waiting);
+        drop(unread);
     }
 }
 
 impl fmt::Display for InboxRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            InboxRefusal::Full(_) => "there is no room for it",
+            InboxRefusal::Full(_) => "its queue is full",
             InboxRefusal::Closed(_) => "it has ended",
         })
     }
@@ -198,11 +197,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn inputs_come_in_their_order_and_those_that_find_no_room_wait() {
+    async fn inputs_keep_their_order_and_senders_wait_while_the_queue_is_full() {
         let (inputs, mut inbox) = inbox(2);
         let sender = tokio::spawn(async move {
             for one in 0..100 {
-                inputs.send(input(one)).await.expect("somebody hears of it");
+                inputs.send(input(one)).await.expect("the queue is open");
             }
         });
         for one in 0..100 {
@@ -213,10 +212,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_taken_before_it_closed_is_still_there() {
+    async fn inputs_in_a_closed_queue_can_still_be_read() {
         let (inputs, mut inbox) = inbox(2);
         for one in 0..2 {
-            inputs.try_send(input(one)).expect("there is room");
+            inputs.try_send(input(one)).expect("space in the queue");
         }
         assert!(matches!(inputs.try_send(input(2)), Err(InboxRefusal::Full(_))));
         let late = tokio::spawn({
@@ -228,7 +227,7 @@ mod tests {
         assert_eq!(
             late.await.expect("it ends").map_err(|back| number(&back)),
             Err(3),
-            "who waits for room is told"
+            "a waiting sender gets its input back"
         );
         assert!(matches!(inputs.try_send(input(4)), Err(InboxRefusal::Closed(_))));
         let rest: Vec<u64> = std::iter::from_fn(|| inbox.try_recv()).map(|input| number(&input)).collect();
@@ -237,7 +236,7 @@ mod tests {
         assert_eq!(inputs.send(input(5)).await.map_err(|back| number(&back)), Err(5));
     }
     #[tokio::test]
-    async fn who_is_to_stop_hears_of_nothing_else() {
+    async fn a_reader_that_must_stop_gets_no_further_input() {
         let (inputs, mut inbox) = inbox(2);
         let reader = tokio::spawn(async move { (inbox.recv().await.is_none(), inbox.try_recv().is_some()) });
         tokio::task::yield_now().await;

@@ -97,7 +97,7 @@ pub(crate) async fn stay_connected(
                 pause
             }
             LinkEnd::Renewed => {
-                info!("expired certificate renewed; reconnecting");
+                info!("renewed an expired certificate; reconnecting");
                 Duration::ZERO
             }
             end => {

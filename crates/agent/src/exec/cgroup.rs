@@ -1,17 +1,17 @@
-//! The cgroups of this agent's procs, where the host has cgroup v2 and lets the agent make groups.
+//! The cgroups of this agent's procs, where the host has cgroup v2 and the agent may create groups.
 //!
 //! ```text
 //! GROUP OF THE AGENT/procfleet-INSTANCE/KEY/run-BEGAN-RUN
 //! ```
 //!
-//! Each run of a command has a group, below one for its proc. Whatever the command starts stays in there,
-//! whatever it does to its session, its parents and its environment, and `cgroup.kill` ends all of it at
-//! once. No controllers are needed and none are enabled. What is in a group is the proc's, even if somebody
-//! else moved it there; only the agent itself and its parents are spared. A probe has no group.
+//! Each run of a command has a group, below the group of its proc. All descendants of the command stay in it,
+//! whatever they do to their session, parents and environment, and `cgroup.kill` ends all of them at once. No
+//! controllers are needed or enabled. Every process in the group belongs to the proc, even if it was moved
+//! there by hand; only the agent and its parents are spared. A probe has no group.
 //!
-//! The groups outlive the agent, as the processes do. Where they are is written down beside the agent's
-//! output, so that its next life finds them even if it is started in another place. A group can be removed
-//! only when nothing runs in it, so trying to remove one is also how to ask.
+//! The groups outlive the agent, as the processes do. Their path is stored in the agent's data folder, so
+//! that the next agent process finds them even if it is started in another cgroup. `rmdir` of a group with
+//! processes fails, which is also the test for an empty group.
 
 use crate::exec::context::ExecError;
 use crate::exec::watch::pidfd;
@@ -28,7 +28,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What keeps the processes of a proc together.
+/// How the processes of a proc are tracked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Containment {
     /// Cgroups where the host allows them, else as `tree`
@@ -36,27 +36,27 @@ pub enum Containment {
     Auto,
     /// A cgroup for each proc; without them the agent does not start
     Cgroup,
-    /// Descent, sessions and a mark in the environment
+    /// Descent, sessions and a variable in the environment
     Tree,
 }
 
-/// The file that says where the groups are: one folder in each line, the present one first.
-const PLACES: &str = ".cgroup";
-/// What the folders of all agents begin with.
+/// The file with the folders of the groups: one in each line, the present one first.
+const ROOTS_FILE: &str = ".cgroup";
+/// Prefix of the folders of all agents.
 const PREFIX: &str = "procfleet-";
-/// How often a group is made anew that somebody has removed in between, since it was empty.
+/// Attempts to create a group that another program removes in between, because it was empty.
 const TRIES: usize = 3;
 
 /// The groups of all procs.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Where new ones are made. `None`: nowhere.
-    place: Option<PathBuf>,
-    /// Says to other agents that somebody uses the place.
+    /// Parent of new groups. `None`: groups are not available.
+    root: Option<PathBuf>,
+    /// An open file that shows other agents that the folder is in use.
     _in_use: Option<OwnedFd>,
-    /// Those that no proc holds, by the name of their proc.
+    /// Groups without an executor, by the name of their proc.
     loose: Mutex<HashMap<String, Vec<PathBuf>>>,
-    /// The folders of procs of which nothing ran a moment ago.
+    /// The folders of procs without running processes.
     idle: Mutex<HashSet<PathBuf>>,
     /// The groups of commands that have ended and have left something running.
     outlived: Mutex<HashSet<PathBuf>>,
@@ -65,10 +65,10 @@ pub(super) struct Groups {
 impl Groups {
     /// `folder` is where the agent remembers things.
     pub(super) fn open(containment: Containment, folder: &Path, instance: &str) -> Result<Groups, ExecError> {
-        let place = match containment {
+        let root = match containment {
             Containment::Tree => None,
-            Containment::Auto | Containment::Cgroup => match find_place(instance) {
-                Ok(place) => Some(place),
+            Containment::Auto | Containment::Cgroup => match find_root(instance) {
+                Ok(root) => Some(root),
                 Err(reason) if containment == Containment::Cgroup => {
                     return Err(ExecError::NoCgroups { reason });
                 }
@@ -78,32 +78,32 @@ impl Groups {
                 }
             },
         };
-        let file = folder.join(PLACES);
+        let file = folder.join(ROOTS_FILE);
         let known = fs::read_to_string(&file).unwrap_or_default();
-        let mut places: Vec<PathBuf> = place.iter().cloned().collect();
+        let mut roots: Vec<PathBuf> = root.iter().cloned().collect();
         for old in known.lines().map(PathBuf::from) {
-            if !places.contains(&old) && is_group(&old) {
-                places.push(old);
+            if !roots.contains(&old) && is_group(&old) {
+                roots.push(old);
             }
         }
         let mut loose: HashMap<String, Vec<PathBuf>> = HashMap::new();
-        for home in places.iter().flat_map(|place| folders_in(place)) {
+        for home in roots.iter().flat_map(|root| folders_in(root)) {
             let runs = folders_in(&home).into_iter().filter(|run| !remove(run)).collect::<Vec<_>>();
             let name = home.file_name().map(|name| name.to_string_lossy().into_owned());
             if let (Some(name), false) = (name, runs.is_empty() && remove(&home)) {
                 loose.entry(name).or_default().extend(runs);
             }
         }
-        places.retain(|old| Some(old) == place.as_ref() || !remove(old));
-        let text: String = places.iter().map(|place| format!("{}\n", place.display())).collect();
+        roots.retain(|old| Some(old) == root.as_ref() || !remove(old));
+        let text: String = roots.iter().map(|root| format!("{}\n", root.display())).collect();
         if text != known
             && let Err(error) = fs::write(&file, text)
         {
             tracing::warn!(file = %file.display(), %error, "cannot write the path of the cgroups to the data folder; after a restart the agent may not find them");
         }
-        let in_use = place.as_ref().and_then(|place| locked(place, FlockOperation::NonBlockingLockShared));
+        let in_use = root.as_ref().and_then(|root| locked(root, FlockOperation::NonBlockingLockShared));
         Ok(Groups {
-            place,
+            root,
             _in_use: in_use,
             loose: Mutex::new(loose),
             idle: Mutex::default(),
@@ -113,7 +113,7 @@ impl Groups {
 
     /// How processes are kept together, as the server knows it.
     pub(super) fn containment(&self) -> &'static str {
-        if self.place.is_some() { "cgroup" } else { "tree" }
+        if self.root.is_some() { "cgroup" } else { "tree" }
     }
 
     /// Everything that runs in any of the groups that no proc holds.
@@ -123,7 +123,7 @@ impl Groups {
 
     /// The groups of a proc. `name` is its own among all procs and fit for a file.
     pub(super) fn of(&self, name: String) -> ProcGroups {
-        let home = self.place.as_ref().map(|place| place.join(&name));
+        let home = self.root.as_ref().map(|root| root.join(&name));
         let mut groups = ProcGroups { home, name, runs: Vec::new() };
         self.hand_over(&mut groups);
         groups
@@ -134,7 +134,7 @@ impl Groups {
         groups.runs.extend(self.loose().remove(&groups.name).into_iter().flatten());
     }
 
-    /// What is left of a proc that nobody looks after any more.
+    /// Takes over the groups of a proc whose executor was dropped.
     pub(super) fn give_back(&self, groups: &mut ProcGroups) {
         groups.remove_empty();
         if !groups.runs.is_empty() {
@@ -143,14 +143,14 @@ impl Groups {
         }
     }
 
-    /// Removes those groups in which nothing runs any more, as far as no proc does so itself.
+    /// Removes empty groups that no executor holds.
     pub(super) fn trim(&self) {
         let emptied: Vec<PathBuf> = self.outlived().extract_if(|group| remove(group)).collect();
         let homes = emptied.iter().filter_map(|group| Some(group.parent()?.to_owned()));
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(homes);
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
         for home in idle {
-            // One in which something runs again cannot be removed.
+            // Fails if a process runs in it again.
             let _ = rustix::fs::rmdir(home);
         }
         self.loose().retain(|_, runs| {
@@ -164,8 +164,7 @@ impl Groups {
         });
     }
 
-    /// The command of a group has ended. What the command has left may be in the group for years, or nothing
-    /// at all.
+    /// The command of a group has ended. Its group may be empty, or hold processes for years.
     pub(super) fn command_ended(&self, group: &Path) {
         if !remove(group) {
             self.outlived().insert(group.to_owned());
@@ -190,11 +189,11 @@ impl Groups {
 }
 
 impl Drop for Groups {
-    /// Nothing is ended by it: what is in use stays.
+    /// Ends no process: a group that is in use stays.
     fn drop(&mut self) {
         self.trim();
-        self.place.iter().for_each(|place| {
-            remove(place);
+        self.root.iter().for_each(|root| {
+            remove(root);
         });
     }
 }
@@ -203,16 +202,16 @@ impl Drop for Groups {
 #[derive(Debug)]
 pub(super) struct ProcGroups {
     name: String,
-    /// Where new ones are made. `None`: nowhere.
+    /// Parent of new groups. `None`: groups are not available.
     home: Option<PathBuf>,
     runs: Vec<PathBuf>,
 }
 
 impl ProcGroups {
-    /// A new group for a run that begins now, open to be entered. `None`: there are no groups here.
+    /// Creates a group for a run and opens it. `None`: groups are not available.
     pub(super) fn make(&mut self, began: BootTime, run: u64) -> Option<(PathBuf, OwnedFd)> {
         let home = self.home.as_ref()?;
-        // What outlived its run, as it may where it is kept, has ended since without anybody's noticing.
+        // Processes that outlived their run may have ended since.
         if self.runs.len() > 1 {
             self.runs.retain(|group| !remove(group));
         }
@@ -265,8 +264,8 @@ impl ProcGroups {
         self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(PathBuf::as_path)
     }
 
-    /// Those in which something runs and nothing that `is_kept`. The empty ones are gone after this; the
-    /// folder above them waits for the next run.
+    /// Groups with processes of which none `is_kept`. Removes empty groups; the folder of the proc stays for
+    /// the next run.
     pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<PathBuf> {
         self.runs.retain(|group| !remove(group));
         let abandoned = |group: &&PathBuf| !pids_in(group).into_iter().any(&is_kept);
@@ -290,7 +289,7 @@ impl ProcGroups {
     }
 }
 
-/// The agent and the proc whose cgroup a process is in.
+/// The agent and the proc that the cgroup of a process belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CgroupHolder {
     pub(super) instance: String,
@@ -322,7 +321,7 @@ impl CgroupHolder {
     }
 }
 
-/// Whose cgroup a process is in, if it is one that an agent made for a run.
+/// The holder of a process's cgroup, if an agent created it for a run.
 pub(super) fn held_by(pid: u32) -> Option<CgroupHolder> {
     holder(own_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?)
 }
@@ -362,7 +361,7 @@ pub(super) fn pids_in(group: &Path) -> Vec<u32> {
 /// Kills everything in a group at once, however quickly it forks.
 pub(super) fn kill(group: &Path) {
     let spared = spared();
-    // Whoever moved the agent in there did not mean to have it killed.
+    // The agent may have been moved in here. It must not kill itself.
     if pids_in(group).iter().any(|pid| spared.contains(pid)) {
         tracing::warn!(group = %group.display(), "the agent runs in a cgroup of this proc; its processes are killed one by one");
         return signal(group, Signal::KILL);
@@ -377,8 +376,8 @@ pub(super) fn kill(group: &Path) {
     }
 }
 
-/// Sends a signal to everything that is in a group now. A pid may have come to mean a stranger since the
-/// group named it, so only what the group still names when it is held is signalled.
+/// Signals every process in the group. A pid may have been reused since the group listed it, so each pidfd is
+/// opened first and the list read again.
 pub(super) fn signal(group: &Path, signal: Signal) {
     let spared = spared();
     let named = pids_in(group).into_iter().filter(|pid| !spared.contains(pid));
@@ -392,7 +391,7 @@ pub(super) fn signal(group: &Path, signal: Signal) {
     }
 }
 
-/// The agent, and who started it.
+/// The agent, its parent and init.
 fn spared() -> [u32; 3] {
     let parent = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get().unsigned_abs());
     [1, std::process::id(), parent]
@@ -414,7 +413,8 @@ pub(super) fn remove(group: &Path) -> bool {
 }
 
 fn folders_in(group: &Path) -> Vec<PathBuf> {
-    // A folder has two names, and one more from each folder in it; or one, where nobody counts.
+    // A directory has two links, and one more for each subdirectory; or one, where the filesystem does not
+    // count.
     if fs::symlink_metadata(group).is_ok_and(|data| data.nlink() == 2) {
         return Vec::new();
     }
@@ -423,8 +423,8 @@ fn folders_in(group: &Path) -> Vec<PathBuf> {
     folders.map(|entry| entry.path()).collect()
 }
 
-fn locked(place: &Path, how: FlockOperation) -> Option<OwnedFd> {
-    let open = rustix::fs::open(place, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+fn locked(root: &Path, how: FlockOperation) -> Option<OwnedFd> {
+    let open = rustix::fs::open(root, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     rustix::fs::flock(&open, how).ok()?;
     Some(open)
 }
@@ -433,8 +433,8 @@ fn is_group(folder: &Path) -> bool {
     folder.join("cgroup.procs").exists()
 }
 
-/// A place for this agent's groups: below its own group, or else at the top.
-fn find_place(instance: &str) -> Result<PathBuf, String> {
+/// The parent for this agent's groups: its own group, or else the root group.
+fn find_root(instance: &str) -> Result<PathBuf, String> {
     let read = |file: &str| fs::read_to_string(file).map_err(|error| format!("reading {file}: {error}"));
     let mounts = read("/proc/self/mountinfo")?;
     let (top, root) = mount(&mounts).ok_or("cgroup v2 is not mounted")?;
@@ -446,8 +446,8 @@ fn find_place(instance: &str) -> Result<PathBuf, String> {
     let mut reason = String::new();
     for parent in [top.join(own.trim_start_matches('/')), top] {
         clear_up(&parent);
-        match try_place(&parent.join(&name)) {
-            Ok(place) => return Ok(place),
+        match try_root(&parent.join(&name)) {
+            Ok(root) => return Ok(root),
             Err(error) if reason.is_empty() => reason = format!("{}: {error}", parent.display()),
             Err(_) => {}
         }
@@ -460,10 +460,10 @@ fn mount(mounts: &str) -> Option<(PathBuf, String)> {
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(3);
-        let (root, place) = (fields.next()?, fields.next()?);
+        let (root, mount_point) = (fields.next()?, fields.next()?);
         // A blank in the name is written so by the kernel.
         let plain = |text: &str| text.replace("\\040", " ");
-        (after.split(' ').next() == Some("cgroup2")).then(|| (PathBuf::from(plain(place)), plain(root)))
+        (after.split(' ').next() == Some("cgroup2")).then(|| (PathBuf::from(plain(mount_point)), plain(root)))
     })
 }
 
@@ -471,8 +471,7 @@ fn own_group(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// An agent that one of its own procs has started is in that proc's group. It makes its groups where they
-/// were.
+/// An agent that a proc of its own has started is in that proc's group. It uses its former parent group.
 fn outside<'a>(own: &'a str, name: &str) -> &'a str {
     match own.find(&format!("/{name}/")) {
         Some(at) => &own[..at],
@@ -481,30 +480,30 @@ fn outside<'a>(own: &'a str, name: &str) -> &'a str {
 }
 
 /// Makes the folder and sees whether a group in there can be used.
-fn try_place(place: &Path) -> Result<PathBuf, io::Error> {
-    fs::create_dir_all(place)?;
+fn try_root(root: &Path) -> Result<PathBuf, io::Error> {
+    fs::create_dir_all(root)?;
     // Linux 5.14. Without it a group would have to be killed one by one, as without groups.
-    fs::OpenOptions::new().write(true).open(place.join("cgroup.kill"))?;
-    fs::OpenOptions::new().write(true).open(place.join("cgroup.procs"))?;
-    match fs::read_to_string(place.join("cgroup.type"))?.trim() {
-        "domain" => Ok(place.to_owned()),
+    fs::OpenOptions::new().write(true).open(root.join("cgroup.kill"))?;
+    fs::OpenOptions::new().write(true).open(root.join("cgroup.procs"))?;
+    match fs::read_to_string(root.join("cgroup.type"))?.trim() {
+        "domain" => Ok(root.to_owned()),
         other => Err(io::Error::other(format!("its groups are {other}"))),
     }
 }
 
-/// Removes what agents have left whose folders are gone. Only what is empty can be removed.
+/// Removes groups of agents whose data folders are gone. Only empty groups can be removed.
 fn clear_up(parent: &Path) {
     let is_agents =
         |folder: &&PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
-    for place in folders_in(parent).iter().filter(is_agents) {
-        let Some(_nobody_uses_it) = locked(place, FlockOperation::NonBlockingLockExclusive) else { continue };
-        for home in folders_in(place) {
+    for root in folders_in(parent).iter().filter(is_agents) {
+        let Some(_nobody_uses_it) = locked(root, FlockOperation::NonBlockingLockExclusive) else { continue };
+        for home in folders_in(root) {
             folders_in(&home).iter().for_each(|run| {
                 remove(run);
             });
             remove(&home);
         }
-        remove(place);
+        remove(root);
     }
 }
 
@@ -538,22 +537,22 @@ mod tests {
         assert_eq!(fs::read_to_string(group.path().join("cgroup.kill")).expect("it was written"), "1");
     }
 
-    /// An agent that was started in another place finds what it left where it was before.
+    /// An agent that is started in another cgroup finds its former groups.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a process is needed")]
     fn groups_are_found_where_they_were() {
         let before = format!("before-{}", std::process::id());
-        let Ok(place) = find_place(&before) else { return };
-        let run = place.join("web+x").join("run-1-1");
+        let Ok(root) = find_root(&before) else { return };
+        let run = root.join("web+x").join("run-1-1");
         fs::create_dir_all(&run).expect("a group");
         let mut process = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
         fs::write(run.join("cgroup.procs"), process.id().to_string()).expect("root may move it");
         let folder = tempfile::tempdir().expect("a temp dir");
-        let places = folder.path().join(PLACES);
-        fs::write(&places, format!("{}\n/no/such/group\n", place.display())).expect("our folder");
+        let roots = folder.path().join(ROOTS_FILE);
+        fs::write(&roots, format!("{}\n/no/such/group\n", root.display())).expect("our folder");
         let groups = Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
         assert_eq!(groups.loose_pids(), HashSet::from([process.id()]));
-        assert_eq!(fs::read_to_string(&places).expect("it stays known"), format!("{}\n", place.display()));
+        assert_eq!(fs::read_to_string(&roots).expect("it stays known"), format!("{}\n", root.display()));
         let mut web = groups.of("web+x".to_owned());
         assert_eq!(web.left(|pid| pid == process.id()), Vec::<PathBuf>::new(), "it is looked after");
         assert_eq!(web.left(|_| false), std::slice::from_ref(&run));
@@ -563,8 +562,8 @@ mod tests {
         assert!(!run.exists());
         drop(groups);
         Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
-        assert!(!place.exists());
-        assert_eq!(fs::read_to_string(&places).expect("the file"), "");
+        assert!(!root.exists());
+        assert_eq!(fs::read_to_string(&roots).expect("the file"), "");
     }
 
     #[test]

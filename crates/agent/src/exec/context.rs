@@ -1,4 +1,4 @@
-//! What all procs on this host share.
+//! State that all executors on this host share.
 
 use crate::exec::cgroup::{Containment, Groups};
 use crate::exec::output::proc_log::Sinks;
@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How old a look at all processes may be. A process that somebody starts by hand in this time is as likely
-/// to be started just after a look as just before it.
+/// Maximum age of a shared scan of all processes. A process that is started by hand may be missed for this
+/// long.
 const GLIMPSE: Duration = Duration::from_millis(50);
 
-/// Why the agent cannot look after processes on this host at all.
+/// Errors that prevent the agent from supervising processes on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     #[error("making the folder for output {}", folder.display())]
@@ -40,30 +40,29 @@ pub enum ExecError {
     Proc { file: &'static str, source: io::Error },
 }
 
-/// What all procs on this host share.
+/// State that all executors on this host share.
 #[derive(Debug)]
 pub struct ExecContext {
     output_folder: PathBuf,
     pub(super) sinks: Sinks,
     boot_id: BootId,
-    /// When this life of the agent began, in clock ticks since the host's boot. What is older was started in
-    /// an earlier life.
+    /// Start of this agent process, in clock ticks since the host's boot. Older processes were started by an
+    /// earlier agent process.
     pub(super) opened_at: u64,
-    /// Tells this agent's processes from those of another agent on the same host.
+    /// Distinguishes this agent's processes from those of another agent on the same host.
     instance: String,
     mark_secret: MarkSecret,
     pub(super) ticks_per_second: u64,
     pub(super) page_bytes: u64,
     pub(super) cpus: u64,
     pub(super) memory_bytes: u64,
-    /// Children that nobody watches any more. They are reaped when there is occasion, lest they stay as
-    /// zombies.
+    /// Children without a watch. They are reaped on occasion, so that they do not stay zombies.
     strays: Mutex<Vec<(u32, OwnedFd)>>,
-    /// The marks of processes that an earlier life of the agent left: these are not below the agent.
+    /// Marks of processes that an earlier agent process left: they are not descendants of this one.
     inherited: Mutex<HashSet<Vec<u8>>>,
-    /// The last look at all processes but the agent's own children, and when it was taken.
+    /// The last scan of all processes except the agent's children, and its time.
     glimpse: Mutex<Option<(BootTime, Arc<Scan>)>>,
-    /// What the host's owner lets be run here.
+    /// The host owner's policy.
     allow: Allow,
     pub(super) groups: Groups,
     pub(super) exits: Arc<Exits>,
@@ -74,7 +73,7 @@ pub struct ExecContext {
 
 impl ExecContext {
     pub fn open(output_folder: PathBuf, containment: Containment) -> Result<ExecContext, ExecError> {
-        // What processes print may be secret: the folder is the agent's alone.
+        // Output may contain secrets, so the folder is private to the agent.
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -87,16 +86,16 @@ impl ExecContext {
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         let mark_secret = MarkSecret::open(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
-        if let Err(error) = command::make_room() {
+        if let Err(error) = command::reserve_resources() {
             // The first process to be made tries again, and says what is wrong.
             tracing::debug!(%error, "cannot prepare the spawner; the first command tries again");
         }
         children::adopt_orphans();
         oom::listen();
-        // Before anything is looked for: two agents that begin together must see one another.
+        // Before the first scan: two agents that start together must see one another.
         let presence = AgentPresence::announce(&instance);
         let groups = Groups::open(containment, &output_folder, &instance)?;
-        // What is in a group is found there.
+        // Processes in a cgroup are found there.
         let grouped = groups.loose_pids();
         let ours = format!("{instance}/").into_bytes();
         let before = Scan::without(&grouped);
@@ -145,8 +144,8 @@ impl ExecContext {
         &self.allow
     }
 
-    /// A command, checked against this host and its policy, whoever wants it: an order, or the agent itself.
-    /// A folder that is a link to another place counts as that place.
+    /// A command, checked against this host and its policy, for an op or for the agent itself. A folder that
+    /// is a symbolic link is checked by its target.
     pub(super) fn prepare(
         &self,
         key: &ProcKey,
@@ -160,9 +159,9 @@ impl ExecContext {
         }
         let launch = PreparedCommand::prepare(key, mark, command, spec)?;
         match launch.folder() {
-            place if self.allow.holds(place) => Ok(launch),
-            place => refuse(format!(
-                "this host does not allow setup_path {:?}, which is {place:?}: its policy says so",
+            folder if self.allow.holds(folder) => Ok(launch),
+            folder => refuse(format!(
+                "this host does not allow setup_path {:?}, which is {folder:?}: its policy says so",
                 spec.identity.setup_path
             )),
         }
@@ -172,8 +171,8 @@ impl ExecContext {
         &self.boot_id
     }
 
-    /// What everything that is started for this proc bears in its environment. The colon in the middle is the
-    /// only one that is not escaped, so no two procs share a mark.
+    /// The mark in the environment of every process of this proc. Only the colon in the middle is not
+    /// escaped, so no two procs share a mark.
     pub fn mark(&self, key: &ProcKey) -> String {
         format!("{}/{}", self.instance, escaped(key))
     }
@@ -196,7 +195,7 @@ impl ExecContext {
         format!("{}/:probe:", self.instance)
     }
 
-    /// What the host is, for the server.
+    /// Facts about the host for the server.
     pub fn facts(&self, started_at: i64) -> HostFacts {
         HostFacts {
             os: std::env::consts::OS.to_owned(),
@@ -213,7 +212,7 @@ impl ExecContext {
         BootTime(millis(ClockId::Boottime))
     }
 
-    /// Hears what the kernel has said meanwhile; to be called now and then.
+    /// Reads the kernel log and drains the presence socket. Call it periodically.
     pub fn hear_kernel(&self) {
         self.presence.drain();
         oom::keep_up();
@@ -225,12 +224,12 @@ impl ExecContext {
         self.sinks.tend()
     }
 
-    /// The same for what no proc uses any more; once in a while.
+    /// The same for the output of unregistered procs. Call it rarely.
     pub fn tend_forgotten_output(&self) {
         self.sinks.tend_forgotten();
     }
 
-    /// Removes cgroups that nobody needs any more, once they are empty; to be called now and then.
+    /// Removes empty cgroups without an executor. Call it periodically.
     pub fn trim_groups(&self) {
         self.groups.trim();
     }
@@ -239,7 +238,7 @@ impl ExecContext {
         millis(ClockId::Realtime)
     }
 
-    /// How many clock ticks after the host's boot a moment was, as the kernel tells the start of processes.
+    /// A time in clock ticks since boot, the unit of process start times.
     pub(super) fn ticks_at(&self, moment: BootTime) -> u64 {
         moment.0.saturating_mul(self.ticks_per_second) / 1_000
     }
@@ -270,7 +269,7 @@ impl ExecContext {
         strays.retain(|(pid, child)| matches!(pidfd::reap(child, *pid), Ok(None)));
     }
 
-    /// Reaps what commands left behind and what has ended since; to be called when a child has ended.
+    /// Reaps orphans of commands. Call it on SIGCHLD.
     pub fn reap_orphans(&self) {
         children::reap_adopted();
     }
@@ -285,8 +284,8 @@ impl ExecContext {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.name().as_bytes());
     }
 
-    /// All but the agent's children that somebody looks after, as it was after `since` and a moment ago at
-    /// most. Many that ask at the same time share one look.
+    /// All processes except supervised children, scanned after `since` and at most `GLIMPSE` ago. Concurrent
+    /// callers share one scan.
     pub(super) fn glimpse(&self, since: BootTime) -> Arc<Scan> {
         let mut last = self.glimpse.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.now();
@@ -306,7 +305,7 @@ fn escaped(key: &ProcKey) -> String {
     format!("{}:{}", key.namespace.replace('%', "%25").replace(':', "%3A"), key.name)
 }
 
-/// The name of this agent among those on the host: random, and the same for as long as its folder lives.
+/// The random name of this agent on the host, stored in its data folder.
 fn instance(folder: &Path) -> io::Result<String> {
     let path = folder.join(".instance");
     match fs::read_to_string(&path) {
@@ -323,7 +322,7 @@ fn instance(folder: &Path) -> io::Result<String> {
     }
 }
 
-/// `cpu0`, `cpu1` and so on; `cpu` alone is the sum. All that are on, not only those that the agent may use.
+/// Counts `cpu0`, `cpu1` and so on; `cpu` alone is the sum. Includes CPUs that the agent may not use.
 fn count_cpus(stat: &str) -> u64 {
     let is_cpu = |line: &&str| {
         line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))

@@ -1,11 +1,11 @@
-//! Short commands that ask about a proc, such as its version, and are no part of it.
+//! Short commands that ask about a proc, such as its version. They are not part of the proc.
 //!
-//! A probe runs as the proc's own commands do: same account, folder and environment. But its mark is its own,
-//! so it is never found when the process is looked for, and never ended with it; what throws its mark away is
-//! known by its session for as long as the probe runs. A probe that takes too long is ended with all that it
-//! started, and so is one that nobody waits for any more: a note in the agent's folder says which process it
-//! is, so that an agent that was cut off finds it when it comes back. One that has ended by itself may leave
-//! something behind: that is its own affair.
+//! A probe runs with the account, folder and environment of the proc's commands, but has its own mark. It is
+//! therefore never found as the process, and never ended with it. A descendant without the mark is recognised
+//! by its session while the probe runs. A probe that takes too long is killed with its descendants, and so is
+//! one whose result is not awaited any longer. A file in the agent's folder names the running probe, so that
+//! the next agent process can kill it after a crash. Processes that a probe leaves after its own end are
+//! ignored.
 
 use crate::exec::context::ExecContext;
 use crate::exec::output::command_output::{self, CommandOutput};
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a probe that was killed may take to be gone before it is left to the host.
+/// Time for a killed probe to exit before it is left to the context.
 const LAST_BREATH: Duration = Duration::from_secs(1);
 
 /// Runs the probes of one proc.
@@ -39,7 +39,7 @@ pub struct Prober {
 /// How a probe ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probed {
-    /// With the first line that it wrote, and the last one that is not empty.
+    /// With its first line of output, and the last one that is not empty.
     Exited {
         exit: Exit,
         first: String,
@@ -56,8 +56,7 @@ impl Prober {
         Prober { mark: context.probe_mark(&key), context, key }
     }
 
-    /// Runs a command of the spec to its end, but no longer than `limit`. `what` names the file that it
-    /// writes to.
+    /// Runs a command of the spec for at most `limit`. `what` names its output file.
     pub async fn run(&self, what: &str, command: &str, spec: &Spec, limit: Duration) -> Probed {
         self.context.reap_strays();
         let output = command_output::of_probe(self.context.output_folder(), &self.key, what);
@@ -122,7 +121,7 @@ impl Drop for RunningProbe<'_> {
     fn drop(&mut self) {
         if !self.run.has_ended() {
             self.kill();
-            // Nobody waits for it any more, and somebody must reap it.
+            // The result is not awaited any longer; the context reaps the process.
             if let Ok(pidfd) = pidfd::open_exactly(self.run.leader) {
                 self.prober.context.adopt(self.run.leader.pid, pidfd);
             }
@@ -133,7 +132,7 @@ impl Drop for RunningProbe<'_> {
     }
 }
 
-/// Ends the probes that an earlier life of the agent was cut off from. Nobody waits for them any more.
+/// Kills the probes that an earlier agent process left behind.
 pub fn end_old_probes(context: &ExecContext) {
     for note in command_output::notes_of_probes(context.output_folder()) {
         if let Some((leader, mark)) = old_probe(context, &note) {

@@ -1,7 +1,7 @@
-//! What the kernel says about a process under `/proc`. Small parsers, nothing else.
+//! Parsers for files of a process under `/proc`.
 //!
-//! A process may vanish between any two reads, and what it says about itself may be anything at all. So every
-//! answer here is an `Option`, and nothing is trusted to be text.
+//! A process may vanish between two reads, and its own data may be anything. Every function therefore returns
+//! an `Option`, and no data is trusted to be UTF-8.
 
 use procfleet_core::process::ProgramFile;
 use rustix::fd::OwnedFd;
@@ -19,7 +19,8 @@ pub(super) const MARK: &str = "PROCFLEET_PROC";
 pub(super) const ASIDE: &str = "PROCFLEET_ASIDE";
 /// Which process the command itself is, among all that it has started and that inherit this.
 pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
-/// When the command began, in milliseconds since the host's boot. All that it has started inherits this.
+/// Start time of the command, in milliseconds since the host's boot. All of its descendants inherit the
+/// value.
 pub(super) const RUN: &str = "PROCFLEET_RUN";
 /// Shows that the mark and the run were given by this agent (`proc_mark`).
 pub(super) const PROOF: &str = "PROCFLEET_PROOF";
@@ -27,17 +28,18 @@ pub(super) const PROOF: &str = "PROCFLEET_PROOF";
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// As much of an environment as is searched for the mark. The kernel allows more, but nobody uses it.
+/// Maximum length of an environment that is searched for the mark. The kernel allows more, but programs do
+/// not use it.
 const ENVIRON_LIMIT: u64 = 1 << 20;
 /// As much of a command line as is read: enough for every argument that identifies a program.
 const CMDLINE_LIMIT: u64 = 64 << 10;
 
-/// How long the middle of an exec is waited for: it takes a fraction of a millisecond, and more on a busy
+/// Attempts while a process is in `execve`, which takes a fraction of a millisecond, and longer on a busy
 /// host.
 const EXEC_PATIENCE: usize = 40;
 const EXEC_PAUSE: Duration = Duration::from_micros(250);
 
-/// A process that is told from a later one with the same pid.
+/// Identifies a process, also after its pid was reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Id {
     pub(super) pid: u32,
@@ -45,8 +47,8 @@ pub(super) struct Id {
 }
 
 impl Id {
-    /// Whether it was started before the other. Within one tick, which is 10 ms, the pids tell: they are
-    /// given out in order, except where they begin anew.
+    /// Whether it was started before the other. Within one tick of 10 ms the pids decide: they increase until
+    /// they wrap around.
     pub(super) fn is_older_than(self, other: Id) -> bool {
         (self.start_ticks, self.pid) < (other.start_ticks, other.pid)
     }
@@ -67,12 +69,12 @@ pub(super) struct Stat {
     pub(super) children_ticks: u64,
     pub(super) threads: u64,
     pub(super) rss_pages: u64,
-    /// As `wait` gives it, of one that is dead; 0 also where it is none of our business.
+    /// The wait status of a zombie; 0 also where we may not read it.
     pub(super) exit_status: i32,
 }
 
 impl Stat {
-    /// `None` when there is no such process.
+    /// `None`: no such process.
     pub(super) fn read(pid: u32) -> Option<Stat> {
         // The kernel gives the whole line at once.
         let mut line = [0; 1024];
@@ -80,8 +82,8 @@ impl Stat {
         Stat::parse(&line[..length]).filter(|stat| stat.id.pid == pid)
     }
 
-    /// The program's name stands in parentheses and may itself hold spaces and parentheses, so the rest
-    /// begins after the last one.
+    /// The program's name is in parentheses and may contain spaces and parentheses, so the rest begins after
+    /// the last one.
     pub(super) fn parse(text: &[u8]) -> Option<Stat> {
         let open = text.iter().position(|byte| *byte == b'(')?;
         let close = text.iter().rposition(|byte| *byte == b')').filter(|close| *close > open)?;
@@ -118,12 +120,11 @@ impl Stat {
     }
 }
 
-/// `/proc` held open: what is read of many processes in a row is read from here.
+/// An open `/proc`, for reading many processes in a row.
 #[derive(Debug)]
 pub(super) struct ProcDir(OwnedFd);
 
-/// What is counted of a process: the part of `/proc/PID/stat` that samples need, without anything that would
-/// have to be kept elsewhere.
+/// The fields of `/proc/PID/stat` that samples need, without allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UsageLine {
     pub(super) id: Id,
@@ -145,7 +146,7 @@ impl ProcDir {
         rustix::fs::open("/proc", flags, Mode::empty()).ok().map(ProcDir)
     }
 
-    /// `None` when there is no such process.
+    /// `None`: no such process.
     pub(super) fn line(&self, pid: u32) -> Option<UsageLine> {
         let mut name = [0; 16];
         let name = path(&mut name, pid, "/stat")?;
@@ -155,8 +156,7 @@ impl ProcDir {
         UsageLine::parse(text.get(..length)?).filter(|line| line.id.pid == pid)
     }
 
-    /// How many files the process has open; 0 if that cannot be read. New kernels (6.2) say it without
-    /// listing them.
+    /// Number of open files; 0 if it cannot be read. Kernels since 6.2 give it without listing them.
     pub(super) fn open_files(&self, pid: u32) -> u64 {
         let mut name = [0; 16];
         let Some(name) = path(&mut name, pid, "/fd") else { return 0 };
@@ -168,7 +168,7 @@ impl ProcDir {
     }
 }
 
-/// `PID/stat`, in place.
+/// Writes `PID/stat` into the buffer.
 fn path<'a>(room: &'a mut [u8; 16], pid: u32, rest: &str) -> Option<&'a str> {
     let mut left = &mut room[..];
     write!(left, "{pid}{rest}").ok()?;
@@ -210,8 +210,7 @@ impl UsageLine {
     }
 }
 
-/// A dead process that nobody has reaped yet is not running. One whose first thread ended while others go on
-/// looks dead too, but has threads.
+/// A zombie is not running. A process whose main thread ended looks like a zombie, but has other threads.
 fn is_running(state: u8, threads: u64) -> bool {
     match state {
         b'X' | b'x' => false,
@@ -234,10 +233,9 @@ pub(super) fn pids() -> Vec<u32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The children of a process, of all its threads but this one. `None` when it is gone, or the kernel does not
-/// say.
+/// The children of all threads of a process except one. `None`: it is gone, or the kernel has no such list.
 ///
-/// The kernel may leave one out if another ends while it is listing them.
+/// The kernel may miss a child if another ends while it lists them.
 pub(super) fn children(pid: u32, but: Option<u32>) -> Option<Vec<u32>> {
     let mut children = Vec::new();
     let but = but.map(|thread| thread.to_string());
@@ -250,7 +248,7 @@ pub(super) fn children(pid: u32, but: Option<u32>) -> Option<Vec<u32>> {
                 text.split(u8::is_ascii_whitespace)
                     .filter_map(|pid| std::str::from_utf8(pid).ok()?.parse::<u32>().ok()),
             ),
-            // The first thread's end is that of the process; another's is no news.
+            // If the main thread is gone, the process is; other threads may end at any time.
             Err(_) if thread.file_name().to_str() == Some(&pid.to_string()) => return None,
             Err(_) => {}
         }
@@ -267,7 +265,7 @@ pub(super) fn is_whole_process(pid: u32) -> bool {
         .is_some_and(|tgid| tgid.trim() == pid.to_string())
 }
 
-/// The accounts that a process runs as: its real one, and the one that it may take on again.
+/// The real and the saved uid of a process.
 pub(super) fn owners(pid: u32) -> Option<[u32; 2]> {
     let text = read_at_most(Path::new(&format!("/proc/{pid}/status")), 8192).ok()?;
     let text = String::from_utf8_lossy(&text);
@@ -276,8 +274,7 @@ pub(super) fn owners(pid: u32) -> Option<[u32; 2]> {
     Some([real.parse().ok()?, saved.parse().ok()?])
 }
 
-/// The command line, argument by argument. Empty for kernel threads, for the dead and for what may not be
-/// read.
+/// The arguments. Empty for kernel threads, zombies and unreadable processes.
 pub(super) fn argv(pid: u32) -> Vec<String> {
     let text = read_at_most(Path::new(&format!("/proc/{pid}/cmdline")), CMDLINE_LIMIT).unwrap_or_default();
     split_nul(&text).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
@@ -292,7 +289,7 @@ pub(super) fn exe(pid: u32) -> Option<PathBuf> {
     })
 }
 
-/// The program's file, by its place on the disk.
+/// The program's file, by device and inode.
 pub(super) fn program_file(pid: u32) -> Option<ProgramFile> {
     let data = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
     Some(ProgramFile::at(data.dev(), data.ino()))
@@ -302,11 +299,10 @@ pub(super) fn cwd(pid: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/cwd")).ok()
 }
 
-/// The value of the mark, if the process has one and we may see it.
+/// The value of the mark, if the process has one and we may read it.
 ///
-/// A process in the middle of an exec has neither arguments nor an environment for a moment. It must not be
-/// taken for one without a mark (it could escape a kill, or pass for a stranger), so that moment is waited
-/// for.
+/// A process in the middle of `execve` briefly has neither arguments nor an environment. It must not be
+/// mistaken for one without a mark (it could escape a kill, or count as a stranger), so the read is repeated.
 pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
     variable(pid, MARK)
 }
@@ -333,9 +329,9 @@ pub(super) fn is_aside(pid: u32) -> bool {
     variable(pid, ASIDE).is_some()
 }
 
-/// Whether the process is a command of ours, or what that has become, and not one that a command has started.
+/// Whether the process is a command of ours itself, and not a descendant of one.
 pub(super) fn is_command(pid: u32) -> bool {
-    // Agents of before did not say it.
+    // Older agents did not set the variable.
     variable(pid, COMMAND).is_none_or(|command| command == pid.to_string().as_bytes())
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Account {
     pub(super) gid: Gid,
     pub(super) home: OsString,
     pub(super) shell: OsString,
-    /// The groups to take on. `None`: it is the agent's own account, and nothing is to be changed.
+    /// The groups to set. `None`: it is the agent's own account, and nothing changes.
     groups: Option<Vec<Gid>>,
 }
 
@@ -114,9 +114,9 @@ impl Account {
         })
     }
 
-    /// Does something in the file system with the rights of this account and no others: in a thread of its
-    /// own, for a thread that has given its rights away may not serve for anything else. Only those rights
-    /// change, so that the account gets no power over the thread.
+    /// Accesses files with exactly the rights of this account, in its own thread: a thread that has dropped
+    /// its rights cannot be reused. Only the filesystem uid and gid change, so the account cannot signal or
+    /// trace the thread.
     pub(super) fn with_its_rights<T: Send>(
         &self,
         act: impl FnOnce() -> io::Result<T> + Send,
@@ -128,7 +128,7 @@ impl Account {
                 set_thread_groups(groups)?;
                 setfsgid(gid.into());
                 setfsuid(uid.into());
-                // Neither call says whether it was heeded; asked for what cannot be, they say how things are.
+                // Neither call reports an error. With an invalid id both return the present value.
                 let (user, group) = (setfsuid(u32::MAX.into()), setfsgid(u32::MAX.into()));
                 if (user.as_raw(), group.as_raw()) != (uid, gid) {
                     return Err(io::ErrorKind::PermissionDenied.into());
@@ -144,9 +144,8 @@ impl Account {
         self.groups.is_some()
     }
 
-    /// Turns the calling thread, and it alone, into this account. For a child between fork and exec: these
-    /// are plain system calls, and nothing is allocated. The groups go first, for afterwards we may not
-    /// change them any more.
+    /// Switches the calling thread to this account. For a child between fork and exec: plain system calls, no
+    /// allocations. Groups are set first, because the account may not change them afterwards.
     pub(super) fn become_it(&self) -> Result<(), Errno> {
         let Some(groups) = &self.groups else { return Ok(()) };
         set_thread_groups(groups)?;
@@ -156,9 +155,8 @@ impl Account {
     }
 }
 
-/// Whether the account could signal this process itself, as the kernel decides it. The agent signals with its
-/// own rights, which must not make more of the account's. A spec that names no account was sent by one who
-/// may use them all.
+/// Whether the account could signal this process itself, by the kernel's rules. The agent has more rights,
+/// which the account must not gain. A spec without an account comes from a caller that may use all of them.
 pub(super) fn may_signal(user: &str, pid: u32) -> bool {
     if user.is_empty() {
         return true;
@@ -169,8 +167,8 @@ pub(super) fn may_signal(user: &str, pid: u32) -> bool {
 }
 
 /// Whether the process runs as the account, by its real uid; an empty name is the agent's account. Every user
-/// of the host can run a program of the proc's name in the proc's folder, so a process that is known by
-/// nothing else must be the account's own, also where the account is root and could signal everybody.
+/// of the host can run a program of the proc's name in the proc's folder. A process with no other evidence
+/// must therefore belong to the account, even where the account is root and could signal every process.
 pub(super) fn runs_as(user: &str, pid: u32) -> bool {
     let uid = uid_of(user);
     procfs::owners(pid).is_some_and(|[real, _]| Some(real) == uid)
@@ -184,7 +182,7 @@ pub(super) fn uid_of(user: &str) -> Option<u32> {
     }
 }
 
-/// The first of these processes whose real uid is that of none of these accounts.
+/// The first of these processes whose real uid belongs to none of these accounts.
 pub(super) fn other_than(accounts: &BTreeSet<String>, pids: Vec<u32>) -> Option<OtherAccount> {
     let number = |name: &String| User::from_name(name).ok().flatten().map(|account| account.uid.as_raw());
     let allowed: Vec<u32> = accounts.iter().filter_map(number).collect();

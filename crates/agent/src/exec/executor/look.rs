@@ -76,12 +76,12 @@ impl ProcExecutor {
         sighting
     }
 
-    /// The process that the pid file names now, if it is another one of this proc: a program that replaces
-    /// itself says so there, and may go on beside its successor for a while.
+    /// The process that the pid file names now, if it is another process of this proc. A program that
+    /// replaces itself writes its new pid there, and both may run for a while.
     pub fn successor(&mut self, process: &Process, spec: &Spec) -> Option<Process> {
         if self.shell == Some(id_of(process)) {
             let found = self.below_shell(id_of(process), spec);
-            // Of no use any more, unless the shell has still not begun what it is there for.
+            // Keep the shell only while it has not started its process.
             self.shell = self.shell.filter(|_| found.is_err());
             return found.ok().flatten();
         }
@@ -107,7 +107,7 @@ impl ProcExecutor {
         inspect::inspect(&self.context, id_of(process), &mut self.sample)
     }
 
-    /// Where what belongs to this proc is to be looked for.
+    /// Where to scan for processes of this proc.
     pub(super) fn nearby(&self, target: Option<Id>) -> Nearby {
         if !self.are_all_in_groups() {
             return self.nearby_ungrouped(target);
@@ -121,7 +121,7 @@ impl ProcExecutor {
 
     pub(super) fn nearby_ungrouped(&self, target: Option<Id>) -> Nearby {
         let leaders = self.runs().map(|run| run.leader);
-        // What is left of a dead stranger may be anywhere.
+        // Descendants of a dead process that the agent did not start may be anywhere.
         let is_lost =
             |id: &Id| !leaders.clone().any(|leader| leader == *id) && pidfd::open_exactly(*id).is_err();
         if self.context.has_inherited(&self.mark) || target.as_ref().is_some_and(is_lost) {
@@ -138,7 +138,7 @@ impl ProcExecutor {
     }
 }
 
-/// Where what belongs to a proc is to be looked for.
+/// Where to scan for processes of a proc.
 pub(super) enum Nearby {
     /// Below these processes of it, and among the orphans that came to the agent.
     Below(Vec<Id>),

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use watch::ExitWatch;
 
-/// How many ended runs are remembered, so that what they left can still be told to be theirs.
+/// Number of ended runs that are kept, to recognise processes that they left behind.
 const ENDED_RUNS_KEPT: usize = 4;
 
 /// Everything that makes, finds, watches or signals the processes of one proc.
@@ -49,17 +49,16 @@ pub struct ProcExecutor {
     /// The oldest first.
     runs: Vec<(RunId, Box<Run>)>,
     watches: Vec<(Id, ExitWatch)>,
-    /// What the last inspection saw.
+    /// The last CPU sample.
     sample: Option<CpuSample>,
     /// Earlier generations of the program, which are watched and are left behind all the same.
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
     note: String,
-    /// Found in place of the process when the agent came back: the shell of its command, which had not begun
-    /// it yet.
+    /// The shell of a start command that was found in place of the process after a restart of the agent.
     shell: Option<Id>,
-    /// When the proc last did something, or had something done to it: a [`Moment`] in milliseconds.
+    /// Time of the last event or action, a [`BootTime`](procfleet_core::BootTime) in milliseconds.
     stirred: Arc<AtomicU64>,
     /// Inputs on their way to the actor.
     sending: Vec<OwnedTask>,
@@ -89,7 +88,7 @@ impl ProcExecutor {
         }
     }
 
-    /// Something has happened to the proc: what was seen before is out of date.
+    /// Invalidates earlier scans: something has happened to the proc.
     fn stir(&self) {
         self.stirred.store(self.context.now().0, Ordering::Relaxed);
     }
@@ -98,7 +97,7 @@ impl ProcExecutor {
         self.runs.iter().map(|(_, run)| &**run)
     }
 
-    /// Those of the watched that have no successor.
+    /// Watched processes that have no successor.
     fn current(&self) -> impl Iterator<Item = Id> {
         self.watched().filter(|id| !self.retired.contains(id))
     }
@@ -112,7 +111,7 @@ impl ProcExecutor {
         self.watches.iter().filter(|(_, watch)| !watch.is_over()).map(|(id, _)| *id)
     }
 
-    /// Forgets what is over.
+    /// Drops finished watches, tasks and runs.
     fn tidy(&mut self) {
         self.sending.retain(|task| !task.is_finished());
         self.watches.retain(|(_, watch)| !watch.is_over());

@@ -48,7 +48,7 @@ impl ProcExecutor {
                     }
                     group.iter().for_each(|group| host.groups.command_ended(group));
                 }));
-                // One is all that most procs have for long.
+                // Most procs have one run.
                 self.runs.reserve_exact(1);
                 self.runs.push((run, Box::new(started)));
             }
@@ -62,8 +62,7 @@ impl ProcExecutor {
         }
     }
 
-    /// The proc's log, for what is to become the process; else a file of the run's own. Nothing that is wrong
-    /// with either keeps a process from being started.
+    /// The proc's log for a start command, else a file of the run. A failure never prevents the start.
     fn output(&mut self, run: RunId, launch: &PreparedCommand, spec: &Spec) -> CommandOutput {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
@@ -93,12 +92,12 @@ impl ProcExecutor {
         }
     }
 
-    /// What is wrong with where the process writes to; else empty.
+    /// Why the output does not go to the configured log; else empty.
     pub fn note(&self) -> &str {
         &self.note
     }
 
-    /// The proc is not remembered any more.
+    /// The proc was unregistered.
     pub fn forget_output(&self) {
         self.proc_log.forget();
     }

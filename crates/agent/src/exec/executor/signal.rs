@@ -1,7 +1,6 @@
 //! Signals to the processes of a proc.
 //!
-//! Every one goes through a pidfd that was checked against what is known of the process, or to a cgroup of
-//! the proc.
+//! Each signal goes through a pidfd that was checked against the known process, or to a cgroup of the proc.
 
 use super::ProcExecutor;
 use super::id_of;
@@ -29,7 +28,7 @@ impl ProcExecutor {
         tree::kill_all(|| nearby.scan(Freshness::Now), members);
     }
 
-    /// Tells a command and all that it has started to end.
+    /// Sends SIGTERM to a command and its descendants.
     pub fn term_run(&mut self, run: RunId) {
         self.stir();
         let nearby = self.nearby(None);
@@ -43,8 +42,8 @@ impl ProcExecutor {
         tree::signal_all(&scan, members, rustix::process::Signal::TERM);
     }
 
-    /// Signals the process and all that it has started. A kill reaches also what has left it, unless that is
-    /// to be kept.
+    /// Signals the process and its descendants. SIGKILL also reaches detached processes, unless the spec
+    /// keeps them.
     pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and its descendants");
@@ -84,8 +83,8 @@ impl ProcExecutor {
         }
     }
 
-    /// Signals an earlier generation and all that it has started, but these and what they have started: a
-    /// successor may be its child.
+    /// Signals an earlier generation and its descendants, except `spare` and their descendants: a successor
+    /// may be its child.
     pub fn signal_retired(&mut self, process: Process, signal: Signal, spare: &[Process]) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation of the process");
@@ -110,7 +109,7 @@ impl ProcExecutor {
         }
     }
 
-    /// The process itself first, then what descends from it, then its session.
+    /// The process, then its descendants, then its session.
     fn tree_of(&self, scan: &Scan, id: Id, found: Found) -> Vec<Id> {
         if !scan.may_be_signalled(id) {
             return Vec::new();
@@ -134,8 +133,8 @@ impl ProcExecutor {
     }
 }
 
-/// Whom a signal for this process is for. One that has died in the same tick in which another got its number
-/// is nobody.
+/// The target of a signal. If the process has died and its pid was reused within the same clock tick, the
+/// target matches no process.
 fn target_of(process: &Process) -> Id {
     let id = id_of(process);
     match (process.evidence.serial, pidfd::open_confirmed(process)) {

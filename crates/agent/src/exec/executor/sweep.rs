@@ -1,4 +1,4 @@
-//! Ending what dead runs of the proc have left behind.
+//! Ends processes that dead runs of the proc have left behind.
 
 use super::{ProcExecutor, signal};
 use crate::exec::cgroup;
@@ -13,9 +13,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 impl ProcExecutor {
-    /// Ends what dead runs have left behind. A run goes on as long as its shell does, unless the process that
-    /// it was started for is gone or has a successor; and a process that is being watched is not left behind,
-    /// unless it has one.
+    /// Ends processes that dead runs have left behind. A run is dead when its shell has exited, or when its
+    /// process has exited or has a successor. A watched process without a successor is never left behind.
     pub fn sweep(&mut self, signal: Signal) {
         self.stir();
         for group in self.left_groups() {
@@ -49,8 +48,7 @@ impl ProcExecutor {
         }
     }
 
-    /// Kills what a launch has brought that began then and was cut off by the end of an earlier life of the
-    /// agent.
+    /// Kills the processes of a launch that an earlier agent process began at `since` and did not finish.
     pub fn clear_since(&mut self, since: BootTime) {
         self.stir();
         let since = self.context.ticks_at(since);
@@ -62,7 +60,7 @@ impl ProcExecutor {
             let is_ours = |stat: &&Stat| grouped.contains(&stat.id.pid);
             let mut ours: Vec<Id> = scan.all().into_iter().filter(is_ours).map(|stat| stat.id).collect();
             ours.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));
-            // What stays goes on with all below it, however young.
+            // A process that stays keeps its descendants, however young.
             let stays = |id: &Id| id.start_ticks < since || own.contains(id);
             let staying = scan.with_descendants(ours.iter().copied().filter(stays));
             ours.retain(|id| !staying.contains(id));
@@ -115,7 +113,7 @@ impl ProcExecutor {
         left
     }
 
-    /// Those that bear the mark, are in no group and belong to nothing that goes on.
+    /// Processes with the proc's environment mark that are in no cgroup and belong to no living run.
     pub(super) fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
         let current: Vec<Id> =
             self.watches.iter().map(|(id, _)| *id).filter(|id| !self.retired.contains(id)).collect();
@@ -125,7 +123,7 @@ impl ProcExecutor {
         for run in self.runs.iter_mut().map(|(_, run)| run).filter(goes_on) {
             kept.extend(run.members(scan, &self.mark));
         }
-        // What is in a group stays or goes with it.
+        // Processes in a cgroup are handled with the cgroup.
         let grouped: HashSet<u32> =
             self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);

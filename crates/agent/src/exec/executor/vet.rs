@@ -1,4 +1,4 @@
-//! Whether a process of another account has to do with an op whose app is limited to accounts.
+//! Checks whether an op of an app that is limited to accounts would touch a process of another account.
 
 use super::ProcExecutor;
 use super::id_of;

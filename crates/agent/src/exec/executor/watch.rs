@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How the end of a process comes to be known.
 #[derive(Debug)]
 pub(super) enum ExitWatch {
-    /// It is a run's shell, and who takes that one's ending tells.
+    /// The process is a run's shell; the code that reaps the shell reports the exit.
     Shell(RunShell),
     Pidfd(ExitSubscription),
     /// Something ran out, and it is polled.
@@ -22,7 +22,7 @@ pub(super) enum ExitWatch {
 }
 
 impl ExitWatch {
-    /// Whether its end has been told.
+    /// Whether the exit has been reported.
     pub(super) fn is_over(&self) -> bool {
         match self {
             ExitWatch::Shell(shell) => shell.watched().is_none(),
@@ -71,7 +71,7 @@ impl ProcExecutor {
                 }
             }
         };
-        // One is all that most procs ever have.
+        // Most procs have one watch.
         self.watches.reserve_exact(1);
         self.watches.push((id, watch));
     }
@@ -93,7 +93,7 @@ impl ProcExecutor {
     }
 }
 
-/// Says what has happened to the one whom it concerns.
+/// Sends inputs to the actor of the proc.
 pub(super) struct InputSender {
     inputs: Inputs,
     context: Arc<ExecContext>,
@@ -107,7 +107,7 @@ impl InputSender {
     }
 
     pub(super) async fn send(&self, input: Input) {
-        // Nobody listens any more only when the actor is gone, and then nobody needs to know.
+        // The inbox is closed only when the actor is gone.
         let _ = self.inputs.send(Box::new(input)).await;
     }
 }

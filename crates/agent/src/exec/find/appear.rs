@@ -11,11 +11,11 @@ use procfleet_core::spec::Identity;
 use procfleet_core::{ProcKey, Process};
 use std::cell::OnceCell;
 
-/// A cheap scan on behalf of many procs. A candidate is verified by `Hands::look`.
+/// A cheap scan on behalf of many procs. A candidate is verified by `ProcExecutor::look`.
 #[derive(Debug)]
 pub struct Glance<'a> {
     context: &'a ExecContext,
-    /// All processes that the agent did not start itself; taken when the first proc is looked for by name.
+    /// All processes that the agent did not start; scanned when the first proc is searched by name.
     scan: OnceCell<Scan>,
 }
 

@@ -1,7 +1,7 @@
-//! Looking for the process of a proc.
+//! Finds the process of a proc.
 //!
-//! Where the spec names a pid file, that file decides; what else is known is used only where the file cannot
-//! have been written yet, or where the agent has just started.
+//! If the spec names a pid file, that file decides. Other evidence is used only where the file cannot have
+//! been written yet, or where the agent has just started.
 
 pub(super) mod appear;
 
@@ -28,12 +28,12 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A pid has ten digits at most; what is longer is no pid file.
+/// A pid has at most ten digits; a longer file is not a pid file.
 const PID_FILE_LIMIT: u64 = 64;
-/// The file systems in which nobody keeps pid files: `/proc` and `/sys`.
+/// `/proc` and `/sys`: filesystems that cannot hold a pid file.
 const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
 
-/// Whose process is looked for.
+/// The process to find.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::exec) struct Whom<'a> {
     pub(in crate::exec) mark: &'a ProcMark,
@@ -42,13 +42,13 @@ pub(in crate::exec) struct Whom<'a> {
     pub(in crate::exec) identity: &'a Identity,
     /// The sessions of this proc's runs that may still have members.
     pub(in crate::exec) sessions: &'a [Id],
-    /// Those and what is watched.
+    /// The sessions and the watched processes.
     pub(in crate::exec) own: &'a [Id],
-    /// The sessions of all probes that are running: what is in them is nobody's process.
+    /// The sessions of all running probes; their members belong to no proc.
     pub(in crate::exec) probes: &'a [u32],
     /// The last process, if the proc has none that is known to run.
     pub(in crate::exec) dead: Option<Process>,
-    /// When this life of the agent began, in clock ticks since the host's boot.
+    /// Start of this agent process, in clock ticks since the host's boot.
     pub(in crate::exec) since: u64,
 }
 
@@ -57,9 +57,8 @@ impl Whom<'_> {
         self.probes.contains(&stat.session)
     }
 
-    /// Whether a process that was started for this proc was left by the dead process, or by an older command.
-    /// Workers bear the name of their master; what a later command has brought is no worker of the dead
-    /// process.
+    /// Whether a process of this proc was left by the dead process, or by an older command. Workers have the
+    /// name of their master; a process of a later command is not a worker of the dead process.
     fn is_left(&self, pid: u32) -> bool {
         let dead = self.dead.and_then(|dead| dead.evidence.run);
         // Agents of before did not say when a command began, so what does not say so is older.
@@ -73,10 +72,10 @@ impl Whom<'_> {
         self.mark.proven_run(pid).or_else(by_group)
     }
 
-    /// Processes of unknown origin that the dead process may have left, with their descendants. What this
-    /// life of the agent has started is below the agent. Of what is older, an orphan in the agent's own
-    /// cgroup cannot be told from a leftover; what somebody has started by hand has another parent, or is in
-    /// another cgroup where logins have cgroups of their own.
+    /// Processes of unknown origin that the dead process may have left, with their descendants. Processes
+    /// that this agent process started are below it. Among older ones, an orphan in the agent's own cgroup
+    /// cannot be distinguished from a leftover. A process that was started by hand has another parent, or is
+    /// in another cgroup where logins have their own.
     fn doubtful(&self, named: &[&Stat], scan: &Scan) -> HashSet<Id> {
         if self.dead.is_none() {
             return HashSet::new();
@@ -100,7 +99,7 @@ fn run_of(pid: u32) -> Option<NonZeroU64> {
 pub(in crate::exec) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Scan>) -> Sighting {
     let found = match by_pid_file(whom) {
         Some(answer) => answer,
-        // A command first: with others of its name below it, it is the one that is meant.
+        // Prefer a command of ours over its descendants of the same name.
         None => by_own(whom).map_or_else(|| by_name(whom, &glimpse(), &[]), Ok),
     };
     match found {
@@ -109,8 +108,8 @@ pub(in crate::exec) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Sca
     }
 }
 
-/// By pid file, and then among what the run has started. Without a pid file and after the command has ended,
-/// also by name among all processes: the command may have told another launcher to start the process.
+/// By pid file, then among the members of the run. Without a pid file and after the command has ended, also
+/// by name among all processes: the command may have asked another launcher to start the process.
 pub(in crate::exec) fn launched(
     whom: Whom<'_>,
     run: &mut Run,
@@ -131,7 +130,7 @@ pub(in crate::exec) fn launched(
     let program = leads.and_then(|leads| scan.get(unwrap(&scan, leads, run).pid));
     run.is_program |= program.is_some_and(|program| whom.identity.proc_name.is_empty() || is_named(program));
     if let (Some(leads), Some(cause)) = (leads, cause.as_ref().filter(may_change)) {
-        // A control script is often called as its process is, so names say nothing before it has ended.
+        // A control script often has the name of its process, so names count only after it has ended.
         let waiting = Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
         let meant = scan.get(unwrap(&scan, leads, run).pid);
         let named = |stat: &&Stat| RunningProgram::of(stat).is_executable_of(&whom.identity.proc_name);
@@ -163,7 +162,7 @@ pub(in crate::exec) fn launched(
         return running(meant, if is_shell { Found::Shell } else { Found::Foreground });
     }
     if leader == Leader::Accept {
-        // Whatever is left of the run must be it: rather one that leads a session, as daemons do.
+        // A remaining member of the run must be the process; prefer a session leader, as daemons are.
         let mut left: Vec<&Stat> = members.iter().filter_map(|id| scan.get(id.pid)).collect();
         left.sort_by_key(|stat| (stat.session != stat.id.pid, stat.id.start_ticks, stat.id.pid));
         if let Some(first) = left.first() {
@@ -191,9 +190,9 @@ pub(in crate::exec) fn launched(
     Sighting::Absent(Absence { cause, hopeless })
 }
 
-/// After a start of the agent: what was known, then the pid file, then the mark, then as settled. A start
-/// command that is still at work is no process as long as it may bring one: where there is a pid file, that
-/// file decides.
+/// After a start of the agent: the known process, then the pid file, then the mark, then as settled. A start
+/// command that still runs does not count as the process while it may start one; with a pid file, the file
+/// decides.
 pub(in crate::exec) fn recovered(
     whom: Whom<'_>,
     last: Option<Process>,
@@ -227,8 +226,8 @@ pub(in crate::exec) fn recovered(
         .copied()
         .filter(|stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name))
         .collect();
-    // A command that was to end or reload the process may still be at work; and what a dead process has left
-    // may lead a session of its own, and is swept away before the next one.
+    // A stop or reload command may still run, and a leftover of a dead process may lead its own session.
+    // Leftovers are swept before the next start.
     let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
     let leader = marked.iter().find(leads).copied();
     if let (Some(leader), Some(Err(cause))) = (leader, &by_file)
@@ -268,7 +267,7 @@ fn may_change(cause: &&Cause) -> bool {
     !matches!(cause, Cause::BadPidFile { .. })
 }
 
-/// Those whose command has ended.
+/// Processes whose command has ended.
 fn orphans(marked: &[&Stat]) -> Vec<Id> {
     let is_there = |command: u32| marked.iter().any(|stat| stat.id.pid == command);
     let is_orphan = |stat: &&&Stat| procfs::command_of(stat.id.pid).is_some_and(|command| !is_there(command));
@@ -287,8 +286,8 @@ pub(in crate::exec) fn leader(run: Option<&Run>) -> Sighting {
     }
 }
 
-/// The run of a periodic process from an earlier life of the agent. A run that was begun and not yet seen is
-/// known by its mark and its age; all else that bears the mark is what older runs have left.
+/// The run of a periodic process that an earlier agent process started. A run that was begun but not yet seen
+/// is recognised by its mark and age; other processes with the mark are leftovers of older runs.
 pub(in crate::exec) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: Option<u64>) -> Sighting {
     if let Some(last) = last.filter(is_alive) {
         return Sighting::Running(last);
@@ -312,21 +311,19 @@ fn no_run() -> Sighting {
     Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true })
 }
 
-/// Whether what was known in an earlier life of the agent is still there: all that the kernel says must agree
-/// with it.
+/// Whether a process that an earlier agent process knew still runs, by all evidence.
 fn is_alive(last: &Process) -> bool {
     Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
         && last.is_confirmed_by(&evidence(last.pid))
 }
 
-/// What the kernel says of a process, beside its pid and start time, for when the agent comes back.
+/// Evidence beside pid and start time, for the next agent process.
 fn evidence(pid: u32) -> Evidence {
     let Ok(pidfd) = pidfd::open(pid) else { return Evidence::default() };
     Evidence { serial: pidfd::serial(&pidfd), program: procfs::program_file(pid), run: run_of(pid) }
 }
 
-/// Whether the pid file names another pid than this. For a quick look now and then, which asks nothing else;
-/// a file that names nobody names no other.
+/// Whether the pid file names another pid. A cheap check for the sampler; an unreadable file names none.
 pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
     read_pid_file(pid_path, user).is_ok_and(|named| named.pid != pid)
 }
@@ -337,7 +334,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     (!path.is_empty()).then(|| {
         let PidFileClaim { pid, way } = read_pid_file(path, &whom.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
-        // Held until all is known: if it is still alive then, it was this one process that was looked at.
+        // Held throughout: if the process is alive at the end, all reads were about this process.
         let held = pidfd::open(pid).ok();
         let stat = Stat::read(pid).filter(Stat::is_running).ok_or_else(dead)?;
         if !procfs::is_whole_process(pid) {
@@ -357,7 +354,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
                 (described, described)
             }
         };
-        // The process may have ended, and its number may be another's, while it was being looked at.
+        // The process may have ended and its pid may have been reused during the reads.
         if Stat::read(pid).is_none_or(|again| again.id != stat.id)
             || held.is_some_and(|held| pidfd::is_gone(&held))
         {
@@ -371,7 +368,8 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
                 _ => Cause::Stranger { path, pid, program: program.label() },
             });
         }
-        // Anybody can describe a process: that makes nobody's process another account's.
+        // Any account can run a matching program: a description alone does not give access to another
+        // account's process.
         if only_described && !user::may_signal(&user, pid) {
             return Err(Cause::AnotherAccounts { path, pid, user });
         }
@@ -384,9 +382,9 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
     })
 }
 
-/// Whether the process began after a command of ours that may still have something running. A name alone says
-/// little (there may be many of `java` on a host): what bears no mark must come from us or run from the
-/// spec's folder.
+/// Whether the process began after a command of ours that may still have descendants. A name alone is weak
+/// evidence (a host may run many `java`): a process without a mark must come from us or run from the spec's
+/// folder.
 fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
     whom.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
 }
@@ -395,14 +393,14 @@ fn runs_from_its_folder(program: &RunningProgram, whom: Whom<'_>) -> bool {
     SetupPath::of(whom.identity).is_some_and(|folder| program.runs_from(&folder))
 }
 
-/// What a pid file says, and who could have decided that.
+/// The pid in a pid file, and the accounts that could have written it.
 pub(in crate::exec) struct PidFileClaim {
     pub(in crate::exec) pid: u32,
     way: Walked,
 }
 
-/// What is in a file that the account could not read itself is not told: the agent may read everything, and a
-/// caller who names it may be allowed this account only.
+/// Content of a file that the account could not read itself is not disclosed: the agent may read everything,
+/// but the caller may be limited to this account.
 pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileClaim, Cause> {
     let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
     let failed = |error: io::Error| match error.kind() {
@@ -416,8 +414,7 @@ pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileCl
         return Err(bad("is not absolute"));
     }
     let way = path_walk::walk(Path::new(path)).map_err(failed)?;
-    // Before it is opened, for opening a device can do things, and so can reading some of the kernel's own
-    // files.
+    // Checked before it is opened, because opening a device or reading some kernel files has side effects.
     if !way.is(FileType::RegularFile) {
         return Err(bad("is not a regular file"));
     }
@@ -471,7 +468,7 @@ fn is_still_there(stat: &Stat) -> bool {
     Stat::read(stat.id.pid).is_some_and(|again| again.id == stat.id && again.is_running())
 }
 
-/// A command of this proc that has become a program of the spec's name, or what is watched already.
+/// A command of this proc that runs a program of the spec's name, or a watched process.
 fn by_own(whom: Whom<'_>) -> Option<Process> {
     let Identity { proc_name, setup_path, .. } = whom.identity;
     if proc_name.is_empty() || setup_path.is_empty() {
@@ -484,11 +481,11 @@ fn by_own(whom: Whom<'_>) -> Option<Process> {
     Some(process(top, Found::Name))
 }
 
-/// A shell that has not yet begun what it is there for.
+/// The shell has not started its command yet.
 pub(in crate::exec) struct NotYet;
 
-/// What a shell that was found in place of the process has begun meanwhile. `None`: it is not the shell of
-/// one of these commands, or not any more.
+/// The process that a shell, which was found in place of the process, has started. `None`: it is not the
+/// shell of one of these commands any longer.
 pub(in crate::exec) fn below_shell(
     shell: Id,
     commands: &[&str],
@@ -511,15 +508,15 @@ pub(in crate::exec) fn below_shell(
     topmost(named).or(only).map(|id| Some(process(id, Found::Foreground))).ok_or(NotYet)
 }
 
-/// Of processes that all fit, the oldest whose parent does not: the master, not its workers.
+/// Among matching processes, the oldest whose parent does not match: the master, not its workers.
 fn topmost(fitting: Vec<&Stat>) -> Option<Id> {
     let pids: HashSet<u32> = fitting.iter().map(|stat| stat.id.pid).collect();
     let tops = fitting.iter().filter(|stat| !pids.contains(&stat.parent));
     tops.map(|stat| stat.id).min_by_key(|id| (id.start_ticks, id.pid))
 }
 
-/// The command itself where `sh` only waits for it: then its one child is what was asked for. Where the shell
-/// has more to do, such as a loop, it is the process, and its child of the moment is not.
+/// The command where `sh` only waits for it: the shell's only child is the process. If the shell does more,
+/// such as a loop, the shell is the process.
 fn unwrap(scan: &Scan, leader: &Stat, run: &Run) -> Id {
     if !RunningProgram::of(leader).is_wrapper_of(&run.command) || !is_simple(&run.command) {
         return leader.id;

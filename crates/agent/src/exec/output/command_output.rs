@@ -1,10 +1,9 @@
-//! Where commands write to, and the last of what they wrote.
+//! Output files of commands, and their tails.
 //!
-//! A command writes into a file, never into a pipe: a pipe breaks when the agent ends, and the process would
-//! be ended by its own output. What is to become the process writes to the proc's log (`sink`). Each run of
-//! another command has a file of its own in the proc's folder, `STAMP-RUN.out`, where the stamp is the
-//! wall-clock millisecond, so that names do not repeat after a restart of the agent. The newest few are kept
-//! for people to read.
+//! A command writes to a file, never to a pipe: a pipe breaks when the agent ends, and SIGPIPE would end the
+//! process. A start command writes to the proc's log (`proc_log`). Each run of another command has a file in
+//! the proc's folder, `STAMP-RUN.out`, where the stamp is the wall-clock millisecond, so that names do not
+//! repeat after a restart of the agent. The newest few are kept for people to read.
 
 use crate::exec::output::proc_log::LiveLog;
 use procfleet_core::ProcKey;
@@ -18,12 +17,12 @@ use std::sync::Arc;
 
 /// As much of a command's output as its outcome carries.
 pub(in crate::exec) const TAIL: u64 = 4096;
-/// How many files of one proc's other commands stay.
+/// Number of files of one proc's other commands that are kept.
 pub(in crate::exec) const KEPT: usize = 4;
 /// A longer name is cut, and a hash of the whole keeps it unique.
 const NAME_LIMIT: usize = 100;
 
-/// A file that takes more room than this is trimmed, to this much of its end.
+/// A file that uses more disk space than this is trimmed to this much of its end.
 const TRIMMED_ABOVE: u64 = 16 * 1024 * 1024;
 const TRIMMED_TO: u64 = 1024 * 1024;
 
@@ -32,9 +31,9 @@ const TRIMMED_TO: u64 = 1024 * 1024;
 pub(in crate::exec) enum CommandOutput {
     /// A file of this run's own.
     Own { path: PathBuf, file: File },
-    /// The proc's log, from this place on.
+    /// The proc's log, from this offset on.
     Log { live: Arc<LiveLog>, file: File, from: u64 },
-    /// There can be no file: what it writes is lost.
+    /// No file could be created; the output is lost.
     Nowhere,
 }
 
@@ -46,8 +45,8 @@ pub(in crate::exec) struct Outputs {
 }
 
 impl Outputs {
-    /// Makes the file of a new run in the proc's folder, and removes old ones except those `in_use`. Removing
-    /// a file that somebody still writes into does no harm to the writer.
+    /// Creates the file of a new run in the proc's folder, and removes old ones except those `in_use`. A
+    /// process that still writes to a removed file is not affected.
     pub(in crate::exec) fn create(
         &mut self,
         folder: &Path,
@@ -57,8 +56,7 @@ impl Outputs {
     ) -> io::Result<(PathBuf, File)> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let path = folder.join(format!("{stamp}-{}.out", run.0));
-        // The agent's own handle appends too, and so do all that the command starts: nobody overwrites
-        // anybody.
+        // O_APPEND for the agent and all descendants of the command: no writer overwrites another.
         let file = OpenOptions::new().append(true).create_new(true).mode(0o640).open(&path)?;
         let files = self.files.get_or_insert_with(|| existing(folder));
         if !files.contains(&path) {
@@ -87,15 +85,15 @@ pub(in crate::exec) fn of_probe(folder: &Path, key: &ProcKey, what: &str) -> io:
     Ok((path, file))
 }
 
-/// What ends the name of the file that says which process a probe is.
+/// Extension of the file that records the process of a probe.
 const NOTE: &str = ".running";
 
-/// Where it is written down which process a probe is, for as long as it runs.
+/// The file that records the process of a running probe.
 pub(in crate::exec) fn note_of_probe(folder: &Path, key: &ProcKey, what: &str) -> PathBuf {
     folder.join(format!("{}.{what}{NOTE}", stem(key)))
 }
 
-/// The notes of all probes.
+/// The records of all probes.
 pub(in crate::exec) fn notes_of_probes(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let notes =
@@ -111,7 +109,7 @@ pub(in crate::exec) fn first_line(path: &Path) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The last of what is in the file, as text. Empty if the file is gone.
+/// The end of the file as text. Empty if the file is gone.
 pub(in crate::exec) fn tail(path: &Path) -> String {
     let bytes = File::open(path).and_then(|file| tail_of(&file));
     String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
@@ -141,12 +139,11 @@ pub(in crate::exec) fn drop_cut_character(bytes: &mut Vec<u8>) {
     bytes.drain(..whole);
 }
 
-/// Gives the room of what is long past back to the disk if the file has grown too large: a command that
-/// prints for ever must not fill the host. The file keeps its length and its end, and its writer notices
-/// nothing.
+/// Frees disk space of old output if the file is too large: a command that prints for ever must not fill the
+/// disk. The file keeps its length and its end, and its writer is not affected.
 pub(in crate::exec) fn trim(path: &Path) {
     let Ok(data) = fs::metadata(path) else { return };
-    // The kernel counts what is really used in blocks of 512 bytes.
+    // `st_blocks` counts 512 bytes each.
     if !data.is_file() || data.blocks() * 512 <= TRIMMED_ABOVE {
         return;
     }
@@ -164,7 +161,7 @@ pub(in crate::exec) fn trim(path: &Path) {
     }
 }
 
-/// The files that earlier lives of the agent left, oldest first.
+/// Files that earlier agent processes left, oldest first.
 fn existing(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<_> = entries

@@ -1,10 +1,10 @@
-//! Which OS account wrote which part of a log.
+//! Records which OS account wrote which part of a log.
 //!
-//! A log goes on over all runs of its proc, and these may be of different accounts. Where a run begins is
-//! written down with its account, in a small file beside the rotation's notes: a line of JSON for each
-//! change. Offsets are counted from the first byte that was ever written, as everywhere in `sink`, so
-//! rotation changes nothing. What no line tells of belongs to an unknown account, and only an app with all
-//! accounts may read it.
+//! A log continues over all runs of its proc, which may have different accounts. The beginning of a run and
+//! its account are recorded in a small file beside the rotation notes: a line of JSON for each change.
+//! Offsets count from the first byte that was ever written, as in `proc_log`, so rotation does not change
+//! them. A part without a record belongs to an unknown account, and only an app with all accounts may read
+//! it.
 
 use crate::exec::output::rotate::FileId;
 use procfleet_core::grants::GrantScope;
@@ -16,8 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const EXTENSION: &str = "accounts";
-/// How many changes of account are kept. Beyond that the oldest are forgotten, and what they told of is
-/// unknown.
+/// Number of changes of account that are kept. Parts of older ones belong to an unknown account.
 const KEPT: usize = 256;
 
 /// The accounts of one file.
@@ -39,7 +38,7 @@ struct AccountSpan {
 #[derive(Serialize, Deserialize)]
 struct AccountLine {
     id: FileId,
-    /// What the file is called.
+    /// The name of the log.
     log: PathBuf,
     from: u64,
     account: String,
@@ -53,7 +52,7 @@ pub(in crate::exec) struct Stretch {
 }
 
 impl LogAccounts {
-    /// `folder` is where the notes are.
+    /// `folder` is the folder of the notes.
     pub(in crate::exec) fn load(folder: &Path, id: FileId, log: &Path) -> LogAccounts {
         let path = folder.join(id.file_name()).with_extension(EXTENSION);
         let ours = lines(&path).into_iter().filter(|line| line.id == id);
@@ -65,11 +64,11 @@ impl LogAccounts {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run of this account begins to write at this offset. Not synced to the disk: what a power failure
-    /// loses is unknown afterwards, and is shown to fewer readers.
+    /// A run of this account begins to write at this offset. Not synced: after a power failure the part
+    /// belongs to an unknown account, which fewer readers may see.
     pub(in crate::exec) fn begin(&self, account: &str, from: u64) -> io::Result<()> {
         let mut spans = self.lock();
-        // Whoever emptied the file has taken out what later spans told of.
+        // The file was truncated: later spans no longer apply.
         let known = spans.len();
         spans.retain(|span| span.from < from || (span.from == from && span.account == account));
         if known == spans.len() && spans.last().is_some_and(|last| last.account == account) {
@@ -100,13 +99,13 @@ impl LogAccounts {
         file.write_all(&text)
     }
 
-    /// Whose run writes at the end of the log. `None`: nobody knows.
+    /// The account of the run at the end of the log. `None`: unknown.
     pub(in crate::exec) fn last(&self) -> Option<String> {
         self.lock().last().map(|span| span.account.clone())
     }
 
-    /// The first part from `from` on that these accounts wrote, in a log that ends at `end` and of which
-    /// everything before `taken` is in copies. `None`: there is none.
+    /// The first part from `from` on that these accounts wrote, in a log that ends at `end` and is in copies
+    /// before `taken`. `None`: there is none.
     pub(in crate::exec) fn stretch_from(
         &self,
         from: u64,
@@ -133,8 +132,8 @@ impl LogAccounts {
             .filter(|last| last.until == end)
     }
 
-    /// The spans of the log as it is. One that begins behind the end tells that the file was emptied since:
-    /// all that it holds is of the last account.
+    /// The spans of the present log. A span that begins after the end shows that the file was truncated: its
+    /// content belongs to the last account.
     fn present(&self, taken: u64, end: u64) -> Vec<AccountSpan> {
         let mut spans = self.lock().clone();
         if spans.last().is_some_and(|last| last.from > end) {
@@ -146,7 +145,7 @@ impl LogAccounts {
     }
 }
 
-/// What the readers may see, in order; neighbours are joined.
+/// The parts that the readers may see, in order; adjacent ones are joined.
 fn stretches(spans: &[AccountSpan], readers: &GrantScope<String>, end: u64) -> Vec<Stretch> {
     let ends = spans.iter().skip(1).map(|next| next.from).chain([end]);
     let mut found: Vec<Stretch> = Vec::new();
@@ -161,11 +160,11 @@ fn stretches(spans: &[AccountSpan], readers: &GrantScope<String>, end: u64) -> V
 
 fn lines(path: &Path) -> Vec<AccountLine> {
     let text = fs::read(path).unwrap_or_default();
-    // One that was not written to its end is none.
+    // An incomplete line is ignored.
     text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
-/// Removes the files of logs that are no more. `is_used` knows those that somebody looks after.
+/// Removes the files of logs that no longer exist. `is_used` knows the files in use.
 pub(in crate::exec) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let paths = entries.flatten().map(|entry| entry.path());
@@ -214,7 +213,7 @@ mod tests {
         assert_eq!(accounts.last_stretch(&GrantScope::All, 0, 350), stretch(10, 350));
         assert_eq!(accounts.last_stretch(&GrantScope::default(), 0, 350), None);
 
-        // Emptied, it holds what the last run has written since.
+        // After truncation it holds output of the last run.
         assert_eq!(accounts.stretch_from(0, &only("root"), 0, 20), None);
         assert_eq!(accounts.stretch_from(0, &www, 0, 20), stretch(0, 20));
         accounts.begin("root", 30).expect("our own folder");

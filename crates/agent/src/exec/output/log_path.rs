@@ -1,10 +1,9 @@
-//! The log of a proc's own, where its spec names a folder for it (`log_path`).
+//! A log in a folder that the spec names (`log_path`).
 //!
-//! What start_cmd and restart_cmd write then goes to `NAME.log` there, behind what is there already. The
-//! folder is the account's business, so everything in it is done with the account's rights: a link that
-//! somebody laid there leads the agent nowhere that the account could not go itself. Since that account may
-//! be root, the way to the folder must be one that no third party could have laid (`path_walk`), and in the
-//! folder no link is followed. It is rotated like any other log; see `sink`.
+//! Output of start_cmd and restart_cmd is appended to `NAME.log` there. All file access in the folder uses
+//! the account's rights, so a planted link leads the agent nowhere that the account could not go itself. The
+//! account may be root, so no third account may control the path to the folder (`path_walk`), and links in
+//! the folder are not followed. The log is rotated like any other; see `proc_log`.
 
 use crate::exec::output::command_output::escape;
 use crate::exec::user::Account;
@@ -18,14 +17,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// As much of a name as fits a file name together with what is added.
+/// Maximum length of a name that fits a file name with its extension.
 const NAME_LIMIT: usize = 200;
-/// Nobody overwrites anybody, and nothing is waited for.
+/// O_APPEND: no writer overwrites another. O_NONBLOCK: opening a FIFO does not block.
 const APPEND: OFlags =
     OFlags::RDWR.union(OFlags::APPEND).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// The path of the proc's log. `None`: the spec names no folder for logs. An error does not say whether
-/// there is something else than a folder: the account may not be allowed to know.
+/// The path of the proc's log. `None`: the spec names no folder. The error does not disclose what is there
+/// instead of a folder: the account may not be allowed to know.
 pub(in crate::exec) fn path(spec: &Spec, key: &ProcKey) -> Result<Option<PathBuf>, String> {
     let log_path = spec.identity.log_path.as_str();
     let folder = Path::new(log_path);
@@ -41,7 +40,7 @@ pub(in crate::exec) fn path(spec: &Spec, key: &ProcKey) -> Result<Option<PathBuf
     Ok(Some(folder.join(file_name(spec.instance(key)))))
 }
 
-/// An error says what is wrong with the folder that the spec names.
+/// The error says why the folder of the spec cannot be used.
 pub(in crate::exec) fn open(path: &Path, account: &Account) -> Result<File, String> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let opened = account.with_its_rights(|| {
@@ -58,8 +57,7 @@ pub(in crate::exec) fn open(path: &Path, account: &Account) -> Result<File, Stri
     })
 }
 
-/// Fails if somebody else could lead the way to the log's folder elsewhere by now. A folder that is gone
-/// leads nowhere.
+/// Fails if a third account can redirect the path to the log's folder. A missing folder is not an error.
 pub(in crate::exec) fn check_way(path: &Path, account: &Account) -> io::Result<()> {
     match path_walk::walk(path.parent().unwrap_or(Path::new("/"))) {
         Ok(way) => undoubted(way, account).map(|_| ()),

@@ -1,9 +1,9 @@
-//! A proc's log: where what its start_cmd and restart_cmd start writes to, kept within its size, and read.
+//! A proc's log: the output of its start_cmd and restart_cmd, kept within its size, and read.
 //!
-//! Without a folder of the spec's (`log`), it is `out.log` in the proc's folder below the agent's own. It
-//! goes on over all runs of the proc. The agent finds it again by its name, or, where it was renamed, by
-//! asking the process what it writes to. Places in it are counted from the first byte that was ever written,
-//! so a reader can go on where it was, whatever was rotated meanwhile.
+//! Without `log_path` in the spec, the log is `out.log` in the proc's folder below the agent's data folder.
+//! It continues over all runs of the proc. The agent finds it by name or, after a rename, through the
+//! process's descriptor. Offsets count from the first byte that was ever written, so a reader can continue
+//! after rotations.
 
 use crate::exec::output::command_output::{self, TAIL};
 use crate::exec::output::log_accounts::{self, Stretch};
@@ -21,18 +21,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-/// What the log in the agent's folder is called.
+/// The name of the log in the agent's folder.
 const OWN: &str = "out.log";
-/// The file that says since when the proc is forgotten.
+/// The file with the time at which the proc was unregistered.
 const FORGOTTEN: &str = "forgotten";
-/// Where the notes are about what was taken out of logs. No proc's folder begins with a dot, unless its
-/// namespace does, and then it has a plus sign.
+/// The folder of rotation notes. No proc's folder has this name: one that begins with a dot has a plus sign.
 const NOTES: &str = ".rotation";
-/// How long the output of a forgotten proc stays, for whoever wants to know why it was given up.
+/// How long the output of an unregistered proc is kept, for debugging.
 const KEPT_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
-/// How far back the beginning of the last lines is looked for.
+/// Maximum distance from the end to search for the beginning of the last lines.
 const LOOK_BACK: u64 = 32 * 1024 * 1024;
-/// How much is looked at at once.
+/// Block size of that search.
 const BLOCK: u64 = 64 * 1024;
 
 /// The logs of all procs.
@@ -47,7 +46,7 @@ pub(in crate::exec) struct Sinks {
 impl Sinks {
     pub(in crate::exec) fn new(folder: &Path) -> Sinks {
         Sinks {
-            // Notes and people are told the whole path.
+            // Notes and messages have absolute paths.
             folder: std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()),
             rotation: Rotation::default(),
             by_stem: Mutex::default(),
@@ -86,8 +85,8 @@ impl Sinks {
         self.folder.join(NOTES)
     }
 
-    /// Makes what the logs need beside themselves, and puts what agents of the first version wrote where it
-    /// belongs. Once, when the agent begins.
+    /// Creates the folders for notes, and moves output of the first version to where it belongs. Call it once
+    /// at start.
     pub(in crate::exec) fn prepare(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(self.notes())?;
         let mut newest: HashMap<String, (u64, u64, PathBuf)> = HashMap::new();
@@ -108,7 +107,7 @@ impl Sinks {
                 let _ = fs::remove_file(path);
             }
         }
-        // The newest is most likely the one that a running process writes to.
+        // The newest is most likely in use by a running process.
         for (stem, (_, _, path)) in newest {
             let folder = self.folder.join(stem);
             let moved = make_folder(&folder).and_then(|()| match folder.join(OWN).exists() {
@@ -122,14 +121,13 @@ impl Sinks {
         Ok(())
     }
 
-    /// Rotates what has become too large. True: something was, so it is worth looking again soon.
+    /// Rotates logs that are too large. Returns true if there was one, so that the caller comes back soon.
     pub(in crate::exec) fn tend(&self) -> bool {
         let sinks: Vec<Arc<ProcLog>> = lock(&self.by_stem).values().filter_map(Weak::upgrade).collect();
         sinks.iter().filter(|sink| sink.tend(self)).count() > 0
     }
 
-    /// Looks after what no proc uses any more: the output of forgotten procs stays for a day, and within its
-    /// size.
+    /// Keeps the output of unregistered procs for a day, and within its size.
     pub(in crate::exec) fn tend_forgotten(&self) {
         lock(&self.by_stem).retain(|_, sink| sink.strong_count() > 0);
         lock(&self.tracked).retain(|_, tracked| tracked.strong_count() > 0);
@@ -164,7 +162,7 @@ pub(in crate::exec) struct ProcLog {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// `None`: nobody has looked yet.
+    /// `None`: not looked up yet.
     live: Option<Arc<LiveLog>>,
     /// The process that should write to it.
     process: Option<Id>,
@@ -175,18 +173,18 @@ struct Inner {
 /// A log as it is now.
 #[derive(Debug)]
 pub(in crate::exec) struct LiveLog {
-    /// What it is called, or was until somebody renamed it.
+    /// The name, or the last one known before a rename.
     path: PathBuf,
-    place: LogLocation,
+    location: LogLocation,
     tracked: Arc<Tracked>,
 }
 
-/// Whose folder it is in.
+/// Which folder it is in.
 #[derive(Debug)]
 enum LogLocation {
     /// The agent's.
     Own,
-    /// The account's. The file is kept open, for it may be called otherwise tomorrow.
+    /// The account's folder. The file stays open, because it may be renamed.
     Theirs { account: Account, file: File },
 }
 
@@ -196,7 +194,7 @@ pub(in crate::exec) struct OpenedLog {
     pub(in crate::exec) live: Arc<LiveLog>,
     /// For the run: it appends.
     pub(in crate::exec) file: File,
-    /// The place of the first byte that the run will write.
+    /// The offset of the first byte that the run will write.
     pub(in crate::exec) from: u64,
 }
 
@@ -205,8 +203,8 @@ impl ProcLog {
         &self.folder
     }
 
-    /// Opens the log for a run. The text says what is wrong with the folder that the spec names, so that it
-    /// is the agent's.
+    /// Opens the log for a run. The text says why the log of the spec's folder cannot be used; then it is the
+    /// agent's.
     pub(in crate::exec) fn open(
         &self,
         sinks: &Sinks,
@@ -219,21 +217,21 @@ impl ProcLog {
         });
         let (opened, wrong) = match theirs {
             Ok(Some((path, file))) => {
-                let place =
+                let location =
                     file.try_clone().map(|file| LogLocation::Theirs { account: account.clone(), file });
-                (place.map(|place| (path, place, file)), None)
+                (location.map(|location| (path, location, file)), None)
             }
             Ok(None) => (self.open_own(), None),
             Err(reason) => (self.open_own(), Some(reason)),
         };
-        let begun = opened.and_then(|(path, place, file)| {
-            let live = Arc::new(LiveLog { tracked: sinks.track(&file, &path)?, path, place });
+        let begun = opened.and_then(|(path, location, file)| {
+            let live = Arc::new(LiveLog { tracked: sinks.track(&file, &path)?, path, location });
             let from = {
                 let note = live.tracked.note(&file)?;
-                note.place_of(file.metadata()?.len())
+                note.offset_of(file.metadata()?.len())
             };
             if let Err(error) = live.tracked.accounts.begin(&account.name, from) {
-                // Nobody but apps with all accounts can read it then; the process is started all the same.
+                // The process is started all the same.
                 tracing::warn!(log = %live.path.display(), %error, "cannot record the account of a run; only apps that may use all accounts can read its lines");
             }
             lock(&self.inner).live = Some(live.clone());
@@ -245,13 +243,14 @@ impl ProcLog {
     fn open_own(&self) -> io::Result<(PathBuf, LogLocation, File)> {
         make_folder(&self.folder)?;
         let path = self.folder.join(OWN);
-        // All that is started appends: nobody overwrites anybody.
+        // O_APPEND: no writer overwrites another.
         let file = OpenOptions::new().read(true).append(true).create(true).mode(0o640).open(&path)?;
         let _ = fs::remove_file(self.folder.join(FORGOTTEN));
         Ok((path, LogLocation::Own, file))
     }
 
-    /// Which process should write here, and, after a life of the agent, where it really does.
+    /// The process that should write here; after a restart of the agent also finds the file that it really
+    /// writes to.
     pub(in crate::exec) fn belongs_to(&self, process: Id, spec: &Spec, key: &ProcKey, sinks: &Sinks) {
         let mut inner = lock(&self.inner);
         inner.process = Some(process);
@@ -259,7 +258,7 @@ impl ProcLog {
         if inner.live.is_some() {
             return;
         }
-        // What the agent's own folder has is found by its name.
+        // A log in the agent's own folder is found by its name.
         let own = fs::metadata(self.folder.join(OWN)).map(|data| (data.dev(), data.ino())).ok();
         let theirs = fs::metadata(format!("/proc/{}/fd/1", process.pid)).map(|data| (data.dev(), data.ino()));
         if own.is_some() && theirs.ok() == own {
@@ -268,27 +267,28 @@ impl ProcLog {
         let Ok(account) = Account::of(&spec.identity.user) else { return };
         let Ok(file) = log_path::of_process(process.pid, &account) else { return };
         let Ok(tracked) = sinks.track(&file, &path) else { return };
-        inner.live = Some(Arc::new(LiveLog { path, place: LogLocation::Theirs { account, file }, tracked }));
+        inner.live =
+            Some(Arc::new(LiveLog { path, location: LogLocation::Theirs { account, file }, tracked }));
     }
 
-    /// `None`: nothing was ever written.
+    /// `None`: there is no log yet.
     pub(in crate::exec) fn live(&self, sinks: &Sinks) -> Option<Arc<LiveLog>> {
         let mut inner = lock(&self.inner);
         if inner.live.is_none() {
             let path = self.folder.join(OWN);
             let file = File::open(&path).ok()?;
             let tracked = sinks.track(&file, &path).ok()?;
-            inner.live = Some(Arc::new(LiveLog { path, place: LogLocation::Own, tracked }));
+            inner.live = Some(Arc::new(LiveLog { path, location: LogLocation::Own, tracked }));
         }
         inner.live.clone()
     }
 
-    /// What was there is gone.
+    /// Forgets the open file, which is gone.
     pub(in crate::exec) fn look_again(&self) {
         lock(&self.inner).live = None;
     }
 
-    /// The process writes somewhere else: what it is called.
+    /// The name of the file that the process writes to, if it is another one.
     pub(in crate::exec) fn elsewhere(&self) -> Option<String> {
         let (process, live) = {
             let inner = lock(&self.inner);
@@ -312,7 +312,7 @@ impl ProcLog {
         }
     }
 
-    /// The proc is not remembered any more; its output is, for a while.
+    /// The proc was unregistered; its output is kept for a while.
     pub(in crate::exec) fn forget(&self) {
         if self.folder.is_dir() {
             let _ = File::create(self.folder.join(FORGOTTEN));
@@ -330,7 +330,7 @@ impl ProcLog {
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Somebody removed it. The next run makes another.
+                // The file was removed. The next run creates another.
                 self.look_again();
                 false
             }
@@ -345,21 +345,21 @@ impl ProcLog {
 /// From where a log is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// So many lines before the end.
+    /// This many lines before the end.
     Last(u32),
-    /// This place.
+    /// This offset.
     At(u64),
 }
 
 /// A piece of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::exec) struct Passage {
-    /// The place of its first byte.
+    /// The offset of its first byte.
     pub(in crate::exec) begin: u64,
     pub(in crate::exec) bytes: Vec<u8>,
-    /// The place behind the last byte of the log.
+    /// The offset after the last byte of the log.
     pub(in crate::exec) end: u64,
-    /// How many bytes between what was asked for and the beginning are gone.
+    /// Number of requested bytes before `begin` that no longer exist.
     pub(in crate::exec) skipped: u64,
 }
 
@@ -370,22 +370,22 @@ impl LiveLog {
 
     /// Whether it is in the agent's folder.
     pub(in crate::exec) fn is_own(&self) -> bool {
-        matches!(self.place, LogLocation::Own)
+        matches!(self.location, LogLocation::Own)
     }
 
-    /// The account of the run that writes to it now, or was the last to do so. `None`: nobody knows.
+    /// The account of the last run that wrote to it. `None`: unknown.
     pub(in crate::exec) fn writer(&self) -> Option<String> {
         self.tracked.accounts.last()
     }
 
-    /// The place behind its last byte.
+    /// The offset after its last byte.
     pub(in crate::exec) fn end(&self) -> io::Result<u64> {
         let file = self.file()?;
         let note = self.tracked.note(&file)?;
-        Ok(note.place_of(file.metadata()?.len()))
+        Ok(note.offset_of(file.metadata()?.len()))
     }
 
-    /// The last of what was written from this place on, as text.
+    /// The end of the output from this offset on, as text.
     pub(in crate::exec) fn tail(&self, from: u64) -> String {
         let read = || -> io::Result<Vec<u8>> {
             let end = self.end()?;
@@ -404,7 +404,7 @@ impl LiveLog {
         String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
     }
 
-    /// At most so many bytes, and only what these accounts wrote.
+    /// At most `most` bytes, and only output of these accounts.
     pub(in crate::exec) fn read(
         &self,
         start: Start,
@@ -412,25 +412,25 @@ impl LiveLog {
         readers: &GrantScope<String>,
     ) -> io::Result<Passage> {
         let file = self.file()?;
-        // Nothing is taken out while we read.
+        // Locked, so that no rotation happens during the read.
         let note = self.tracked.note(&file)?;
-        let end = note.place_of(file.metadata()?.len());
-        // What is behind the end was never written: the log was removed, and this is another.
+        let end = note.offset_of(file.metadata()?.len());
+        // An offset after the end belongs to a log that was removed.
         let start = match start {
-            Start::At(place) if place > end => Start::At(0),
+            Start::At(offset) if offset > end => Start::At(0),
             start => start,
         };
         let (accounts, taken) = (&self.tracked.accounts, note.taken);
         let shown = match (readers, start) {
             (GrantScope::All, _) => Some(Stretch { from: 0, until: end }),
             (GrantScope::Only(_), Start::Last(_)) => accounts.last_stretch(readers, taken, end),
-            (GrantScope::Only(_), Start::At(place)) => accounts.stretch_from(place, readers, taken, end),
+            (GrantScope::Only(_), Start::At(offset)) => accounts.stretch_from(offset, readers, taken, end),
         };
         let Some(shown) = shown else { return Ok(Passage { begin: end, end, ..Passage::default() }) };
         let pieces = Pieces { file: &file, note: &note, end, shown, copies: Vec::new() };
         let needs_copies = match start {
             Start::Last(_) => true,
-            Start::At(place) => place < note.taken,
+            Start::At(offset) => offset < note.taken,
         };
         let copies =
             if needs_copies { self.as_owner(|| Ok(rotate::copies(&self.path)))? } else { Vec::new() };
@@ -438,12 +438,11 @@ impl LiveLog {
     }
 
     fn rotate(&self, rotation: Rotation) -> io::Result<Rotated> {
-        let length = match &self.place {
+        let length = match &self.location {
             LogLocation::Own => fs::metadata(&self.path)?.len(),
             LogLocation::Theirs { file, .. } => file.metadata()?.len(),
         };
-        // Without holes that were not collapsed, this says that there is nothing to be done, and mostly there
-        // is not.
+        // True for most logs, unless a hole could not be collapsed.
         if length <= rotation.size {
             return Ok(Rotated::default());
         }
@@ -456,9 +455,9 @@ impl LiveLog {
         self.as_owner(|| rotator.rotate())
     }
 
-    /// The very file, opened anew where that is possible.
+    /// The same file, reopened where possible.
     fn file(&self) -> io::Result<File> {
-        match &self.place {
+        match &self.location {
             LogLocation::Own => {
                 let file = OpenOptions::new().read(true).append(true).open(&self.path)?;
                 match FileId::of(&file.metadata()?) == self.tracked.id {
@@ -471,7 +470,7 @@ impl LiveLog {
     }
 
     fn as_owner<T: Send>(&self, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        match &self.place {
+        match &self.location {
             LogLocation::Own => act(),
             LogLocation::Theirs { account, .. } => account.with_its_rights(|| {
                 log_path::check_way(&self.path, account)?;
@@ -485,9 +484,9 @@ impl LiveLog {
 struct Pieces<'a> {
     file: &'a File,
     note: &'a RotationNote,
-    /// The place behind the last byte.
+    /// The offset after the last byte.
     end: u64,
-    /// What the reader may see.
+    /// The part that the reader may see.
     shown: Stretch,
     copies: Vec<Copied>,
 }
@@ -496,19 +495,19 @@ impl Pieces<'_> {
     fn read(&self, start: Start, most: usize) -> io::Result<Passage> {
         let wanted = match start {
             Start::Last(lines) => self.last_lines(lines)?,
-            Start::At(place) => place,
+            Start::At(offset) => offset,
         };
         let begin = self.first_from(wanted.max(self.shown.from));
         let most = usize::try_from(self.shown.until.saturating_sub(begin)).unwrap_or(most).min(most);
         let mut bytes = vec![0; most];
         let mut filled = 0;
         while filled < most {
-            let place = begin + filled as u64;
-            // A gap ends a passage: the next one tells of it.
-            if self.first_from(place) != place {
+            let offset = begin + filled as u64;
+            // A gap ends a passage; the next passage reports it.
+            if self.first_from(offset) != offset {
                 break;
             }
-            match self.read_at(place, &mut bytes[filled..])? {
+            match self.read_at(offset, &mut bytes[filled..])? {
                 0 => break,
                 count => filled += count,
             }
@@ -521,36 +520,36 @@ impl Pieces<'_> {
         Ok(Passage { begin, bytes, end: self.end, skipped })
     }
 
-    /// The first place from this one on that is still there.
-    fn first_from(&self, place: u64) -> u64 {
-        if place >= self.note.taken {
-            return place;
+    /// The first offset from this one on that still exists.
+    fn first_from(&self, offset: u64) -> u64 {
+        if offset >= self.note.taken {
+            return offset;
         }
-        let behind = self.copies.iter().find(|copy| copy.place + copy.length > place);
-        behind.map_or(self.note.taken, |copy| copy.place.max(place)).min(self.note.taken)
+        let behind = self.copies.iter().find(|copy| copy.offset + copy.length > offset);
+        behind.map_or(self.note.taken, |copy| copy.offset.max(offset)).min(self.note.taken)
     }
 
-    fn read_at(&self, place: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        if place >= self.note.taken {
-            return rotate::read_at(self.file, buffer, self.note.offset_of(place));
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        if offset >= self.note.taken {
+            return rotate::read_at(self.file, buffer, self.note.position_of(offset));
         }
-        let holds = |copy: &&Copied| copy.place <= place && place < copy.place + copy.length;
+        let holds = |copy: &&Copied| copy.offset <= offset && offset < copy.offset + copy.length;
         let Some(copy) = self.copies.iter().find(holds) else { return Ok(0) };
-        // What is in a copy that reaches further than what is taken is in the file too.
-        let left = (copy.place + copy.length).min(self.note.taken) - place;
+        // Bytes of a copy beyond `taken` are still in the file.
+        let left = (copy.offset + copy.length).min(self.note.taken) - offset;
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(&copy.path)?;
-        rotate::read_at(&file, &mut buffer[..most], place - copy.place)
+        rotate::read_at(&file, &mut buffer[..most], offset - copy.offset)
     }
 
-    /// Where the last so many lines begin. One that has no end yet counts, too.
+    /// The offset of the last `lines` lines. An unfinished line counts.
     fn last_lines(&self, lines: u32) -> io::Result<u64> {
         let mut block = vec![0; usize::try_from(BLOCK).unwrap_or_default()];
         let (mut left, mut reached) = (lines, self.end);
         let live = (self.note.taken, self.end);
         let copies = self.copies.iter().rev();
-        let copies = copies.map(|copy| (copy.place, (copy.place + copy.length).min(self.note.taken)));
+        let copies = copies.map(|copy| (copy.offset, (copy.offset + copy.length).min(self.note.taken)));
         for (begin, end) in std::iter::once(live).chain(copies) {
             // Before a gap there is nothing that belongs to these lines.
             if end != reached {

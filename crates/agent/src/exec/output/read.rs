@@ -1,4 +1,4 @@
-//! Reading a proc's log for somebody who asks. Nothing is run for it, and nothing but logs is read.
+//! Reads a proc's log for a query. It runs no command, and reads no other file.
 
 use crate::exec::context::ExecContext;
 use crate::exec::output::proc_log::{Passage, ProcLog, Start};
@@ -10,36 +10,36 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a log is looked at while somebody waits for more.
+/// Interval of checks while a query waits for more output.
 const GLANCE: Duration = Duration::from_millis(200);
-/// How often a log is looked at in a row that is removed at the same moment.
+/// Attempts with a log that is removed at the same time.
 const TRIES: usize = 3;
 
-/// What somebody wants to know of a log.
+/// A query for log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogQuestion {
     pub proc: ProcKey,
     pub start: Start,
-    /// How many bytes at most.
+    /// Maximum number of bytes.
     pub most: usize,
-    /// How long to wait until the log goes beyond this place.
+    /// How long to wait until the log grows beyond this offset.
     pub wait: Duration,
     pub beyond: u64,
-    /// Only what these accounts wrote.
+    /// Only output of these accounts.
     pub accounts: GrantScope<String>,
 }
 
-/// What was read, and what the reader should know beside it.
+/// An excerpt of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogExcerpt {
-    /// The place of the first byte.
+    /// The offset of the first byte.
     pub begin: u64,
     pub bytes: Vec<u8>,
-    /// The place behind the last byte of the log.
+    /// The offset after the last byte of the log.
     pub end: u64,
-    /// How many bytes are gone between what was asked for and the beginning.
+    /// Number of requested bytes before `begin` that no longer exist.
     pub skipped: u64,
-    /// The file, and what is odd about it; else empty.
+    /// The file, and a remark about it.
     pub file: String,
     pub note: String,
 }
@@ -68,7 +68,8 @@ impl ExecContext {
         }
     }
 
-    /// What is written now must be the reader's; what was written before is looked at piece by piece.
+    /// The account of the present run must be readable for the caller; earlier output is checked piece by
+    /// piece.
     fn may_read_of(&self, proc_log: &ProcLog, accounts: &GrantScope<String>) -> Result<(), (Code, String)> {
         let limited = proc_log.live(&self.sinks).filter(|_| !accounts.is_all());
         let Some(live) = limited else { return Ok(()) };

@@ -1,22 +1,21 @@
-//! Keeping a log within its size while others write to it.
+//! Keeps a log within its size while processes write to it.
 //!
-//! A process holds its log open and nobody can make it let go, so the file that it writes to stays, and its
-//! beginning is taken out of it: copied to a file of its own up to the end of a line, made durable there, and
-//! then cut off in place. Writers append, and the kernel lets no write and no cut happen at the same time, so
-//! nothing is lost and nothing is overwritten.
+//! A process holds its log open, so the file stays and its beginning is removed: it is copied to another file
+//! up to the end of a line, made durable, and then cut off in place. Writers use O_APPEND, and the kernel
+//! serialises writes and `fallocate`, so nothing is lost or overwritten.
 //!
-//! Every byte has a place: how many bytes were written to the log before it. A copy is named by the place of
-//! its first byte, and a note says where the file as it is now begins. What was begun and not finished when
-//! the agent was cut off is finished by the next one that looks ([`RotationNote::settle`]): each step is
-//! written down before it, and may be done twice.
+//! The offset of a byte is the number of bytes that were written to the log before it. A copy is named by the
+//! offset of its first byte, and a note stores the offset at which the file now begins. A rotation that a
+//! crash interrupted is finished by the next one ([`RotationNote::settle`]): each step is recorded first and
+//! is idempotent.
 //!
 //! ```text
-//! copy to .NAME.part -> rename to NAME.PLACE -> note: taken up to here -> hole -> note: collapsing -> collapse -> note
+//! copy to .NAME.part -> rename to NAME.OFFSET -> note: taken up to here -> hole -> note: collapsing -> collapse -> note
 //! ```
 //!
-//! Where the filesystem can make holes but not collapse them, the file keeps its length and takes no room for
-//! what is gone. Where it can do neither, all is copied and the file is emptied: what is written in that very
-//! moment is lost.
+//! Where the filesystem can punch holes but not collapse ranges, the file keeps its length without using disk
+//! space. Where it can do neither, the whole file is copied and truncated; output that is written in between
+//! is lost.
 
 #[cfg(test)]
 mod tests;
@@ -31,9 +30,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How much is looked at or copied at once.
+/// Block size of scans and copies.
 const BLOCK: usize = 128 * 1024;
-/// How often one look goes on with a writer that is faster than the copying.
+/// Maximum number of rounds with a writer that is faster than the copying.
 const ROUNDS: u64 = 4;
 
 /// How much of a proc's output is kept.
@@ -41,7 +40,7 @@ const ROUNDS: u64 = 4;
 pub struct Rotation {
     /// A log that holds more bytes is rotated.
     pub size: u64,
-    /// How many copies stay.
+    /// Number of copies.
     pub keep: u64,
     pub(in crate::exec) means: Means,
 }
@@ -63,8 +62,8 @@ impl Default for Rotation {
     }
 }
 
-/// The best that may be tried to take bytes out of a file. What the filesystem cannot do is done by the next
-/// one.
+/// The best method to remove bytes from a file that may be tried. If the filesystem refuses it, the next one
+/// is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::exec) enum Means {
     Collapse,
@@ -73,15 +72,15 @@ pub(in crate::exec) enum Means {
     Empty,
 }
 
-/// Where a file that is written to begins, and what is being done to it.
+/// The offset at which a log file begins, and the pending step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::exec) struct RotationNote {
     id: FileId,
-    /// What the file was called when it was first seen.
+    /// The name of the file when it was first seen.
     log: PathBuf,
-    /// The place of the first byte of the file, whether it is still there or not.
+    /// The offset of the first byte of the file, even if it is in a hole.
     base: u64,
-    /// The place up to which everything is in copies, or gone.
+    /// The offset up to which everything is in copies, or deleted.
     pub(in crate::exec) taken: u64,
     step: RotationStep,
 }
@@ -89,14 +88,13 @@ pub(in crate::exec) struct RotationNote {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum RotationStep {
     Settled,
-    /// What is taken is to be cut out of the file.
+    /// The taken bytes must be cut out of the file.
     Cutting,
-    /// So many bytes, all of them a hole, are to be taken off the file's beginning.
+    /// This many bytes, all of them a hole, must be removed from the file's beginning.
     Collapsing(u64),
 }
 
-/// Which file it is, whatever it is called. A number is given again when a file is gone, but not with the
-/// same time of birth.
+/// Identifies a file independent of its name. An inode number is reused, but not with the same time of birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(in crate::exec) struct FileId {
     device: u64,
@@ -117,35 +115,35 @@ impl FileId {
     }
 }
 
-/// A file that is written to, for all who rotate or read it. Several procs may write to the same.
+/// A log file, shared by all that rotate or read it. Several procs may write to the same file.
 #[derive(Debug)]
 pub(in crate::exec) struct Tracked {
     pub(in crate::exec) id: FileId,
     note_path: PathBuf,
-    /// Who wrote what is in it and in its copies.
+    /// The accounts that wrote the file and its copies.
     pub(in crate::exec) accounts: LogAccounts,
     note: Mutex<RotationNote>,
-    /// Whoever copies: the note is locked only for the moment in which something is taken out, so that nobody
-    /// has to wait for a copy.
+    /// Serialises rotations. The note is locked only while bytes are removed, so readers do not wait for a
+    /// copy.
     rotating: Mutex<()>,
 }
 
 impl Tracked {
-    /// `folder` is where the notes are.
+    /// `folder` is the folder of the notes.
     pub(in crate::exec) fn new(folder: &Path, data: &fs::Metadata, log: &Path) -> Tracked {
         let id = FileId::of(data);
         let note_path = folder.join(id.file_name());
         let known = RotationNote::load(&note_path).filter(|note| note.id == id);
         let note = known.unwrap_or_else(|| {
-            // Behind what an earlier file of that name left.
-            let begin = copies(log).last().map_or(0, |copy| copy.place + copy.length);
+            // After the copies of an earlier file of that name.
+            let begin = copies(log).last().map_or(0, |copy| copy.offset + copy.length);
             RotationNote { id, log: log.to_owned(), base: begin, taken: begin, step: RotationStep::Settled }
         });
         let accounts = LogAccounts::load(folder, id, log);
         Tracked { id, note_path, accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
     }
 
-    /// The note, with nothing left undone.
+    /// The note, after any interrupted step was finished.
     pub(in crate::exec) fn note(&self, file: &File) -> io::Result<MutexGuard<'_, RotationNote>> {
         let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
         note.settle(file, &self.note_path)?;
@@ -161,8 +159,7 @@ impl Tracked {
     }
 }
 
-/// Removes the notes of files that are no more, as far as their names tell. `is_used` knows those that
-/// somebody looks after.
+/// Removes the notes of files that no longer exist under their names. `is_used` knows the files in use.
 pub(in crate::exec) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -193,20 +190,21 @@ impl RotationNote {
         self.taken - self.base
     }
 
-    pub(in crate::exec) fn place_of(&self, offset: u64) -> u64 {
-        self.base + offset
+    pub(in crate::exec) fn offset_of(&self, position: u64) -> u64 {
+        self.base + position
     }
 
-    pub(in crate::exec) fn offset_of(&self, place: u64) -> u64 {
-        place.saturating_sub(self.base)
+    pub(in crate::exec) fn position_of(&self, offset: u64) -> u64 {
+        offset.saturating_sub(self.base)
     }
 
-    /// Finishes what was begun. Afterwards the file holds what is not taken, behind a hole or a few NUL
-    /// bytes.
+    /// Finishes an interrupted step. Afterwards the file holds the bytes that are not taken, after a hole or
+    /// a few NUL bytes.
     fn settle(&mut self, file: &File, path: &Path) -> io::Result<()> {
         match self.step {
             RotationStep::Settled => {
-                // Somebody emptied the file: it begins anew, behind what it held.
+                // The file was truncated by another program: its first byte now has the offset after its old
+                // content.
                 let length = file.metadata()?.len();
                 if length < self.start() || (self.start() > 0 && !begins_with_nothing(file, self.start())?) {
                     self.base = self.taken;
@@ -226,7 +224,7 @@ impl RotationNote {
         }
     }
 
-    /// Everything before this place is in a copy, or is to go: takes it out of the file.
+    /// Removes all bytes before this offset from the file.
     pub(in crate::exec) fn take(
         &mut self,
         file: &File,
@@ -243,8 +241,7 @@ impl RotationNote {
         let start = self.start();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if means == Means::Empty || rustix::fs::fallocate(file, hole, 0, start.max(1)).is_err() {
-            // Neither is possible. What is behind the cut is lost: `Rotator` sees to it that there is as
-            // little as can be.
+            // Truncation loses bytes after the cut; `Rotator` keeps them as few as possible.
             let length = file.metadata()?.len();
             file.set_len(0)?;
             (self.base, self.taken) = (self.base + length, self.base + length);
@@ -270,17 +267,17 @@ impl RotationNote {
     }
 }
 
-/// One log, and where its copies go.
+/// One log, and the folder of its copies.
 #[derive(Debug)]
 pub(in crate::exec) struct Rotator<'a> {
     pub(in crate::exec) file: &'a File,
-    /// What the log is called, or was when it was opened: copies are called so with a place behind it.
+    /// The name of the log when it was opened. Copies have an offset appended.
     pub(in crate::exec) path: &'a Path,
     pub(in crate::exec) tracked: &'a Tracked,
     pub(in crate::exec) rotation: Rotation,
 }
 
-/// What a rotation came to.
+/// The result of a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::exec) struct Rotated {
     pub(in crate::exec) copies: u64,
@@ -289,7 +286,7 @@ pub(in crate::exec) struct Rotated {
 }
 
 impl Rotator<'_> {
-    /// Copies what is too much and takes it out. To be called with the rights of whoever owns the folder.
+    /// Copies the excess and removes it. Call it with the rights of the folder's owner.
     pub(in crate::exec) fn rotate(&self) -> io::Result<Rotated> {
         if self.rotation.means != Means::Empty && !self.makes_holes()? {
             return Rotator { rotation: Rotation { means: Means::Empty, ..self.rotation }, ..*self }.rotate();
@@ -297,7 +294,7 @@ impl Rotator<'_> {
         let _alone = self.tracked.alone();
         let mut rotated = Rotated::default();
         let Rotation { size, keep, .. } = self.rotation;
-        // So that a copy can be told to be of this file.
+        // Saved first, so that a copy can be matched with this file.
         self.tracked.note(self.file)?.save(self.tracked.note_path())?;
         self.finish()?;
         for _ in 0..keep + ROUNDS {
@@ -329,8 +326,8 @@ impl Rotator<'_> {
         Ok(rotated)
     }
 
-    /// Whether this filesystem can. It is tried on a file that nobody writes to: a hole in the wrong place of
-    /// the log would be a loss.
+    /// Whether this filesystem can punch holes. The test uses another file: a wrong hole in the log would
+    /// lose data.
     fn makes_holes(&self) -> io::Result<bool> {
         let part = self.part();
         let file = self.create(&part)?;
@@ -340,14 +337,13 @@ impl Rotator<'_> {
         Ok(made)
     }
 
-    /// Everything before this place is in a copy, or is to go.
+    /// Removes all bytes before this offset.
     fn take(&self, up_to: u64) -> io::Result<()> {
         let mut note = self.tracked.note(self.file)?;
         note.take(self.file, up_to, self.tracked.note_path(), self.rotation.means)
     }
 
-    /// A copy that is there and not noted yet was finished: what it holds is taken. One that is not finished
-    /// is not there.
+    /// A complete copy that is not noted yet is taken. An incomplete one has another name.
     fn finish(&self) -> io::Result<()> {
         let (taken, start) = {
             let note = self.tracked.note(self.file)?;
@@ -362,9 +358,8 @@ impl Rotator<'_> {
         }
     }
 
-    /// Where a copy ends: behind the last line that fits, else behind the first one that does not. A line
-    /// that is longer than twice the size is cut through, between two characters. `None`: it is to be waited
-    /// for.
+    /// The end of a copy: after the last line that fits, else after the first line. A line longer than twice
+    /// the size is cut between two characters. `None`: wait for more.
     fn cut(&self, start: u64, length: u64) -> io::Result<Option<u64>> {
         if self.rotation.means == Means::Empty {
             return Ok(Some(length));
@@ -400,7 +395,7 @@ impl Rotator<'_> {
         self.path.with_file_name(format!(".{name}.part"))
     }
 
-    /// A file of our own, whatever was there before.
+    /// A new file of our own, replacing any other.
     fn create(&self, part: &Path) -> io::Result<File> {
         match fs::remove_file(part) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -414,15 +409,15 @@ impl Rotator<'_> {
         let mut copy = self.create(part)?;
         let written = copy_range(self.file, from, to, &mut copy).and_then(|()| copy.sync_all());
         if written.is_err() {
-            // A disk that is full gets its room back.
+            // Frees the space again on a full disk.
             let _ = fs::remove_file(part);
         }
         written
     }
 
-    fn path_of(&self, place: u64) -> PathBuf {
+    fn path_of(&self, offset: u64) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        self.path.with_file_name(format!("{name}.{place:015}"))
+        self.path.with_file_name(format!("{name}.{offset:015}"))
     }
 
     fn prune(&self) {
@@ -436,10 +431,10 @@ impl Rotator<'_> {
     }
 }
 
-/// A copy of what a log held once.
+/// A copy of earlier content of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::exec) struct Copied {
-    pub(in crate::exec) place: u64,
+    pub(in crate::exec) offset: u64,
     pub(in crate::exec) length: u64,
     pub(in crate::exec) path: PathBuf,
 }
@@ -453,18 +448,18 @@ pub(in crate::exec) fn copies(log: &Path) -> Vec<Copied> {
     let mut found: Vec<Copied> = entries
         .flatten()
         .filter_map(|entry| {
-            let place = entry.file_name().to_str()?.strip_prefix(name)?.strip_prefix('.')?.to_owned();
-            let is_place = place.len() >= 15 && place.bytes().all(|byte| byte.is_ascii_digit());
-            let data = entry.metadata().ok().filter(|data| is_place && data.is_file())?;
-            Some(Copied { place: place.parse().ok()?, length: data.len(), path: entry.path() })
+            let offset = entry.file_name().to_str()?.strip_prefix(name)?.strip_prefix('.')?.to_owned();
+            let is_offset = offset.len() >= 15 && offset.bytes().all(|byte| byte.is_ascii_digit());
+            let data = entry.metadata().ok().filter(|data| is_offset && data.is_file())?;
+            Some(Copied { offset: offset.parse().ok()?, length: data.len(), path: entry.path() })
         })
         .collect();
-    found.sort_by_key(|copy| copy.place);
+    found.sort_by_key(|copy| copy.offset);
     found
 }
 
-/// As much as is there, from this place in the file on. Its position is left alone, for it may be the
-/// writer's too.
+/// Reads up to `buffer.len()` bytes from this position. `pread` keeps the file position, which the writer may
+/// share.
 pub(in crate::exec) fn read_at(file: &File, buffer: &mut [u8], from: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -530,7 +525,7 @@ fn collapse(file: &File, bytes: u64) -> rustix::io::Result<()> {
     rustix::fs::fallocate(file, FallocateFlags::COLLAPSE_RANGE, 0, bytes)
 }
 
-/// How many bytes of the file's beginning are a hole. Those who append make none.
+/// Length of the hole at the file's beginning. O_APPEND writers create none.
 fn leading_hole(file: &File) -> io::Result<u64> {
     match rustix::fs::seek(file, SeekFrom::Data(0)) {
         Ok(first) => Ok(first),
@@ -540,7 +535,7 @@ fn leading_hole(file: &File) -> io::Result<u64> {
     }
 }
 
-/// Whether the file's first bytes, up to this one, are what a cut leaves. Some of them tell it.
+/// Whether the file begins with NUL bytes up to `start`, as a cut leaves it. Samples a few of them.
 fn begins_with_nothing(file: &File, start: u64) -> io::Result<bool> {
     let mut bytes = [0; 4096];
     let wanted = usize::try_from(start).unwrap_or(bytes.len()).min(bytes.len());

@@ -1,10 +1,9 @@
-//! Is this process ours?
+//! Decides whether a process is ours.
 //!
-//! The mark in its environment decides where there is one, and then the cgroup (`origin`). Without either
-//! (somebody started it by hand) it is ours if a run of ours holds it in its session, or if its program is
-//! the one that the spec names. A pid file may be years old and its number may be anybody's by now, so in
-//! doubt it is a stranger: a stranger taken for ours would be signalled. The whole rule is the table in
-//! docs/process/identity.md.
+//! The mark in its environment decides, then its cgroup (`origin`). Without either (it was started by hand)
+//! it is ours if it is in the session of a run, or if it runs the program that the spec names. A pid file may
+//! be years old and its pid reused, so in doubt the process is a stranger: a stranger mistaken for ours would
+//! be signalled. The complete rule is the table in docs/process/identity.md.
 
 use crate::exec::procfs::{self, Stat};
 use crate::exec::spawn::command;
@@ -12,10 +11,10 @@ use crate::path_walk::{self, PathTrust};
 use procfleet_core::spec::Identity;
 use std::path::{Component, Path, PathBuf};
 
-/// What scripts are called beside their plain name.
+/// Extensions that a script may have beside its plain name.
 const EXTENSIONS: [&str; 6] = [".sh", ".py", ".pl", ".rb", ".js", ".jar"];
 
-/// Programs whose argument is the program that is meant. Version numbers are cut off before comparing.
+/// Programs whose argument is the real program. Version numbers are cut off before comparing.
 const INTERPRETERS: [&str; 24] = [
     "sh", "dash", "bash", "ash", "zsh", "ksh", "busybox", "env", "nice", "nohup", "setsid", "stdbuf",
     "python", "pypy", "perl", "ruby", "node", "nodejs", "java", "php", "lua", "mono", "dotnet", "tclsh",
@@ -38,11 +37,11 @@ const COMMON_FOLDERS: [&str; 10] = [
     "/bin",
 ];
 
-/// How many arguments are searched for an interpreter's script, and how many of them may be it.
+/// Number of arguments that are searched for an interpreter's script, and of candidates.
 const ARGUMENTS_READ: usize = 32;
 const SCRIPTS: usize = 3;
 
-/// What the mark in a process's environment says.
+/// The meaning of the mark in a process's environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::exec) enum EnvMark {
     Ours,
@@ -57,7 +56,7 @@ impl EnvMark {
     pub(in crate::exec) fn told(value: Option<&[u8]>, mark: &str) -> EnvMark {
         let Some(value) = value else { return EnvMark::Missing };
         // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent
-        // whose folder was lost or that runs beside us.
+        // that lost its folder or runs beside us.
         fn key(mark: &[u8]) -> Option<&[u8]> {
             mark.iter().position(|byte| *byte == b'/').map(|slash| &mark[slash..])
         }
@@ -69,8 +68,8 @@ impl EnvMark {
     }
 }
 
-/// Whose a process with this mark is, if it is another proc's than that of `ours`. A probe is nobody's: its
-/// key begins with a colon.
+/// The owner of a process with this mark, if it is not the proc of `ours`. A probe has none: its key begins
+/// with a colon.
 pub(in crate::exec) fn owner(mark: &[u8], ours: &str) -> Option<String> {
     let key = |mark: &str| Some(mark.split_once('/')?.1.to_owned());
     let theirs = key(&String::from_utf8_lossy(mark))?;
@@ -78,7 +77,7 @@ pub(in crate::exec) fn owner(mark: &[u8], ours: &str) -> Option<String> {
         .then(|| theirs.replace("%3A", ":").replace("%25", "%"))
 }
 
-/// The agent's instance and the proc that a mark names.
+/// The agent's instance and the proc in a mark.
 pub(in crate::exec) fn instance_and_proc(mark: &[u8]) -> Option<(String, String)> {
     let mark = String::from_utf8_lossy(mark);
     let (instance, proc) = mark.split_once('/')?;
@@ -93,8 +92,8 @@ pub(in crate::exec) struct SetupPath {
 }
 
 impl SetupPath {
-    /// `None` for what cannot be a folder of programs, and where a link of a third party would make another
-    /// folder's programs look like the spec's.
+    /// `None` for a path that cannot be a folder of programs, and where a link of a third account would make
+    /// another folder's programs match.
     pub(in crate::exec) fn of(identity: &Identity) -> Option<SetupPath> {
         let given = PathBuf::from(&identity.setup_path);
         if !given.is_absolute() {
@@ -132,7 +131,7 @@ impl SetupPath {
     }
 }
 
-/// What a process runs.
+/// The program that a process runs.
 #[derive(Debug)]
 pub(in crate::exec) struct RunningProgram {
     pid: u32,
@@ -171,20 +170,19 @@ impl RunningProgram {
         self.is_named(proc_name) && !self.is_interpreter()
     }
 
-    /// The kernel keeps 15 bytes of a name. That many are enough only where there is nothing better to go by:
-    /// `order-service-a` and `order-service-b1` differ later than that.
+    /// The kernel truncates names to 15 bytes. That suffices only without better evidence: `order-service-a`
+    /// and `order-service-b1` differ only later.
     fn comm_is_cut_from(&self, proc_name: &str) -> bool {
         let nothing_better = self.exe.is_none() && self.argv.is_empty();
         nothing_better && self.comm.len() == 15 && proc_name.as_bytes().starts_with(self.comm.as_bytes())
     }
 
-    /// Whether its file is in the folder, and the folder is one that says whose the program is.
+    /// Whether its file is in the folder, and the folder is specific to the proc.
     fn lies_in(&self, folder: &SetupPath) -> bool {
         folder.is_telling() && self.paths().iter().any(|path| folder.holds(path))
     }
 
-    /// Whether an interpreter runs a script of the folder, and the folder is one that says whose the script
-    /// is.
+    /// Whether an interpreter runs a script of the folder, and the folder is specific to the proc.
     fn runs_script_of(&self, folder: &SetupPath) -> bool {
         folder.is_telling() && self.files(self.scripts()).iter().any(|path| folder.holds(path))
     }
@@ -195,8 +193,8 @@ impl RunningProgram {
             || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
     }
 
-    /// Whether it was started from the folder, with nothing but its name to say so. An interpreter that
-    /// merely works there may be the shell of whoever looks around: it must run something of the folder.
+    /// Whether it was started from the folder, by name only. An interpreter whose working directory is the
+    /// folder may be an administrator's shell: it must run a file of the folder.
     pub(in crate::exec) fn belongs_to(&self, folder: &SetupPath) -> bool {
         match self.is_interpreter() {
             true => self.paths().iter().any(|path| folder.holds(path)),
@@ -204,8 +202,7 @@ impl RunningProgram {
         }
     }
 
-    /// Whether this is `/bin/sh -c COMMAND`, or what else `spawn` makes of a command, and not yet something
-    /// else.
+    /// Whether this is still `/bin/sh -c COMMAND`, or the equivalent that `spawn` uses.
     pub(in crate::exec) fn is_wrapper_of(&self, command: &str) -> bool {
         let Some((text, before)) = self.argv.split_last() else { return false };
         let shell = match before {
@@ -225,8 +222,7 @@ impl RunningProgram {
         exe.unwrap_or_else(|| self.comm.clone())
     }
 
-    /// Every file that may be the program: its executable, what it was called as, and an interpreter's
-    /// script.
+    /// Every file that may be the program: its executable, its argv[0], and an interpreter's script.
     fn paths(&self) -> Vec<PathBuf> {
         let called = self.argv.first().map(|first| login_name(first)).filter(|first| first.contains('/'));
         let mut paths = self.files(called.into_iter().chain(self.scripts()));
@@ -290,11 +286,11 @@ impl RunningProgram {
     }
 }
 
-/// Whether a live process of unknown origin is what the spec describes.
+/// Whether a live process of unknown origin matches the spec.
 ///
-/// Many programs may live in one `setup_path`, so with a `proc_name` the folder alone is not enough. The
-/// exception is a script: what an interpreter runs goes by many names. If the folder has a program of the
-/// spec's name, that one is meant, and another script is its sibling.
+/// Many programs may be in one `setup_path`, so with a `proc_name` the folder alone is not enough. The
+/// exception is a script, which an interpreter may run under other names. If the folder has a program of the
+/// spec's name, another script is its sibling.
 pub(in crate::exec) fn is_described(program: &RunningProgram, identity: &Identity) -> bool {
     let folder = SetupPath::of(identity);
     match identity.proc_name.as_str() {
@@ -380,8 +376,8 @@ mod tests {
         }
     }
 
-    /// Siblings live in one folder. The name tells them apart, and a script under another name counts only
-    /// where nothing in the folder bears the name.
+    /// Siblings are in one folder. The name distinguishes them, and a script under another name matches only
+    /// if no file in the folder has the name.
     #[test]
     fn with_a_proc_name_the_folder_counts_only_for_scripts() {
         let folder = tempfile::tempdir().expect("a temp dir");

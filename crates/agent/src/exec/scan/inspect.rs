@@ -6,10 +6,10 @@ use procfleet_core::op::Instance;
 
 /// A command line may be a whole screen long; this much is shown.
 const COMMAND_LINE_LIMIT: usize = 1024;
-/// Within less than this the ticks that passed say nothing: the last figure stands.
+/// Minimum interval for a CPU figure; within less the last figure is kept.
 const SHORTEST_SPAN_MILLIS: u64 = 200;
 
-/// The CPU time of one process at one moment, for the next inspection to count from.
+/// The CPU time of one process at one time, for the next inspection.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::exec) struct CpuSample {
     id: Id,
@@ -18,8 +18,7 @@ pub(in crate::exec) struct CpuSample {
     cpu_now: f64,
 }
 
-/// `None` when the process is gone. `last` is the sample of the inspection before, and becomes that of this
-/// one.
+/// `None` when the process is gone. Replaces `last` by the new sample.
 pub(in crate::exec) fn inspect(
     context: &ExecContext,
     id: Id,

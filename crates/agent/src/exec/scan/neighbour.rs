@@ -21,7 +21,7 @@ const QUEUE: i32 = 256;
 /// The flags of a listening socket in `/proc/net/unix`.
 const LISTENING: &str = "00010000";
 
-/// Tells other agents that this one lives, until it is dropped.
+/// Shows other agents that this one is alive, until it is dropped.
 #[derive(Debug)]
 pub(in crate::exec) struct AgentPresence(Option<OwnedFd>);
 
@@ -40,14 +40,14 @@ impl AgentPresence {
         AgentPresence(listening.ok())
     }
 
-    /// Closes the connections of those that have asked; to be called now and then.
+    /// Closes pending connections. Call it periodically.
     pub(in crate::exec) fn drain(&self) {
         let Some(socket) = &self.0 else { return };
         while net::accept_with(socket, SocketFlags::CLOEXEC).is_ok() {}
     }
 }
 
-/// Whether the agent of this instance lives, by the word of one of these accounts.
+/// Whether the agent of this instance is alive and runs under a trusted account.
 pub(in crate::exec) fn is_alive(instance: &str, is_believed: impl Fn(u32) -> bool) -> bool {
     let Ok(socket) = socket() else { return false };
     let Ok(address) = address(instance) else { return false };

@@ -1,10 +1,9 @@
-//! Who started a process, as far as the kernel can tell: by the mark in its environment, else by its cgroup.
+//! Which proc started a process: by the mark in its environment, else by its cgroup.
 //!
-//! A process that wrote over its environment has no mark any more, but it is still in the cgroup of the run
-//! that started it.
+//! A process that overwrote its environment has no mark, but is still in the cgroup of its run.
 //!
-//! What bears the mark of another agent is that agent's for as long as it lives (`neighbour`). Of an agent
-//! that is no more, only the name of its proc is left, and what the process runs must tell.
+//! A process with the mark of another agent belongs to that agent while the agent is alive (`neighbour`). For
+//! an agent that is gone only the proc's name counts, and the program must match.
 
 use crate::exec::cgroup;
 use crate::exec::procfs;
@@ -17,11 +16,11 @@ use rustix::process::geteuid;
 pub(in crate::exec) enum Origin {
     /// A run of this proc, by this agent.
     Ours,
-    /// A proc of another agent on this host, which lives.
+    /// A proc of another live agent on this host.
     AnotherAgents(String),
-    /// Another proc. `None`: a probe, or its name cannot be told.
+    /// Another proc. `None`: a probe, or its name is unknown.
     AnotherProcs(Option<String>),
-    /// Nothing tells: what the process runs must.
+    /// No evidence; the program decides.
     Unknown,
 }
 
@@ -52,7 +51,7 @@ pub(in crate::exec) fn of(pid: u32, mark: &ProcMark, group: &str) -> Origin {
     }
 }
 
-/// Whether an agent of this instance lives, as far as one may believe it about this process.
+/// Whether an agent of this instance is alive, under an account that is trusted for this process.
 fn is_living_agent(instance: &str, pid: u32) -> bool {
     let owners = procfs::owners(pid).unwrap_or_default();
     neighbour::is_alive(instance, |uid| uid == 0 || uid == geteuid().as_raw() || owners.contains(&uid))

@@ -1,10 +1,10 @@
-//! Which processes belong together.
+//! Snapshots of processes, and which of them belong together.
 //!
-//! A scan gives processes with their parents and sessions; from that come descendants, sessions and, with the
-//! mark, those that left both. Where there are cgroups, a proc's own hold all that it has started (`cgroup`).
-//! Else what was started in this life of the agent is below the agent and found there (`children`); for what
-//! was there before, all of `/proc` is read, and a process that leaves its session, loses its parent and
-//! clears its environment between two scans is lost to us.
+//! A scan has parents and sessions; from them follow descendants, sessions and, with the mark, processes that
+//! left both. Where there are cgroups, those of a proc hold all of its processes (`cgroup`). Else processes
+//! that this agent process started are its descendants (`children`), and older ones are found by reading all
+//! of `/proc`. A process that leaves its session, loses its parent and clears its environment between two
+//! scans is not found.
 
 use crate::exec::cgroup;
 use crate::exec::procfs::{self, Id, MarkClaim, Stat};
@@ -19,25 +19,23 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often those that are to be killed are looked for again, at most. Each round finds what was forked
-/// during the one before; a process that does nothing but fork into new sessions may win many of them.
+/// Maximum number of rounds of a kill. Each round finds processes that were forked during the last one; a
+/// program that only forks into new sessions may escape many rounds.
 const ROUNDS: usize = 50;
-/// How often in a row nothing new must have been found.
+/// Number of consecutive rounds without a new process that ends a kill.
 const QUIET_ROUNDS: usize = 2;
 /// For how long those above the agent are taken to be the same, as long as its parent is.
 const STILL_ABOVE: Duration = Duration::from_secs(1);
 
-/// Running processes that are not the kernel's, at one moment: all of them, or those that may belong to one
-/// proc.
+/// A snapshot of running user-space processes: all of them, or those that may belong to one proc.
 #[derive(Debug)]
 pub(in crate::exec) struct Scan {
     running: HashMap<u32, Stat>,
     /// The agent and those above it, and the first process: never members of anything, never signalled.
     protected: HashSet<u32>,
-    /// Those that are in a cgroup of the proc in question: these are its own, whatever their environment
-    /// says.
+    /// Members of a cgroup of the proc: they belong to it whatever their environment contains.
     contained: HashSet<u32>,
-    /// What they run, as soon as somebody has asked.
+    /// Their programs, read on first use.
     programs: OnceLock<HashMap<u32, RunningProgram>>,
     marks: OnceLock<HashMap<u32, MarkClaim>>,
     /// The marks of those that somebody has asked after one by one.
@@ -56,9 +54,8 @@ impl Scan {
         Scan::of(stats, protected())
     }
 
-    /// Those that may belong to a proc with these processes, if all that does is below the agent: they and
-    /// all below them, and the orphans that came to the agent. `None` where that is not so or cannot be
-    /// known.
+    /// Processes that may belong to a proc with these processes, if all of them are below the agent: they,
+    /// their descendants, and adopted orphans. `None` if that does not hold or cannot be known.
     pub(in crate::exec) fn near(own: &[Id], freshness: Freshness) -> Option<Scan> {
         let mut stats = Vec::new();
         let own =
@@ -69,15 +66,15 @@ impl Scan {
             }
             collect(stat, &mut stats);
         }
-        // Afterwards: whoever lost its parent meanwhile is among these by now.
+        // Read last: a process that lost its parent meanwhile is in this list.
         let adopted = children::adopted(freshness)?;
         adopted.into_iter().filter_map(Stat::read).for_each(|stat| collect(stat, &mut stats));
-        // Nothing that is below us is above us.
+        // No descendant of the agent is an ancestor of it.
         Some(Scan::of(stats, HashSet::from([0, 1, std::process::id()])))
     }
 
-    /// Those that are in these groups of a proc, and these processes of it with all below them. If one of
-    /// them is neither in a group nor below the agent, what belongs to it may be anywhere.
+    /// Processes in these groups of a proc, and these processes with their descendants. If one of them is
+    /// neither in a group nor below the agent, its descendants may be anywhere.
     pub(in crate::exec) fn within(groups: &[PathBuf], own: &[Id]) -> Scan {
         let contained: HashSet<u32> = groups.iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let mut stats: Vec<Stat> = contained.iter().copied().filter_map(Stat::read).collect();
@@ -93,7 +90,7 @@ impl Scan {
         Scan { contained, ..Scan::of(stats, protected()) }
     }
 
-    /// Nothing was there, and nothing can come of nothing.
+    /// An empty scan has no descendants either.
     fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
@@ -110,7 +107,7 @@ impl Scan {
         }
     }
 
-    /// Those that run a program of this name, oldest first.
+    /// Processes that run a program of this name, oldest first.
     pub(in crate::exec) fn named(&self, name: &str) -> Vec<&Stat> {
         let programs = self.programs.get_or_init(|| {
             self.all().into_iter().map(|stat| (stat.id.pid, RunningProgram::of(stat))).collect()
@@ -189,8 +186,8 @@ impl Scan {
         found
     }
 
-    /// The members of a session that a process with this id led. The number is not given away while the
-    /// session has members, so either the leader is still there, or nobody has its pid.
+    /// The members of the session that this process led. The pid is not reused while the session has members,
+    /// so either the leader still exists, or no process has its pid.
     pub(in crate::exec) fn session_of(&self, leader: Id) -> Vec<&Stat> {
         if self.get(leader.pid).is_some_and(|stat| stat.id != leader) {
             return Vec::new();
@@ -200,8 +197,8 @@ impl Scan {
         members
     }
 
-    /// All that a run has started and that is still running. `known` are members that an earlier scan found,
-    /// which may have left since then.
+    /// All running members of a run. `known` are members of an earlier scan, which may have left the session
+    /// since.
     pub(in crate::exec) fn run_members(
         &self,
         leader: Id,
@@ -215,7 +212,7 @@ impl Scan {
         };
         let seeds = known.iter().copied().chain([leader]).chain(session.iter().map(|stat| stat.id));
         let mut members = self.with_descendants(seeds);
-        // The environment is read only of those that are young enough and not yet in.
+        // Reads the environment only of candidates that are young enough.
         let marked: Vec<Id> = self
             .all()
             .into_iter()
@@ -245,7 +242,7 @@ impl Scan {
         false
     }
 
-    /// Those whose parents have ended: whoever takes in orphans is the agent or above the agent.
+    /// Whether its parent has ended: the process that adopts orphans is the agent or an ancestor of it.
     pub(in crate::exec) fn is_orphan(&self, stat: &Stat) -> bool {
         self.protected.contains(&stat.parent)
     }
@@ -260,7 +257,7 @@ pub(in crate::exec) fn is_protected(pid: u32) -> bool {
     protected().contains(&pid)
 }
 
-/// As of a moment ago at most: of those above the agent, one may end and be another's child then.
+/// The agent and its ancestors. Cached briefly, because an ancestor may end and the agent then has another parent.
 fn protected() -> HashSet<u32> {
     struct Seen {
         at: Instant,
@@ -298,7 +295,7 @@ pub(in crate::exec) fn is_below_us(stat: &Stat) -> bool {
     while parent != us && parent > 1 && seen.insert(parent) {
         match Stat::read(parent) {
             Some(above) => parent = above.parent,
-            // It died: its children went up, to us if it was below us. Who cannot tell looks at everything.
+            // The parent died, and its children were adopted. The caller falls back to a full scan.
             None => return false,
         }
     }
@@ -320,7 +317,7 @@ fn collect(top: Stat, stats: &mut Vec<Stat>) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::exec) enum SessionState {
     Open,
-    /// It has been empty once, so its number may be somebody else's by now.
+    /// The session was empty once, so its id may have been reused.
     Over,
 }
 
@@ -336,9 +333,8 @@ pub(in crate::exec) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item =
     }
 }
 
-/// Kills what `targets` finds, oldest first so that parents do not see their children die, and looks again
-/// until nothing new is found, so that a process that forks does not get away. One look that finds nothing is
-/// not enough: a scan takes its time, and a child may be born behind its back.
+/// Kills the `targets`, oldest first so that parents do not see their children die, and scans again until no
+/// new process is found. One empty scan is not enough: a process may fork behind the scan.
 pub(in crate::exec) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut(&Scan) -> Vec<Id>) {
     let mut killed = HashSet::new();
     let mut quiet = 0;

@@ -1,8 +1,8 @@
-//! What a process and all that belongs to it use: CPU, memory, open files.
+//! Resource usage of a process and its tree: CPU, memory, open files.
 //!
-//! One look at `/proc` serves all procs. It reads one line of each process on the host and nothing more, for
-//! there may be thousands of them and it is taken every few seconds. To a process belong those that descend
-//! from it and those of its session. Memory that they share is counted for each of them.
+//! One scan of `/proc` serves all procs. It reads one line for each process, because there may be thousands
+//! and the scan repeats every few seconds. The tree of a process is its descendants and its session. Shared
+//! memory is counted for each member.
 
 use crate::exec::context::ExecContext;
 use crate::exec::procfs::{self, Id, ProcDir, UsageLine};
@@ -12,34 +12,33 @@ use procfleet_core::supervise::Usage;
 use procfleet_core::{BootTime, Process};
 use std::collections::HashSet;
 
-/// So many processes are looked at before others get their turn: a restart does not wait for a thousand
-/// lines.
+/// Processes that are read before the task yields, so that a restart does not wait for a thousand lines.
 const AT_ONCE: usize = 64;
 
-/// Every process that is not the kernel's, at about one moment.
+/// A snapshot of all user-space processes.
 #[derive(Debug)]
 pub struct Scene {
     taken: BootTime,
     proc: Option<ProcDir>,
     /// By pid.
     lines: Vec<UsageLine>,
-    /// Parents with their children, and sessions with their members, by their places in `lines`.
+    /// Parents with their children, and sessions with their members, as indexes into `lines`.
     below: Vec<(u32, u32)>,
     sessions: Vec<(u32, u32)>,
     /// The agent and those above it, and the first process.
     protected: Vec<u32>,
 }
 
-/// What a process had used when it was last sampled, for the next sample to count from.
+/// The last sample of a process, for the next one.
 #[derive(Debug, Default)]
 pub struct Meter(Option<Last>);
 
 impl Scene {
-    /// Looks at all of them, and lets others work in between.
+    /// Scans all processes, and yields in between.
     pub async fn look(context: &ExecContext) -> Scene {
         let mut scene = Scene::empty(context);
-        for (place, pid) in procfs::pids().into_iter().enumerate() {
-            if place % AT_ONCE == AT_ONCE - 1 {
+        for (index, pid) in procfs::pids().into_iter().enumerate() {
+            if index % AT_ONCE == AT_ONCE - 1 {
                 tokio::task::yield_now().await;
             }
             scene.read(pid);
@@ -59,9 +58,9 @@ impl Scene {
 
     fn sorted(mut self) -> Scene {
         self.lines.sort_unstable_by_key(|line| line.id.pid);
-        let places = || self.lines.iter().zip(0u32..);
-        self.below = places().map(|(line, place)| (line.parent, place)).collect();
-        self.sessions = places().map(|(line, place)| (line.session, place)).collect();
+        let indexed = || self.lines.iter().zip(0u32..);
+        self.below = indexed().map(|(line, index)| (line.parent, index)).collect();
+        self.sessions = indexed().map(|(line, index)| (line.session, index)).collect();
         self.below.sort_unstable();
         self.sessions.sort_unstable();
         self.protected = vec![0, 1];
@@ -77,8 +76,8 @@ impl Scene {
         self.taken
     }
 
-    /// What the process and all that belongs to it use. `None` when it is gone, or was not there yet. `meter`
-    /// remembers the sample before, and then this one.
+    /// Usage of the process and its tree. `None`: it is gone, or did not exist yet. Replaces the sample in
+    /// `meter`.
     pub fn usage(&self, context: &ExecContext, process: &Process, meter: &mut Meter) -> Option<Usage> {
         let id = Id { pid: process.pid, start_ticks: process.start_ticks };
         let tree = self.tree(id, process.found)?;
@@ -104,17 +103,17 @@ impl Scene {
     }
 
     fn get(&self, pid: u32) -> Option<&UsageLine> {
-        let place = self.lines.binary_search_by_key(&pid, |line| line.id.pid).ok()?;
-        self.lines.get(place)
+        let index = self.lines.binary_search_by_key(&pid, |line| line.id.pid).ok()?;
+        self.lines.get(index)
     }
 
     fn members<'a>(&'a self, of: &'a [(u32, u32)], number: u32) -> impl Iterator<Item = &'a UsageLine> {
         let first = of.partition_point(|(of, _)| *of < number);
         let fitting = of.iter().skip(first).take_while(move |(of, _)| *of == number);
-        fitting.filter_map(|(_, place)| self.lines.get(usize::try_from(*place).ok()?))
+        fitting.filter_map(|(_, index)| self.lines.get(usize::try_from(*index).ok()?))
     }
 
-    /// The process first, and all that belongs to it. `None` when it is not there.
+    /// The process, then its tree. `None`: it is not in the snapshot.
     fn tree(&self, id: Id, found: Found) -> Option<Vec<&UsageLine>> {
         let main = self.get(id.pid).filter(|line| line.id == id)?;
         let session = match found {
@@ -129,17 +128,17 @@ impl Scene {
         if let Some(session) = session {
             tree.extend(self.members(&self.sessions, session).filter(&mut is_new));
         }
-        let mut place = 0;
-        while let Some(above) = tree.get(place).copied() {
-            place += 1;
+        let mut index = 0;
+        while let Some(above) = tree.get(index).copied() {
+            index += 1;
             tree.extend(self.members(&self.below, above.id.pid).filter(&mut is_new));
         }
         Some(tree)
     }
 }
 
-/// What the process itself uses, without a look at all others: nothing that is worth one can belong to a
-/// process that has just begun. With the time of its start in seconds since 1970; `None` when it is gone.
+/// Usage of the process alone, without a scan: a process that has just started has no tree worth one. With
+/// its start time in seconds since 1970; `None` when it is gone.
 pub fn glance(context: &ExecContext, process: &Process) -> Option<(i64, Usage)> {
     let proc = ProcDir::open()?;
     let line = proc.line(process.pid).filter(|line| line.id.start_ticks == process.start_ticks)?;
@@ -158,7 +157,7 @@ fn memory_percent(context: &ExecContext, pages: u64) -> f64 {
     (bytes as f64 * 100.0 / context.memory_bytes.max(1) as f64).min(100.0)
 }
 
-/// The CPU time of a tree at one moment.
+/// The CPU time of a tree at one time.
 #[derive(Debug)]
 struct Last {
     id: Id,
@@ -167,7 +166,7 @@ struct Last {
     cpu: f64,
 }
 
-/// The CPU time of each member, and of all with those that have ended.
+/// The CPU time of each member, and the total with ended children.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Ticks {
     /// Most trees are one process, and few have more than a handful.
@@ -183,8 +182,8 @@ impl Ticks {
         }
     }
 
-    /// What was used since then. A member that ended is in its parent's account, so the totals tell of it;
-    /// one that left takes its account along, and then those who stayed tell at least of themselves.
+    /// CPU time since then. A child that ended is in its parent's total. A member that left takes its total
+    /// along; then the remaining members are counted one by one.
     fn since(&self, last: &Ticks) -> u64 {
         let before = |id: &Id| last.each.iter().find(|(known, _)| known == id).map_or(0, |(_, ticks)| *ticks);
         let stayed = self.each.iter().map(|(id, now)| now.saturating_sub(before(id)));
@@ -210,7 +209,7 @@ mod tests {
             // Its 20 ticks were counted already; it worked for 4 more before it ended.
             ("a child ended", ticks(&[(1, 10), (2, 20)], 30), ticks(&[(1, 10)], 34), 4),
             ("a child came and went", ticks(&[(1, 10)], 10), ticks(&[(1, 10)], 40), 30),
-            // Nobody in the tree waited for it.
+            // No member of the tree waited for it.
             ("a child left", ticks(&[(1, 10), (2, 20)], 30), ticks(&[(1, 16)], 16), 6),
         ];
         for (what, before, now, used) in rows {

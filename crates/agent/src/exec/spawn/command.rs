@@ -1,6 +1,5 @@
-//! Starting a command: as it is where it consists of plain words, else `/bin/sh -c COMMAND`; in its own
-//! session, as its user, in its folder, with a clean environment that says what the spec says beside its
-//! commands.
+//! Starts a command: directly if it consists of plain words, else through `/bin/sh -c COMMAND`. It runs in
+//! its own session, as its user, in its folder, with a clean environment that includes fields of the spec.
 
 use crate::exec::output::command_output::CommandOutput;
 use crate::exec::procfs::{ASIDE, MARK, PROOF, RUN};
@@ -23,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 pub(in crate::exec) const SHELL: &str = "/bin/sh";
-/// What stands between PowerShell's name and the command.
+/// The arguments between PowerShell's name and the command.
 pub(in crate::exec) const POWERSHELL_FLAGS: [&str; 3] = ["-NoProfile", "-NonInteractive", "-Command"];
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -59,7 +58,7 @@ struct WorkingDir {
     fd: OwnedFd,
 }
 
-/// What reads a command on this host.
+/// The interpreter of a command.
 #[derive(Debug, PartialEq, Eq)]
 enum Interpreter {
     Sh,
@@ -68,7 +67,7 @@ enum Interpreter {
 }
 
 impl PreparedCommand {
-    /// `mark` is what all that it starts will be known by.
+    /// `mark` is an environment variable that all descendants of the command inherit.
     pub(in crate::exec) fn prepare(
         key: &ProcKey,
         mark: &ProcMark,
@@ -96,7 +95,7 @@ impl PreparedCommand {
         Ok(PreparedCommand { shell, command, environment, mark, folder, account })
     }
 
-    /// All that the command starts is known by when the command began.
+    /// Descendants of the command are recognised by its start time.
     #[must_use]
     pub(in crate::exec) fn beginning_at(mut self, began: BootTime) -> PreparedCommand {
         self.environment.push((RUN, began.0.to_string()));
@@ -129,7 +128,7 @@ impl PreparedCommand {
             let reason = format!("starting {shell} in setup_path {folder:?} as user {user:?}: {error}");
             NotStarted::new(Code::SystemError, reason)
         };
-        // A program that opens /dev/stdout anew needs the file to be its own.
+        // A program that opens /dev/stdout by path needs to own the file.
         let give = |file: &File| {
             if let Err(error) = rustix::fs::fchown(file, Some(self.account.uid), Some(self.account.gid)) {
                 tracing::debug!(%error, "cannot chown an output file; the agent keeps it");
@@ -163,8 +162,8 @@ impl PreparedCommand {
         children::make(|| fork::make(&recipe)).map_err(failed)
     }
 
-    /// The program itself where no shell is needed; and the shell, for all else and for telling what is wrong
-    /// with it.
+    /// The program itself where no shell is needed, then the shell: it runs the other commands, and reports
+    /// why a program cannot be executed.
     fn programs(&self) -> Vec<ExecTarget> {
         let shell = self.shell.program();
         let flags = self.shell.flags().iter().map(|flag| (*flag).to_owned());
@@ -176,7 +175,8 @@ impl PreparedCommand {
         let direct = match self.shell {
             Interpreter::Sh => argv::plain(&self.command).and_then(|words| {
                 let first = *words.first()?;
-                // What has a slash is found from its folder on, which the process has entered by then.
+                // A path with a slash is relative to the command's folder, which the child has entered by
+                // then.
                 let file = match first.contains('/') {
                     true => PathBuf::from(first),
                     false => on_path(first, PATH)?,
@@ -205,18 +205,18 @@ impl PreparedCommand {
     }
 }
 
-/// Nothing in here has a NUL: what comes from a caller was checked, and the rest comes from the kernel's and
-/// the C library's own strings.
+/// No text here has a NUL: text of callers was checked, and the rest comes from strings of the kernel and the
+/// C library.
 fn c_string(text: impl Into<Vec<u8>>) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// Takes what making processes needs; to be called before there are many open files.
-pub(in crate::exec) fn make_room() -> io::Result<()> {
-    fork::make_room(nothing()?)
+/// Allocates what spawning needs. Call it before there are many open files.
+pub(in crate::exec) fn reserve_resources() -> io::Result<()> {
+    fork::reserve_resources(nothing()?)
 }
 
-/// What a command reads from, and what one without a file writes to.
+/// `/dev/null`: standard input of commands, and the output of a command without a file.
 fn nothing() -> io::Result<BorrowedFd<'static>> {
     static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(nothing) = NOTHING.get() {
@@ -226,8 +226,7 @@ fn nothing() -> io::Result<BorrowedFd<'static>> {
     Ok(NOTHING.get_or_init(|| opened).as_fd())
 }
 
-/// The same file under a number that no standard descriptor has, for those are given away in the new process
-/// one by one.
+/// The same file under a number above the standard descriptors, because the child replaces those one by one.
 fn above_standard(file: File) -> io::Result<OwnedFd> {
     match file.as_raw_fd() {
         0..3 => Ok(rustix::io::fcntl_dupfd_cloexec(&file, 3)?),
@@ -236,7 +235,7 @@ fn above_standard(file: File) -> io::Result<OwnedFd> {
 }
 
 impl Interpreter {
-    /// The one that the spec asks for, if this host has it.
+    /// The interpreter that the spec names, if this host has it.
     fn of(shell: Shell, path: &str) -> Result<Interpreter, NotStarted> {
         let without = |ext: &str, why: &str| {
             let reason = format!("this host cannot run {ext} scripts (cmd_shell_ext): {why}");
@@ -282,7 +281,7 @@ fn is_aside(command: &str, control: &Control) -> bool {
     is_one_of(&[stop_cmd, kill_cmd, reload_cmd]) && !is_one_of(&[start_cmd, restart_cmd])
 }
 
-/// What a command may want to know of its spec. What the spec leaves empty is not there at all.
+/// Fields of the spec as environment variables. Empty fields are left out.
 fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
     let (proc, instance) = spec.instance(key);
     let (identity, job) = (&spec.identity, &spec.job);
@@ -304,7 +303,7 @@ fn facts(key: &ProcKey, spec: &Spec) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// `setup_path`, if the account can enter it and nobody else's link leads there.
+/// `setup_path`, if the account can enter it and no link of a third account leads there.
 fn enter(identity: &Identity) -> Result<(Account, WorkingDir), NotStarted> {
     let Identity { setup_path, user, .. } = identity;
     if !Path::new(setup_path).is_absolute() {

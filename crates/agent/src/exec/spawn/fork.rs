@@ -1,19 +1,20 @@
-//! Making a process: a child of the agent that turns itself into a program.
+//! Creates a process: a child of the agent that executes a program.
 //!
-//! It is made by `clone3`, which gives the pidfd with it and puts it into its cgroup from its first moment
-//! on. The parent waits until the program is running (`CLONE_VFORK`), so the child may use the parent's
-//! memory (`CLONE_VM`): nothing is copied, which would take longer the more memory the agent has. It has a
-//! stack of its own, for what it leaves on the parent's would be there when the parent goes on. Entering that
-//! stack takes a few lines of assembly; on machines for which there are none here the child gets a copy of
-//! the memory instead, as after a fork. So it does where `clone3` is refused (an old kernel, a seccomp
-//! filter) and `clone` is used: there it enters the cgroup itself before it becomes the program.
+//! `clone3` returns the pidfd and puts the child into its cgroup at once. The parent waits until the child
+//! has called `execve` (`CLONE_VFORK`), so the child can share the parent's memory (`CLONE_VM`) and nothing
+//! is copied; a copy would take longer the more memory the agent uses. The child has its own stack, because
+//! it would otherwise overwrite the parent's. Entering that stack takes a few lines of assembly. On
+//! architectures without them the child gets a copy of the memory, as after `fork`. The same applies where
+//! `clone3` is refused (an old kernel, a seccomp filter) and `clone` is used; there the child enters the
+//! cgroup itself before `execve`.
 //!
-//! It shares the table of open files, too, until it has taken a copy of the first few: the agent has one open
-//! for each process that it looks after, and copying them all, only to close them, takes longer the more
-//! there are. What the child is to write to is therefore put in a low place before.
+//! The child also shares the table of open files until it has copied the first few descriptors: the agent has
+//! one for each supervised process, and copying all of them only to close them takes longer the more there
+//! are. The output of the child is therefore duplicated to a low descriptor first.
 //!
-//! Other threads go on beside the child, or are gone in its copy, and nobody opens their locks for it: it
-//! makes system calls only, takes no lock and allocates nothing. All that it needs was made before.
+//! Other threads keep running beside the child, or are missing in its copy, so their locks may never be
+//! released. The child only makes system calls: it takes no lock and allocates nothing. The parent prepares
+//! all data.
 
 #![expect(unsafe_code, reason = "what happens between clone and exec cannot be written without it")]
 
@@ -31,7 +32,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What a new process is to become.
+/// Everything that a new process needs.
 #[derive(Debug)]
 pub(in crate::exec) struct Recipe<'a> {
     /// The first of these that can be executed.
@@ -45,7 +46,7 @@ pub(in crate::exec) struct Recipe<'a> {
     pub(in crate::exec) group: Option<BorrowedFd<'a>>,
 }
 
-/// A file, and what the program in it is told.
+/// A file and its arguments.
 #[derive(Debug)]
 pub(in crate::exec) struct ExecTarget {
     pub(in crate::exec) file: CString,
@@ -57,18 +58,18 @@ static FILES_GIVEN: OnceLock<Rlimit> = OnceLock::new();
 /// `clone3` was refused, and will be again.
 static NO_CLONE3: AtomicBool = AtomicBool::new(false);
 /// For one child at a time, from its making until it is the program.
-static ROOM: Mutex<Option<Room>> = Mutex::new(None);
+static RESOURCES: Mutex<Option<SpawnResources>> = Mutex::new(None);
 
-/// What a child uses until it is the program.
+/// Resources that a child uses until `execve`.
 #[derive(Clone, Copy)]
-struct Room {
-    /// Where it writes what went wrong.
+struct SpawnResources {
+    /// Receives the error of the child.
     report: &'static SpawnReport,
     /// Its stack begins here and grows downwards.
     stack_end: usize,
-    /// The place of what it is to write to among the open files. It is never given back.
+    /// A low descriptor for the child's output. It is never closed.
     output: RawFd,
-    /// The same for the folder that it is to enter.
+    /// A low descriptor for the child's folder.
     folder: RawFd,
 }
 
@@ -79,11 +80,11 @@ struct SpawnReport {
 
 /// A few frames without anything large in them, in builds that are not optimized too.
 const STACK: usize = 64 << 10;
-/// What lies below the stack and cannot be written to. No machine has larger pages.
+/// Guard pages below the stack. No architecture has larger pages.
 const GUARD: usize = 64 << 10;
 
-/// Allows the agent as many open files as it may have: each process that it looks after takes one or two.
-/// What it starts is allowed what the agent was.
+/// Raises RLIMIT_NOFILE to its hard limit: each supervised process takes one or two descriptors. Child
+/// processes get the original limit.
 pub fn allow_many_files() {
     let given = getrlimit(Resource::Nofile);
     if FILES_GIVEN.set(given).is_ok() && given.current != given.maximum {
@@ -94,7 +95,8 @@ pub fn allow_many_files() {
     }
 }
 
-/// Takes that back, for a successor: it must know what the agent was given, and not what the agent took.
+/// Restores the original RLIMIT_NOFILE before a re-exec, so that the next agent sees the limit that it was
+/// given.
 pub(crate) fn allow_files_as_given() {
     if let Some(given) = FILES_GIVEN.get()
         && let Err(error) = setrlimit(Resource::Nofile, *given)
@@ -103,8 +105,8 @@ pub(crate) fn allow_files_as_given() {
     }
 }
 
-/// Whether the kernel was told to spare the agent when memory runs out. That is not for what it starts; where
-/// it was told to take the agent rather than others, that was meant for all of it.
+/// Whether the agent has a negative `oom_score_adj`. Children do not inherit that protection. A positive
+/// value is meant for the children too.
 fn is_spared() -> bool {
     static SPARED: OnceLock<bool> = OnceLock::new();
     *SPARED.get_or_init(|| {
@@ -113,11 +115,11 @@ fn is_spared() -> bool {
     })
 }
 
-impl Room {
-    fn of(room: &mut Option<Room>, nothing: BorrowedFd<'_>) -> io::Result<Room> {
-        match *room {
-            Some(room) => Ok(room),
-            None => Ok(*room.insert(Room {
+impl SpawnResources {
+    fn of(resources: &mut Option<SpawnResources>, nothing: BorrowedFd<'_>) -> io::Result<SpawnResources> {
+        match *resources {
+            Some(resources) => Ok(resources),
+            None => Ok(*resources.insert(SpawnResources {
                 report: SpawnReport::share()?,
                 stack_end: map_stack()?,
                 output: rustix::io::fcntl_dupfd_cloexec(nothing, 3)?.into_raw_fd(),
@@ -127,32 +129,32 @@ impl Room {
     }
 }
 
-/// To be called before there are many open files, for a low place among them. `nothing` is what commands read
-/// from.
-pub(in crate::exec) fn make_room(nothing: BorrowedFd<'_>) -> io::Result<()> {
-    Room::of(&mut ROOM.lock().unwrap_or_else(PoisonError::into_inner), nothing).map(drop)
+/// Call it before there are many open files, to get low descriptors. `nothing` is the standard input of
+/// commands.
+pub(in crate::exec) fn reserve_resources(nothing: BorrowedFd<'_>) -> io::Result<()> {
+    SpawnResources::of(&mut RESOURCES.lock().unwrap_or_else(PoisonError::into_inner), nothing).map(drop)
 }
 
-/// The programs are running, or the error says why none of them is.
+/// Returns when the program runs, or with the error of the last attempt.
 pub(in crate::exec) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     let child = Child::of(recipe);
-    let mut room = ROOM.lock().unwrap_or_else(PoisonError::into_inner);
-    let room = Room::of(&mut room, recipe.input)?;
-    copy_to(recipe.output, room.output)?;
-    copy_to(recipe.folder, room.folder)?;
-    room.report.errno.store(0, Ordering::Relaxed);
-    // One that becomes another account marks the memory as nobody's to look into: its own account must not
-    // see the agent's in the moment in which they share it. Afterwards all is as it was.
+    let mut resources = RESOURCES.lock().unwrap_or_else(PoisonError::into_inner);
+    let resources = SpawnResources::of(&mut resources, recipe.input)?;
+    copy_to(recipe.output, resources.output)?;
+    copy_to(recipe.folder, resources.folder)?;
+    resources.report.errno.store(0, Ordering::Relaxed);
+    // A child that changes its account clears PR_SET_DUMPABLE: the account must not read
+    // the agent's memory while they share it. The setting is restored afterwards.
     let dumpable = recipe.account.is_another().then(dumpable);
     let blocked = block_signals();
-    let made = clone(&child, room);
+    let made = clone(&child, resources);
     restore_signals(&blocked);
     dumpable.into_iter().for_each(set_dumpable);
     // The agent itself does not hold the file and the folder any longer than it must.
-    let _ = copy_to(recipe.input, room.output);
-    let _ = copy_to(recipe.input, room.folder);
+    let _ = copy_to(recipe.input, resources.output);
+    let _ = copy_to(recipe.input, resources.folder);
     let (pid, pidfd) = made?;
-    match room.report.errno.load(Ordering::Acquire) {
+    match resources.report.errno.load(Ordering::Acquire) {
         0 => Ok((pid, pidfd)),
         errno => {
             use rustix::fd::AsFd;
@@ -163,11 +165,12 @@ pub(in crate::exec) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
     }
 }
 
-/// A new page or more, which nothing else uses and which is never given back; zeroed.
+/// New zeroed pages, which are never unmapped.
 fn map(bytes: usize, protection: libc::c_int, flags: libc::c_int) -> io::Result<*mut libc::c_void> {
-    // SAFETY: the kernel chooses a place where nothing is.
-    let place = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags | libc::MAP_ANONYMOUS, -1, 0) };
-    if place == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(place) }
+    // SAFETY: the kernel chooses an unused address.
+    let address =
+        unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags | libc::MAP_ANONYMOUS, -1, 0) };
+    if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(address) }
 }
 
 impl SpawnReport {
@@ -181,14 +184,14 @@ impl SpawnReport {
 /// The end of a new stack.
 fn map_stack() -> io::Result<usize> {
     let below = map(GUARD + STACK, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_STACK)?;
-    // SAFETY: this part of it was made above, and nobody knows of it yet.
+    // SAFETY: the range is part of the mapping above, which nothing else uses yet.
     let opened = unsafe { libc::mprotect(below.byte_add(GUARD), STACK, libc::PROT_READ | libc::PROT_WRITE) };
     if opened != 0 { Err(io::Error::last_os_error()) } else { Ok(below as usize + GUARD + STACK) }
 }
 
-/// Makes this place among the open files mean the same as that one, for this program alone.
+/// `dup3` with `O_CLOEXEC`.
 fn copy_to(from: BorrowedFd<'_>, to: RawFd) -> Result<(), Errno> {
-    // SAFETY: plain numbers. The place is the room's, and only its holder uses it.
+    // SAFETY: plain numbers. `to` is reserved for this, and only the holder of the lock uses it.
     let done = unsafe { libc::dup3(from.as_raw_fd(), to, libc::O_CLOEXEC) };
     if done < 0 { Err(last_errno()) } else { Ok(()) }
 }
@@ -200,7 +203,7 @@ fn dumpable() -> libc::c_int {
 }
 
 fn set_dumpable(before: libc::c_int) {
-    // Only 0 and 1 can be set; 2 is what the kernel makes of it, and stays.
+    // Only 0 and 1 can be set. The kernel itself sets 2, which stays.
     if before == 1 {
         // SAFETY: as above.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
@@ -211,7 +214,7 @@ fn set_dumpable(before: libc::c_int) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
     Yes,
-    /// There is no cgroup, or it must enter it itself.
+    /// There is no cgroup, or the child must enter it itself.
     No,
 }
 
@@ -237,40 +240,44 @@ const PID_ROOM: usize = 11;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const FLAGS: libc::c_int = libc::CLONE_PIDFD | libc::CLONE_VFORK;
 
-fn clone(child: &Child<'_>, room: Room) -> Result<(u32, OwnedFd), Errno> {
+fn clone(child: &Child<'_>, resources: SpawnResources) -> Result<(u32, OwnedFd), Errno> {
     if !NO_CLONE3.load(Ordering::Relaxed) {
         let group = child.recipe.group;
-        match clone3(child, group, room) {
+        match clone3(child, group, resources) {
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
                 tracing::info!("clone3 is refused; processes enter their cgroups after clone");
                 NO_CLONE3.store(true, Ordering::Relaxed);
             }
-            // No room for one more, whatever group it is in.
+            // Out of processes or memory, with any cgroup.
             Err(error @ (Errno::AGAIN | Errno::NOMEM)) => return Err(error),
             // The group cannot take it, or is gone. Rather a process without one than none.
             Err(error) if group.is_some() => {
                 tracing::warn!(%error, "CLONE_INTO_CGROUP failed; the process is tracked by descent");
-                return clone3(child, None, room);
+                return clone3(child, None, resources);
             }
             answer => return answer,
         }
     }
     let mut pidfd: libc::c_int = -1;
-    // SAFETY: without CLONE_VM the child has memory of its own, stack included, so both go on from here as
-    // after a fork. The kernel writes the pidfd to the third argument, which outlives the call; the order of
-    // those after it differs between machines, and all of them are 0.
+    // SAFETY: without CLONE_VM the child has its own memory and stack, so both continue here as after a fork.
+    // The kernel writes the pidfd to the third argument, which outlives the call. The order of the later
+    // arguments differs between architectures; all of them are 0.
     let pid = unsafe {
         let flags = libc::c_long::from(FLAGS | libc::SIGCHLD);
         libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0)
     };
     if pid == 0 {
-        child.become_it(Entered::No, room);
+        child.become_it(Entered::No, resources);
     }
     let failed = || Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::AGAIN);
     made(pid, pidfd).ok_or_else(failed)
 }
 
-fn clone3(child: &Child<'_>, group: Option<BorrowedFd<'_>>, room: Room) -> Result<(u32, OwnedFd), Errno> {
+fn clone3(
+    child: &Child<'_>,
+    group: Option<BorrowedFd<'_>>,
+    resources: SpawnResources,
+) -> Result<(u32, OwnedFd), Errno> {
     let mut pidfd: libc::c_int = -1;
     let mut args = CloneArgs {
         flags: u64::from((FLAGS | libc::CLONE_FILES).unsigned_abs()),
@@ -286,15 +293,15 @@ fn clone3(child: &Child<'_>, group: Option<BorrowedFd<'_>>, room: Room) -> Resul
         }
         None => Entered::No,
     };
-    let pid = call_clone3(&mut args, &Begin { child, entered, room });
+    let pid = call_clone3(&mut args, &Begin { child, entered, resources });
     made(pid, pidfd).ok_or_else(|| Errno::from_raw_os_error(i32::try_from(-pid).unwrap_or(libc::EAGAIN)))
 }
 
-/// What a child begins with.
+/// Arguments of the child's entry function.
 struct Begin<'a> {
     child: &'a Child<'a>,
     entered: Entered,
-    room: Room,
+    resources: SpawnResources,
 }
 
 /// Makes the child, which never returns from here, and answers as the kernel does: its pid, or an error below
@@ -302,18 +309,18 @@ struct Begin<'a> {
 #[cfg(target_arch = "x86_64")]
 fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
     extern "C" fn begins(begin: &Begin<'_>) -> ! {
-        begin.child.become_it(begin.entered, begin.room)
+        begin.child.become_it(begin.entered, begin.resources)
     }
     args.flags |= u64::from(libc::CLONE_VM.unsigned_abs());
-    args.stack = (begin.room.stack_end - STACK) as u64;
+    args.stack = (begin.resources.stack_end - STACK) as u64;
     args.stack_size = STACK as u64;
     let answer: libc::c_long;
-    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives
-    // the call. The parent goes on after the block as after any system call. The child comes out of it on a
-    // stack that is used by one child at a time, whose end is aligned as the call needs it; it calls a
-    // function that does not return. `begin` and all that it refers to lives on, for this thread stands still
-    // until the child has become the program or has ended (`CLONE_VFORK`), so that the child may also use
-    // what belongs to this thread, such as `errno`.
+    // SAFETY: the kernel reads `size` bytes of `args`, and writes the pidfd, which outlives the call. The
+    // parent continues after the block as after any system call. The child continues on a stack that one
+    // child at a time uses, whose end is aligned for a call, and calls a function that does not return.
+    // `begin` and its references stay valid, because this thread is suspended until the child has called
+    // `execve` or has ended (`CLONE_VFORK`). For the same reason the child may use thread-local data such as
+    // `errno`.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -339,12 +346,11 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
 /// As above, with a copy of the memory.
 #[cfg(not(target_arch = "x86_64"))]
 fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
-    // SAFETY: the kernel reads as many bytes of `args` as it is told, and writes the pidfd, which outlives
-    // the call. Without CLONE_VM the child has memory of its own, stack included, so both go on from here as
-    // after a fork.
+    // SAFETY: the kernel reads `size` bytes of `args`, and writes the pidfd, which outlives the call. Without
+    // CLONE_VM the child has its own memory and stack, so both continue here as after a fork.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const *args, size_of::<CloneArgs>()) };
     match pid {
-        0 => begin.child.become_it(begin.entered, begin.room),
+        0 => begin.child.become_it(begin.entered, begin.resources),
         -1 => -libc::c_long::from(last_errno().raw_os_error()),
         pid => pid,
     }
@@ -352,14 +358,14 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
 
 fn made(pid: libc::c_long, pidfd: libc::c_int) -> Option<(u32, OwnedFd)> {
     let pid = u32::try_from(pid).ok()?;
-    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    // SAFETY: the kernel has just opened the descriptor for us, and nothing else uses it.
     Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
 /// Until the child has put the agent's handlers away, no signal may reach it: they would write into the
 /// agent's own pipes.
 fn block_signals() -> libc::sigset_t {
-    // SAFETY: both sets are ours, and the first call makes the one that the second reads.
+    // SAFETY: both sets are ours, and the first call initialises the one that the second reads.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
@@ -373,7 +379,7 @@ fn restore_signals(before: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
 }
 
-/// All that the child needs, as the kernel takes it.
+/// The child's data in the form that system calls take.
 struct Child<'a> {
     recipe: &'a Recipe<'a>,
     /// For each program its arguments, ended by a null.
@@ -404,40 +410,40 @@ impl<'a> Child<'a> {
         }
     }
 
-    fn become_it(&self, entered: Entered, room: Room) -> ! {
+    fn become_it(&self, entered: Entered, resources: SpawnResources) -> ! {
         self.say_which_it_is();
-        let error = self.prepare(entered, room).err().unwrap_or_else(|| self.execute());
-        room.report.errno.store(error.raw_os_error(), Ordering::Release);
+        let error = self.prepare(entered, resources).err().unwrap_or_else(|| self.execute());
+        resources.report.errno.store(error.raw_os_error(), Ordering::Release);
         // SAFETY: it ends this process, the child, without running anything of the agent's.
         unsafe { libc::_exit(127) }
     }
 
-    /// What it starts inherits this and has another pid, so that the two can be told apart by an agent that
-    /// did not see it.
+    /// Writes the child's pid into its environment. Descendants inherit the value and have another pid, so an
+    /// agent that did not see the start can tell them apart.
     fn say_which_it_is(&self) {
         let mut rest = std::process::id();
         let digits = rest.checked_ilog10().map_or(1, |log| log + 1) as usize;
         let value = COMMAND.len() + 1;
-        for place in self.command[value..value + digits].iter().rev() {
-            place.store(b"0123456789"[(rest % 10) as usize], Ordering::Relaxed);
+        for digit in self.command[value..value + digits].iter().rev() {
+            digit.store(b"0123456789"[(rest % 10) as usize], Ordering::Relaxed);
             rest /= 10;
         }
     }
 
-    fn prepare(&self, entered: Entered, room: Room) -> Result<(), Errno> {
-        let (recipe, output) = (self.recipe, room.output);
+    fn prepare(&self, entered: Entered, resources: SpawnResources) -> Result<(), Errno> {
+        let (recipe, output) = (self.recipe, resources.output);
         reset_signals();
         if let (Some(group), Entered::No) = (recipe.group, entered) {
-            // Where that is refused, it runs outside, and is found by its descent and its mark.
+            // If the kernel refuses, the process runs outside and is found by its descent and environment.
             let _ = enter(group);
         }
         let input = recipe.input.as_raw_fd();
-        share_no_files(input.max(output).max(room.folder))?;
+        share_no_files(input.max(output).max(resources.folder))?;
         rustix::process::setsid()?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         // Three that are above the three, so that none is written over before it has been copied.
         for (from, to) in [(input, 0), (output, 1), (output, 2)] {
-            // SAFETY: plain numbers; what is closed by it is the child's own.
+            // SAFETY: plain numbers; a descriptor that this closes belongs to the child's own table.
             if unsafe { libc::dup2(from, to) } < 0 {
                 return Err(last_errno());
             }
@@ -454,7 +460,7 @@ impl<'a> Child<'a> {
         recipe.account.become_it()?;
         // Only now, so that the folder's permissions are those for this user.
         // SAFETY: a plain number.
-        match unsafe { libc::fchdir(room.folder) } {
+        match unsafe { libc::fchdir(resources.folder) } {
             0 => Ok(()),
             _ => Err(last_errno()),
         }
@@ -478,15 +484,14 @@ impl<'a> Child<'a> {
     }
 }
 
-/// Lets every signal do what it does by default, also those that the C library would not let us change.
+/// Sets the default action for every signal, including those that the C library reserves.
 fn reset_signals() {
     /// The kernel's `struct sigaction`, whose longest form has four words: the default action, no flags, no
     /// mask.
     const DEFAULT: [u64; 4] = [0; 4];
     for signal in 1..=64 {
-        // SAFETY: the kernel reads a structure that is no longer than this one, and of the mask as many bytes
-        // as it is told. The default action is no function of ours. Two signals cannot be changed, which does
-        // no harm.
+        // SAFETY: the kernel reads a structure that is no longer than this one, and 8 bytes of the mask. The
+        // default action calls no function. SIGKILL and SIGSTOP cannot be changed; that error is ignored.
         unsafe {
             let action = DEFAULT.as_ptr();
             libc::syscall(libc::SYS_rt_sigaction, signal, action, ptr::null_mut::<u64>(), size_of::<u64>());
@@ -502,7 +507,7 @@ fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
 /// From here on the child has a table of open files of its own, which ends with this one.
 fn share_no_files(last: RawFd) -> Result<(), Errno> {
     let above = last.unsigned_abs() + 1;
-    // SAFETY: plain numbers; what is closed is closed in a table that is the child's own by then.
+    // SAFETY: plain numbers; CLOSE_RANGE_UNSHARE gives the child its own table first.
     let taken = unsafe { libc::syscall(libc::SYS_close_range, above, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
     // A kernel that does not know the call, before 5.9, copies them all.
     // SAFETY: a plain number, and it touches no memory.
@@ -512,9 +517,8 @@ fn share_no_files(last: RawFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Keeps everything but the three standard descriptors from the new program. The agent's own are so marked
-/// from the beginning; those that it got from whoever started it (a terminal, a lock, an ssh connection) may
-/// not be.
+/// Marks every descriptor but the three standard ones close-on-exec. The agent's own are opened so; inherited
+/// ones (a terminal, a lock, an ssh connection) may not be.
 fn close_on_exec() {
     // SAFETY: the call takes three numbers and touches no memory of ours. Descriptors are only marked here,
     // and closed by the exec, so nothing that is in use goes away. Where the kernel does not know the call,
@@ -523,6 +527,6 @@ fn close_on_exec() {
 }
 
 fn last_errno() -> Errno {
-    // SAFETY: the place is this thread's own.
+    // SAFETY: `errno` belongs to this thread.
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }

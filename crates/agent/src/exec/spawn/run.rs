@@ -1,4 +1,4 @@
-//! One run of a command: its shell, how that ended, and what it has started.
+//! One run of a command: its shell, the exit of the shell, and its member processes.
 
 use crate::exec::output::command_output::{self, CommandOutput};
 use crate::exec::output::proc_log::LiveLog;
@@ -34,13 +34,13 @@ pub(in crate::exec) struct Run {
     pub(in crate::exec) group: Option<Arc<Path>>,
     /// The command itself was seen to be a program of the proc's name.
     pub(in crate::exec) is_program: bool,
-    /// Those that the last scan found. They stay members even if they leave the session and their parents.
+    /// Members at the last scan. They stay members even if they leave the session and their parents.
     known: HashSet<Id>,
 }
 
 impl Run {
-    /// Starts the command. When the shell behind the pidfd is gone, its ending must be taken, for that reaps
-    /// it.
+    /// Starts the command. When the shell behind the pidfd has exited, call `AfterShell::take`: it reaps the
+    /// shell.
     pub(in crate::exec) fn start(
         launch: PreparedCommand,
         began: BootTime,
@@ -91,7 +91,8 @@ impl Run {
         !self.has_ended() && self.output.as_deref() == Some(path)
     }
 
-    /// A process that this launch has brought. One that wrote over its environment does not say so itself.
+    /// Adds the start of this run to the evidence of a process. A process that overwrote its environment does
+    /// not show it.
     pub(in crate::exec) fn brought(&self, process: Process) -> Process {
         let mut process = process;
         if process.evidence.run.is_none() && process.start_ticks >= self.leader.start_ticks {
@@ -112,7 +113,7 @@ impl Run {
         processes.contains(&self.leader) || self.main.is_some_and(|main| processes.contains(&main))
     }
 
-    /// Whether the command is still at work: its shell runs, and so does what it was started for.
+    /// Whether the shell of the command runs, and the process that it was started for.
     pub(in crate::exec) fn goes_on(&self, scan: &Scan) -> bool {
         scan.is_running(self.leader) && self.main.is_none_or(|main| scan.is_running(main))
     }
@@ -141,9 +142,9 @@ pub(in crate::exec) struct RunShell(Arc<Mutex<RunLife>>);
 
 #[derive(Debug, Default)]
 struct RunLife {
-    /// `None` until it has ended.
+    /// `None` while it runs.
     exit: Option<Exit>,
-    /// It is the process of its proc, and somebody is to be told of its end as of that.
+    /// The shell is the process of its proc, and its exit is also reported as the exit of the process.
     watched: Option<Process>,
 }
 
@@ -157,8 +158,8 @@ impl RunShell {
         self.lock().exit
     }
 
-    /// It is this process. Who takes its ending finds that out, unless it has been taken: then this says how
-    /// it ended.
+    /// The shell is this process: its exit will be reported for the process too. Returns the exit if the
+    /// shell has been reaped already.
     pub(in crate::exec) fn is_watched_as(&self, process: Process) -> Option<Exit> {
         let mut life = self.lock();
         if life.exit.is_none() {
@@ -167,18 +168,18 @@ impl RunShell {
         life.exit
     }
 
-    /// Whom it was watched as.
+    /// The process that it is watched as.
     pub(in crate::exec) fn watched(&self) -> Option<Process> {
         self.lock().watched
     }
 
-    /// Whoever watched has been told.
+    /// The exit of the watched process was reported.
     pub(in crate::exec) fn is_told(&self) {
         self.lock().watched = None;
     }
 }
 
-/// What is to be done when the shell is gone.
+/// Reaps the shell and collects its output.
 #[derive(Debug)]
 pub(in crate::exec) struct AfterShell {
     leader: Id,

@@ -1,13 +1,13 @@
-//! The children of this process: those that it made, and those that came to it because their parents died.
+//! The children of this process: those that it spawned, and orphans that it adopted.
 //!
-//! The agent is a subreaper: whatever a command leaves behind becomes the agent's own child, however often it
-//! forks and whatever session it enters. So all that was started in this life of the agent is below the
-//! agent, and can be listed without a look at every process of the host, of which there may be thousands.
+//! The agent is a subreaper (PR_SET_CHILD_SUBREAPER): an orphaned descendant of a command becomes the agent's
+//! child, however often it forks and whatever session it enters. All processes that this agent process
+//! started are therefore below it, and can be listed without scanning every process of the host.
 //!
-//! Each thread has a list of its own, and orphans come to the first one. So the thread that makes the
-//! children should be another: then its list, which may be long, need not be read to find the orphans.
+//! `/proc` lists children by thread, and orphans belong to the main thread. Children are spawned by another
+//! thread, so the list of orphans stays short.
 //!
-//! A process has one set of children, so this is one for the whole program.
+//! A process has one set of children, so this state is global.
 
 use crate::exec::procfs::{self, Stat};
 use procfleet_core::process::Exit;
@@ -19,25 +19,24 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is as old as this may be used once more, where that is asked for: reading the whole of `/proc` takes
-/// longer.
+/// Maximum age of a cached list, where callers accept one: reading all of `/proc` takes longer.
 const STILL_NEW: Duration = Duration::from_millis(5);
 
 static CHILDREN: Mutex<Children> =
     Mutex::new(Children { kept: None, maker: None, let_go: Vec::new(), adopted: None });
 
 struct Children {
-    /// Those that somebody looks after and that are not yet reaped: until then their pids are their own.
-    /// `None`: this process is no subreaper, so that it does not know all that is left of those that it made.
+    /// Supervised children that have not been reaped; until then their pids cannot be reused. `None`: this
+    /// process is not a subreaper, so it cannot list all descendants.
     kept: Option<HashSet<u32>>,
     /// The thread that makes the children, if it is not the first: those in its list are kept or let go.
     maker: Option<u32>,
-    /// Those that nobody looks after any more, and that are not yet reaped.
+    /// Children without an owner that have not been reaped.
     let_go: Vec<u32>,
     adopted: Option<(Instant, Vec<u32>)>,
 }
 
-/// Whether a list from a moment ago will do.
+/// Whether a cached list is acceptable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::exec) enum Freshness {
     Now,
@@ -55,7 +54,7 @@ pub(in crate::exec) fn adopt_orphans() {
         return;
     }
     match rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
-        // A kernel that does not list children gives none of what is gained by having them.
+        // A kernel without /proc/PID/task/TID/children makes adoption useless.
         Ok(()) if procfs::children(std::process::id(), None).is_some() => {
             children.kept = Some(HashSet::new())
         }
@@ -64,7 +63,7 @@ pub(in crate::exec) fn adopt_orphans() {
     }
 }
 
-/// Makes a child. Nobody takes it for an orphan in between.
+/// Spawns a child. It is never mistaken for an orphan in between.
 pub(in crate::exec) fn make(
     spawn: impl FnOnce() -> io::Result<(u32, OwnedFd)>,
 ) -> io::Result<(u32, OwnedFd)> {
@@ -80,7 +79,7 @@ pub(in crate::exec) fn make(
     Ok((pid, pidfd))
 }
 
-/// Nobody looks after this one any more: from now on it is as any orphan.
+/// The child has no owner any longer, and is treated as an orphan.
 pub(in crate::exec) fn let_go(pid: u32) {
     let mut children = lock();
     if children.kept.as_mut().is_some_and(|kept| kept.remove(&pid)) {
@@ -88,7 +87,7 @@ pub(in crate::exec) fn let_go(pid: u32) {
     }
 }
 
-/// From now on somebody looks after this one, if it is a child of ours; says whether it is.
+/// Takes ownership of a child; returns false if the process is not a child.
 pub(in crate::exec) fn keep(pid: u32) -> bool {
     let mut children = lock();
     // Under the lock, so that it is not reaped and its number given away in between.
@@ -103,19 +102,19 @@ pub(in crate::exec) fn keep(pid: u32) -> bool {
     }
 }
 
-/// Whether it is a child of ours that somebody looks after.
+/// Whether the process is a child with an owner.
 pub(in crate::exec) fn is_kept(pid: u32) -> bool {
     lock().kept.as_ref().is_some_and(|kept| kept.contains(&pid))
 }
 
-/// The children that somebody looks after.
+/// The children with an owner.
 pub(in crate::exec) fn kept() -> HashSet<u32> {
     lock().kept.clone().unwrap_or_default()
 }
 
-/// Those that came from dead parents, and that nobody looks after. `None`: that cannot be known here.
+/// Adopted orphans without an owner. `None` if they cannot be listed here.
 ///
-/// A child leaves the list only when it is reaped, which nobody does meanwhile, so none is left out.
+/// The lock prevents reaping meanwhile, so no orphan is missed.
 pub(in crate::exec) fn adopted(freshness: Freshness) -> Option<Vec<u32>> {
     let mut children = lock();
     let recent = children.adopted.as_ref().filter(|(at, _)| at.elapsed() < STILL_NEW);
@@ -128,7 +127,7 @@ pub(in crate::exec) fn adopted(freshness: Freshness) -> Option<Vec<u32>> {
     Some(adopted)
 }
 
-/// Takes the exit status of a dead child, once. `None`: it is still running.
+/// Reaps a child. `None` while it runs.
 pub(in crate::exec) fn reap(which: WaitId<'_>, pid: u32) -> Result<Option<Exit>, Errno> {
     let mut children = lock();
     let status = waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?;
@@ -143,10 +142,9 @@ pub(in crate::exec) fn reap(which: WaitId<'_>, pid: u32) -> Result<Option<Exit>,
     }))
 }
 
-/// Reaps orphans that have ended, lest they stay as zombies. Those that somebody looks after are reaped by
-/// their watch.
+/// Reaps orphans that have exited. Children with an owner are reaped by their watch.
 pub(in crate::exec) fn reap_adopted() {
-    // Held throughout, so that none of these numbers comes to mean a child that was made meanwhile.
+    // Held throughout: no pid in the list can be reused for a new child.
     let mut children = lock();
     for pid in children.list_adopted().unwrap_or_default() {
         let Some(child) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { continue };
@@ -186,7 +184,7 @@ mod tests {
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a process is needed")]
     fn one_that_is_let_go_is_as_any_orphan_until_it_is_reaped() {
-        // What other tests of this program have started would be reaped, too.
+        // In this process it would also reap children of other tests.
         if procfleet_testkit::played_apart(&[]) {
             return;
         }

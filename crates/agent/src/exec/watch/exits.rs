@@ -1,8 +1,7 @@
-//! Waiting for the end of processes: all pidfds are in one epoll set, and one task sleeps on it.
+//! Waits for process exits: all pidfds are in one epoll set, and one task waits for it.
 //!
-//! A task and a registration for each process would be a kilobyte each, for a thousand processes that do
-//! nothing for months. Here a process that runs costs a descriptor and what is to be done at its end; a task
-//! is made when it has come.
+//! A task and a reactor registration for each process would cost a kilobyte each, for a thousand processes
+//! that run for months. Here a process costs a descriptor and a callback; a task is spawned when it exits.
 
 #![expect(unsafe_code, reason = "the registration of a descriptor has no safe wrapper")]
 
@@ -19,16 +18,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
-/// How often a process is looked at when the kernel has no room for a proper watch.
+/// Interval of polling for a process that epoll cannot take.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
-/// How many are heard of at once.
+/// Maximum number of events for each `epoll_wait`.
 const AT_ONCE: usize = 64;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Then = Box<dyn FnOnce(OwnedFd) -> Task + Send>;
 
-/// All that is waited for.
+/// All pending waits.
 #[derive(Default)]
 pub(in crate::exec) struct Exits {
     inner: Mutex<Inner>,
@@ -83,7 +82,7 @@ pub(in crate::exec) struct ExitSubscription {
 }
 
 impl ExitSubscription {
-    /// Whether the process has ended, and what was to be done then is done.
+    /// Whether the process has exited and the callback has finished.
     pub(in crate::exec) fn is_over(&self) -> bool {
         !self.exits.lock().waits.contains_key(&self.number)
     }
@@ -97,7 +96,7 @@ impl Drop for ExitSubscription {
         }
         let wait = inner.waits.remove(&self.number);
         drop(inner);
-        // What is dropped with it may wait for something itself, so the lock is not held.
+        // Dropped without the lock: the callback may own another subscription.
         drop(wait);
     }
 }
@@ -127,7 +126,7 @@ impl Exits {
         inner.number += 1;
         let number = inner.number;
         let watched = self.set(&mut inner).and_then(|set| {
-            // It is heard of once: nobody comes back from the dead.
+            // A process exits once.
             let flags = EventFlags::IN | EventFlags::ONESHOT;
             epoll::add(set.as_fd(), pidfd.as_fd(), EventData::new_u64(number), flags)
         });
@@ -141,19 +140,18 @@ impl Exits {
         ExitSubscription { exits: self.clone(), number }
     }
 
-    /// The set, with somebody who listens to it.
+    /// The epoll set, with a running listener.
     fn set(self: &Arc<Exits>, inner: &mut Inner) -> Result<Arc<OwnedFd>, Errno> {
         let set = match &inner.set {
             Some(set) => set.clone(),
             None => inner.set.insert(Arc::new(epoll::create(CreateFlags::CLOEXEC)?)).clone(),
         };
         if inner.listener.as_ref().is_none_or(OwnedTask::is_finished) {
-            // SAFETY: whoever listens holds the set, so its descriptor stays open, and the same, for as long
-            // as it is registered.
+            // SAFETY: the listener holds the set, so the descriptor stays open while it is registered.
             let listening = unsafe { AsyncFd::register_with_interest(set.clone(), Interest::READABLE) };
             let listening =
                 listening.map_err(|error| Errno::from_io_error(&error.into()).unwrap_or(Errno::NOMEM))?;
-            // It must not keep alive what it works for.
+            // Weak: the listener must not keep `Exits` alive.
             let exits = Arc::downgrade(self);
             inner.listener = Some(OwnedTask::spawn(async move {
                 while let Ok(mut heard) = listening.readable().await {
@@ -167,7 +165,7 @@ impl Exits {
         Ok(set)
     }
 
-    /// Takes up those that have ended, and says how many there were.
+    /// Starts the callbacks of exited processes, and returns how many there were.
     fn heard(self: &Arc<Exits>, set: &OwnedFd) -> usize {
         let mut events: Vec<Event> = Vec::with_capacity(AT_ONCE);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,12 +1,11 @@
-//! Which processes the kernel has killed because there was no memory left.
+//! Finds out which processes the OOM killer has killed.
 //!
-//! To whoever waits for it such a process has died of signal 9, like any that somebody has killed. Only the
-//! kernel knows more, and says so in its log, by pid and before the process is gone. Where the log cannot be
-//! read, or has the pids of another namespace, there is a second way: the kernel counts such kills for each
-//! memory cgroup.
+//! The exit status of such a process is SIGKILL, as of any other kill. The kernel logs the pid to `/dev/kmsg`
+//! before the process is gone. Where the log cannot be read, or has pids of another namespace, the OOM
+//! counters of memory cgroups are used instead.
 //!
-//! It is asked only about those that died of signal 9, and answers within microseconds: the process is to be
-//! started again. The kernel has one log, so this is one for the whole program.
+//! Only deaths by SIGKILL are checked, within microseconds, because a restart waits for the answer. There is
+//! one kernel log, so this state is global.
 
 use crate::exec::procfs::Id;
 use procfleet_core::process::Exit;
@@ -22,13 +21,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const LOG: &str = "/dev/kmsg";
-/// The first pid namespace, whose pids are in the log, has always had this number.
+/// The inode number of the initial pid namespace, whose pids are in the log.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Larger than any record.
 const RECORD: usize = 16 * 1024;
 /// A log that is written faster than it is read does not hold anybody up for ever.
 const MOST_RECORDS: usize = 20_000;
-/// How many of the killed are remembered, and for how long: their deaths are heard of within moments.
+/// Maximum number and age of remembered OOM kills.
 const MOST_KILLED: usize = 1_000;
 const REMEMBERED: Duration = Duration::from_secs(60);
 
@@ -50,7 +49,7 @@ fn lock() -> MutexGuard<'static, Oom> {
     OOM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to listen; what was said before is of no interest.
+/// Opens the log and skips its present content.
 pub(in crate::exec) fn listen() {
     let mut oom = lock();
     if !matches!(oom.way, Way::Unopened) {
@@ -65,14 +64,14 @@ pub(in crate::exec) fn listen() {
     };
 }
 
-/// Whoever wants to know how this one ends will ask then.
+/// Records the OOM counter of a process, to compare it at its exit.
 pub(in crate::exec) fn watch(id: Id) {
     if let Way::Counters(counters) = &mut lock().way {
         counters.watch(id);
     }
 }
 
-/// The exit of a process, told apart.
+/// Turns an exit by SIGKILL into an OOM kill if it was one.
 pub(in crate::exec) fn judge(id: Id, exit: Exit) -> Exit {
     let mut oom = lock();
     let by_kill = exit == Exit::Signal(Signal::KILL.as_raw());
@@ -82,15 +81,14 @@ pub(in crate::exec) fn judge(id: Id, exit: Exit) -> Exit {
         Way::Log(_) if !by_kill => false,
         Way::Log(_) => {
             oom.hear();
-            let place = oom.killed.iter().position(|(_, pid)| *pid == id.pid);
-            place.and_then(|place| oom.killed.remove(place)).is_some()
+            let index = oom.killed.iter().position(|(_, pid)| *pid == id.pid);
+            index.and_then(|index| oom.killed.remove(index)).is_some()
         }
     };
     if killed { Exit::OutOfMemory } else { exit }
 }
 
-/// Hears what was said meanwhile, so that there is little to hear when it is urgent; to be called now and
-/// then.
+/// Reads the new records of the log, so that few are left when an exit must be judged. Call it periodically.
 pub(in crate::exec) fn keep_up() {
     let mut oom = lock();
     match &mut oom.way {
@@ -134,11 +132,11 @@ impl Oom {
     }
 }
 
-/// Whom the kernel has killed, if this record of its log tells of it: `PRIORITY,NUMBER,TIME,FLAGS;TEXT`.
+/// The pid of an OOM kill, if this record is one: `PRIORITY,NUMBER,TIME,FLAGS;TEXT`.
 fn killed_pid(record: &[u8]) -> Option<u32> {
     let record = std::str::from_utf8(record).ok()?;
     let (head, text) = record.split_once(';')?;
-    // What programs write into the log bears a facility; the kernel's own is 0.
+    // Records of programs have a facility; the kernel's own is 0.
     let priority: u32 = head.split(',').next()?.parse().ok()?;
     if priority >= 8 {
         return None;
@@ -148,7 +146,7 @@ fn killed_pid(record: &[u8]) -> Option<u32> {
         text[..end].parse().ok()
     };
     if text.starts_with("oom-kill:") {
-        // A program may call itself anything, but what comes after its name is the kernel's.
+        // A program's name may contain anything, but the text after it is the kernel's.
         return text.rsplit_once(",pid=").and_then(|(_, pid)| digits(pid));
     }
     let (why, whom) = text.split_once(": Killed process ")?;
@@ -161,7 +159,7 @@ fn killed_pid(record: &[u8]) -> Option<u32> {
 struct OomCounters {
     /// Where the watched are counted. It cannot be asked of the dead.
     files: HashMap<Id, PathBuf>,
-    /// What each file has said, as far as it has been accounted for.
+    /// The counter of each file, as far as its kills are attributed.
     known: HashMap<PathBuf, u64>,
 }
 
@@ -181,7 +179,7 @@ impl OomCounters {
         self.files.insert(id, file);
     }
 
-    /// Whether a kill has been counted that nobody has been told of yet.
+    /// Whether the counter has a kill that was not attributed yet.
     fn ended(&mut self, id: Id, by_kill: bool) -> bool {
         let Some(file) = self.files.remove(&id) else { return false };
         let Some(known) = self.known.get_mut(&file).filter(|_| by_kill) else { return false };
@@ -190,7 +188,8 @@ impl OomCounters {
         more
     }
 
-    /// What was counted meanwhile were others: the deaths of those that are watched are heard of at once.
+    /// Attributes unexplained kills to processes that are not watched: the exits of watched ones are checked
+    /// at once.
     fn keep_up(&mut self) {
         self.known.retain(|file, _| self.files.values().any(|used| used == file));
         for (file, known) in &mut self.known {
@@ -232,7 +231,7 @@ fn read_count(file: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Nobody but the kernel says who was killed for want of memory.
+    /// Only records of the kernel itself name OOM kills.
     #[test]
     fn fuzzed_records_of_the_log() {
         let good = [
@@ -249,7 +248,7 @@ mod tests {
         });
     }
 
-    /// Recorded from kernels 5.10 and 6.18, and what must not be taken for it.
+    /// Recorded from kernels 5.10 and 6.18, and similar records that are not OOM kills.
     #[test]
     fn the_log_tells_whom_the_kernel_killed() {
         for (record, expected) in [
@@ -269,12 +268,12 @@ mod tests {
                 "3,88,1234,-;Out of memory (oom_kill_allocating_task): Killed process 78 (java) total-vm:1kB\n",
                 Some(78),
             ),
-            // Its name is what it likes.
+            // A program may choose its name.
             (
                 "6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=a,pid=1,uid=0,pid=99,uid=1000\n",
                 Some(99),
             ),
-            // Somebody has written it into the log.
+            // Written into the log by a program.
             ("12,5,6,-;Out of memory: Killed process 1 (init)\n", None),
             ("6,5,6,-;tail invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n", None),
             ("6,5,6,-;usb 1-1: Killed process 7\n", None),

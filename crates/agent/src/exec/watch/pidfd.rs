@@ -1,8 +1,7 @@
 //! Pidfds: the only handles by which processes are signalled, waited for and reaped.
 //!
-//! A pid may come to mean another process at any moment; a pidfd never does. So a signal goes out in three
-//! steps: open the pidfd, then make sure that what it holds is what was meant, then send. Whatever dies in
-//! between, the signal reaches the right process or none.
+//! A pid may be reused at any time; a pidfd always refers to one process. A signal is sent in three steps:
+//! open the pidfd, check that it is the expected process, send. It reaches that process or none.
 
 #![expect(unsafe_code, reason = "PIDFD_GET_INFO and the registration of a descriptor have no safe wrapper")]
 
@@ -23,7 +22,7 @@ use tokio::io::unix::AsyncFd;
 /// The file system of pidfds that have inodes of their own.
 const PID_FS_MAGIC: rustix::fs::FsWord = 0x5049_4446;
 
-/// How often a process is looked at when the kernel has no room for a proper watch.
+/// Interval of polling for a process that cannot be watched.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
 pub(in crate::exec) fn open(pid: u32) -> Result<OwnedFd, Errno> {
@@ -40,7 +39,7 @@ pub(in crate::exec) fn open_exactly(id: Id) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// As [`open_exactly`], and what the kernel says of it agrees with all that is known of the process.
+/// As [`open_exactly`], and all known evidence about the process matches.
 pub(in crate::exec) fn open_confirmed(process: &Process) -> Result<OwnedFd, Errno> {
     let pidfd = open_exactly(Id { pid: process.pid, start_ticks: process.start_ticks })?;
     match serial(&pidfd).zip(process.evidence.serial) {
@@ -62,10 +61,10 @@ pub(in crate::exec) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
     pidfd_send_signal(open_exactly(id)?, signal)
 }
 
-/// Waits for the end of exactly this process, of which no pidfd could be opened, and says how it ended.
+/// Waits for the exit of exactly this process, for which `pidfd_open` failed.
 ///
-/// When that was so because something ran out (descriptors, memory), the process is polled: a false report of
-/// an exit would start a second process beside the first.
+/// If descriptors or memory ran out, the process is polled: a false report of an exit would start a second
+/// process beside the first.
 pub(in crate::exec) async fn polled(process: Process, mut error: Errno) -> Exit {
     let id = Id { pid: process.pid, start_ticks: process.start_ticks };
     loop {
@@ -89,7 +88,7 @@ pub(in crate::exec) async fn polled(process: Process, mut error: Errno) -> Exit 
 
 /// Waits until the process behind the pidfd is gone. It may be dead and not yet reaped then.
 pub(in crate::exec) async fn gone(pidfd: &OwnedFd) {
-    // SAFETY: the borrow keeps the descriptor open, and the same, for as long as it is registered.
+    // SAFETY: the borrow keeps the descriptor open while it is registered.
     match unsafe { AsyncFd::register_with_interest(pidfd.as_fd(), Interest::READABLE) } {
         Ok(watched) => {
             if watched.readable().await.is_ok() {
@@ -103,11 +102,11 @@ pub(in crate::exec) async fn gone(pidfd: &OwnedFd) {
     }
 }
 
-/// How a process that is gone ended. Reaps it if it is our child.
+/// The exit of a process that is gone. Reaps it if it is our child.
 ///
-/// For others there are two places to ask: `/proc` until their parent has reaped them, and the kernel
-/// afterwards, if it is new enough. Neither is waited for longer than a moment, for the report of the exit is
-/// urgent and its status is not.
+/// For other processes the status is in `/proc` until the parent reaps them, and then in the pidfd's
+/// information on new kernels. Both are waited for only briefly: the report of the exit is urgent, its status
+/// is not.
 pub(in crate::exec) async fn exit(pidfd: &OwnedFd, id: Id) -> Exit {
     oom::judge(id, exit_status(pidfd, id).await)
 }
@@ -116,7 +115,7 @@ async fn exit_status(pidfd: &OwnedFd, id: Id) -> Exit {
     match reap(pidfd, id.pid) {
         Ok(Some(exit)) => return exit,
         Ok(None) => return Exit::Unknown,
-        // Not our child, or the kernel was told to reap our children for us.
+        // Not our child, or SIGCHLD is ignored and the kernel has reaped it.
         Err(_) => {}
     }
     for pause in [1, 4] {
@@ -132,7 +131,7 @@ async fn exit_status(pidfd: &OwnedFd, id: Id) -> Exit {
     exit_of_reaped(pidfd).ok().flatten().unwrap_or(Exit::Unknown)
 }
 
-/// Takes the exit status of a dead child, once. `None`: it is still running.
+/// Reaps a child. `None` while it runs.
 pub(in crate::exec) fn reap(pidfd: &OwnedFd, pid: u32) -> Result<Option<Exit>, Errno> {
     children::reap(WaitId::PidFd(pidfd.as_fd()), pid)
 }
@@ -159,15 +158,14 @@ const PIDFD_INFO_EXIT: u64 = 1 << 3;
 const PIDFD_GET_INFO: rustix::ioctl::Opcode = opcode::read_write::<PidfdInfo>(0xFF, 11);
 const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
-/// The exit status of a dead process that waits to be reaped. `/proc` says 0 to those who may not know, so
-/// only root may take a 0 for what it is.
+/// The exit status of a zombie. `/proc` shows 0 to unprivileged readers, so only root can trust a 0.
 fn exit_of_unreaped(id: Id) -> Option<Exit> {
     let stat = Stat::read(id.pid).filter(|stat| stat.id == id && !stat.is_running())?;
     (stat.exit_status != 0 || geteuid().is_root()).then(|| exit_from_status(stat.exit_status))
 }
 
-/// The exit status of a process that was reaped while the pidfd was open. `None`: it has not been reaped yet.
-/// An error: the kernel is older than this question, or says no.
+/// The exit status of a process that was reaped while the pidfd was open. `None` if it has not been reaped.
+/// An error if the kernel does not support the request.
 fn exit_of_reaped(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
     let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the opcode carries the size of `PidfdInfo`, so the kernel reads and writes at most that many

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Every kind of place that a log may be in.
+/// Every kind of offset that a log may be in.
 const ALL_MEANS: [Means; 3] = [Means::Collapse, Means::Hole, Means::Empty];
 /// Where the child finds what it is to rotate.
 const LOG: &str = "PROCFLEET_TEST_ROTATED_LOG";
@@ -45,7 +45,7 @@ impl Log {
     fn copies(&self) -> Vec<(u64, String)> {
         let copies = copies(&self.path());
         let text = |copy: &Copied| fs::read_to_string(&copy.path).expect("a copy");
-        copies.iter().map(|copy| (copy.place, text(copy))).collect()
+        copies.iter().map(|copy| (copy.offset, text(copy))).collect()
     }
 
     /// What is left in the file itself, without what stands for what is gone.
@@ -138,7 +138,7 @@ fn a_file_that_somebody_emptied_goes_on() {
         log.rotate();
         let copies = log.copies();
         assert_eq!(copies.len(), 2, "{means:?}");
-        assert!(copies[1].0 > copies[0].0, "{means:?}: places only grow");
+        assert!(copies[1].0 > copies[0].0, "{means:?}: offsets only grow");
         let second = &copies[1].1;
         assert!(second.starts_with("0003000\n"), "{means:?}: {}", &second[..8]);
         assert_eq!(format!("{second}{}", log.rest()), lines(3_000, 6_000), "{means:?}");
@@ -156,8 +156,8 @@ fn copies_of_another_file_are_not_taken_for_its_own() {
     fs::rename(log.path(), log.folder.path().join("away")).expect("ours");
     log.write(&lines(3_000, 6_000));
     log.rotate();
-    let places: Vec<u64> = log.copies().iter().map(|(place, _)| *place).collect();
-    assert_eq!(places, [0, 16_384]);
+    let offsets: Vec<u64> = log.copies().iter().map(|(offset, _)| *offset).collect();
+    assert_eq!(offsets, [0, 16_384]);
     assert_eq!(format!("{}{}", log.copies()[1].1, log.rest()), lines(3_000, 6_000));
 }
 
