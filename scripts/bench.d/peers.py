@@ -45,7 +45,7 @@ class Peer:
 
     def launch(self, command, **options):
         self.reaper = subprocess.Popen(
-            [self.bench.helper, "-r", *command],
+            [self.bench.reaper, "-r", *command],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, cwd=self.folder, start_new_session=True, **options,
         )
 
@@ -80,7 +80,7 @@ class Peer:
     def processes(self):
         """The supervisor's own processes: {what they are: pids}."""
         below = measure.descendants(self.reaper.pid)
-        return {"": [pid for pid in below if measure.program(pid) not in (None, self.bench.helper)]}
+        return {"": [pid for pid in below if measure.program(pid) not in (None, self.bench.helper, self.bench.reaper)]}
 
     def end(self):
         """Ends it and everything that it has started."""

@@ -26,7 +26,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How the processes of a proc are tracked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -51,7 +51,7 @@ const TRIES: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// Parent of new groups. `None`: groups are not available.
-    root: Option<PathBuf>,
+    root: Option<Arc<Path>>,
     /// An open file that shows other agents that the folder is in use.
     _in_use: Option<OwnedFd>,
     /// Groups without an executor, by the name of their proc.
@@ -65,10 +65,10 @@ pub(super) struct Groups {
 impl Groups {
     /// `folder` is where the agent remembers things.
     pub(super) fn open(containment: Containment, folder: &Path, instance: &str) -> Result<Groups, ExecError> {
-        let root = match containment {
+        let root: Option<Arc<Path>> = match containment {
             Containment::Tree => None,
             Containment::Auto | Containment::Cgroup => match find_root(instance) {
-                Ok(root) => Some(root),
+                Ok(root) => Some(Arc::from(root)),
                 Err(reason) if containment == Containment::Cgroup => {
                     return Err(ExecError::NoCgroups { reason });
                 }
@@ -80,7 +80,7 @@ impl Groups {
         };
         let file = folder.join(ROOTS_FILE);
         let known = fs::read_to_string(&file).unwrap_or_default();
-        let mut roots: Vec<PathBuf> = root.iter().cloned().collect();
+        let mut roots: Vec<PathBuf> = root.iter().map(|root| root.to_path_buf()).collect();
         for old in known.lines().map(PathBuf::from) {
             if !roots.contains(&old) && is_group(&old) {
                 roots.push(old);
@@ -94,7 +94,7 @@ impl Groups {
                 loose.entry(name).or_default().extend(runs);
             }
         }
-        roots.retain(|old| Some(old) == root.as_ref() || !remove(old));
+        roots.retain(|old| Some(old.as_path()) == root.as_deref() || !remove(old));
         let text: String = roots.iter().map(|root| format!("{}\n", root.display())).collect();
         if text != known
             && let Err(error) = fs::write(&file, text)
@@ -123,22 +123,21 @@ impl Groups {
 
     /// The groups of a proc. `name` is its own among all procs and fit for a file.
     pub(super) fn of(&self, name: String) -> ProcGroups {
-        let home = self.root.as_ref().map(|root| root.join(&name));
-        let mut groups = ProcGroups { home, name, runs: Vec::new() };
+        let mut groups = ProcGroups { root: self.root.clone(), name, runs: Vec::new() };
         self.hand_over(&mut groups);
         groups
     }
 
     /// Groups of this proc that have become loose.
     pub(super) fn hand_over(&self, groups: &mut ProcGroups) {
-        groups.runs.extend(self.loose().remove(&groups.name).into_iter().flatten());
+        groups.runs.extend(self.loose().remove(&groups.name).into_iter().flatten().map(Arc::from));
     }
 
     /// Takes over the groups of a proc whose executor was dropped.
     pub(super) fn give_back(&self, groups: &mut ProcGroups) {
         groups.remove_empty();
         if !groups.runs.is_empty() {
-            let runs = std::mem::take(&mut groups.runs);
+            let runs = std::mem::take(&mut groups.runs).into_iter().map(|run| run.to_path_buf());
             self.loose().entry(groups.name.clone()).or_default().extend(runs);
         }
     }
@@ -176,7 +175,7 @@ impl Groups {
     /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until
     /// then.
     pub(super) fn is_idle(&self, groups: &ProcGroups) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home.clone());
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home());
     }
 
     fn outlived(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
@@ -202,15 +201,21 @@ impl Drop for Groups {
 #[derive(Debug)]
 pub(super) struct ProcGroups {
     name: String,
-    /// Parent of new groups. `None`: groups are not available.
-    home: Option<PathBuf>,
-    runs: Vec<PathBuf>,
+    /// The parent of all procs' folders. `None`: groups are not available.
+    root: Option<Arc<Path>>,
+    /// Each path is shared with its run.
+    runs: Vec<Arc<Path>>,
 }
 
 impl ProcGroups {
+    /// The proc's folder, the parent of its groups. Not stored: it would take memory for every proc.
+    fn home(&self) -> Option<PathBuf> {
+        self.root.as_ref().map(|root| root.join(&self.name))
+    }
+
     /// Creates a group for a run and opens it. `None`: groups are not available.
-    pub(super) fn make(&mut self, began: BootTime, run: u64) -> Option<(PathBuf, OwnedFd)> {
-        let home = self.home.as_ref()?;
+    pub(super) fn make(&mut self, began: BootTime, run: u64) -> Option<(Arc<Path>, OwnedFd)> {
+        let home = self.home()?;
         // Processes that outlived their run may have ended since.
         if self.runs.len() > 1 {
             self.runs.retain(|group| !remove(group));
@@ -221,7 +226,7 @@ impl ProcGroups {
             match rustix::fs::mkdir(&group, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(Errno::NOENT) => {
-                    let _ = fs::create_dir_all(home);
+                    let _ = fs::create_dir_all(&home);
                     continue;
                 }
                 Err(error) => {
@@ -231,6 +236,9 @@ impl ProcGroups {
             }
             match rustix::fs::open(&group, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(open) => {
+                    let group: Arc<Path> = Arc::from(group);
+                    // Most procs have one run.
+                    self.runs.reserve_exact(1);
                     self.runs.push(group.clone());
                     return Some((group, open));
                 }
@@ -252,39 +260,39 @@ impl ProcGroups {
 
     /// Where new ones are made, there are groups.
     pub(super) fn are_made(&self) -> bool {
-        self.home.is_some()
+        self.root.is_some()
     }
 
-    pub(super) fn all(&self) -> Vec<PathBuf> {
+    pub(super) fn all(&self) -> Vec<Arc<Path>> {
         self.runs.clone()
     }
 
     /// The group that this process is in.
     pub(super) fn holding(&self, pid: u32) -> Option<&Path> {
-        self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(PathBuf::as_path)
+        self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(|group| &**group)
     }
 
     /// Groups with processes of which none `is_kept`. Removes empty groups; the folder of the proc stays for
     /// the next run.
-    pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<PathBuf> {
+    pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<Arc<Path>> {
         self.runs.retain(|group| !remove(group));
-        let abandoned = |group: &&PathBuf| !pids_in(group).into_iter().any(&is_kept);
+        let abandoned = |group: &&Arc<Path>| !pids_in(group).into_iter().any(&is_kept);
         self.runs.iter().filter(abandoned).cloned().collect()
     }
 
     fn remove_empty(&mut self) {
         self.runs.retain(|group| !remove(group));
         if self.runs.is_empty()
-            && let Some(home) = &self.home
+            && let Some(home) = self.home()
         {
-            remove(home);
+            remove(&home);
         }
     }
 
     /// Removes the group of a run that has ended, if nothing of it is left.
     pub(super) fn forget_if_empty(&mut self, group: &Path) {
         if remove(group) {
-            self.runs.retain(|run| run != group);
+            self.runs.retain(|run| **run != *group);
         }
     }
 }
@@ -554,11 +562,11 @@ mod tests {
         assert_eq!(groups.loose_pids(), HashSet::from([process.id()]));
         assert_eq!(fs::read_to_string(&roots).expect("it stays known"), format!("{}\n", root.display()));
         let mut web = groups.of("web+x".to_owned());
-        assert_eq!(web.left(|pid| pid == process.id()), Vec::<PathBuf>::new(), "it is looked after");
-        assert_eq!(web.left(|_| false), std::slice::from_ref(&run));
+        assert_eq!(web.left(|pid| pid == process.id()), Vec::<Arc<Path>>::new(), "it is looked after");
+        assert_eq!(web.left(|_| false), [Arc::from(run.as_path())]);
         kill(&run);
         process.wait().expect("it was killed");
-        assert_eq!(web.left(|_| false), Vec::<PathBuf>::new());
+        assert_eq!(web.left(|_| false), Vec::<Arc<Path>>::new());
         assert!(!run.exists());
         drop(groups);
         Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");

@@ -13,7 +13,8 @@ use procfleet_core::spec::{Control, Identity};
 use procfleet_core::supervise::LookScope;
 use procfleet_core::{BootTime, Sighting, Spec};
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl ProcExecutor {
@@ -144,7 +145,7 @@ pub(super) enum Nearby {
     Below(Vec<Id>),
     /// In its cgroups, and below these processes of it.
     Within {
-        groups: Vec<PathBuf>,
+        groups: Vec<Arc<Path>>,
         own: Vec<Id>,
     },
     Everywhere,

@@ -12,7 +12,6 @@ use procfleet_core::supervise::{CommandEnd, EffectAnswer, Input, RunId};
 use procfleet_failpoint::{Point, hit};
 use rustix::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 
 impl ProcExecutor {
     /// Starts a command. Its end comes as [`EffectAnswer::CommandEnded`], also when it could not even begin.
@@ -30,7 +29,7 @@ impl ProcExecutor {
             if let (Err(_), Some(group)) = (&started, &group) {
                 self.groups.forget_if_empty(group);
             }
-            started.map(|(run, pidfd, ending)| (run.in_group(group.map(Arc::from)), pidfd, ending))
+            started.map(|(run, pidfd, ending)| (run.in_group(group), pidfd, ending))
         });
         match started {
             Ok((mut started, pidfd, ending)) => {

@@ -10,7 +10,8 @@ use procfleet_core::process::{Absence, Cause, Evidence, Found, Process};
 use procfleet_core::supervise::Signal;
 use procfleet_core::{BootTime, Sighting};
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 
 impl ProcExecutor {
     /// Ends processes that dead runs have left behind. A run is dead when its shell has exited, or when its
@@ -98,7 +99,7 @@ impl ProcExecutor {
     }
 
     /// The groups of this proc in which only leftovers are.
-    pub(super) fn left_groups(&mut self) -> Vec<PathBuf> {
+    pub(super) fn left_groups(&mut self) -> Vec<Arc<Path>> {
         self.context.groups.hand_over(&mut self.groups);
         if self.groups.is_empty() {
             return Vec::new();

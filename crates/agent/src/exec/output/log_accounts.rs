@@ -13,7 +13,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const EXTENSION: &str = "accounts";
 /// Number of changes of account that are kept. Parts of older ones belong to an unknown account.
@@ -23,8 +23,9 @@ const KEPT: usize = 256;
 #[derive(Debug)]
 pub(in crate::exec) struct LogAccounts {
     id: FileId,
-    path: PathBuf,
-    log: PathBuf,
+    /// The folder of the notes, shared by all logs.
+    folder: Arc<Path>,
+    log: Arc<Path>,
     spans: Mutex<Vec<AccountSpan>>,
 }
 
@@ -39,7 +40,7 @@ struct AccountSpan {
 struct AccountLine {
     id: FileId,
     /// The name of the log.
-    log: PathBuf,
+    log: Arc<Path>,
     from: u64,
     account: String,
 }
@@ -53,11 +54,10 @@ pub(in crate::exec) struct Stretch {
 
 impl LogAccounts {
     /// `folder` is the folder of the notes.
-    pub(in crate::exec) fn load(folder: &Path, id: FileId, log: &Path) -> LogAccounts {
-        let path = folder.join(id.file_name()).with_extension(EXTENSION);
-        let ours = lines(&path).into_iter().filter(|line| line.id == id);
+    pub(in crate::exec) fn load(folder: &Arc<Path>, id: FileId, log: &Arc<Path>) -> LogAccounts {
+        let ours = lines(&path_in(folder, id)).into_iter().filter(|line| line.id == id);
         let spans = ours.map(|line| AccountSpan { from: line.from, account: line.account }).collect();
-        LogAccounts { id, path, log: log.to_owned(), spans: Mutex::new(spans) }
+        LogAccounts { id, folder: folder.clone(), log: log.clone(), spans: Mutex::new(spans) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<AccountSpan>> {
@@ -79,6 +79,8 @@ impl LogAccounts {
             spans.drain(..KEPT / 2);
         }
         if spans.last().is_none_or(|last| last.account != account) {
+            // Most logs have one account.
+            spans.reserve_exact(1);
             spans.push(AccountSpan { from, account: account.to_owned() });
         }
         let written: &[AccountSpan] = if was_cut { &spans } else { &spans[spans.len() - 1..] };
@@ -95,7 +97,7 @@ impl LogAccounts {
             .append(!was_cut)
             .truncate(was_cut)
             .mode(0o600)
-            .open(&self.path)?;
+            .open(path_in(&self.folder, self.id))?;
         file.write_all(&text)
     }
 
@@ -139,6 +141,8 @@ impl LogAccounts {
         if spans.last().is_some_and(|last| last.from > end) {
             let last = spans.pop().map(|last| last.account).unwrap_or_default();
             spans.retain(|span| span.from < taken);
+            // Most logs have one account.
+            spans.reserve_exact(1);
             spans.push(AccountSpan { from: taken, account: last });
         }
         spans
@@ -162,6 +166,10 @@ fn lines(path: &Path) -> Vec<AccountLine> {
     let text = fs::read(path).unwrap_or_default();
     // An incomplete line is ignored.
     text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+fn path_in(folder: &Path, id: FileId) -> PathBuf {
+    folder.join(id.file_name()).with_extension(EXTENSION)
 }
 
 /// Removes the files of logs that no longer exist. `is_used` knows the files in use.
@@ -188,10 +196,10 @@ mod tests {
     #[test]
     fn a_line_belongs_to_the_account_of_the_run_that_wrote_it() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let log = folder.path().join("out.log");
+        let log: Arc<Path> = Arc::from(folder.path().join("out.log"));
         fs::write(&log, "").expect("our own folder");
         let id = FileId::of(&fs::metadata(&log).expect("it is there"));
-        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let accounts = LogAccounts::load(&Arc::from(folder.path()), id, &log);
         let www = only("www");
         assert_eq!(
             (accounts.last(), accounts.stretch_from(0, &www, 0, 50)),
@@ -201,7 +209,7 @@ mod tests {
         for (account, from) in [("root", 10), ("root", 20), ("www", 100), ("root", 200), ("www", 300)] {
             accounts.begin(account, from).expect("our own folder");
         }
-        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let accounts = LogAccounts::load(&Arc::from(folder.path()), id, &log);
         let stretch = |from, until| Some(Stretch { from, until });
         let first = |from| accounts.stretch_from(from, &www, 0, 350);
         assert_eq!(first(0), stretch(100, 200));
@@ -217,7 +225,7 @@ mod tests {
         assert_eq!(accounts.stretch_from(0, &only("root"), 0, 20), None);
         assert_eq!(accounts.stretch_from(0, &www, 0, 20), stretch(0, 20));
         accounts.begin("root", 30).expect("our own folder");
-        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let accounts = LogAccounts::load(&Arc::from(folder.path()), id, &log);
         assert_eq!(
             accounts.stretch_from(0, &www, 0, 60),
             None,
@@ -226,25 +234,25 @@ mod tests {
         assert_eq!(accounts.last().as_deref(), Some("root"));
 
         forget_lost(folder.path(), |_| false);
-        assert_eq!(LogAccounts::load(folder.path(), id, &log).last().as_deref(), Some("root"));
+        assert_eq!(LogAccounts::load(&Arc::from(folder.path()), id, &log).last().as_deref(), Some("root"));
         fs::remove_file(&log).expect("our own file");
         forget_lost(folder.path(), |_| true);
-        assert!(LogAccounts::load(folder.path(), id, &log).last().is_some());
+        assert!(LogAccounts::load(&Arc::from(folder.path()), id, &log).last().is_some());
         forget_lost(folder.path(), |_| false);
-        assert_eq!(LogAccounts::load(folder.path(), id, &log).last(), None);
+        assert_eq!(LogAccounts::load(&Arc::from(folder.path()), id, &log).last(), None);
     }
 
     #[test]
     fn the_oldest_changes_are_forgotten() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let log = folder.path().join("out.log");
+        let log: Arc<Path> = Arc::from(folder.path().join("out.log"));
         fs::write(&log, "").expect("our own folder");
         let id = FileId::of(&fs::metadata(&log).expect("it is there"));
-        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let accounts = LogAccounts::load(&Arc::from(folder.path()), id, &log);
         for run in 0..1_000 {
             accounts.begin(["www", "root"][run % 2], run as u64 * 10).expect("our own folder");
         }
-        let accounts = LogAccounts::load(folder.path(), id, &log);
+        let accounts = LogAccounts::load(&Arc::from(folder.path()), id, &log);
         assert!(accounts.lock().len() <= KEPT, "{}", accounts.lock().len());
         let first = accounts.stretch_from(0, &only("www"), 0, 10_000).expect("the newest are known");
         assert!(first.from > 5_000, "{first:?}");

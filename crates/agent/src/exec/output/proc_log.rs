@@ -38,6 +38,8 @@ const BLOCK: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(in crate::exec) struct Sinks {
     folder: PathBuf,
+    /// The folder of rotation notes.
+    notes: Arc<Path>,
     pub(in crate::exec) rotation: Rotation,
     by_stem: Mutex<HashMap<String, Weak<ProcLog>>>,
     tracked: Mutex<HashMap<FileId, Weak<Tracked>>>,
@@ -45,9 +47,11 @@ pub(in crate::exec) struct Sinks {
 
 impl Sinks {
     pub(in crate::exec) fn new(folder: &Path) -> Sinks {
+        // Notes and messages have absolute paths.
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Sinks {
-            // Notes and messages have absolute paths.
-            folder: std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()),
+            notes: Arc::from(folder.join(NOTES)),
+            folder,
             rotation: Rotation::default(),
             by_stem: Mutex::default(),
             tracked: Mutex::default(),
@@ -69,26 +73,22 @@ impl Sinks {
         sink
     }
 
-    fn track(&self, file: &File, log: &Path) -> io::Result<Arc<Tracked>> {
+    fn track(&self, file: &File, log: &Arc<Path>) -> io::Result<Arc<Tracked>> {
         let data = file.metadata()?;
         let id = FileId::of(&data);
         let mut tracked = lock(&self.tracked);
         if let Some(known) = tracked.get(&id).and_then(Weak::upgrade) {
             return Ok(known);
         }
-        let new = Arc::new(Tracked::new(&self.notes(), &data, log));
+        let new = Arc::new(Tracked::new(&self.notes, &data, log));
         tracked.insert(id, Arc::downgrade(&new));
         Ok(new)
-    }
-
-    fn notes(&self) -> PathBuf {
-        self.folder.join(NOTES)
     }
 
     /// Creates the folders for notes, and moves output of the first version to where it belongs. Call it once
     /// at start.
     pub(in crate::exec) fn prepare(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(self.notes())?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.notes)?;
         let mut newest: HashMap<String, (u64, u64, PathBuf)> = HashMap::new();
         for entry in fs::read_dir(&self.folder)?.flatten() {
             let name = entry.file_name();
@@ -148,8 +148,8 @@ impl Sinks {
             }
         }
         let used = |id: &FileId| lock(&self.tracked).get(id).is_some_and(|one| one.strong_count() > 0);
-        rotate::forget_lost(&self.notes(), used);
-        log_accounts::forget_lost(&self.notes(), used);
+        rotate::forget_lost(&self.notes, used);
+        log_accounts::forget_lost(&self.notes, used);
     }
 }
 
@@ -174,7 +174,7 @@ struct Inner {
 #[derive(Debug)]
 pub(in crate::exec) struct LiveLog {
     /// The name, or the last one known before a rename.
-    path: PathBuf,
+    path: Arc<Path>,
     location: LogLocation,
     tracked: Arc<Tracked>,
 }
@@ -225,6 +225,7 @@ impl ProcLog {
             Err(reason) => (self.open_own(), Some(reason)),
         };
         let begun = opened.and_then(|(path, location, file)| {
+            let path: Arc<Path> = Arc::from(path);
             let live = Arc::new(LiveLog { tracked: sinks.track(&file, &path)?, path, location });
             let from = {
                 let note = live.tracked.note(&file)?;
@@ -266,6 +267,7 @@ impl ProcLog {
         }
         let Ok(account) = Account::of(&spec.identity.user) else { return };
         let Ok(file) = log_path::of_process(process.pid, &account) else { return };
+        let path: Arc<Path> = Arc::from(path);
         let Ok(tracked) = sinks.track(&file, &path) else { return };
         inner.live =
             Some(Arc::new(LiveLog { path, location: LogLocation::Theirs { account, file }, tracked }));
@@ -275,7 +277,7 @@ impl ProcLog {
     pub(in crate::exec) fn live(&self, sinks: &Sinks) -> Option<Arc<LiveLog>> {
         let mut inner = lock(&self.inner);
         if inner.live.is_none() {
-            let path = self.folder.join(OWN);
+            let path: Arc<Path> = Arc::from(self.folder.join(OWN));
             let file = File::open(&path).ok()?;
             let tracked = sinks.track(&file, &path).ok()?;
             inner.live = Some(Arc::new(LiveLog { path, location: LogLocation::Own, tracked }));

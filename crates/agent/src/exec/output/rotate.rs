@@ -27,7 +27,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Block size of scans and copies.
@@ -77,7 +77,7 @@ pub(in crate::exec) enum Means {
 pub(in crate::exec) struct RotationNote {
     id: FileId,
     /// The name of the file when it was first seen.
-    log: PathBuf,
+    log: Arc<Path>,
     /// The offset of the first byte of the file, even if it is in a hole.
     base: u64,
     /// The offset up to which everything is in copies, or deleted.
@@ -119,7 +119,8 @@ impl FileId {
 #[derive(Debug)]
 pub(in crate::exec) struct Tracked {
     pub(in crate::exec) id: FileId,
-    note_path: PathBuf,
+    /// The folder of the notes, shared by all logs.
+    folder: Arc<Path>,
     /// The accounts that wrote the file and its copies.
     pub(in crate::exec) accounts: LogAccounts,
     note: Mutex<RotationNote>,
@@ -130,28 +131,28 @@ pub(in crate::exec) struct Tracked {
 
 impl Tracked {
     /// `folder` is the folder of the notes.
-    pub(in crate::exec) fn new(folder: &Path, data: &fs::Metadata, log: &Path) -> Tracked {
+    pub(in crate::exec) fn new(folder: &Arc<Path>, data: &fs::Metadata, log: &Arc<Path>) -> Tracked {
         let id = FileId::of(data);
         let note_path = folder.join(id.file_name());
         let known = RotationNote::load(&note_path).filter(|note| note.id == id);
         let note = known.unwrap_or_else(|| {
             // After the copies of an earlier file of that name.
             let begin = copies(log).last().map_or(0, |copy| copy.offset + copy.length);
-            RotationNote { id, log: log.to_owned(), base: begin, taken: begin, step: RotationStep::Settled }
+            RotationNote { id, log: log.clone(), base: begin, taken: begin, step: RotationStep::Settled }
         });
         let accounts = LogAccounts::load(folder, id, log);
-        Tracked { id, note_path, accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
+        Tracked { id, folder: folder.clone(), accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
     }
 
     /// The note, after any interrupted step was finished.
     pub(in crate::exec) fn note(&self, file: &File) -> io::Result<MutexGuard<'_, RotationNote>> {
         let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
-        note.settle(file, &self.note_path)?;
+        note.settle(file, &self.note_path())?;
         Ok(note)
     }
 
-    pub(in crate::exec) fn note_path(&self) -> &Path {
-        &self.note_path
+    pub(in crate::exec) fn note_path(&self) -> PathBuf {
+        self.folder.join(self.id.file_name())
     }
 
     fn alone(&self) -> MutexGuard<'_, ()> {
@@ -295,7 +296,7 @@ impl Rotator<'_> {
         let mut rotated = Rotated::default();
         let Rotation { size, keep, .. } = self.rotation;
         // Saved first, so that a copy can be matched with this file.
-        self.tracked.note(self.file)?.save(self.tracked.note_path())?;
+        self.tracked.note(self.file)?.save(&self.tracked.note_path())?;
         self.finish()?;
         for _ in 0..keep + ROUNDS {
             let (start, taken) = {
@@ -340,7 +341,7 @@ impl Rotator<'_> {
     /// Removes all bytes before this offset.
     fn take(&self, up_to: u64) -> io::Result<()> {
         let mut note = self.tracked.note(self.file)?;
-        note.take(self.file, up_to, self.tracked.note_path(), self.rotation.means)
+        note.take(self.file, up_to, &self.tracked.note_path(), self.rotation.means)
     }
 
     /// A complete copy that is not noted yet is taken. An incomplete one has another name.

@@ -15,8 +15,8 @@ use crate::exec::watch::pidfd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Maximum number of rounds of a kill. Each round finds processes that were forked during the last one; a
@@ -75,7 +75,7 @@ impl Scan {
 
     /// Processes in these groups of a proc, and these processes with their descendants. If one of them is
     /// neither in a group nor below the agent, its descendants may be anywhere.
-    pub(in crate::exec) fn within(groups: &[PathBuf], own: &[Id]) -> Scan {
+    pub(in crate::exec) fn within(groups: &[Arc<Path>], own: &[Id]) -> Scan {
         let contained: HashSet<u32> = groups.iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let mut stats: Vec<Stat> = contained.iter().copied().filter_map(Stat::read).collect();
         let outside = own.iter().filter(|id| !contained.contains(&id.pid));

@@ -58,7 +58,7 @@ impl Log {
 fn rotate(path: &Path, rotation: Rotation) -> Rotated {
     let file = OpenOptions::new().read(true).append(true).open(path).expect("our own file");
     let notes = path.with_file_name("notes");
-    let tracked = Tracked::new(&notes, &file.metadata().expect("its data"), path);
+    let tracked = Tracked::new(&Arc::from(notes), &file.metadata().expect("its data"), &Arc::from(path));
     Rotator { file: &file, path, tracked: &tracked, rotation }.rotate().expect("room for a copy")
 }
 
@@ -171,8 +171,9 @@ fn a_rotation_that_was_cut_off_is_finished_and_not_repeated() {
         log.write(&text);
         let file = log.writer();
         let notes = log.folder.path().join("notes");
-        let tracked = Tracked::new(&notes, &file.metadata().expect("data"), &log.path());
-        tracked.note(&file).expect("a note").save(tracked.note_path()).expect("room");
+        let tracked =
+            Tracked::new(&Arc::from(notes), &file.metadata().expect("data"), &Arc::from(log.path()));
+        tracked.note(&file).expect("a note").save(&tracked.note_path()).expect("room");
         fs::write(log.folder.path().join("out.log.000000000000000"), &text[..held]).expect("room");
         let mut note = tracked.note(&file).expect("a note").clone();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -188,7 +189,7 @@ fn a_rotation_that_was_cut_off_is_finished_and_not_repeated() {
         if step == "collapsed" && collapse(&file, held as u64).is_err() {
             continue;
         }
-        note.save(tracked.note_path()).expect("room");
+        note.save(&tracked.note_path()).expect("room");
         // More than was taken is written before the next agent comes.
         log.write(&lines(3_000, 9_000));
         log.rotate();
