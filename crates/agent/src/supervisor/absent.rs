@@ -27,7 +27,7 @@ impl AbsentProcs {
         self.specs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`: the proc has a process, or is not to be looked for.
+    /// `None`: the proc has a process, or is not searched for.
     pub(super) fn set(&self, key: &Arc<ProcKey>, spec: Option<Arc<Spec>>) {
         match spec {
             Some(spec) => self.lock().insert(key.clone(), spec),
@@ -35,7 +35,7 @@ impl AbsentProcs {
         };
     }
 
-    /// Looks for as long as somebody takes what is found.
+    /// Scans until the receiver is closed.
     pub(super) async fn run(
         self,
         context: Arc<ExecContext>,

@@ -1,4 +1,4 @@
-//! One proc: feeds its machine, makes durable what it says, and then does it.
+//! The actor of one proc: feeds its state machine, journals each step, and then carries out its effects.
 
 use super::absent::AbsentProcs;
 use super::cancels::Cancels;
@@ -32,7 +32,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info;
 
-/// What all actors share.
+/// State that all actors share.
 #[derive(Debug)]
 pub(super) struct Around {
     pub(super) context: Arc<ExecContext>,
@@ -44,12 +44,12 @@ pub(super) struct Around {
     pub(super) cancels: Cancels,
     pub(super) sampler: Sampler,
     pub(super) absent: AbsentProcs,
-    /// How often procs are asked after their health.
+    /// Intervals of health checks.
     pub(super) pace: ProbePace,
     pub(super) full_disk: FullDisk,
-    /// The places of those that are to be started because the agent has come back.
+    /// Staggers starts after the agent has come back.
     pub(super) spread: Arc<Mutex<Spread>>,
-    /// The places of those whose restarts are due at about the same moment.
+    /// Staggers restarts that are due at about the same time.
     pub(super) crowd: Mutex<Crowd>,
 }
 
@@ -62,7 +62,7 @@ impl Around {
     }
 }
 
-/// A running process at one moment.
+/// A sample of a running process.
 struct ProcessSample {
     process: Process,
     /// Seconds since 1970.
@@ -76,21 +76,21 @@ pub(super) struct Actor {
     around: Arc<Around>,
     journal_writer: JournalWriter,
     registered_at: i64,
-    /// The present process, as it was last looked at.
+    /// The last sample of the present process.
     sample: Option<ProcessSample>,
-    /// What is sampled for it.
+    /// The subscription at the sampler.
     followed: Option<Follow>,
-    /// Where the sampler looks for its successor.
+    /// The pid file in which the sampler looks for a successor.
     pid_file: String,
     /// The spec by which `AbsentProcs` looks for the process; `None` while the proc has one.
     absent: Option<Arc<Spec>>,
     timetable: Timetable,
-    /// Answers to what a step asked for, which come before anything from outside.
+    /// Results of effects; handled before inputs from outside.
     answers: VecDeque<Input>,
     /// Answers to [`Effect::Vet`], which come before all others.
     verdicts: VecDeque<(OpId, Option<OtherAccount>)>,
     probes: Probes,
-    /// What the probes had said when events were last made of it, if they ever did.
+    /// The probe results at the last event, if there was one.
     told: Option<Box<LastAnswer>>,
 }
 
@@ -118,15 +118,15 @@ impl Actor {
         }
     }
 
-    /// Ends when there is nothing left to look after, with the orders that came too late for it.
+    /// Ends when there is nothing left to supervise, and returns the orders that arrived too late.
     pub(super) async fn run(
-        // A future keeps two of each argument: the one that it was given, and the one that it works on.
+        // Boxed: a future stores each argument twice, as given and as a local.
         mut self: Box<Self>,
         first: Step,
         mut inbox: Inbox,
     ) -> (Arc<ProcKey>, Vec<Order>) {
-        // Its task keeps room for the largest of what it ever waits for. That is each in a place of its own
-        // for the moment that it takes, but for the next input, for which it waits nearly always.
+        // A task has space for its largest await. All but the next input, which is nearly always awaited, are
+        // therefore boxed while they last.
         Box::pin(self.carry_out(first)).await;
         loop {
             let input = match self.answers.pop_front() {
@@ -139,7 +139,7 @@ impl Actor {
                         }
                     }
                     ActorWork::Input(input) => match self.succession_before(&input) {
-                        // The order is for the process that counts now.
+                        // The order applies to the successor.
                         Some(succeeded) => {
                             self.answers.push_back(*input);
                             succeeded
@@ -187,7 +187,7 @@ impl Actor {
         }
     }
 
-    /// Between two steps, when nothing that was asked for is unanswered: what is under way then has begun.
+    /// Called between two steps, when no effect waits for its result: a running op has begun by then.
     async fn heed_cancels(&mut self) {
         for op in self.around.cancels.of(self.machine.key()) {
             if let Some(step) = self.machine.cancel(op) {
@@ -200,12 +200,11 @@ impl Actor {
         // It may be long, and there is nothing in it.
         self.answers.shrink_to(0);
         let now = self.around.context.now();
-        // In places of their own: a proc that runs well waits for neither.
+        // Boxed: a proc that runs well waits for neither.
         let sleep = self.machine.wake_at().map(|wake| Box::pin(tokio::time::sleep(wake.since(now))));
         let next = tokio::select! {
-            // What is to be written first, for inputs may never end. Then those, and before them the end of
-            // the agent: nothing new is begun then. An exit that has happened must win over the deadline that
-            // it just met.
+            // Writes first, because inputs may never end. Then inputs, which report the agent's end before
+            // any other: nothing new begins then. An exit must win over the deadline that it just met.
             biased;
             () = self.journal_writer.progress() => Some(ActorWork::Written),
             input = inbox.recv() => Some(input.map_or(ActorWork::End, ActorWork::Input)),
@@ -218,8 +217,7 @@ impl Actor {
         }
     }
 
-    /// What is wrong beside its life becomes an event when it begins to be so. What is to be done about its
-    /// health the machine decides.
+    /// Turns changed probe results into events. The machine decides about health.
     async fn tell_of_probes(&mut self) {
         let (seen, told) = (self.probes.seen(), self.told.take().unwrap_or_default());
         if let Some((process, health)) = seen.news_since(&told) {
@@ -232,7 +230,7 @@ impl Actor {
         self.journal_writer.write_later(&writes, self.known()).await;
     }
 
-    /// A sample of the process with all that belongs to it. The machine hears of it too, and then readers.
+    /// A sample of the process and its tree, for the machine and then for readers.
     fn saw(&mut self, process: &Process, usage: Usage) {
         if let Some(sample) = self.sample.as_mut().filter(|sample| sample.process.is(process)) {
             sample.usage = usage;
@@ -242,14 +240,14 @@ impl Actor {
         }
     }
 
-    /// An order may come before the next sample, which would tell that the program has replaced itself.
+    /// An order may arrive before the next sample would show that the program has replaced itself.
     fn succession_before(&mut self, input: &Input) -> Option<Input> {
         let old = self.machine.process().filter(|_| matches!(input, Input::Order(_)))?;
         self.successor_of(&old).map(|process| Input::News(ProcNews::Succeeded { old, process }))
     }
 
-    /// A program that replaces itself says so in its pid file; and what was found may be only the shell of
-    /// its command.
+    /// A program that replaces itself writes its new pid to its pid file. A recovered process may be only the
+    /// shell of its command.
     fn successor_of(&mut self, process: &Process) -> Option<Process> {
         let spec = self.machine.spec().filter(|_| !self.machine.is_busy())?;
         self.executor.successor(process, spec)
@@ -273,7 +271,7 @@ impl Actor {
             self.announce(unwritten);
         }
         match commit {
-            // Nothing to wait for, not even for what may be written later.
+            // Nothing to write, and no need to wait for earlier deferred writes.
             Commit::First if writes.is_empty() => {
                 self.announce(writes);
                 effects.into_iter().for_each(|effect| self.act(effect));
@@ -288,7 +286,7 @@ impl Actor {
                 self.machine.delayed(self.around.context.now().since(decided));
             }
             Commit::Alongside => {
-                // The process first: it is what somebody waits for.
+                // Effects first: the process is urgent.
                 effects.into_iter().for_each(|effect| self.act(effect));
                 self.journal_writer.write_later(&writes, self.known()).await;
                 self.announce(writes);
@@ -296,11 +294,11 @@ impl Actor {
         }
     }
 
-    /// Says what a step has brought.
+    /// Publishes the results of a step.
     fn announce(&mut self, writes: Vec<Write>) {
         let key = self.machine.key().clone();
         if !writes.contains(&Write::Forget) {
-            // Before the outcome: who has been told that it runs should not see a list that says otherwise.
+            // Before the outcome: a caller that has the outcome must see the new state.
             self.publish();
         }
         for write in writes {
@@ -326,13 +324,13 @@ impl Actor {
                     self.around.hosting.forget(&key);
                     self.around.states.forget(&key);
                 }
-                // The ledger has told of it.
+                // The journal writer has logged it.
                 Write::Event(_) | Write::Begun(_) => {}
             }
         }
     }
 
-    /// What the readers of this proc's events know it by.
+    /// The proc's identity in its events.
     fn known(&self) -> EventProc {
         let spec = self.machine.spec();
         EventProc {
@@ -415,7 +413,7 @@ impl Actor {
         }
     }
 
-    /// The machine does not know what is wrong beside the process.
+    /// Adds problems beside the process to outcomes; the machine does not know them.
     fn annotate(&self, writes: &mut [Write]) {
         let started = writes.iter().any(|write| matches!(write, Write::Event(Event::Started { .. })));
         for write in writes {
@@ -434,12 +432,12 @@ impl Actor {
         }
     }
 
-    /// What is wrong beside the process: its files and probes, its output, the disk.
+    /// Problems beside the process: files and probes, output, disk.
     fn beside(&self) -> String {
         joined(&joined(&self.probes.seen().note, self.executor.note()), self.around.full_disk.note())
     }
 
-    /// Tells the server's readers what the proc looks like, if that has changed.
+    /// Publishes the proc's state if it has changed.
     fn publish(&mut self) {
         let Some(spec) = self.machine.spec() else { return };
         let labels = spec.labels.clone();
@@ -463,7 +461,7 @@ impl Actor {
         let heed =
             match (limits != Resource::default(), self.machine.note(self.around.context.now()).is_empty()) {
                 (true, _) => Heed::Limits,
-                // The next samples say whether what is noted is over.
+                // The next samples show whether the noted problem is over.
                 (false, false) => Heed::Each,
                 (false, true) => Heed::Changes,
             };
@@ -512,22 +510,22 @@ impl Actor {
     }
 }
 
-/// What an actor has to do next.
+/// The next work of an actor.
 enum ActorWork {
     Input(Box<Input>),
-    /// What was to be durable later is so.
+    /// A deferred write is durable.
     Written,
-    /// Something else is known of its version or health.
+    /// A probe result has changed.
     Probed,
     End,
 }
 
-/// Two notes in one.
+/// Joins two notes.
 fn joined(one: &str, other: &str) -> String {
     if one.is_empty() || other.is_empty() { format!("{one}{other}") } else { format!("{one}; {other}") }
 }
 
-/// So that a change worth telling is one that people would notice.
+/// Rounds, so that only noticeable changes are published.
 fn round(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
@@ -551,8 +549,8 @@ async fn if_any<F: Future<Output = ()>>(waiting: Option<Pin<Box<F>>>) {
     }
 }
 
-/// What has happened and was not heard of yet, for the agent had no time: whoever was to tell gets a chance
-/// before a deadline is held against the process. Each hop from the kernel to here takes one round.
+/// Inputs that are ready but were not delivered yet. They are handled before a deadline, because the agent
+/// itself may have been late. Each hop from the kernel to here takes one poll.
 async fn just_arrived(inbox: &mut Inbox) -> Option<Box<Input>> {
     for _ in 0..4 {
         tokio::task::yield_now().await;

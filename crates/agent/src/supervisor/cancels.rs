@@ -1,5 +1,4 @@
-//! Ops that nobody waits for any more. Their procs' actors look here between two steps; what wakes them
-//! carries nothing.
+//! Cancelled ops. The actors of their procs look here between two steps; the wake-up carries no data.
 
 use procfleet_core::id::{OpId, ProcKey};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +12,7 @@ pub(super) struct Cancels {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// How many procs have some: there are nearly always none, and then nobody locks anything.
+    /// Number of procs with cancelled ops: nearly always 0, and then no lock is taken.
     procs: AtomicUsize,
     ops: Mutex<BTreeMap<ProcKey, BTreeSet<OpId>>>,
 }
@@ -29,7 +28,8 @@ impl Cancels {
         self.inner.procs.store(ops.len(), Ordering::Release);
     }
 
-    /// Those of a proc. They stay until they are done: an order may still be on its way to its actor.
+    /// The cancelled ops of a proc. They stay until they are answered: an order may still be on its way to
+    /// its actor.
     pub(super) fn of(&self, key: &ProcKey) -> Vec<OpId> {
         if self.inner.procs.load(Ordering::Acquire) == 0 {
             return Vec::new();

@@ -1,11 +1,10 @@
-//! Whether the files that a spec names (`configmap`) are as it says: with the md5 that it names, or, where it
-//! names none, there and as they were when the process was last started (or when the agent first saw them
-//! since).
+//! Checks whether the files that a spec names (`configmap`) are as expected: with the given md5 or, without
+//! one, present and unchanged since the last start of the process (or since the agent first saw them).
 //!
 //! A file is opened with the rights of the spec's account, so a caller learns nothing that the account could
-//! not find out itself. It is read again only when its stamp is another one, up to a limit, in a thread of
-//! its own, and no further when nobody waits for it any more. What is not as it should be is said in the
-//! proc's note, and in the log once for every change.
+//! not read itself. It is read again only when its stamp has changed, up to a limit, in a blocking thread,
+//! and the read stops when the result is no longer awaited. Deviations are in the proc's note, and in the log
+//! once for every change.
 
 use crate::exec::{NotOpened, open_as};
 use md5::{Digest, Md5};
@@ -19,19 +18,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info;
 
-/// How much is read while somebody waits for the answer.
+/// Maximum size that is read while a caller waits.
 const SMALL: u64 = 1024 * 1024;
-/// A config is a text that people write. What is larger than this is not read: it may have no end.
+/// Larger files are not read: a config is written by people, and a special file may have no end.
 const LARGEST: u64 = 64 * 1024 * 1024;
 /// A tick of any file system's clock is shorter than this.
 const TICK_SECS: i64 = 2;
-/// How long a note about many files may be.
+/// Maximum length of a note about many files.
 const LONGEST_NOTE: usize = 1_024;
 
 /// Which files are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// Of a large one, what was known before will do.
+    /// For a large file, the last known result is used.
     Small,
     Any,
 }
@@ -39,13 +38,13 @@ pub(super) enum Extent {
 /// How much may be read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effort<'a> {
-    /// Somebody waits, or the process does not run.
+    /// A caller waits, or the process does not run.
     Small,
-    /// Until this says that nobody wants to know any more.
+    /// Any size, until this flag cancels the read.
     Any(&'a AtomicBool),
 }
 
-/// What is known of the files of one proc.
+/// The known state of one proc's files.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     known: HashMap<String, KnownFile>,
@@ -56,7 +55,7 @@ struct KnownFile {
     finding: Finding,
     /// The file's content when it was first read in this round, as a digest.
     first: Option<First>,
-    /// What was said about it last; empty where it is as it should be.
+    /// The last note about it; empty if the file is as expected.
     said: String,
 }
 
@@ -75,7 +74,7 @@ enum Finding {
     Read { stamp: Stamp, trust: StampTrust, md5: String },
 }
 
-/// Nobody wants to know any more.
+/// The read was cancelled.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cancelled;
 
@@ -87,7 +86,7 @@ enum StampTrust {
     Nothing,
 }
 
-/// What changes with a file's content, or at least whenever it may have changed.
+/// Changes whenever a file's content may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -97,8 +96,8 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// Looks at the files in a thread of its own: they may be large, and disks slow. Dropping this ends the
-/// reading.
+/// Checks the files in a blocking thread: they may be large, and disks slow. Dropping the future cancels the
+/// read.
 pub(super) async fn look_at(
     files: Arc<Mutex<Files>>,
     key: ProcKey,
@@ -126,8 +125,8 @@ pub(super) async fn look_at(
 }
 
 impl Files {
-    /// Looks at the files of the spec. Says what is wrong with them; nothing if all are as they should be.
-    /// `round` is another one whenever the process was started anew.
+    /// Checks the files of the spec and returns a note; empty if all are as expected. `round` changes with
+    /// every start of the process.
     pub(super) fn check(
         &mut self,
         key: &ProcKey,
@@ -149,7 +148,7 @@ impl Files {
             match before.map_or("", |known| &known.said) {
                 before if before == said => {}
                 _ if said.is_empty() => info!(proc = %key, file = file.path, "configmap file matches again"),
-                // The actor makes an event of the note.
+                // The actor turns the note into an event.
                 _ => {}
             }
             if !said.is_empty() {
@@ -163,7 +162,7 @@ impl Files {
     }
 }
 
-/// `None`: it would take too much effort, and nothing was known before.
+/// `None`: the file is too large for this check, and nothing is known about it.
 fn look(
     path: &str,
     user: &str,
@@ -386,7 +385,7 @@ mod tests {
         assert!(said.contains("cannot be read: the link "), "{said}");
     }
 
-    /// It is not read again, and nobody waits for a large one.
+    /// A large file is not read again, and no caller waits for it.
     #[test]
     fn a_file_is_read_when_its_stamp_is_new() {
         let folder = tempfile::tempdir().expect("a temp dir");
@@ -422,7 +421,7 @@ mod tests {
         assert_eq!(files.known[&path].said, said, "what was known stays");
     }
 
-    /// The thread that reads hears of it.
+    /// The reading thread sees the cancellation.
     #[tokio::test]
     async fn dropping_a_look_ends_the_reading() {
         let files = Arc::<Mutex<Files>>::default();

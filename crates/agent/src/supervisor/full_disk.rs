@@ -1,8 +1,8 @@
-//! What the agent does when the disk of its data folder is full.
+//! Handles a full disk of the data folder.
 //!
-//! The journal holds disk blocks in advance, so what ends a process can still be written down. What would
-//! make more work is refused. A query changes nothing: where the journal takes nothing at all, it is answered
-//! without the journal, and if the agent ends before, the server sends it again.
+//! The journal holds disk blocks in advance, so ops that end a process can still be journalled. Ops that
+//! would start more are refused. A query changes nothing: if the journal cannot be written at all, it is
+//! answered without the journal, and the server sends it again after a crash of the agent.
 
 use procfleet_core::id::OpId;
 use procfleet_core::supervise::Write;

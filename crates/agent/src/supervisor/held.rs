@@ -1,9 +1,8 @@
-//! Ops of the agent's last life that had not begun: they wait until the server has said again that they are
-//! wanted.
+//! Ops that an earlier agent process accepted and had not begun: they wait until the server sends them again.
 //!
-//! While the agent was away they may have been cancelled, and then they must not begin any more. The server
-//! is not told that they were taken, so it sends again those that are still open. Those that it does not send
-//! end when they should have begun at the latest.
+//! They may have been cancelled while the agent was away, and must not begin then. They are not reported as
+//! accepted, so the server sends those that are still open. The others end at the time by which they should
+//! have begun.
 
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::{OpId, ProcKey};
@@ -32,12 +31,12 @@ impl HeldOrders {
         self.lock().contains_key(&op)
     }
 
-    /// The op is wanted, or must be answered.
+    /// The op may begin, or must be answered.
     pub(super) fn release(&self, op: OpId) -> Vec<(ProcKey, Order)> {
         self.lock().remove(&op).unwrap_or_default()
     }
 
-    /// Those that can no longer begin in time.
+    /// Ops that can no longer begin in time.
     pub(super) fn overdue(&self, now: BootTime) -> Vec<(ProcKey, Order)> {
         let mut orders = self.lock();
         let late = |parts: &Vec<(ProcKey, Order)>| parts.iter().any(|(_, order)| now >= order.start_by);

@@ -1,7 +1,7 @@
-//! The journal as one proc's actor writes it: every step in its order, some of them waited for.
+//! Orders one actor's journal writes.
 //!
-//! What need not be durable before the actor goes on is written when the disk is ready. What must be waits
-//! for all that came before it, and goes into the same transaction.
+//! Deferred writes are committed when the disk is ready. A write that must be durable first waits for all
+//! earlier ones, and is in the same transaction.
 
 use crate::journal::{EventProc, Journal};
 use procfleet_core::id::ProcKey;
@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tracing::{info, warn};
 
-/// So much may wait for a disk that takes nothing. After that the proc waits too: its memory is no disk.
+/// Maximum number of deferred journal writes. Beyond it the actor blocks (back-pressure).
 const BEHIND: usize = 64;
 
 /// A write that is under way.
@@ -44,8 +44,7 @@ impl JournalWriter {
         self.begin();
     }
 
-    /// Returns when something was written, and never if there is nothing. Nothing is lost if it is not waited
-    /// for to the end.
+    /// Returns when a deferred write was committed; never if there is none. Cancel safe.
     pub(super) async fn progress(&mut self) {
         match &mut self.writing {
             Some(writing) => writing.await,
@@ -81,7 +80,7 @@ impl JournalWriter {
             let (journal, key) = (self.journal.clone(), self.key.clone());
             self.writing = Some(Box::pin(async move {
                 journal.write(&key, &writes, &known).await;
-                // Not before: what the log says has happened is not to be lost.
+                // After the commit: an event in the log must not be lost.
                 for write in &writes {
                     if let Write::Event(event) = write {
                         log_event(&key, event);

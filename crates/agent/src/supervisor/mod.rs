@@ -1,9 +1,9 @@
-//! All procs of this host: one actor each, and the way of an order to its actor.
+//! The supervisor: one actor for each proc, and the dispatch of orders to them.
 //!
-//! An order is written to the journal before anybody acts on it. One that came before is answered from the
-//! journal and not carried out again. One for several instances of a proc comes out of the journal in parts,
-//! a part for each instance's own actor, and is answered when the last of them has ended (`open`). One that
-//! is about a namespace and not about a proc is carried out here: it is a note to be taken.
+//! An order is journalled before it is carried out. A repeated order is answered from the journal. An order
+//! for several instances is divided by the journal into parts, one for each instance's actor, and is answered
+//! when the last part has ended (`open`). An order about a namespace is carried out here: it stores process
+//! groups.
 
 mod absent;
 mod actor;
@@ -50,11 +50,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{error, info, warn};
 
-/// How many orders may wait to be journalled. The server sends 64 ahead at most.
+/// Queue of orders to be journalled. The server sends at most 64 ahead.
 const INTAKE: usize = 64;
-/// How many inputs may wait for one actor: its queue of orders and a handful of exits.
+/// Queue of one actor: orders and a few exits.
 const INPUTS: usize = 64;
-/// How long the actors may take to finish their steps at the end: a write to the journal each.
+/// Time for actors to finish their steps at the end: one journal write each.
 const LAST_STEPS: Duration = Duration::from_secs(1);
 /// Ops come in bursts; one is over when none has been under way for this long.
 const QUIET: Duration = Duration::from_secs(1);
@@ -92,7 +92,7 @@ impl Supervisor {
         supervisor
     }
 
-    /// The supervisor and its task; `pace` says how often procs are asked after their health.
+    /// Creates the supervisor and its task; `pace` sets the intervals of health checks.
     fn prepare(
         pace: ProbePace,
         context: Arc<ExecContext>,
@@ -117,7 +117,7 @@ impl Supervisor {
             states.publish_groups(namespace, groups.clone());
             sampler.pool(namespace, pools.set(namespace, groups));
         }
-        // One at a time: a supervisor that is busy makes the next round wait.
+        // Capacity 1: a busy supervisor delays the next round (back-pressure).
         let (tell, rounds) = mpsc::channel(1);
         let mut sampling = JoinSet::new();
         sampling.spawn(sampler.clone().run(context.clone(), tell));
@@ -140,7 +140,7 @@ impl Supervisor {
         });
         let (actors, running, held) = (HashMap::new(), JoinSet::new(), HeldOrders::default());
         for proc in &past.procs {
-            // Before the first session can say what was taken.
+            // Before the first session can report accepted ops.
             proc.waiting.iter().for_each(|order| held.keep(&proc.key, order.clone()));
         }
         let work = SupervisorWork {
@@ -171,7 +171,7 @@ impl Supervisor {
         self.context.facts(self.started_at)
     }
 
-    /// What need not be sent again.
+    /// Ops that the server need not send again.
     pub(crate) fn taken(&self) -> Vec<OpId> {
         self.open.all().into_iter().filter(|op| !self.held.has(*op)).collect()
     }
@@ -181,17 +181,17 @@ impl Supervisor {
         self.open.none().await;
     }
 
-    /// Returns when ops were carried out and there has been a moment without any.
+    /// Returns after a burst of ops, when there was a pause.
     pub(crate) async fn burst(&self) {
         self.open.burst(QUIET).await;
     }
 
     pub(crate) async fn order(&self, order: OpOrder) {
-        // A supervisor that has ended leaves the order to the next session.
+        // If the supervisor has ended, the next session repeats the order.
         let _ = self.intake.send(SupervisorMessage::Order(Box::new(order))).await;
     }
 
-    /// Nobody waits for these any more. Each is answered soon: what has not begun does not begin.
+    /// Cancels ops. Each is answered soon; one that has not begun does not begin.
     pub(crate) async fn cancel(&self, ops: Vec<OpId>) {
         let _ = self.intake.send(SupervisorMessage::Cancel(ops)).await;
     }
@@ -221,11 +221,11 @@ struct SupervisorWork {
     around: Arc<Around>,
     actors: HashMap<Arc<ProcKey>, Inputs>,
     held: HeldOrders,
-    /// Procs on which nobody may act, for their records cannot be read.
+    /// Procs whose records cannot be read. Ops on them are refused.
     unreadable: HashMap<ProcKey, String>,
-    /// Each ends with its key and the orders that it did not get to.
+    /// Each actor returns its key and the orders that it did not handle.
     running: JoinSet<(Arc<ProcKey>, Vec<Order>)>,
-    /// Orders for actors that take nothing more and were not joined yet.
+    /// Orders for actors that have closed their inbox and were not joined yet.
     late: Vec<(ProcKey, Order)>,
     rounds: mpsc::Receiver<Round>,
     /// Candidates for processes that were started by hand.
@@ -245,10 +245,10 @@ impl SupervisorWork {
         }
         let mut batch = Vec::new();
         loop {
-            // How long until an order that is held can no longer begin in time.
+            // Until a held order can no longer begin in time.
             let overdue = self.held.until().map(|until| until.since(self.around.context.now()));
             tokio::select! {
-                // Ended actors first, so that their orders find a new one.
+                // Ended actors first, so that their orders get a new actor.
                 biased;
                 Some(ended) = self.running.join_next(), if !self.running.is_empty() => {
                     match ended {
@@ -287,8 +287,8 @@ impl SupervisorWork {
         }
     }
 
-    /// An actor has ended, since nothing was left to do. Its successor, if it needs one, gets what came too
-    /// late for it.
+    /// An actor has ended because nothing was left to supervise. If there are late orders, a new actor gets
+    /// them.
     async fn succeed(&mut self, key: &Arc<ProcKey>, mut orders: Vec<Order>) {
         self.actors.remove(key);
         let late = self.late.extract_if(.., |(late, _)| *late == **key);
@@ -298,8 +298,8 @@ impl SupervisorWork {
         }
     }
 
-    /// An actor has panicked. Its machine is lost, and what the journal knows of it is read at a start only.
-    /// The supervisor passes the panic on, which ends the agent; the other actors finish their steps.
+    /// An actor has panicked. Its state is lost, and the journal is read only at a start. The supervisor
+    /// forwards the panic, which ends the agent; other actors finish their steps.
     async fn end_after(&mut self, error: JoinError) {
         self.end().await;
         if let Ok(panic) = error.try_into_panic() {
@@ -307,13 +307,13 @@ impl SupervisorWork {
         }
     }
 
-    /// What all procs use at one moment. Each is told what concerns it; one that has no room for it hears the
-    /// next.
+    /// Samples of all procs at one time. Each actor gets its own; an actor with a full inbox gets the next
+    /// one.
     fn sampled(&mut self, round: Round) {
         self.look_at_disk();
         for (key, input) in self.pools.sampled(&round) {
             info!(proc = %key, "process group is over its limit; ending this proc");
-            // One that has no room for it is told with the next samples, if it is still so.
+            // If the inbox is full, the next samples repeat it.
             if let Some(Err(error)) = self.actors.get(&key).map(|actor| actor.try_send(Box::new(input))) {
                 warn!(proc = %key, %error, "cannot queue the end of a proc whose process group is over its limit; retrying at the next sample");
             }
@@ -334,7 +334,7 @@ impl SupervisorWork {
         }
     }
 
-    /// Lets every actor finish its step: what is written as begun is then also done.
+    /// Lets every actor finish its step: an effect whose beginning is journalled is then carried out.
     async fn end(&mut self) {
         self.actors.values().for_each(Inputs::stop);
         let last_steps = async { while self.running.join_next().await.is_some() {} };
@@ -345,10 +345,10 @@ impl SupervisorWork {
     }
 
     async fn take_up(&mut self, proc: PastProc) {
-        // What waits is held already.
+        // Waiting orders are in `held`.
         let PastProc { key, record, registered_at, interrupted, waiting: _ } = proc;
         let open = interrupted.iter().map(|(op, _)| *op);
-        // Parts are known already, with what became of their siblings.
+        // Parts were resumed with their siblings.
         open.filter(|op| op.whole().1.is_none()).for_each(|op| self.around.open.begin(op));
         match record {
             Some(record) => {
@@ -363,10 +363,10 @@ impl SupervisorWork {
         }
     }
 
-    /// Orders that were held back until now.
+    /// Begins orders that were held back.
     async fn begin(&mut self, orders: Vec<(ProcKey, Order)>) {
         for (_, order) in orders.iter().filter(|(_, order)| order.op.whole().1.is_none()) {
-            // Parts are known already, with what became of their siblings.
+            // Parts were resumed with their siblings.
             self.around.open.begin(order.op);
         }
         let now = self.around.context.now();
@@ -385,7 +385,7 @@ impl SupervisorWork {
         }
     }
 
-    /// An op that had begun on a proc of which nothing else is known.
+    /// Answers an op that had begun on a proc without a record.
     async fn answer_lost(&self, key: &ProcKey, op: OpId, kind: OpKind) {
         let message = format!(
             "interrupted: the agent ended while {} was under way and does not repeat it",
@@ -404,7 +404,7 @@ impl SupervisorWork {
         let now = self.around.context.now();
         let orders: Vec<(ProcKey, Order)> = orders
             .into_iter()
-            // What was answered and is not confirmed is only said again: it may be in no journal.
+            // An outcome that is not acknowledged is sent again; it may be missing in the journal.
             .filter(|order| !self.around.outbox.repeat(order.op))
             .map(|o| {
                 let OpOrder { op, epoch: _, proc, kind, start_within, spec, accounts } = o;
@@ -442,7 +442,7 @@ impl SupervisorWork {
                 Acceptance::New(parts) => {
                     // All of them before the first can end.
                     parts.iter().for_each(|(_, part)| self.around.open.begin(part.op));
-                    // As it was journalled: an order that changes some fields has its whole spec there.
+                    // From the journal: for an order that changes fields it has the merged spec.
                     let spec = parts.first().and_then(|(_, part)| part.spec.as_ref());
                     let refusal = self.around.context.allow().refusal(order.kind, spec);
                     if let Some(reason) = refusal {
@@ -470,8 +470,7 @@ impl SupervisorWork {
         }
     }
 
-    /// Tells the actors that have the op. One that has ended is answered as it was, one that never came is
-    /// never begun.
+    /// Cancels the op at its actors. An op that has ended keeps its outcome; an unknown one is never begun.
     async fn cancel(&mut self, op: OpId) {
         if self.around.outbox.repeat(op) {
             return;
@@ -499,7 +498,7 @@ impl SupervisorWork {
             }
             self.around.cancels.add(&key, part);
             if let Some(actor) = self.actors.get(&key) {
-                // It is only woken: what it is to do, it reads.
+                // Only a wake-up; the actor reads the cancelled ops itself.
                 let _ = actor.send(Box::new(Input::Tick)).await;
             }
         }
@@ -510,7 +509,7 @@ impl SupervisorWork {
         }
     }
 
-    /// Says whether the disk is full. If that has changed, every proc shows it in its status.
+    /// Checks whether the disk is full. A change is shown in the status of every proc.
     fn look_at_disk(&self) -> bool {
         let is_full = self.around.journal.is_disk_full();
         if self.around.full_disk.set(is_full) {
@@ -521,7 +520,7 @@ impl SupervisorWork {
                 false => info!("disk of the data folder has space again"),
             }
             for actor in self.actors.values() {
-                // Only a wake-up: the actor then publishes its state. One that has no room for it publishes
+                // Only a wake-up: the actor then publishes its state. An actor with a full inbox publishes
                 // soon anyway.
                 let _ = actor.try_send(Box::new(Input::Tick));
             }
@@ -529,8 +528,8 @@ impl SupervisorWork {
         is_full
     }
 
-    /// Returns the orders that are carried out on a full disk, and refuses the others. An op that came before
-    /// is never refused: something may have been done already.
+    /// Returns the orders that are carried out on a full disk, and refuses the others. A repeated op is never
+    /// refused: it may have begun.
     async fn refuse_on_full_disk(&self, orders: Vec<(ProcKey, Order)>) -> Vec<(ProcKey, Order)> {
         self.around.journal.make_room().await;
         let mut taken = Vec::new();
@@ -545,7 +544,7 @@ impl SupervisorWork {
         taken
     }
 
-    /// An op that is not in the journal, and on which nobody has acted. Its caller need not wait for the
+    /// Refuses an op that was not journalled and not begun, so that its caller need not wait for the
     /// deadline.
     fn refuse(&self, op: OpId, kind: OpKind) {
         let message = format!(
@@ -568,7 +567,7 @@ impl SupervisorWork {
             self.spawn(Machine::new(key.clone()), Default::default(), 0);
         }
         let sent = self.actors[key].send(Box::new(Input::Order(Box::new(order)))).await;
-        // The actor is ending. Until its task is joined, nobody knows whether it may have a blank successor.
+        // The actor is ending. Whether it gets a successor is known only after its task is joined.
         if let Err(back) = sent
             && let Input::Order(order) = *back
         {
@@ -576,8 +575,7 @@ impl SupervisorWork {
         }
     }
 
-    /// Takes the groups of a namespace down. Nothing waits for it, so its time is up only after a long
-    /// absence.
+    /// Stores the process groups of a namespace. It is quick, so it expires only after a long absence.
     async fn set_groups(&mut self, key: &ProcKey, order: Order) {
         if let Some(outcome) = group_refusal(&order) {
             return self.end_unbegun(key, order.op, outcome).await;
@@ -599,7 +597,7 @@ impl SupervisorWork {
                 self.around.journal.set_groups(&key.namespace, &groups, op, &outcome).await;
                 info!(%op, namespace = key.namespace, groups = groups.len(), "process groups set");
                 self.around.sampler.pool(&key.namespace, self.pools.set(&key.namespace, &groups));
-                // Before the outcome: who has been told that they are set should see them.
+                // Before the outcome: a caller that has the outcome must see the groups.
                 self.around.states.publish_groups(&key.namespace, groups);
             }
             Err(_) => {
@@ -642,7 +640,7 @@ mod tests {
     use std::path::Path;
     use std::time::Instant;
 
-    /// A supervisor with nobody to talk to.
+    /// A supervisor without a server.
     struct Alone {
         folder: tempfile::TempDir,
         journal: Journal,
@@ -691,7 +689,7 @@ mod tests {
             assert!(so.is_ok(), "{:?}", self.reports());
         }
 
-        /// Ends what the tests have started.
+        /// Ends the processes of the tests.
         async fn end(&self) {
             self.supervisor.stop().await;
             for pid in self.reports().into_iter().filter_map(|report| report.pid) {
@@ -740,7 +738,7 @@ mod tests {
         }
     }
 
-    /// A process that notes each of its starts.
+    /// A process that records each of its starts.
     fn spec(folder: &Path) -> Spec {
         let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("passwd").expect("an account");
         let mut spec = Spec::default();
@@ -889,7 +887,7 @@ mod tests {
         alone.end().await;
     }
 
-    /// It may have been cancelled meanwhile: the server says again what is still wanted.
+    /// It may have been cancelled meanwhile: the server sends again the ops that are still open.
     #[tokio::test]
     async fn what_had_not_begun_when_the_agent_ended_begins_when_the_server_sends_it_again() {
         let folder = tempfile::tempdir().expect("a temp dir");
@@ -941,7 +939,7 @@ mod tests {
         journal.refuse_writes().await;
         supervisor.order(order.clone()).await;
         assert_eq!(answer().await, Code::SystemError.number());
-        // The same op again, as after a broken connection: there is one answer to it.
+        // The same op again, as after a broken connection: it has one answer.
         journal.accept_writes().await;
         supervisor.order(order.clone()).await;
         assert_eq!(answer().await, Code::SystemError.number());

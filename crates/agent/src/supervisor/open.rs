@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 pub(super) struct OpenOps {
     /// Without parts: it is carried out as a whole.
     inner: Arc<Mutex<BTreeMap<OpId, OpParts>>>,
-    /// One of them has ended.
+    /// Notified when an op has ended.
     ended: Arc<Notify>,
 }
 
@@ -60,13 +60,13 @@ impl OpenOps {
         parts.extend(instance.map(|instance| (instance, None)));
     }
 
-    /// An op from the agent's last life, of which some parts have ended.
+    /// An op of an earlier agent process, of which some parts have ended.
     pub(super) fn resume(&self, op: OpId, parts: OpParts) {
         self.lock().insert(op, parts);
     }
 
-    /// The outcome of an op or of a part is durable. Says the op that has ended with it, and how; `None`
-    /// while other parts of it are open.
+    /// The outcome of an op or of a part is durable. Returns the op that has ended with it and its outcome;
+    /// `None` while other parts are open.
     pub(super) fn done(&self, op: OpId, outcome: Outcome) -> Option<(OpId, Outcome)> {
         let (whole, instance) = op.whole();
         let mut inner = self.lock();
@@ -76,7 +76,7 @@ impl OpenOps {
             return Some((op, outcome));
         };
         let parts = inner.get_mut(&whole)?;
-        // The first outcome stands, as in the journal.
+        // The first outcome counts, as in the journal.
         parts.entry(instance).or_default().get_or_insert(outcome);
         let ended: Option<BTreeMap<u32, Outcome>> =
             parts.iter().map(|(instance, outcome)| Some((*instance, outcome.clone()?))).collect();

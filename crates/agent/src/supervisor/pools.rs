@@ -1,5 +1,5 @@
-//! What the processes of a namespace use together, where its groups limit that. A round of samples has all of
-//! them at one moment, and the rules in [`procfleet_core::groups`] say who is to be ended.
+//! Usage of a namespace's processes together, where its groups limit it. A round of samples has all of them
+//! at one time, and [`procfleet_core::groups`] decides which proc to end.
 
 use super::sampler::{Round, Sampled};
 use procfleet_core::groups::{self, Member, has_limit};
@@ -15,7 +15,7 @@ pub(super) struct LimitedPools {
     course: groups::Pools,
 }
 
-/// Whether the processes of a namespace, or one of them, are sampled for what all use together.
+/// Whether the processes of a namespace, or one of them, are sampled for the limits of the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pooled {
     Yes,
@@ -34,7 +34,7 @@ impl LimitedPools {
         Pooled::No
     }
 
-    /// Takes a round in, and says who is to be told what.
+    /// Evaluates a round, and returns inputs for the procs concerned.
     pub(super) fn sampled(&mut self, round: &Round) -> Vec<(ProcKey, Input)> {
         let mut told = Vec::new();
         for (namespace, groups) in &self.groups {

@@ -1,10 +1,8 @@
-//! What is asked about a proc beside its life: its version (`version_cmd`), its health (`health_cmd`), and
-//! whether its files are as they should be (`configmap`).
+//! Probes of a proc: its version (`version_cmd`), its health (`health_cmd`), and its files (`configmap`).
 //!
-//! One task per proc that has something to ask. The actor tells it what the proc is and how it stands,
-//! through one watch, and hears what was said through another; neither ever waits for the other. While an op
-//! or a restart is under way nothing is asked, and what was being asked is broken off: a process on its way
-//! down is not ill.
+//! Each proc with probes has one task. The actor sends it the spec and the proc's readiness through one
+//! watch, and gets results through another; neither waits for the other. While an op or a restart is under
+//! way no probe runs, and a running one is cancelled: a process that is being stopped is not unhealthy.
 
 use super::drift::{self, Effort, Extent, Files};
 use crate::exec::{ExecContext, Probed, Prober};
@@ -21,14 +19,14 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::info;
 
-/// How many failures of `health_cmd` in a row make an event, and may lead to a restart.
+/// Consecutive failures of `health_cmd` that make an event, and may lead to a restart.
 const FAILURES: u32 = 3;
 /// Characters of the version that are kept.
 const LONGEST_VERSION: usize = 256;
 /// Characters of an answer about health that are kept.
 const LONGEST_ANSWER: usize = 256;
 
-/// How often is asked, and how long an answer may take.
+/// Intervals and timeouts of probes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbePace {
     pub(super) every: Duration,
@@ -41,22 +39,22 @@ impl Default for ProbePace {
     }
 }
 
-/// What was said last.
+/// The last results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LastAnswer {
     pub(super) version: String,
     pub(super) health: HealthReport,
-    /// The verdict of all answers together. `None`: there is none yet.
+    /// The verdict of all results. `None`: not known yet.
     pub(super) verdict: Option<Health>,
-    /// The process of which that was said.
+    /// The process that the verdict is about.
     pub(super) patient: Option<Process>,
-    /// What is wrong with its files; else empty.
+    /// Problems of its files; else empty.
     pub(super) note: String,
 }
 
 impl LastAnswer {
-    /// What is new about the health of a process, if it is: that it is well, or that it has fallen ill.
-    /// Another reason for the same illness is nothing new.
+    /// A change of a process's health: healthy, or unhealthy. Another reason for the same state is not a
+    /// change.
     pub(super) fn news_since(&self, before: &LastAnswer) -> Option<(Process, Health)> {
         let process = self.patient?;
         let known = before.patient.filter(|patient| patient.is(&process)).and(before.verdict.as_ref());
@@ -67,7 +65,7 @@ impl LastAnswer {
     }
 }
 
-/// How a proc stands, as far as asking goes.
+/// Whether a proc can be probed now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ProbeReadiness {
     Running(Process),
@@ -77,7 +75,7 @@ pub(super) enum ProbeReadiness {
     Changing,
 }
 
-/// Whom the task asks about.
+/// The subject of the probes.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Subject {
     spec: Arc<Spec>,
@@ -91,13 +89,13 @@ pub(super) struct Probes {
     context: Arc<ExecContext>,
     key: Arc<ProcKey>,
     pace: ProbePace,
-    /// The version of a proc from the agent's last life is not known any more, also if it does not run.
+    /// The version of a proc that was resumed from the journal is unknown, even if it does not run.
     taken_up: bool,
-    /// `None`: there was never anything to ask, as with most procs.
+    /// `None`: there are no probes, as with most procs.
     asking: Option<Box<Asking>>,
 }
 
-/// What belongs to a proc with something to ask.
+/// State of a proc with probes.
 struct Asking {
     subject: watch::Sender<Subject>,
     seen: watch::Receiver<LastAnswer>,
@@ -132,7 +130,7 @@ impl Asking {
 }
 
 impl Probes {
-    /// `taken_up`: the proc is one of the agent's last life.
+    /// `taken_up`: the proc was resumed from the journal.
     pub(super) fn new(
         context: Arc<ExecContext>,
         key: impl Into<Arc<ProcKey>>,
@@ -143,7 +141,7 @@ impl Probes {
         Probes { context, key, pace, taken_up, asking: None }
     }
 
-    /// Says how the proc stands. Costs next to nothing where that has not changed.
+    /// Updates the readiness. Cheap if it has not changed.
     pub(super) fn tend(&mut self, spec: &Arc<Spec>, standing: ProbeReadiness) {
         let control = &spec.control;
         let asks =
@@ -176,7 +174,7 @@ impl Probes {
         });
     }
 
-    /// The proc is not known any more: there is nothing to ask, and nothing was said.
+    /// The proc was unregistered: stops probes and drops results.
     pub(super) fn forget(&mut self) {
         let Some(asking) = &self.asking else { return };
         asking.subject.send_if_modified(|subject| {
@@ -190,8 +188,8 @@ impl Probes {
         self.asking.as_ref().map(|asking| asking.seen.borrow().clone()).unwrap_or_default()
     }
 
-    /// Looks at the files now, because somebody asks for the proc's status. If they are being looked at just
-    /// then, or are large, what was seen last has to do.
+    /// Checks the files now for a status query. If a check is running, or the files are large, the last
+    /// result is used.
     pub(super) fn look_at_files(&self) {
         let Some(asking) = &self.asking else { return };
         let subject = asking.subject.borrow();
@@ -202,8 +200,7 @@ impl Probes {
         }
     }
 
-    /// Returns when something else is seen. Nothing is lost if it is not waited for to the end.
-    /// `None`: nothing is asked.
+    /// Returns when a result has changed. Cancel safe. `None`: there are no probes.
     pub(super) fn changed(&mut self) -> Option<Pin<Box<impl Future<Output = ()>>>> {
         let asking = self.asking.as_mut()?;
         Some(Box::pin(async {
@@ -223,11 +220,11 @@ struct Asker {
     tell: watch::Sender<LastAnswer>,
     /// The last round whose version is known.
     asked_round: u64,
-    /// The process whose health is asked after.
+    /// The process whose health is checked.
     patient: Option<ProbedProc>,
     next_check: Instant,
     files: Arc<Mutex<Files>>,
-    /// What the files should be.
+    /// The expected files.
     expected: Vec<ConfigFile>,
     next_look: Instant,
 }
@@ -252,7 +249,7 @@ impl Asker {
             self.heed(&subject);
             let due = self.next(&subject);
             tokio::select! {
-                // What is to be asked may just have changed.
+                // The subject may have changed.
                 biased;
                 changed = self.subject.changed() => if changed.is_err() { return },
                 question = come(due) => self.ask(&subject, question).await,
@@ -260,7 +257,7 @@ impl Asker {
         }
     }
 
-    /// Forgets what was said about another process, or what nobody asks for any more.
+    /// Drops results about another process, or of probes that the spec no longer has.
     fn heed(&mut self, subject: &Subject) {
         let control = &subject.spec.control;
         let running = match subject.standing {
@@ -288,8 +285,8 @@ impl Asker {
         }
     }
 
-    /// The next question, and when it is due. Health comes first: right after the start check it is what a
-    /// caller waits for. Files may be looked at whatever the process does.
+    /// The next probe and its time. Health first: after the start check a caller waits for it. Files are
+    /// checked in every state of the process.
     fn next(&self, subject: &Subject) -> Option<(Instant, ProbeQuestion)> {
         let settled = subject.standing != ProbeReadiness::Changing;
         let version =
@@ -310,7 +307,7 @@ impl Asker {
         };
         let began = Instant::now();
         let said = tokio::select! {
-            // An answer about what no longer is would be wrong.
+            // A result about an earlier subject would be wrong.
             biased;
             _ = self.subject.changed() => {
                 // The loop has to see the change too.
@@ -347,7 +344,7 @@ impl Asker {
         }
     }
 
-    /// It happens beside everything else, and ends when the process does.
+    /// Runs concurrently, and is cancelled when the subject changes.
     async fn look_at_files(&mut self, subject: &Subject) {
         self.next_look = Instant::now() + self.pace.every;
         let extent = if subject.standing == ProbeReadiness::Down { Extent::Small } else { Extent::Any };
@@ -382,13 +379,13 @@ async fn come(due: Option<(Instant, ProbeQuestion)>) -> ProbeQuestion {
     }
 }
 
-/// What answers add up to.
+/// Accumulated health results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct HealthTally {
     failures: u32,
     /// As the status shows it.
     last: HealthReport,
-    /// `None`: not yet known.
+    /// `None`: not known yet.
     verdict: Option<Health>,
 }
 
@@ -429,7 +426,7 @@ fn shortened(answer: &str) -> String {
     answer.chars().take(LONGEST_ANSWER).collect()
 }
 
-/// The whole first line. Whoever needs a single word of it takes that word.
+/// The whole first line of output.
 fn version(said: &Probed) -> String {
     match said {
         Probed::Exited { exit: Exit::Code(0), first, .. } => {
@@ -664,7 +661,7 @@ mod tests {
         f.until(|seen| seen.health.to_string() == "unhealthy: not well").await;
         f.until(|seen| matches!(seen.verdict, Some(Health::Ill { .. }))).await;
         assert!(f.lines("ill") >= 3, "no illness before the third time");
-        // While something is under way it stays as it was, and nobody asks.
+        // While an op is under way the result stays, and no probe runs.
         f.tend(ProbeReadiness::Changing);
         assert_eq!(f.probes.seen().health.to_string(), "unhealthy: not well");
         f.tend(process(8));
@@ -680,7 +677,7 @@ mod tests {
     async fn what_is_being_asked_is_broken_off_with_the_process_and_with_the_agent() {
         let mut f = fixture(QUICK, false);
         f.spec.control.health_cmd = "echo $$ >> shells; exec sleep 1000".to_owned();
-        // The dead who are not buried do not count.
+        // Zombies do not count.
         let is_running = |pid: &str| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))

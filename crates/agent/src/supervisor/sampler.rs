@@ -1,8 +1,8 @@
-//! What all procs of this host use, sampled together: one look at `/proc` for all of them.
+//! Samples the usage of all procs with one scan of `/proc`.
 //!
-//! Actors say which process is theirs and how much they want to hear of it. A round of samples goes to the
-//! supervisor, which has the figures of all procs at one moment there, and tells those whom they concern. A
-//! figure that has hardly changed concerns nobody: a thousand idle procs cause no work beyond the look.
+//! Actors subscribe with their process and how much they want to know. A round of samples goes to the
+//! supervisor, which forwards each to its actor. Figures that have hardly changed are not forwarded, so a
+//! thousand idle procs cause no work beyond the scan.
 
 use super::pools::Pooled;
 use crate::exec::{self, ExecContext, Meter, Scene};
@@ -16,15 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How often processes are looked at, and those that have limits. The longer is a multiple of the shorter.
+/// Interval of samples, and of those for procs with limits. The longer is a multiple of the shorter.
 const EVERY: Duration = Duration::from_secs(15);
 const LIMITED_EVERY: Duration = Duration::from_secs(5);
-/// A figure that has changed, if only a little, is told after this long.
+/// A small change is published after this time.
 const STALE: Duration = Duration::from_secs(300);
-/// So many are counted before others get their turn.
+/// Number of samples before the task yields.
 const AT_ONCE: usize = 64;
 
-/// How much an actor wants to hear.
+/// Which samples an actor wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heed {
     /// Figures that people would notice.
@@ -46,7 +46,7 @@ pub(super) struct Follow {
     pub(super) pooled: Pooled,
 }
 
-/// The samples of one moment, in the order of their keys.
+/// The samples of one time, ordered by key.
 pub(super) type Round = Vec<Sampled>;
 
 #[derive(Debug)]
@@ -54,10 +54,10 @@ pub(super) struct Sampled {
     pub(super) key: Arc<ProcKey>,
     pub(super) process: Process,
     pub(super) usage: Usage,
-    /// What it may use itself.
+    /// The limits of the proc.
     pub(super) limits: Resource,
     pub(super) pooled: Pooled,
-    /// Whether its actor wants to hear of it.
+    /// Whether its actor gets the sample.
     pub(super) told: bool,
 }
 
@@ -65,8 +65,7 @@ pub(super) struct Sampled {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sampler {
     followed: Arc<Mutex<BTreeMap<Arc<ProcKey>, Followed>>>,
-    /// The namespaces that have limits for all their procs together: all of these are sampled as one that has
-    /// limits itself.
+    /// Namespaces with common limits: all of their procs are sampled as procs with limits.
     pooled: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -74,10 +73,10 @@ pub(super) struct Sampler {
 struct Followed {
     what: Follow,
     meter: Meter,
-    /// Its pid file, if there is one, and the account that may know what is in it: a program that replaces
-    /// itself says so there.
+    /// The pid file and the account that may read it: a program that replaces itself writes its new pid
+    /// there.
     pid_file: Option<Box<(String, String)>>,
-    /// What its actor knows, and since when.
+    /// The last sample that the actor got, and its time.
     told: Option<(BootTime, Usage)>,
 }
 
@@ -103,7 +102,7 @@ impl Sampler {
         };
     }
 
-    /// This is the proc's process from now on, and what it may use. `None`: it has none.
+    /// Subscribes with the proc's process and limits. `None`: it has no process.
     pub(super) fn follow(&self, key: &Arc<ProcKey>, what: Option<Follow>, identity: &Identity) {
         let Identity { pid_path, user, .. } = identity;
         let pid_file = (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
@@ -123,7 +122,7 @@ impl Sampler {
         }
     }
 
-    /// Samples for as long as somebody takes the rounds.
+    /// Samples until the receiver is closed.
     pub(super) async fn run(self, context: Arc<ExecContext>, rounds: mpsc::Sender<Round>) {
         loop {
             let now = context.now();
@@ -137,7 +136,7 @@ impl Sampler {
         }
     }
 
-    /// `all`: not only those that have limits. `None`: there is nobody to sample.
+    /// `all`: not only procs with limits. `None`: there is nothing to sample.
     async fn round(&self, context: &ExecContext, all: bool) -> Option<Round> {
         let pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_due = |key: &ProcKey, followed: &Followed| {
@@ -175,7 +174,7 @@ impl Sampler {
     }
 }
 
-/// The next moment at which those that are looked at so often are looked at: the same for all.
+/// The next multiple of the interval, so that all procs share the same times.
 fn after(now: BootTime, every: Duration) -> BootTime {
     let step = millis(every);
     BootTime((now.0 / step).saturating_add(1).saturating_mul(step))
@@ -185,7 +184,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether people would notice, or what they see has been a little wrong for long.
+/// Whether the change is noticeable, or a small change is old enough.
 fn is_news(told: Option<(BootTime, Usage)>, now: BootTime, usage: Usage) -> bool {
     let Some((at, known)) = told else { return true };
     let differs = |one: f64, other: f64, least: f64| (one - other).abs() >= least.max(one.abs() / 10.0);
@@ -266,7 +265,7 @@ mod tests {
         assert!(sampler.round(&host, false).await.is_none());
         assert_eq!(told(true).await.len(), 1);
         sampler.pool("web", Pooled::Yes);
-        // Whether its figures are news depends on what the other tests in this process do.
+        // Whether its figures change depends on other tests in this process.
         let names: Vec<String> = told(false).await.into_iter().map(|(name, _, _)| name).collect();
         assert_eq!(names, [idle], "its namespace has limits");
         follow("idle", Some((us, Heed::Changes, Pooled::No)));

@@ -1,21 +1,20 @@
-//! When a crontab rule matches next, as a moment of the machine's clock.
+//! Computes when a crontab rule matches next, on the boot-time clock.
 //!
-//! The rule is followed by the wall clock, which may be set at any time. So each answer is good for a while
-//! only, and whoever waits for it asks again.
+//! The rule follows the wall clock, which may be set at any time. Each result is therefore valid for a while
+//! only, and the caller asks again.
 
 use jiff::{SignedDuration, Timestamp, Zoned};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::supervise::Next;
 use procfleet_proto::cron::CronRule;
 
-/// As many missed times as are counted. One who missed more knows enough.
+/// Maximum number of missed times that are counted.
 const MOST_MISSED: u32 = 1_000;
-/// A clock that was set back by less than this repeats nothing: that is how clocks are corrected. One that
-/// was set back further shows another time, and that is followed.
+/// A clock that is set back by less than this repeats no run: that is a correction. A clock that is set back
+/// further is followed.
 const CORRECTION: SignedDuration = SignedDuration::from_secs(60);
 
-/// Both clocks at one time. The wall clock is read first: then a moment that is computed from them is never
-/// too early.
+/// Both clocks at one time. The wall clock is read first, so that a computed boot time is never too early.
 #[derive(Clone, Debug)]
 pub(super) struct Clocks {
     pub(super) wall: Zoned,
@@ -24,7 +23,7 @@ pub(super) struct Clocks {
 
 #[derive(Debug, Default)]
 pub(super) struct Timetable {
-    /// What was answered last.
+    /// The last result.
     planned: Option<(BootTime, Timestamp)>,
 }
 
@@ -50,7 +49,7 @@ impl Timetable {
             count(&rule, after(from), now)
         });
         let wait = next.timestamp().duration_since(now.timestamp());
-        // A part of a millisecond of the wait, and one that the moment has lost.
+        // Rounds up the wait, and adds the millisecond that the boot time may have lost.
         let millis = u64::try_from(wait.as_millis()).unwrap_or(0).saturating_add(2);
         let at = BootTime(clocks.moment.0.saturating_add(millis));
         self.planned = Some((at, next.timestamp()));
@@ -58,7 +57,7 @@ impl Timetable {
     }
 }
 
-/// How often the rule matches after `from` and until `now`.
+/// Number of matches after `from` and until `now`.
 fn count(rule: &CronRule, mut from: Zoned, now: &Zoned) -> u32 {
     for count in 0..MOST_MISSED {
         match rule.next_after(&from) {
@@ -107,7 +106,7 @@ mod tests {
 
     #[test]
     fn it_is_never_too_early() {
-        // The wall clock shows 11:59:59.9995, and the moment has lost almost a millisecond.
+        // The wall clock shows 11:59:59.9995, and the boot time has lost almost a millisecond.
         let next = Timetable::default().next("* * * * *", None, &clocks("2027-01-10T11:59:59.9995Z", 7_000));
         assert_eq!(next, Next::At { at: BootTime(7_002), missed: 0 });
     }
