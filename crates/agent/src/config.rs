@@ -1,4 +1,4 @@
-//! What an agent is told at its start. Plain data, checked once.
+//! Settings of an agent, checked once at its start.
 
 use crate::AgentError;
 use crate::exec::{Containment, Rotation};
@@ -20,19 +20,19 @@ pub struct AgentSettings {
     /// Needed once, to join.
     pub token: Option<JoinToken>,
     pub data: PathBuf,
-    /// The address that the host is known by; `None`: the one that the server sees.
+    /// The address of the host; `None`: the one that the server sees.
     pub ip: Option<IpAddr>,
-    /// What the host's owner lets the server do here.
+    /// The host owner's policy.
     pub allow: Allow,
-    /// What keeps the processes of a proc together.
+    /// How the processes of a proc are tracked.
     pub containment: Containment,
     /// How much of the output of processes is kept.
     pub rotation: Rotation,
-    /// The file that the agent runs, and becomes anew.
+    /// The file that the agent executes, and re-executes.
     pub program: PathBuf,
 }
 
-/// Where an agent keeps what is its own; for the verbs that look after the agent itself.
+/// The data folder, for the verbs of the agent itself.
 #[derive(clap::Args, Clone, Debug)]
 pub struct AgentFolder {
     /// Where the agent keeps its key, its journal and the output of commands; it must be empty, missing or an
@@ -41,12 +41,12 @@ pub struct AgentFolder {
     pub data: PathBuf,
 }
 
-/// Where the policy of a host is unless somebody says otherwise.
+/// The default path of a host's policy.
 const POLICY: &str = "/etc/procfleet/policy.json";
-/// What is longer is not understood.
+/// Maximum size of a policy.
 const LONGEST_POLICY: u64 = 1024 * 1024;
 
-/// Why a policy cannot be used. The agent does not start then: it would do what its owner does not want.
+/// Why a policy cannot be used. The agent does not start then: it could violate the owner's policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     #[error("reading the policy {}", path.display())]
@@ -67,7 +67,7 @@ struct PolicyFile {
     allow: Allow,
 }
 
-/// The policy in this file; without a name, the one in the usual place, if there is one.
+/// The policy in this file; without a name, the default one, if it exists.
 pub fn read_policy(named: Option<PathBuf>) -> Result<Allow, PolicyError> {
     let path = named.clone().unwrap_or_else(|| PathBuf::from(POLICY));
     let failed = |source| PolicyError::Read { path: path.clone(), source };
@@ -137,8 +137,8 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or an
-/// agent's.
+/// Creates the data folder, which only its owner may enter. An existing one is accepted only if it is empty
+/// or an agent's.
 pub(crate) fn make_data_folder(path: &Path) -> Result<(), AgentError> {
     let failed = |source| AgentError::Folder { path: path.to_owned(), source };
     match std::fs::read_dir(path) {

@@ -1,4 +1,4 @@
-//! Joining a fleet: once in an agent's life. The key is made here and stays here.
+//! Joins a fleet, once for each agent. The key is created here and stays here.
 
 use crate::VERSION;
 use crate::config::AgentSettings;

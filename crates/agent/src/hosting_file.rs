@@ -1,8 +1,7 @@
-//! The hosting file: the hosted procs as GSE's agent writes them to `etc/.proc`, because platforms read it
-//! there.
+//! The hosting file: the hosted procs in the format of GSE's agent (`etc/.proc`), which platforms read.
 //!
-//! It is written for others and read only for what is not kept elsewhere: which operation was the last, and
-//! when. Actors say what has changed; the file follows within a second, whole or not at all.
+//! The agent reads it only for the last operation and its time, which are stored nowhere else. Actors report
+//! changes; the file follows within a second, atomically.
 
 use crate::path_walk::{self, PathTrust};
 use procfleet_core::id::ProcKey;
@@ -24,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::warn;
 
-/// It is not written more often than this.
+/// Minimum interval between writes.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -39,9 +38,9 @@ struct Inner {
     hosted: BTreeMap<Arc<ProcKey>, Hosted>,
     /// The last operation of procs that are not hosted, or not yet.
     operated: HashMap<Arc<ProcKey>, LastOperation>,
-    /// What an earlier life wrote, by `valuekey`.
+    /// Entries that an earlier agent process wrote, by `valuekey`.
     earlier: HashMap<String, LastOperation>,
-    /// What is in the file, in short; `None` where there is none.
+    /// A hash of the file's content; `None` if there is no file.
     written: Option<u64>,
 }
 
@@ -60,7 +59,7 @@ struct LastOperation {
 }
 
 impl HostingFile {
-    /// `data` is the agent's folder. A file that cannot be read is as good as none: it will be written anew.
+    /// `data` is the agent's folder. An unreadable file is replaced.
     pub(crate) fn open(data: &Path) -> HostingFile {
         let path = data.join("etc/.proc");
         let written = fs::read_to_string(&path).unwrap_or_default();
@@ -79,7 +78,7 @@ impl HostingFile {
 
     /// An order for this proc has arrived.
     pub(crate) fn ordered(&self, key: &Arc<ProcKey>, kind: OpKind) {
-        // A query changes nothing, and those that are not operations to GSE have no number there.
+        // A query changes nothing, and ops that GSE does not know have no number there.
         let Some(kind) = OpKind::from_op_type(u64::from(kind.number())).filter(|kind| *kind != OpKind::Query)
         else {
             return;
@@ -97,7 +96,7 @@ impl HostingFile {
         }
     }
 
-    /// This is how the proc stands.
+    /// Updates the proc's entry.
     pub(crate) fn keep(&self, key: &Arc<ProcKey>, spec: &Arc<Spec>, hosting: Hosting) {
         let mut inner = self.lock();
         match (hosting, inner.hosted.get_mut(key)) {
@@ -126,7 +125,7 @@ impl HostingFile {
         }
     }
 
-    /// The proc is not known any more.
+    /// The proc was unregistered.
     pub(crate) fn forget(&self, key: &ProcKey) {
         let mut inner = self.lock();
         inner.operated.remove(key);
@@ -150,7 +149,7 @@ impl HostingFile {
 
     /// Writes the file if it would be another one. False: it could not be written.
     pub(crate) fn write(&self) -> bool {
-        // The actors wait for whoever holds the lock, so what is slow is done without it.
+        // Slow work is done without the lock, which actors wait for.
         let (hosted, written) = {
             let inner = self.lock();
             let copy = |(key, hosted): (&Arc<ProcKey>, &Hosted)| (key.clone(), hosted.clone());
@@ -175,8 +174,7 @@ impl HostingFile {
     }
 }
 
-/// Its readers find the old file or the new one, and nobody but its owner reads it: commands may hold
-/// secrets.
+/// Replaces the file atomically. Only its owner may read it: commands may contain secrets.
 fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -197,7 +195,7 @@ fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     Ok(rustix::fs::renameat(&way, draft, &way, c".proc")?)
 }
 
-/// One entry after the other: the whole of a large file never stands in memory.
+/// Entry by entry: a large file is never held in memory.
 fn render(hosted: &[(Arc<ProcKey>, Hosted)], to: &mut impl Write) -> io::Result<()> {
     to.write_all(b"{\"proc\":[")?;
     for (place, (key, hosted)) in hosted.iter().enumerate() {
@@ -207,7 +205,7 @@ fn render(hosted: &[(Arc<ProcKey>, Hosted)], to: &mut impl Write) -> io::Result<
     to.write_all(b"]}\n")
 }
 
-/// Tells one content from another without keeping it.
+/// Hashes content without storing it.
 #[derive(Default)]
 struct Digest(DefaultHasher);
 
@@ -281,7 +279,7 @@ fn limit(limit: Option<f64>) -> Value {
     if limit.fract() == 0.0 { json!(limit as i64) } else { json!(limit) }
 }
 
-/// What a file of ours says that nobody else remembers.
+/// The fields of our file that are stored nowhere else.
 fn earlier(text: &str) -> HashMap<String, LastOperation> {
     let file: Value = serde_json::from_str(text).unwrap_or_default();
     let procs = file["proc"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -398,7 +396,7 @@ mod tests {
         let types: Vec<Value> = read(&path).iter().map(|proc| proc["operateType"].clone()).collect();
         assert_eq!(types, [json!(7), json!(3)]);
 
-        // The next life finds the same procs in its journal, and leaves the file alone.
+        // The next agent process finds the same procs in its journal, and does not write the file.
         let written = fs::metadata(&path).expect("it is there").modified().expect("a time");
         let again = HostingFile::open(data.path());
         again.keep(&one, &spec(), Hosting::Hosted);
@@ -415,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_nonsense_is_written_anew() {
+    fn an_unreadable_hosting_file_is_replaced() {
         let data = tempfile::tempdir().expect("a temp dir");
         let path = data.path().join("etc/.proc");
         for nonsense in ["", "{", "[]", "{\"proc\": 7}", "{\"proc\": [{\"valuekey\": 1}]}"] {

@@ -1,7 +1,7 @@
-//! Who this agent is: its key, which never leaves the host, and the certificate that the server gave it.
+//! The agent's identity: its key, which never leaves the host, and the certificate that the server issued.
 //!
-//! What an agent has joined with are four files. A later key and its certificate must change together, so
-//! they stand in one file, `RENEWED`, which wins where it is there.
+//! Joining writes four files. A later key and its certificate must change together, so they are in one file,
+//! `RENEWED`, which takes precedence.
 
 use procfleet_core::id::AgentId;
 use std::fs::OpenOptions;
@@ -40,7 +40,7 @@ pub struct AgentIdentity {
     pub agent: AgentId,
     pub key: PrivateKeyDer<'static>,
     pub certificate: CertificateDer<'static>,
-    /// All that the server may prove itself with.
+    /// The CAs that the server may use.
     pub cas: Vec<CertificateDer<'static>>,
 }
 
@@ -51,7 +51,7 @@ impl std::fmt::Debug for AgentIdentity {
     }
 }
 
-/// The identity at this moment; the next connection is made with it.
+/// The present identity; the next connection uses it.
 pub(crate) struct Credentials {
     folder: PathBuf,
     present: Mutex<Arc<AgentIdentity>>,
@@ -66,7 +66,7 @@ impl Credentials {
         self.present.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It is safe on disk when this returns, or the old one stays.
+    /// The new identity is durable when this returns, or the old one stays.
     pub(crate) fn replace(&self, identity: AgentIdentity) -> Result<(), IdentityError> {
         let renewed = RenewedFile {
             key: identity.key.secret_der().to_vec(),
@@ -80,7 +80,7 @@ impl Credentials {
     }
 }
 
-/// What stands in [`RENEWED`]; all of it DER.
+/// The content of [`RENEWED`]; all of it DER.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct RenewedFile {
     key: Vec<u8>,
@@ -122,7 +122,7 @@ impl AgentIdentity {
         for (name, ca) in [CA, NEXT_CA].iter().zip(&self.cas) {
             write(folder, name, ca)?;
         }
-        // What an earlier life of this folder had renewed is not this agent's.
+        // A renewed certificate of an earlier agent in this folder is not valid for this one.
         let renewed = folder.join(RENEWED);
         if renewed.exists() {
             std::fs::remove_file(&renewed).map_err(|source| IdentityError::File {

@@ -1,20 +1,19 @@
 //! The host side of procfleet.
 //!
-//! [`run`] opens the journal, takes up every proc that it knows, and keeps a session with the server. The
-//! server may be away for as long as it likes: hosted procs stay hosted, and outcomes wait in the journal.
-//! Ending the agent ends none of the processes it looks after.
+//! [`run`] opens the journal, resumes every proc in it, and keeps a session with the server. Without a
+//! server, hosted procs stay hosted, and outcomes wait in the journal. Ending the agent ends none of its
+//! processes.
 //!
-//! - `link`: the session with the server; `enroll`, which happens once, and `renewal`, which happens now and
-//!   then;
-//! - `logs`: what the server is told of the procs' output;
-//! - `outbox`: what the server has not confirmed yet;
-//! - `journal`: what must survive the agent;
-//! - `hosting_file`: the hosted procs, as platforms look for them on the host;
-//! - `supervisor`: one actor per proc, which feeds `core`'s machine;
+//! - `link`: the session with the server; `enroll`: joining, once; `renewal`: new certificates;
+//! - `log_query`, `specs`: queries of the server;
+//! - `outbox`: outcomes that the server has not acknowledged;
+//! - `journal`: durable state;
+//! - `hosting_file`: the hosted procs, in the file that platforms read on the host;
+//! - `supervisor`: one actor for each proc, which feeds `core`'s state machine;
 //! - `inbox`: the queue of inputs of one actor;
 //! - `lifecycle`: the agent program itself;
-//! - `path_walk`: where a path leads, and who could lead it elsewhere;
-//! - `exec`: the only place that makes, finds or signals processes.
+//! - `path_walk`: resolves a path, and shows which accounts could redirect it;
+//! - `exec`: the only module that makes, finds or signals processes.
 
 pub mod config;
 mod enroll;
@@ -49,25 +48,25 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
-/// How often the agent looks after itself.
+/// Interval of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
-/// How often the journal forgets ops that are long over.
+/// Interval of pruning the journal.
 const PRUNING: Duration = Duration::from_secs(3600);
-/// How long ops that are under way may take to end before the agent becomes another program. What they
-/// started goes on in any case, but their outcome says that they were interrupted.
+/// Time for running ops to end before a re-exec. Their processes go on in any case, but later ops are
+/// reported as interrupted.
 const LAST_OPS: Duration = Duration::from_secs(10);
-/// How long the end may take after a panic: what panicked may be waited for in vain.
+/// Time for the shutdown after a panic: the task that panicked may never finish.
 const END_AFTER_PANIC: Duration = Duration::from_secs(3);
 /// Interval of housekeeping while a log needs rotation.
 const SOON: Duration = Duration::from_secs(1);
-/// How often it looks after what forgotten procs left.
+/// Interval of cleaning up the output of unregistered procs.
 const FORGOTTEN: Duration = Duration::from_secs(60 * 60);
-/// How long what is left of an agent that was killed may hold its folder.
+/// How long children of a killed agent may hold the lock of the data folder.
 const LET_GO: Duration = Duration::from_secs(1);
-/// How long orphans that have ended may stay as zombies. Whoever watches one has reaped it by then.
+/// How long orphans that have exited may stay zombies. A watch has reaped its process by then.
 const REAPING: Duration = Duration::from_millis(100);
 
-/// The version that the server is told.
+/// The version that the server sees.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Debug, thiserror::Error)]
@@ -99,8 +98,8 @@ pub enum AgentError {
 }
 
 impl AgentError {
-    /// Starting the agent again would not help: somebody has to look.
-    pub fn needs_somebody(&self) -> bool {
+    /// A restart would not help: an operator must act.
+    pub fn needs_operator(&self) -> bool {
         let broken = |error: &journal::JournalError| {
             matches!(error, journal::JournalError::Broken { .. } | journal::JournalError::TooNew { .. })
         };
@@ -109,12 +108,12 @@ impl AgentError {
     }
 }
 
-/// Takes the folder for this agent alone, for as long as the file is held.
+/// Locks the folder for this agent, while the file is open.
 fn take_folder(folder: &Path) -> Result<std::fs::File, AgentError> {
     let prepared = |source| AgentError::Folder { path: folder.to_owned(), source };
     config::make_data_folder(folder)?;
     let lock = std::fs::File::create(folder.join("agent.lock")).map_err(prepared)?;
-    // A child of an agent that was killed holds its files for a moment, until it has become another program.
+    // A child of a killed agent holds the lock until its `execve`.
     let asked = std::time::Instant::now();
     loop {
         match lock.try_lock() {
@@ -132,13 +131,13 @@ fn take_folder(folder: &Path) -> Result<std::fs::File, AgentError> {
     }
 }
 
-/// Saves what can be read of the journal of an agent that is not running.
+/// Saves the readable part of the journal of an agent that is not running.
 pub(crate) fn repair(folder: &Path) -> Result<String, AgentError> {
     let _lock = take_folder(folder)?;
     Ok(journal::repair(folder)?.to_string())
 }
 
-/// Runs until `stop` is done. The processes that it looks after go on.
+/// Runs until `stop` completes. Managed processes go on.
 pub async fn run(
     config: AgentSettings,
     stop: impl Future<Output = AgentEnding>,
@@ -153,7 +152,7 @@ pub async fn run(
     let states = states::StateReports::default();
     let hosting = hosting_file::HostingFile::open(folder);
     for proc in &past.procs {
-        // All of them before the first change: no reader should miss one that was there all the time.
+        // All of them before the first change: a reader must not miss a proc that was hosted all the time.
         if let Some(record) = &proc.record {
             hosting.keep(&Arc::new(proc.key.clone()), &record.spec, record.hosting);
         }
@@ -174,17 +173,17 @@ pub async fn run(
 
     let stop = async {
         let ending = stop.await;
-        if ending == AgentEnding::Renew {
+        if ending == AgentEnding::Reexec {
             info!("re-executing the agent after running ops have ended, or after 10 s");
             let _ = tokio::time::timeout(LAST_OPS, supervisor.idle()).await;
         }
         ending
     };
     let ending = tokio::select! {
-        // Stop first: a host that is told to end its agent should not wait for a server.
+        // Stop first: ending the agent must not wait for a server.
         biased;
         ending = stop => Ok(ending),
-        // Nothing is left half alive: the next life takes all procs up from the journal.
+        // The next agent process resumes all procs from the journal.
         panicked = panics::fatal() => Err(AgentError::Panicked(panicked)),
         ended = parts.ended() => Err(AgentError::Part(ended)),
         ended = talk(&config, &journal, &supervisor, &outbox, &states) => {
@@ -213,7 +212,7 @@ pub async fn run(
     ending
 }
 
-/// Says that the agent is ready, to whoever looks after the agent itself.
+/// Writes `agent.json`.
 fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
     let pid = std::process::id();
     let life = lifecycle::life::AgentLife {
@@ -224,13 +223,13 @@ fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
         ready_at_millis: context.now().0,
         procs,
     };
-    // A full disk is no reason not to look after processes.
+    // A full disk does not prevent supervision.
     if let Err(error) = life.tell(&config.data) {
         tracing::warn!(%error, "cannot write agent.json; `procfleet agent upgrade` does not work until the next start");
     }
 }
 
-/// What has to be done now and then.
+/// Periodic work.
 async fn keep_house(context: &Arc<ExecContext>, journal: &journal::Journal) -> std::convert::Infallible {
     let mut ended = signal(SignalKind::child()).ok();
     let mut trim = tokio::time::interval(HOUSEKEEPING);
@@ -251,10 +250,10 @@ async fn keep_house(context: &Arc<ExecContext>, journal: &journal::Journal) -> s
     }
 }
 
-/// Keeps the output of processes within bounds, beside what others wait for: copying takes a while.
+/// Rotates logs, concurrently with other work: copying takes a while.
 async fn tend_output(context: &Arc<ExecContext>) -> std::convert::Infallible {
     let mut forgotten_at: Option<Instant> = None;
-    // When the procs of the last life are known again.
+    // By then the procs of the journal are resumed.
     let mut pause = SOON;
     loop {
         tokio::time::sleep(pause).await;
@@ -274,12 +273,12 @@ async fn tend_output(context: &Arc<ExecContext>) -> std::convert::Infallible {
     }
 }
 
-/// What a burst of ops needed goes back to the kernel.
+/// Returns the memory of a burst of ops to the kernel.
 async fn tend_memory(
     supervisor: &supervisor::Supervisor,
     journal: &journal::Journal,
 ) -> std::convert::Infallible {
-    // What the start itself needed.
+    // After the start itself.
     tokio::time::sleep(SOON).await;
     loop {
         journal.shrink().await;

@@ -32,17 +32,16 @@ use tracing::{debug, info, warn};
 const WELCOME: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How many ops a hello names at most, so that it fits a frame. The others are only sent once more, and
-/// known.
+/// Maximum number of ops in a hello, so that it fits a frame. Others are sent once more, and recognised.
 const TAKEN_NAMED: usize = 1_000;
-/// One message of states stays below this, so that it fits a frame.
+/// Maximum size of one message of states, so that it fits a frame.
 const STATES_BYTES: usize = 40 * 1024;
 /// And so does one of events, which has less on a slow link. The next is sent when the server has stored
 /// them.
 const EVENTS_BYTES: usize = 40 * 1024;
 /// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
 const WRITE: Duration = Duration::from_secs(20);
-/// How many questions about logs and specs are answered at once. The server asks fewer.
+/// Maximum number of concurrent queries for logs and specs. The server asks fewer.
 const QUESTIONS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +72,7 @@ impl From<WsError> for LinkEnd {
     }
 }
 
-/// Connects, and connects again, for ever.
+/// Connects, and reconnects for ever.
 pub(crate) async fn stay_connected(
     config: &AgentSettings,
     credentials: &Credentials,
@@ -136,7 +135,7 @@ struct LinkSession<'a> {
     supervisor: &'a Supervisor,
     outbox: &'a Outbox,
     states: &'a StateReports,
-    /// How many of the lines that the agent's log has lost the server knows of.
+    /// Number of lost log lines that the server knows of.
     lost_lines_told: &'a Cell<u64>,
 }
 
@@ -200,8 +199,8 @@ impl LinkSession<'_> {
                 return Err(LinkEnd::Silent(heard.elapsed()));
             }
             loop {
-                // Taken before the states are looked at, and sent after them: whoever has an outcome can see
-                // what it did.
+                // Taken before the states and sent after them: a caller that has an outcome must see its
+                // effect.
                 let reports = self.outbox.next_batch(Instant::now());
                 let (latest, changed) = self.states.since(revision);
                 revision = latest;
@@ -219,7 +218,7 @@ impl LinkSession<'_> {
                 continue;
             }
             tokio::select! {
-                // What the server says comes first: an acknowledgement saves a repeat, a stop must not wait.
+                // Messages of the server first: an acknowledgement saves a repeat, and a stop must not wait.
                 biased;
                 message = socket.next() => {
                     heard = Instant::now();
@@ -284,7 +283,7 @@ impl LinkSession<'_> {
             batch.groups.push(groups);
         }
         if batch != StatesMessage::default() {
-            // Only with something else: an agent whose log is lost should not report that line by line.
+            // Only with other changes: an agent that loses its log must not report each line.
             let lost = procfleet_program::log_lines_dropped();
             batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_told.get());
             send(socket, agent_message::Body::States(batch)).await?;
@@ -293,7 +292,7 @@ impl LinkSession<'_> {
         Ok(())
     }
 
-    /// In a session that is for nothing else.
+    /// Renews an expired certificate, in a session of its own.
     async fn renew_expired(&self, socket: &mut Socket) -> Result<std::convert::Infallible, LinkEnd> {
         let mut renewal = Renewal::due_in(Some(0), Instant::now());
         let failed = |reason: &str| LinkEnd::NotRenewed(reason.to_owned());
@@ -344,8 +343,7 @@ impl LinkSession<'_> {
                 let kind = op.kind;
                 match OpOrder::read(op, omitted) {
                     Ok(order) => self.supervisor.order(order).await,
-                    // Nothing was run for the op, so the journal need not know it: if the op comes again, so
-                    // does this answer.
+                    // The op was not run, so it need not be journalled: a repeat gets the same answer.
                     Err(fault) => self.outbox.done(id, not_understood(kind, &fault)),
                 }
                 Ok(())
@@ -444,7 +442,7 @@ impl OpenQuestions {
         full.then(|| "too many ask this host for logs and specs at once; ask again".to_owned())
     }
 
-    /// The next one that is answered; never, if there is none.
+    /// The next answer; never, if there is none.
     async fn next(&mut self) -> agent_message::Body {
         loop {
             match self.answering.join_next().await {
@@ -458,15 +456,14 @@ impl OpenQuestions {
     }
 }
 
-/// How telling the server of events stands.
+/// State of sending events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Telling {
     /// This server does not take any.
     Never,
     /// There may be some to send.
     Due,
-    /// Some were sent, and are not stored yet. Until then there are no others, so that a slow server is not
-    /// flooded.
+    /// Events were sent and are not stored yet. No others are sent until then (back-pressure).
     Awaited {
         sent: Instant,
     },
@@ -507,8 +504,8 @@ async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(),
     }
 }
 
-/// In several messages if they are many. The first says that it begins the whole list.
-/// Sends what there is if so many more bytes would be too many.
+/// Sends states in several messages if necessary; the first begins the complete list. Flushes if `more` bytes
+/// would not fit.
 async fn make_room(
     socket: &mut Socket,
     batch: &mut StatesMessage,

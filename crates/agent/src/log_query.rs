@@ -1,4 +1,4 @@
-//! Answers to the server's questions about logs. Nothing is run for them, and nothing is written down.
+//! Answers the server's queries for logs. It runs no command and stores nothing.
 
 use crate::exec::{ExecContext, LogExcerpt, LogQuestion, Start};
 use procfleet_core::code::Code;

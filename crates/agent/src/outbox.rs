@@ -1,5 +1,5 @@
-//! What the server has to be told and has not confirmed. The journal holds the same outcomes; this is the
-//! copy that the link works on.
+//! Outcomes that the server has not acknowledged. The journal holds the same outcomes; this is the copy of
+//! the link.
 
 use procfleet_core::id::OpId;
 use procfleet_core::op::Outcome;
@@ -52,7 +52,7 @@ impl Outbox {
         self.news.notify_one();
     }
 
-    /// Says the outcome of this op again. False: there is none, or it is confirmed.
+    /// Sends the outcome of this op again. False: there is none, or it is acknowledged.
     pub(crate) fn repeat(&self, op: OpId) -> bool {
         let mut inner = self.lock();
         let Some((_, sent)) = inner.done.get_mut(&op) else { return false };
@@ -68,7 +68,7 @@ impl Outbox {
         }
     }
 
-    /// A new session begins: everything is to be said again.
+    /// A new session begins: everything is sent again.
     pub(crate) fn rewind(&self) {
         let mut inner = self.lock();
         inner.taken.clear();
@@ -78,7 +78,7 @@ impl Outbox {
         self.news.notify_one();
     }
 
-    /// The next batch to send; empty when there is nothing to say now.
+    /// The next batch to send; empty when there is nothing now.
     pub(crate) fn next_batch(&self, now: Instant) -> Vec<Report> {
         let mut inner = self.lock();
         let mut batch = Vec::new();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_is_no_longer_merely_taken() {
+    fn a_finished_op_is_not_listed_as_accepted() {
         let outbox = Outbox::default();
         outbox.taken(op(1));
         outbox.done(op(1), outcome(3));

@@ -1,14 +1,14 @@
-//! Resolves a path one component at a time, by file descriptor, and tells who could have led it elsewhere.
+//! Resolves a path one component at a time, by file descriptor, and shows which accounts could have
+//! redirected it.
 //!
-//! The agent often runs as root and is given paths in folders that others may write. `open` would follow a
-//! symbolic link that anybody laid there. A walk opens each component with `O_PATH | O_NOFOLLOW` below the
-//! folder before it, reads links itself, and remembers the owner and the mode of everything on the way. The
-//! caller judges them against the accounts that it trusts, and then uses the descriptor that was judged, so
-//! nothing can be exchanged in between.
+//! The agent often runs as root and gets paths in folders that others may write. `open` would follow any
+//! symbolic link there. A walk opens each component with `O_PATH | O_NOFOLLOW` below the folder before it,
+//! reads links itself, and records the owner and the mode of everything on the way. The caller checks them
+//! against trusted accounts, and then uses the checked descriptor, so nothing can be replaced in between.
 //!
-//! In a sticky folder (`/tmp`) an entry can be replaced only by its owner and the folder's. So such a folder
-//! counts as its owner's, and the entry as its own owner's. A hard link is the exception, and is doubted
-//! there.
+//! In a sticky folder (`/tmp`) only the owners of an entry and of the folder can replace the entry. Such a
+//! folder counts as its owner's, and the entry as its own owner's. A hard link is the exception, and is
+//! doubted there.
 
 use nix::unistd::{Group, User};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -42,7 +42,7 @@ impl PathTrust {
         PathTrust { uids: vec![0, geteuid().as_raw()], own_groups: false }
     }
 
-    /// Root, the agent's account, and that of a spec. An account that does not exist is nobody's.
+    /// Root, the agent's account, and the account of a spec. An unknown account adds none.
     pub(crate) fn spec(user: &str) -> PathTrust {
         let account = User::from_name(user).ok().flatten().map(|user| user.uid.as_raw());
         PathTrust { own_groups: true, ..PathTrust::agent() }.and(account)
@@ -123,7 +123,7 @@ impl fmt::Display for Doubt {
     }
 }
 
-/// What a path leads to, and the way to it.
+/// The target of a path, and the components on the way.
 #[derive(Debug)]
 pub(crate) struct Walked {
     /// Opened with `O_PATH`.
@@ -134,7 +134,7 @@ pub(crate) struct Walked {
     steps: Vec<WalkStep>,
 }
 
-/// Resolves an absolute path. Nothing is opened for reading, so neither a pipe nor a device notices.
+/// Resolves an absolute path. Nothing is opened for reading, so pipes and devices are not affected.
 pub(crate) fn walk(path: &Path) -> io::Result<Walked> {
     if !path.is_absolute() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is not absolute"));
@@ -172,20 +172,20 @@ pub(crate) fn walk(path: &Path) -> io::Result<Walked> {
 }
 
 impl Walked {
-    /// Who else could have made a link on the way. `None`: nobody.
+    /// Another account that could have made a link on the way. `None`: there is none.
     pub(crate) fn doubted_links(&self, trust: &PathTrust) -> Option<Doubt> {
         let mut links = self.steps.iter().filter(|step| step.kind == StepKind::Link);
         links.find_map(|link| link.owner(trust))
     }
 
-    /// Who else could lead the way elsewhere: by a link, or by a folder of its own. Groups are not looked at,
-    /// nor is what stands at the end.
+    /// Another account that could redirect the path: by a link, or by a folder of its own. Groups and the
+    /// target itself are not checked.
     pub(crate) fn doubted_way(&self, trust: &PathTrust) -> Option<Doubt> {
         let mut way = self.steps.iter().filter(|step| step.kind != StepKind::End);
         way.find_map(|step| step.owner(trust).or_else(|| step.writers(ANYBODY_WRITES, trust)))
     }
 
-    /// Who else could have decided what the path leads to, or what is in it.
+    /// Another account that could have chosen the target of the path, or its content.
     pub(crate) fn doubt(&self, trust: &PathTrust) -> Option<Doubt> {
         let mut steps = self.steps.iter();
         let all = GROUP_WRITES | ANYBODY_WRITES;
@@ -236,7 +236,7 @@ impl WalkStep {
         (!trust.holds(self.uid)).then(|| self.doubt(Why::Owner(self.uid)))
     }
 
-    /// A link has no mode of its own, and what is in a sticky folder is judged by itself.
+    /// A link has no mode, and an entry of a sticky folder is checked by itself.
     fn writers(&self, bits: u32, trust: &PathTrust) -> Option<Doubt> {
         let guarded =
             self.kind == StepKind::Link || (self.kind == StepKind::Folder && self.mode & STICKY != 0);
@@ -378,9 +378,9 @@ mod tests {
         });
     }
 
-    /// What changes after the walk does not matter any more.
+    /// Changes after the walk have no effect.
     #[test]
-    fn what_was_walked_to_cannot_be_exchanged() {
+    fn the_target_of_a_walk_cannot_be_replaced() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let path = folder.path().join("file");
         fs::write(&path, "first").expect("our folder");
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_could_have_led_it_elsewhere_is_named() {
+    fn an_account_that_could_redirect_a_path_is_named() {
         if !procfleet_testkit::has(procfleet_testkit::Need::Root, geteuid().is_root()) {
             return;
         }

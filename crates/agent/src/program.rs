@@ -4,7 +4,7 @@
 use crate::AgentError;
 use crate::config::{AgentFolder, AgentSettings, ServerAddress, read_policy};
 use crate::exec::{Containment, Rotation, allow_many_files};
-use crate::lifecycle::reexec::{begin_anew_with, renew};
+use crate::lifecycle::reexec::{reexec, reexec_with_env};
 use crate::lifecycle::signals::ignore_reopen_signal;
 use crate::lifecycle::upgrade;
 use clap::ValueEnum;
@@ -34,18 +34,18 @@ pub struct Args {
     /// while a program starts, so rather use PROCFLEET_TOKEN or --token-file
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// A file with the join token; needed once, and then not looked for any more
+    /// A file with the join token; needed once, and ignored if it is missing later
     #[arg(long, env = "PROCFLEET_TOKEN_FILE", value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
     #[command(flatten)]
     folder: AgentFolder,
-    /// The address that this host is known by; by default the one that the server sees
+    /// The address of this host; by default the one that the server sees
     #[arg(long, env = "PROCFLEET_IP")]
     ip: Option<IpAddr>,
-    /// What this host lets the server do (JSON); by default /etc/procfleet/policy.json, if it is there
+    /// The policy of this host for the server (JSON); by default /etc/procfleet/policy.json, if it exists
     #[arg(long, env = "PROCFLEET_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// What keeps the processes of a proc together
+    /// How the processes of a proc are tracked
     #[arg(long, env = "PROCFLEET_CONTAINMENT", value_enum, default_value_t)]
     containment: Containment,
     #[command(flatten)]
@@ -58,20 +58,20 @@ pub struct Args {
     /// End when standard input is closed (used by `procfleet up`)
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
-    /// What the chaos test wants to happen, and where
+    /// Fail points of the chaos test
     #[cfg(feature = "failpoints")]
     #[arg(long, env = "PROCFLEET_FAILPOINTS", hide = true, default_value = "")]
     failpoints: procfleet_failpoint::FailPlan,
 }
 
-/// What looks after the agent itself, on its host.
+/// Verbs for the agent itself, on its host.
 #[derive(clap::Subcommand, Debug)]
 pub enum AgentVerb {
-    /// Put another program in place of the running agent's, which takes it up without touching a process
+    /// Replace the program of the running agent, without touching a process
     Upgrade(upgrade::Upgrade),
-    /// Say whether this program could take up the agent of a folder
+    /// Check whether this program can read the data of an agent
     Check(AgentFolder),
-    /// Save what can be read of a broken journal
+    /// Save the readable part of a damaged journal
     Repair(AgentFolder),
 }
 
@@ -79,8 +79,8 @@ pub enum AgentVerb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentEnding {
     Stop,
-    /// It becomes what its program's file is by now.
-    Renew,
+    /// The agent re-executes the file of its program.
+    Reexec,
 }
 
 /// How much of the output of processes is kept.
@@ -89,7 +89,7 @@ pub struct OutputArgs {
     /// Rotate the log of a process when it holds more MiB than this
     #[arg(long, env = "PROCFLEET_LOG_SIZE", value_name = "MIB", default_value_t = 10.0, value_parser = mebibytes)]
     pub log_size: f64,
-    /// How many rotated copies of a log to keep; 0: what is too much is dropped
+    /// How many rotated copies of a log to keep; with 0 old output is deleted
     #[arg(long, env = "PROCFLEET_LOG_KEEP", value_name = "N", default_value_t = Rotation::DEFAULT_KEEP,
         value_parser = clap::value_parser!(u64).range(0..=1_000))]
     pub log_keep: u64,
@@ -122,12 +122,10 @@ impl std::fmt::Debug for Args {
     }
 }
 
-/// The journal cannot be used: it would not help to start again. As sysexits.h has it, something is wrong
-/// with what the program was given, and somebody has to look.
-const NEEDS_SOMEBODY: u8 = 78;
+/// The journal or the configuration cannot be used, and a restart would not help (EX_CONFIG of sysexits.h).
+const NEEDS_OPERATOR: u8 = 78;
 
-/// Runs the agent until it is told to stop, or does what looks after it. To be called with signals blocked
-/// (`block_signals`).
+/// Runs the agent until a stop signal, or a verb. Call it with signals blocked (`block_signals`).
 pub fn main(args: Args) -> ExitCode {
     if args.verb.is_some() {
         unblock_signals();
@@ -142,13 +140,13 @@ pub fn main(args: Args) -> ExitCode {
     if let Some(token) = &args.token
         && let Some(arguments) = without_token(std::env::args_os())
     {
-        return failed(&begin_anew_with(&arguments, "PROCFLEET_TOKEN", token));
+        return failed(&reexec_with_env(&arguments, "PROCFLEET_TOKEN", token));
     }
     let log = args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
     let until_stdin_closes = args.until_stdin_closes;
-    // Not parsed with the other arguments: what is wrong there is repeated on the screen, secret and all.
+    // Not parsed by clap, whose errors would print the secret.
     let (given, option) = match (args.token, &args.token_file) {
         (Some(token), _) => (token, "--token".to_owned()),
         (None, Some(file)) => match std::fs::read_to_string(file) {
@@ -186,27 +184,27 @@ pub fn main(args: Args) -> ExitCode {
         AgentSettings { server, token, data, ip, allow, containment, rotation, program: program.clone() };
     allow_many_files();
     configure_allocator();
-    // Orphans come to the first thread, and what another one makes is in a list of its own
+    // Orphans belong to the main thread; children of another thread are in another list
     // (`exec/watch/children.rs`).
     let agent = std::thread::Builder::new().name("agent".to_owned());
     let done = match agent.spawn(move || serve(config, until_stdin_closes)).map(|agent| agent.join()) {
         Ok(Ok(done)) => done,
-        // The log has its place.
+        // The panic hook has logged it.
         Ok(Err(_)) => return ExitCode::from(EXIT_PANICKED),
         Err(error) => return failed(&error),
     };
     match done {
         Ok(AgentEnding::Stop) => ExitCode::SUCCESS,
-        Ok(AgentEnding::Renew) => {
+        Ok(AgentEnding::Reexec) => {
             let arguments: Vec<_> = std::env::args_os().skip(1).collect();
             // The successor knows nothing of lines that still wait.
             drop(log);
-            failed(&renew(&program, &arguments))
+            failed(&reexec(&program, &arguments))
         }
         Err(error) => {
             let code = failed(&error);
             match error {
-                _ if error.needs_somebody() => ExitCode::from(NEEDS_SOMEBODY),
+                _ if error.needs_operator() => ExitCode::from(NEEDS_OPERATOR),
                 AgentError::Panicked(_) | AgentError::Part(_) => ExitCode::from(EXIT_PANICKED),
                 _ => code,
             }
@@ -214,8 +212,8 @@ pub fn main(args: Args) -> ExitCode {
     }
 }
 
-/// The arguments without a join token: every user of the host can read them for as long as the agent runs.
-/// `None`: there is none among them.
+/// The arguments without a join token: every user of the host can read them while the agent runs. `None`:
+/// there is no token.
 fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
     let (mut kept, mut is_there) = (Vec::new(), false);
     let mut arguments = arguments;
@@ -233,11 +231,11 @@ fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsStri
     is_there.then_some(kept)
 }
 
-/// Runs the agent. One thread is plenty, and a small process is quick to start others from.
+/// Runs the agent on one thread, which is enough and keeps it small.
 fn serve(config: AgentSettings, until_stdin_closes: bool) -> Result<AgentEnding, AgentError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
-    // From now on, for an agent that is not ready yet may be told so already.
+    // Installed early: SIGHUP may arrive before the agent is ready.
     let hangup = {
         let _within = runtime.enter();
         signal(SignalKind::hangup())
@@ -248,11 +246,11 @@ fn serve(config: AgentSettings, until_stdin_closes: bool) -> Result<AgentEnding,
         tokio::select! {
             () = stop_requested() => AgentEnding::Stop,
             () = stdin_closed(), if until_stdin_closes => AgentEnding::Stop,
-            () = told_to_renew(hangup) => AgentEnding::Renew,
+            () = reexec_requested(hangup) => AgentEnding::Reexec,
         }
     };
     let done = runtime.block_on(crate::run(config, stop));
-    // A read of standard input may hang in a thread of its own; nobody waits for it.
+    // Does not wait for the thread that reads standard input.
     runtime.shutdown_background();
     done
 }
@@ -304,7 +302,7 @@ fn failed(error: &dyn Error) -> ExitCode {
 }
 
 /// SIGHUP.
-async fn told_to_renew(hangup: std::io::Result<Signal>) {
+async fn reexec_requested(hangup: std::io::Result<Signal>) {
     match hangup {
         Ok(mut hangup) => {
             hangup.recv().await;

@@ -1,5 +1,5 @@
-//! The agent's next certificate: asked for when the server says so, with a key that is made for it, and used
-//! from the next connection on. The one before stays good until its end, so nothing is lost if an answer is.
+//! Renews the agent's certificate: requested when the server says so, with a new key, and used from the next
+//! connection on. The previous one stays valid until its end, so a lost answer does no harm.
 
 use crate::identity::{AgentIdentity, Credentials};
 use crate::tls;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tracing::{info, warn};
 
-/// An answer that has not come after this long is asked for again; so is one that could not be kept.
+/// Interval of retries for an answer that did not arrive, or could not be stored.
 const AGAIN: Duration = Duration::from_secs(30);
 /// Longer than any certificate is waited for in steps, so that no timer overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(400 * 86_400);
 
-/// How the next certificate stands within one session.
+/// The state of the renewal within one session.
 pub(crate) struct Renewal {
     /// `None`: this server renews nothing.
     due: Option<Instant>,
-    /// The key of what was asked for last.
+    /// The key of the last request.
     asked: Option<KeyPair>,
 }
 
@@ -56,7 +56,7 @@ impl Renewal {
         }
     }
 
-    /// Keeps the new certificate and says so to the server; or notes when one is due.
+    /// Stores the new certificate and confirms it to the server; or schedules the next request.
     pub(crate) fn take(&mut self, credentials: &Credentials, renewed: Renewed, now: Instant) -> Option<Body> {
         let Renewed { certificate, cas, renew_in_ms } = renewed;
         if certificate.is_empty() {
@@ -71,8 +71,7 @@ impl Renewal {
             certificate: CertificateDer::from(certificate),
             cas: cas.into_iter().map(CertificateDer::from).collect(),
         };
-        // Whatever could not be used must not take the place of what can: it may be the answer to an earlier
-        // request.
+        // An unusable certificate must not replace a usable one: it may be the answer to an earlier request.
         if let Err(error) = tls::with_identity(&identity) {
             warn!(
                 error = &error as &dyn std::error::Error,

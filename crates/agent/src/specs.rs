@@ -1,5 +1,4 @@
-//! Answers to the server's questions about stored specs. Nothing is run for them, and nothing is written
-//! down.
+//! Answers the server's queries for stored specs. It runs no command and stores nothing.
 
 use crate::exec::ExecContext;
 use crate::journal::Journal;
@@ -11,8 +10,8 @@ use procfleet_core::spec::Spec;
 use procfleet_proto::link::{MAX_FRAME, OmittedAccounts, ReadSpec, SpecRead};
 use std::sync::Arc;
 
-/// A larger spec does not fit a frame with what is around it. Requests are limited to less; only many changes
-/// of single fields add up to more.
+/// A larger spec does not fit a frame. Requests are limited to less; only many changes of single fields add
+/// up to more.
 const LARGEST: usize = MAX_FRAME - 4 * 1024;
 
 pub(crate) async fn answer(

@@ -1,5 +1,5 @@
-//! The procs' states as the server should see them, and the process groups. Each actor writes its own proc's,
-//! and the supervisor the groups; the link reads what has changed.
+//! The states of procs for the server, and the process groups. Each actor publishes its own proc's state, and
+//! the supervisor the groups; the link reads changes.
 
 use procfleet_core::id::ProcKey;
 use procfleet_core::spec::ProcessGroup;
@@ -18,13 +18,13 @@ pub(crate) struct StateReports {
 #[derive(Debug, Default)]
 struct Inner {
     revision: u64,
-    /// `None`: the proc was forgotten, and the server should forget it too.
+    /// `None`: the proc was unregistered, and the server should delete it too.
     procs: BTreeMap<Arc<ProcKey>, (u64, Option<ProcReport>)>,
-    /// By namespace. An empty list: there are none any more, and the server should know that.
+    /// By namespace. An empty list: the groups were deleted, and the server should know it.
     groups: BTreeMap<String, (u64, Vec<ProcessGroup>)>,
 }
 
-/// What is to be told.
+/// Changes for the server.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct StateNews {
     pub(crate) procs: Vec<ProcStateMessage>,
@@ -36,7 +36,7 @@ impl StateReports {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The proc looks so. If it did before, that is no news, whatever the time is.
+    /// Publishes the state of a proc. An equal state is not a change, whatever its time.
     pub(crate) fn publish(&self, proc: &Arc<ProcKey>, mut report: ProcReport) {
         let inner = self.lock();
         if let Some((_, Some(known))) = inner.procs.get(proc) {
@@ -68,7 +68,7 @@ impl StateReports {
         self.news.notify_one();
     }
 
-    /// All that there are, for a new session. What was forgotten need not be said: it is not in the list.
+    /// All states, for a new session. Unregistered procs are missing in the list.
     pub(crate) fn all(&self) -> (u64, StateNews) {
         let mut inner = self.lock();
         inner.procs.retain(|_, (_, report)| report.is_some());
@@ -76,7 +76,7 @@ impl StateReports {
         (inner.revision, news_since(&inner, 0))
     }
 
-    /// What has changed since `revision`, and the revision that this is.
+    /// Changes since `revision`, and the present revision.
     pub(crate) fn since(&self, revision: u64) -> (u64, StateNews) {
         let inner = self.lock();
         (inner.revision, news_since(&inner, revision))

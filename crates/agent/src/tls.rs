@@ -66,7 +66,7 @@ pub fn with_identity(identity: &AgentIdentity) -> Result<ClientConfig, ConnectEr
         .with_root_certificates(roots)
         .with_client_auth_cert(vec![identity.certificate.clone()], identity.key.clone_key())
         .map_err(ConnectError::Prepare)?;
-    // Each session is prepared anew, so what could be resumed would only take memory.
+    // Each session has a new configuration, so a resumption cache would only use memory.
     config.resumption = Resumption::disabled();
     Ok(config)
 }

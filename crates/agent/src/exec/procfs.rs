@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_process() {
+    fn unparsable_stat_lines_are_no_process() {
         for text in
             [&b""[..], b"42", b"42 (", b"42 )(", b"42 (x)", b"42 (x) S", b"x (x) S 1 2 3", b"\xff\xfe(\xff)"]
         {

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_with_an_accounts_rights_is_its_own() {
+    fn files_made_with_an_accounts_rights_belong_to_it() {
         if !procfleet_testkit::has(procfleet_testkit::Need::Root, geteuid().is_root()) {
             return;
         }

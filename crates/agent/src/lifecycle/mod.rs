@@ -1,6 +1,6 @@
-//! The agent program itself: not the processes that it looks after.
+//! The agent program itself, as opposed to the processes that it supervises.
 //!
-//! - `life`: `agent.json`, which says that the agent is ready;
+//! - `life`: `agent.json`, which shows that the agent is ready;
 //! - `upgrade`: `procfleet agent upgrade`, and its check;
 //! - `reexec`: the agent re-executes itself, with the same pid and children;
 //! - `signals`: signals that the agent ignores.

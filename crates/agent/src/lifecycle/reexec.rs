@@ -1,8 +1,8 @@
-//! The agent becomes its own successor: another program in the same process.
+//! The agent re-executes itself: another program in the same process.
 //!
-//! The pid stays, and with it the children: their exit statuses are not lost, and orphans go on coming here.
-//! What the agent had open is closed by the kernel, for all of it is marked so. What else a process hands
-//! down, such as limits, is put back to what the agent itself was given.
+//! The pid stays, and with it the children: their exit statuses are not lost, and orphans still come to the
+//! agent. Open files have O_CLOEXEC. Inherited attributes such as resource limits are reset to their original
+//! values.
 
 use super::signals;
 use crate::exec::allow_files_as_given;
@@ -12,13 +12,13 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-/// Runs the program in place of this one. Returns only if that is not possible; then the program that is
-/// running now is begun anew, and if that is not possible either, there is nothing left but to end.
+/// Executes the program in place of this one. If that fails, executes the present program again. Returns only
+/// if both fail.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
-pub(crate) fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
+pub(crate) fn reexec(program: &Path, arguments: &[OsString]) -> io::Error {
     allow_files_as_given();
     signals::ignore_hangup();
-    // An earlier version would never unblock what it inherits.
+    // An earlier version would never unblock inherited signals.
     unblock_signals();
     let error = std::process::Command::new(program).args(arguments).exec();
     tracing::error!(program = %program.display(), %error, "cannot execute the new program; re-executing the old one. Check the file and upgrade again");
@@ -26,10 +26,10 @@ pub(crate) fn renew(program: &Path, arguments: &[OsString]) -> io::Error {
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
 }
 
-/// Begins this program anew with these arguments, the first of which is its name, and one more variable in
-/// its environment, which only its own account can read. Returns only if that is not possible.
+/// Executes this program again with these arguments, of which the first is its name, and one more environment
+/// variable, which only its own account can read. Returns only on failure.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
-pub(crate) fn begin_anew_with(arguments: &[OsString], variable: &str, value: &str) -> io::Error {
+pub(crate) fn reexec_with_env(arguments: &[OsString], variable: &str, value: &str) -> io::Error {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,

@@ -2,8 +2,8 @@
 
 use nix::libc;
 
-/// A second SIGHUP must not end the program between the re-exec and the moment at which the new program
-/// blocks signals itself.
+/// A second SIGHUP must not end the program between the re-exec and the time at which the new program blocks
+/// signals itself.
 pub(super) fn ignore_hangup() {
     ignore(libc::SIGHUP);
 }

@@ -1,10 +1,9 @@
-//! `procfleet agent upgrade`: another program in place of the running agent's, which takes it up without
-//! losing or doubling a process; and back again if it does not come up.
+//! `procfleet agent upgrade`: replaces the program of a running agent without losing or doubling a process,
+//! and rolls back if the new program does not come up.
 //!
-//! Before anything is touched, the new program must show that it is one for this machine, that it is not
-//! older, and that it can read this agent's journal. Then it takes the place of the old file in one step, the
-//! old one staying beside it, and the agent is told (SIGHUP) to become it: the pid stays, and so do its
-//! children.
+//! First the new program must show that it runs on this machine, is not older, and can read this agent's
+//! journal. Then it replaces the old file atomically, the old one stays beside it, and SIGHUP makes the agent
+//! re-execute itself: the pid and the children stay.
 
 use crate::config::AgentFolder;
 use crate::lifecycle::life::AgentLife;
@@ -17,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// How long the new program may take to say what it is.
+/// Timeout for questions to the new program.
 const QUESTION: Duration = Duration::from_secs(20);
-/// How often the agent is looked at while it changes.
+/// Interval of checks while the agent re-executes itself.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(clap::Args, Debug)]
@@ -32,12 +31,12 @@ pub struct Upgrade {
     /// Take an older version too, if it can read the journal
     #[arg(long)]
     allow_downgrade: bool,
-    /// How long the new program may take to come up before the old one is put back, in seconds
+    /// Seconds for the new program to come up before the old one is put back
     #[arg(long, value_name = "SECS", default_value_t = 30)]
     timeout: u64,
 }
 
-/// Why there was no upgrade. In all cases but the last two nothing was changed.
+/// Why there was no upgrade. Only the last two changed something.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpgradeError {
     #[error("no agent runs on {}: replace its program and start it", .0.display())]
@@ -82,7 +81,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Does it, and says what was done.
+/// Upgrades, and returns a text for the operator.
 pub(crate) fn upgrade(upgrade: &Upgrade) -> Result<String, UpgradeError> {
     let Upgrade { binary, folder, allow_downgrade, timeout } = upgrade;
     let folder = &folder.data;
@@ -117,7 +116,7 @@ pub(crate) fn check(folder: &Path) -> Result<String, journal::JournalError> {
     Ok(format!("procfleet {VERSION} can take up the agent of {} with {procs} procs", folder.display()))
 }
 
-/// What the new program is, if it is fit to be run here.
+/// The version of the new program, if it can run here.
 fn examine(binary: &Path, folder: &Path, now: &AgentLife) -> Result<Version, UpgradeError> {
     let path = || binary.to_owned();
     let ours =
@@ -152,19 +151,19 @@ fn name_of(program: &Path) -> String {
     said.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// The part of a program's file that says for which machine it is.
+/// The part of an ELF file that names its machine.
 fn head(path: &Path) -> io::Result<[u8; 20]> {
     let mut head = [0; 20];
     File::open(path)?.take(20).read_exact(&mut head).or_else(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Ok(()),
         _ => Err(error),
     })?;
-    // One may be made to be loaded anywhere, the other not.
+    // e_type: executables may be position independent or not.
     head[16..18].fill(0);
     Ok(head)
 }
 
-/// Runs the program with a question; what it answers, or why it does not.
+/// Runs the program with a question, and returns its answer.
 #[expect(clippy::disallowed_methods, reason = "the agent's own program, and not one that it looks after")]
 fn ask(program: &Path, question: &[&str]) -> Result<String, String> {
     let mut command = std::process::Command::new(program);
@@ -213,12 +212,12 @@ impl InstalledProgram {
         InstalledProgram { program: program.to_owned(), previous: beside(".previous") }
     }
 
-    /// The new program takes the place of the old one in one step, and the one that runs stays beside it.
-    /// Whoever starts the agent at any moment finds a whole program.
+    /// Replaces the old program atomically; the running one stays beside it. A start at any time finds a
+    /// complete program.
     fn take(&self, binary: &Path, running: &Path) -> io::Result<()> {
         self.keep(running)?;
         if is_same_file(binary, &self.program) {
-            // Somebody has put it there already, and it is only to be taken up.
+            // The new program is already in place, and only needs to be executed.
             return Ok(());
         }
         let draft = self.program.with_extension("new");
@@ -229,9 +228,8 @@ impl InstalledProgram {
         sync_folder(&self.program)
     }
 
-    /// What the agent runs need not be what is in its place: an upgrade may have been cut off after the new
-    /// program was put there, or somebody has put it there. What is known to work is what must be there to go
-    /// back to.
+    /// The running program may differ from the file in its place: an upgrade was interrupted, or the file was
+    /// replaced by hand. The rollback needs the program that is known to work.
     fn keep(&self, running: &Path) -> io::Result<()> {
         if is_same_file(running, &self.previous) {
             return Ok(());
@@ -263,7 +261,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     place(one).is_some() && place(one) == place(other)
 }
 
-/// Tells the agent to become what its file is now, and waits until it is ready again.
+/// Makes the agent re-execute its file, and waits until it is ready.
 fn renewed(folder: &Path, old: &AgentLife, patience: Duration) -> Result<AgentLife, String> {
     signal(old, Signal::HUP).map_err(|error| format!("the agent cannot be told: {error}"))?;
     let told = Instant::now();
@@ -279,8 +277,7 @@ fn renewed(folder: &Path, old: &AgentLife, patience: Duration) -> Result<AgentLi
     }
 }
 
-/// Puts the old program back, and ends a new one that hangs, so that whoever looks after the agent starts the
-/// old one.
+/// Puts the old program back, and kills a new one that hangs, so that the service manager starts the old one.
 fn back(
     folder: &Path,
     old: &AgentLife,
@@ -292,7 +289,7 @@ fn back(
     if let Err(source) = place.put_back() {
         return UpgradeError::NotRolledBack { reason, path, source };
     }
-    // The process is the same, whatever it runs; it ends none of those that it looks after.
+    // The process is the same whatever it executes; killing it ends none of its children.
     let _ = signal(old, Signal::KILL);
     let began = Instant::now();
     while began.elapsed() < patience {
@@ -336,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_is_no_program_for_this_machine() {
+    fn a_script_is_refused_as_a_new_program() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let script = folder.path().join("script");
         fs::write(&script, "#!/bin/sh\n").expect("our own folder");
@@ -356,12 +353,13 @@ mod tests {
         place.take(&new, &program).expect("our own folder");
         let read = |path: &Path| fs::read_to_string(path).expect("it is there");
         assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("new", "old"));
-        // That one was cut off, and the agent still runs the old program: it is the one to go back to.
+        // The upgrade was interrupted, and the agent still runs the old program: that is the one to go back
+        // to.
         place.take(&newer, &place.previous).expect("our own folder");
         assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("newer", "old"));
         place.put_back().expect("our own folder");
         assert_eq!((read(&program).as_str(), place.previous.exists()), ("old", false));
-        // Somebody has put the new program there, and the old one is nowhere any more but in the kernel.
+        // The new program was put in place by hand, and the old one exists only in the kernel.
         let kernels = folder.path().join("exe");
         fs::rename(&program, &kernels).and_then(|()| fs::copy(&new, &program)).expect("our own folder");
         place.take(&program, &kernels).expect("our own folder");

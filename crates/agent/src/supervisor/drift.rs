@@ -347,7 +347,7 @@ mod tests {
 
     /// The agent may be root, and callers may be allowed another account only: a guess is not confirmed.
     #[test]
-    fn what_the_account_may_not_read_is_not_told() {
+    fn a_file_that_the_account_may_not_read_is_not_disclosed() {
         if !has(Need::Root, me() == "root") {
             return;
         }

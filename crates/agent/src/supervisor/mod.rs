@@ -889,7 +889,7 @@ mod tests {
 
     /// It may have been cancelled meanwhile: the server sends again the ops that are still open.
     #[tokio::test]
-    async fn what_had_not_begun_when_the_agent_ended_begins_when_the_server_sends_it_again() {
+    async fn an_op_that_had_not_begun_begins_when_the_server_sends_it_again() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let boot = ExecContext::open(folder.path().join("output"), Containment::Auto)
             .expect("a host")

@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_being_asked_is_broken_off_with_the_process_and_with_the_agent() {
+    async fn a_running_probe_is_cancelled_with_the_process_and_with_the_agent() {
         let mut f = fixture(QUICK, false);
         f.spec.control.health_cmd = "echo $$ >> shells; exec sleep 1000".to_owned();
         // Zombies do not count.

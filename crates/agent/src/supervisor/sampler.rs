@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_would_not_notice_is_no_news() {
+    fn small_changes_are_not_published() {
         let rows = [
             ("nothing changed", usage(10.0, 5.0, 20), 15, false),
             ("it wobbles", usage(10.9, 5.3, 22), 15, false),

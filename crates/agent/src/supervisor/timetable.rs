@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_counted_up_to_a_limit() {
+    fn missed_runs_are_counted_up_to_a_limit() {
         let missed = |rule: &str, ago: u64| {
             let now = clocks("2027-01-10T12:00:30Z", 10_000_000);
             match Timetable::default().next(rule, Some(BootTime(10_000_000 - ago)), &now) {

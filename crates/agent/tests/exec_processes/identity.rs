@@ -20,7 +20,7 @@ enum Put<'a> {
 }
 
 #[tokio::test]
-async fn whatever_a_pid_file_is_there_is_an_answer() {
+async fn every_kind_of_pid_file_is_answered() {
     let mut proc = Proc::with_pid_file("pid-file-table");
     let path = proc.spec.identity.pid_path.clone();
     let by_hand = Stranger::start(proc.path("web"), proc.folder.path());
@@ -141,7 +141,7 @@ async fn a_pid_file_that_others_may_write_is_believed_only_for_what_we_started()
 /// A link or a folder of a third party decides nothing: neither which pid file is read nor which folder is
 /// meant.
 #[tokio::test]
-async fn what_a_third_party_leads_to_is_not_believed() {
+async fn a_path_that_a_third_account_controls_is_not_used() {
     if !has(Need::Root, me() == "root") {
         return;
     }

@@ -69,7 +69,7 @@ async fn until_nothing_is_left(proc: &mut Proc) {
 }
 
 #[tokio::test]
-async fn what_a_dead_process_left_is_swept_away() {
+async fn leftovers_of_a_dead_process_are_swept() {
     for (mode, name) in modes() {
         let mut proc = Proc::contained(&format!("left-{name}"), mode);
         let mut stranger = Stranger::start(proc.path("web"), proc.folder.path());
@@ -161,7 +161,7 @@ async fn an_agent_that_comes_back_does_not_take_what_was_left_for_the_process() 
 
 /// As `su` and `systemd-run` do it.
 #[tokio::test]
-async fn what_was_moved_out_of_its_group_is_swept_away_too() {
+async fn a_process_that_left_its_cgroup_is_swept() {
     if !has_cgroups() {
         return;
     }
@@ -185,7 +185,7 @@ async fn what_was_moved_out_of_its_group_is_swept_away_too() {
 
 /// Each of them lives for a moment, and the next one has another parent, session and environment.
 #[tokio::test]
-async fn one_that_always_flees_is_caught() {
+async fn a_process_that_keeps_forking_is_killed() {
     if !has_cgroups() {
         return;
     }
@@ -282,7 +282,7 @@ async fn groups_do_not_pile_up() {
 }
 
 #[tokio::test]
-async fn whoever_is_in_a_group_is_the_procs() {
+async fn every_process_in_a_cgroup_belongs_to_its_proc() {
     if !has_cgroups() {
         return;
     }

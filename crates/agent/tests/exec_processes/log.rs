@@ -27,7 +27,7 @@ async fn a_start_writes_behind_what_is_in_the_log() {
 }
 
 #[tokio::test]
-async fn what_is_no_folder_is_no_log() {
+async fn a_log_path_that_is_not_a_folder_is_refused() {
     let mut proc = Proc::new("unlogged");
     proc.spec.control.start_cmd = "echo hi".to_owned();
     proc.write("file", "");

@@ -176,7 +176,7 @@ async fn a_program_of_the_same_name_from_elsewhere_is_a_stranger() {
 }
 
 #[tokio::test]
-async fn whoever_started_the_agent_is_a_stranger() {
+async fn the_parent_of_the_agent_is_a_stranger() {
     let mut proc = Proc::with_pid_file("above");
     let above = std::os::unix::process::parent_id();
     for pid in [above, std::process::id(), 1] {
@@ -233,7 +233,7 @@ async fn an_operators_shell_in_the_folder_is_a_stranger() {
 }
 
 #[tokio::test]
-async fn one_that_was_started_by_hand_is_ours_by_its_program() {
+async fn a_process_started_by_hand_is_ours_by_its_program() {
     let mut proc = Proc::with_pid_file("by-hand");
     let by_hand = Stranger::start(proc.path("web"), std::path::Path::new("/"));
     proc.write("web.pid", by_hand.pid().to_string());
@@ -283,7 +283,7 @@ async fn the_master_is_found_and_not_its_worker() {
 }
 
 #[tokio::test]
-async fn what_an_account_may_not_read_is_not_told() {
+async fn a_pid_file_that_the_account_may_not_read_is_not_disclosed() {
     let mut proc = Proc::with_pid_file("secret-file");
     let path = proc.spec.identity.pid_path.clone();
     proc.write("web.pid", "root:$6$hash:20000");

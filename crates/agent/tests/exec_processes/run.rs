@@ -72,7 +72,7 @@ async fn a_command_has_its_folder_its_session_and_nothing_to_read() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_started_says_why() {
+async fn a_command_that_cannot_be_started_says_why() {
     let mut proc = Proc::new("refusals");
     proc.write("file", "");
     let good = proc.spec.identity.setup_path.clone();
@@ -160,7 +160,7 @@ async fn any_name_has_its_output_inside_the_folder() {
 }
 
 #[tokio::test]
-async fn a_process_outlives_the_hands_that_started_it() {
+async fn a_process_outlives_its_executor() {
     let mut proc = Proc::new("outlive");
     let run = proc.run("while :; do echo tick; sleep 0.01; done");
     let pid = running(proc.launched(run, procfleet_core::supervise::Leader::Accept)).pid;
@@ -191,7 +191,7 @@ async fn a_command_of_plain_words_has_no_shell_around_it() {
 
 /// Each of these can be executed by nobody, or only by a shell.
 #[tokio::test]
-async fn what_cannot_be_executed_fails_as_a_shell_says() {
+async fn a_file_that_cannot_be_executed_fails_as_in_a_shell() {
     let mut proc = Proc::new("plain-failures");
     proc.write("text", "echo read as a script\n");
     fs::set_permissions(proc.path("text"), std::os::unix::fs::PermissionsExt::from_mode(0o755))

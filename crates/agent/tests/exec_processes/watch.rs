@@ -71,7 +71,7 @@ async fn the_exit_of_another_ones_child_is_reported() {
 }
 
 #[tokio::test]
-async fn what_is_gone_or_replaced_is_reported_at_once() {
+async fn an_exit_before_the_watch_is_reported_at_once() {
     let mut proc = Proc::new("gone");
     let mut stranger = Stranger::start("/bin/sleep", proc.folder.path());
     let mut recycled = process(stranger.pid());

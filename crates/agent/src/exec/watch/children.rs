@@ -183,7 +183,7 @@ mod tests {
     /// Tests run in threads beside the first one, so its list is not read here either.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a process is needed")]
-    fn one_that_is_let_go_is_as_any_orphan_until_it_is_reaped() {
+    fn a_child_without_an_owner_is_an_orphan_until_it_is_reaped() {
         // In this process it would also reap children of other tests.
         if procfleet_testkit::played_apart(&[]) {
             return;

@@ -67,7 +67,7 @@ fn lines(from: u64, to: u64) -> String {
 }
 
 #[test]
-fn what_is_too_much_goes_into_copies_and_the_oldest_go() {
+fn the_excess_goes_into_copies_and_the_oldest_are_removed() {
     for means in [Means::Collapse, Means::Hole] {
         let log = Log::new(16_384, 2, means);
         log.write(&lines(0, 2_048));
@@ -95,7 +95,7 @@ fn what_is_too_much_goes_into_copies_and_the_oldest_go() {
 }
 
 #[test]
-fn what_would_be_gone_anyway_is_not_copied_first() {
+fn bytes_that_no_copy_would_keep_are_not_copied() {
     for keep in [0, 1] {
         let log = Log::new(16_384, keep, Means::Collapse);
         log.write(&lines(0, 50_000));
