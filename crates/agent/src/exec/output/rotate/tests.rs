@@ -1,4 +1,4 @@
-//! Logs that are rotated while others write to them, and while whoever rotates is killed.
+//! Logs that are rotated while processes write to them, and while the rotating process is killed.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Every kind of offset that a log may be in.
+/// The methods that a filesystem may allow.
 const ALL_MEANS: [Means; 3] = [Means::Collapse, Means::Hole, Means::Empty];
 /// Where the child finds what it is to rotate.
 const LOG: &str = "PROCFLEET_TEST_ROTATED_LOG";
@@ -48,7 +48,7 @@ impl Log {
         copies.iter().map(|copy| (copy.offset, text(copy))).collect()
     }
 
-    /// What is left in the file itself, without what stands for what is gone.
+    /// The content of the file, without the NUL bytes of a hole.
     fn rest(&self) -> String {
         fs::read_to_string(self.path()).expect("text").trim_start_matches('\0').to_owned()
     }
