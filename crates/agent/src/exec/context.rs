@@ -87,7 +87,7 @@ impl ExecContext {
         let mark_secret = MarkSecret::open(&output_folder)
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         if let Err(error) = command::reserve_resources() {
-            // The first process to be made tries again, and says what is wrong.
+            // The first spawn tries again and reports the error.
             tracing::debug!(%error, "cannot prepare the spawner; the first command tries again");
         }
         children::adopt_orphans();
@@ -181,7 +181,7 @@ impl ExecContext {
         ProcMark::new(self.mark(key), self.mark_secret.clone())
     }
 
-    /// What a proc's probes bear instead. No proc's mark begins with a colon, for no namespace is empty.
+    /// The mark of a proc's probes. It differs from every proc's mark, because no namespace is empty.
     pub(super) fn probe_mark(&self, key: &ProcKey) -> ProcMark {
         ProcMark::new(format!("{}{}", self.probe_prefix(), escaped(key)), self.mark_secret.clone())
     }
@@ -279,7 +279,7 @@ impl ExecContext {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).contains(mark.name().as_bytes())
     }
 
-    /// Nothing that an earlier life left bears this mark any more.
+    /// No process of an earlier agent process has this mark any longer.
     pub(super) fn inherits_no_more(&self, mark: &ProcMark) {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.name().as_bytes());
     }

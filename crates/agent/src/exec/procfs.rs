@@ -307,7 +307,7 @@ pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
     variable(pid, MARK)
 }
 
-/// All that the environment of a process says about where the process comes from.
+/// Variables in a process's environment that show its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MarkClaim {
     /// The value of the mark.

@@ -12,8 +12,8 @@ use procfleet_core::{Process, Sighting, Spec};
 use std::collections::BTreeSet;
 
 impl ProcExecutor {
-    /// Something of the proc that runs as none of these accounts: its process, or what earlier runs have left
-    /// and an op would end. What the process itself has started is not looked at.
+    /// A process of the proc that runs under none of these accounts: its main process, or a leftover of
+    /// earlier runs that an op would end. Descendants of the main process are not checked.
     pub fn other_account(
         &mut self,
         process: Option<Process>,

@@ -214,8 +214,8 @@ pub(in crate::exec) fn recovered(
     marked.retain(|stat| {
         is_still_there(stat) && origin::of(stat.id.pid, whom.mark, whom.group) == Origin::Ours
     });
-    // Where the command itself was the process and is gone, what it has started is no process: workers bear
-    // its name, too.
+    // If the command itself was the process and is gone, its descendants are not the process: workers have
+    // its name too.
     let orphans = match last {
         Some(Process { found: Found::Foreground, .. }) => orphans(&marked),
         Some(_) | None => Vec::new(),
@@ -262,7 +262,7 @@ fn may_be_start_script(stat: &Stat, identity: &Identity) -> bool {
     RunningProgram::of(stat).may_be_start_script(identity)
 }
 
-/// Whether a start command that is at work may still write the pid file. A folder in its place names nobody.
+/// Whether a running start command may still write the pid file. A directory in its place names no process.
 fn may_change(cause: &&Cause) -> bool {
     !matches!(cause, Cause::BadPidFile { .. })
 }

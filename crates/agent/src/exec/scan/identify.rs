@@ -20,10 +20,10 @@ const INTERPRETERS: [&str; 24] = [
     "python", "pypy", "perl", "ruby", "node", "nodejs", "java", "php", "lua", "mono", "dotnet", "tclsh",
 ];
 
-/// Those of them that run start scripts.
+/// Interpreters of start scripts.
 const SHELLS: [&str; 8] = ["sh", "dash", "bash", "ash", "zsh", "ksh", "busybox", "pwsh"];
 
-/// Folders that hold everybody's programs: lying there says nothing about whose a program is.
+/// Folders of common programs: a program there is not evidence for a proc.
 const COMMON_FOLDERS: [&str; 10] = [
     "/usr/bin",
     "/usr/sbin",
@@ -51,8 +51,8 @@ pub(in crate::exec) enum EnvMark {
 }
 
 impl EnvMark {
-    /// What this value in an environment says. Every user of the host can say that: whether it is true,
-    /// [`ProcMark`](super::proc_mark::ProcMark) knows.
+    /// The meaning of this value in an environment. Every user of the host can set it;
+    /// [`ProcMark`](super::proc_mark::ProcMark) verifies it.
     pub(in crate::exec) fn told(value: Option<&[u8]>, mark: &str) -> EnvMark {
         let Some(value) = value else { return EnvMark::Missing };
         // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent

@@ -24,7 +24,7 @@ pub(in crate::exec) enum Origin {
     Unknown,
 }
 
-/// Who started the process with this pid. `mark` and `group` are those of the proc that asks.
+/// The origin of a process. `mark` and `group` are those of the proc that asks.
 pub(in crate::exec) fn of(pid: u32, mark: &ProcMark, group: &str) -> Origin {
     let claim = procfs::mark_claim(pid);
     let name = claim.as_ref().map(|claim| &*claim.name);
@@ -33,7 +33,7 @@ pub(in crate::exec) fn of(pid: u32, mark: &ProcMark, group: &str) -> Origin {
         EnvMark::AnotherProcs => {
             Origin::AnotherProcs(name.and_then(|name| identify::owner(name, mark.name())))
         }
-        // A mark that somebody else has set, or that a run as another account has left, says nothing.
+        // A mark that another program has set, or that a run under another account has left, is not evidence.
         EnvMark::Ours | EnvMark::Missing => {
             let instance = mark.instance();
             let held = cgroup::held_by(pid);

@@ -38,7 +38,7 @@ pub(in crate::exec) struct Scan {
     /// Their programs, read on first use.
     programs: OnceLock<HashMap<u32, RunningProgram>>,
     marks: OnceLock<HashMap<u32, MarkClaim>>,
-    /// The marks of those that somebody has asked after one by one.
+    /// Marks that were read one by one.
     asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
 }
 
@@ -139,7 +139,7 @@ impl Scan {
         children
     }
 
-    /// Those that bear this mark or are in a cgroup of the proc, oldest first.
+    /// Processes with this mark or in a cgroup of the proc, oldest first.
     pub(in crate::exec) fn marked(&self, mark: &ProcMark) -> Vec<&Stat> {
         let marks = self.marks.get_or_init(|| {
             self.all()
@@ -156,9 +156,8 @@ impl Scan {
         marked
     }
 
-    /// Whether it bears the mark of another proc than this. It is read once for all that ask: of a program
-    /// that runs a thousand times on the host, each proc would else read a thousand environments before it is
-    /// started.
+    /// Whether it has the mark of another proc. Cached: without it each proc would read a thousand
+    /// environments of a program that runs a thousand times.
     pub(in crate::exec) fn is_anothers(&self, stat: &Stat, mark: &ProcMark) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));

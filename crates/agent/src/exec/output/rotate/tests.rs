@@ -219,7 +219,7 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
                     let line = format!("{writer} {number} {}\n", "x".repeat((number % 97) as usize));
                     file.write_all(line.as_bytes()).expect("room");
                     number += 1;
-                    // As fast as it can, but the disk of whoever runs this is not filled.
+                    // As fast as possible, without filling the disk.
                     if number % 64 == 0 {
                         std::thread::yield_now();
                         while file.metadata().expect("data").blocks() > 8 * 2_048
@@ -235,7 +235,7 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
             for round in 0..rounds {
                 let mut child = child(&log.path(), means);
                 let began = Instant::now();
-                // Not at once, for it takes a while to begin, and then at a moment of its own.
+                // Not at once, because the child takes a while to start, and then after a varying delay.
                 let made = |log: &Log| copies(&log.path()).len();
                 let before = made(&log);
                 while made(&log) == before {
