@@ -85,7 +85,7 @@ fn an_agent_whose_certificate_has_expired_renews_it_and_comes_back() {
         now.as_secs() > expires + 2
     });
     let mut back = join(&up, &data, None);
-    back.wait_until_log_says("the certificate had expired and was renewed");
+    back.wait_until_log_says("renewed an expired certificate");
     back.wait_until_connected(&up, IP);
     up.proc("here").on_host(IP).starts(&programs::foreground()).start();
 }

@@ -24,7 +24,7 @@ fn signals_before_the_agent_listens_do_not_end_it() {
     kill(agent.pid(), Signal::HUP);
     kill(agent.pid(), Signal::USR2);
     held.release(&up.token(&[]));
-    agent.wait_until_log_says("the agent is to be renewed");
+    agent.wait_until_log_says("re-executing the agent");
     agent.wait_until_connected(&up, IP);
 }
 

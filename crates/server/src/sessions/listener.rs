@@ -95,11 +95,14 @@ impl Link {
                 // Ended connections are let go of as they end.
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             };
-            let Ok((stream, from)) = accepted else {
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
                 // Out of file descriptors, most likely: the next accept would fail at once, too.
-                warn!("accepting an agent's connection failed");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+                Err(error) => {
+                    warn!(%error, "cannot accept an agent's connection; trying again in 100 ms");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
             };
             // After the accept: taking a slot may evict another peer.
             let place = tokio::select! {
