@@ -96,7 +96,7 @@ impl AgentFilter {
 }
 
 impl Store {
-    /// At most `limit` agents after the cursor. Reads few more rows than that, unless few rows pass the filter.
+    /// At most `limit` agents after the cursor. It reads few more rows, unless the filter leaves most out.
     pub async fn list_agents(
         &self,
         filter: AgentFilter,
