@@ -256,7 +256,8 @@ pub(in crate::exec) fn is_protected(pid: u32) -> bool {
     protected().contains(&pid)
 }
 
-/// The agent and its ancestors. Cached briefly, because an ancestor may end and the agent then has another parent.
+/// The agent and its ancestors. Cached briefly, because an ancestor may end and the agent then has another
+/// parent.
 fn protected() -> HashSet<u32> {
     struct Seen {
         at: Instant,
