@@ -1,8 +1,8 @@
-//! How much each agent may send: token buckets, one set for each agent.
+//! Rate limits of each agent: token buckets, one set per agent.
 //!
-//! They belong to the agent and not to its session, so that reconnecting does not refill them. Nothing of
-//! them is stored: after a restart of the server every bucket is full. A full bucket is the same as none, so
-//! full ones are forgotten, and the memory is bounded by the agents that sent something in the last minutes.
+//! The buckets belong to the agent and not to its session, so that reconnecting does not refill them. They
+//! are not stored: after a restart of the server every bucket is full. A full bucket equals no bucket, so
+//! full ones are removed, and the memory is bounded by the agents that sent something in the last minutes.
 
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::AgentId;
@@ -10,16 +10,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Events, one token for each KiB begun. The burst has room for the 10,000 events that wait on a host while
-/// the server is away.
+/// Events, one token for each KiB or part of it. The burst covers the 10,000 events that a host queues while
+/// the server is unreachable.
 const EVENTS: Rate = Rate { burst: 12_000.0, each_second: 10.0 };
-/// States, process groups, outcomes and answers: one token for each of them and each KiB begun. The burst has
-/// room for the full list of the largest host; the rate for 2,500 procs whose figures change with every
-/// sample, or for 150 ops a second.
+/// States, process groups, outcomes and answers: one token for each item and for each KiB or part of it. The
+/// burst covers the full list of the largest host. The rate covers 2,500 procs whose figures change with
+/// every sample, or 150 ops a second.
 const MESSAGES: Rate = Rate { burst: 40_000.0, each_second: 500.0 };
-/// So often an agent's excess is logged.
+/// Minimum time between two log lines about the excess of one agent.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
-/// Below this number of agents none is forgotten.
+/// Below this number of agents no budget is removed.
 const REMEMBERED: usize = 1_024;
 
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ pub struct Budgets {
 #[derive(Debug, Default)]
 struct Inner {
     agents: HashMap<AgentId, Budget>,
-    /// At this number of agents the full ones are forgotten.
+    /// When the map has this many agents, full budgets are removed.
     forget_at: usize,
 }
 
@@ -96,7 +96,8 @@ impl Budgets {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pays for events. `Err`: there is not enough; ask again after so long. Nothing was taken then.
+    /// Pays for events. `Err`: there are too few tokens, nothing was taken, and the caller may try again
+    /// after this time.
     pub(super) fn pay_for_events(&self, agent: &AgentId, cost: usize, now: BootTime) -> Result<(), Duration> {
         let mut inner = self.lock();
         let bucket = &mut inner.of(agent, now).events;
@@ -108,16 +109,17 @@ impl Budgets {
         Ok(())
     }
 
-    /// Pays for a message that has been read. Returns how long the next one is to be left unread.
+    /// Pays for a message that was read already. Returns for how long the session must not read
+    /// (back-pressure).
     pub(super) fn pay_for_message(&self, agent: &AgentId, cost: usize, now: BootTime) -> Duration {
         let mut inner = self.lock();
         let bucket = &mut inner.of(agent, now).messages;
-        // A debt is bounded, so that an agent that behaves again is soon heard as before.
+        // The debt is bounded, so that an agent that behaves again is soon read at full speed.
         bucket.level = (bucket.level - tokens(cost)).max(-MESSAGES.burst);
         Duration::from_secs_f64((-bucket.level).max(0.0) / MESSAGES.each_second)
     }
 
-    /// Whether the log is to say that this agent sends too much.
+    /// Whether to log now that this agent sends too much: once per `COMPLAIN_EVERY`.
     pub(super) fn complain(&self, agent: &AgentId, now: BootTime) -> bool {
         let mut inner = self.lock();
         let complained = &mut inner.of(agent, now).complained;
@@ -129,7 +131,7 @@ impl Budgets {
     }
 }
 
-/// What a number of bytes costs.
+/// The cost of a number of bytes, in tokens.
 pub(super) fn cost_of(bytes: usize) -> usize {
     bytes.div_ceil(1024).max(1)
 }
@@ -151,21 +153,29 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_after_an_absence_is_taken_at_once_and_then_so_many_each_second() {
+    fn a_burst_is_taken_at_once_and_then_a_fixed_number_each_second() {
         let (budgets, one) = (Budgets::default(), agent(1));
         for _ in 0..120 {
             assert_eq!(budgets.pay_for_events(&one, 100, second(0)), Ok(()));
         }
-        let wait = budgets.pay_for_events(&one, 100, second(0)).expect_err("it is used up");
+        let wait = budgets.pay_for_events(&one, 100, second(0)).expect_err("the bucket is empty");
         assert!((10_000..10_100).contains(&wait.as_millis()), "{wait:?}");
         assert!(budgets.pay_for_events(&one, 100, second(9)).is_err(), "not early");
         assert_eq!(budgets.pay_for_events(&one, 100, second(11)), Ok(()));
-        assert_eq!(budgets.pay_for_events(&agent(2), 100, second(0)), Ok(()), "another agent has its own");
-        assert_eq!(budgets.pay_for_events(&agent(3), usize::MAX, second(0)), Ok(()), "no cost is for ever");
+        assert_eq!(
+            budgets.pay_for_events(&agent(2), 100, second(0)),
+            Ok(()),
+            "each agent has its own buckets"
+        );
+        assert_eq!(
+            budgets.pay_for_events(&agent(3), usize::MAX, second(0)),
+            Ok(()),
+            "a cost above the burst is capped"
+        );
     }
 
     #[test]
-    fn who_sends_too_many_messages_is_read_more_slowly() {
+    fn an_agent_that_sends_too_many_messages_is_read_more_slowly() {
         let (budgets, one) = (Budgets::default(), agent(1));
         for _ in 0..40 {
             assert_eq!(budgets.pay_for_message(&one, 1_000, second(0)), Duration::ZERO);
@@ -176,15 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_is_complained_about_once_a_minute() {
+    fn the_excess_of_an_agent_is_logged_once_a_minute() {
         let budgets = Budgets::default();
-        let said: Vec<bool> =
+        let logged: Vec<bool> =
             [0, 1, 59, 60, 61].map(|at| budgets.complain(&agent(1), second(at))).into_iter().collect();
-        assert_eq!(said, [true, false, false, true, false]);
+        assert_eq!(logged, [true, false, false, true, false]);
     }
 
     #[test]
-    fn only_agents_that_have_used_something_are_remembered() {
+    fn full_budgets_are_removed_and_debts_are_kept() {
         let budgets = Budgets::default();
         assert!(budgets.pay_for_events(&agent(0), 12_000, second(0)).is_ok());
         for number in 1..10 * REMEMBERED {
@@ -192,9 +202,6 @@ mod tests {
             budgets.pay_for_message(&agent(number), 1, now);
         }
         assert!(budgets.lock().agents.len() <= 2 * REMEMBERED);
-        assert!(
-            budgets.pay_for_events(&agent(0), 12_000, second(110)).is_err(),
-            "what is owed is not forgotten"
-        );
+        assert!(budgets.pay_for_events(&agent(0), 12_000, second(110)).is_err(), "the debt is kept");
     }
 }

@@ -1,7 +1,7 @@
-//! An agent's certificate over its life: when the next one is due, and the giving of it.
+//! Renewal of agents' certificates: when the next certificate is due, and signing it.
 //!
-//! An agent asks for its next certificate over the session that it has, and the session goes on. One whose
-//! certificate has expired gets a session in which it can do nothing else.
+//! An agent asks for its next certificate over its open session, which continues. An agent whose certificate
+//! has expired gets a session that only allows the renewal.
 
 use super::connection::SessionEnd;
 use super::listener::Link;
@@ -14,23 +14,19 @@ use std::time::Duration;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{info, warn};
 
-/// After a new CA has come, its agents ask for new certificates within this long, and not all at once.
+/// After a new CA was added, agents renew their certificates within this time, staggered.
 const SPREAD: Duration = Duration::from_secs(300);
 
-/// How the certificate that an agent shows stands.
+/// State of the certificate that an agent presents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CertificateAge {
     Good { renew_in: Duration },
     Expired,
 }
 
-pub(super) fn standing(
-    link: &Link,
-    shown: &CertificateDer<'_>,
-    record: &CertificateRecord,
-) -> CertificateAge {
+pub(super) fn age(link: &Link, shown: &CertificateDer<'_>, record: &CertificateRecord) -> CertificateAge {
     let now = link.clock.wall();
-    // One of ours always says it; without it there is nothing that could be good.
+    // A certificate of our CA always has a validity period; treat any other as expired.
     let Some((from, until)) = pki::validity(shown) else { return CertificateAge::Expired };
     if now >= until {
         return CertificateAge::Expired;
@@ -42,32 +38,35 @@ pub(super) fn standing(
     }
 }
 
-/// At two thirds of a certificate's life, a third is left for whatever is in the way.
+/// Renewal is due at two thirds of the lifetime, which leaves a third for retries.
 fn renew_in(issued_at: i64, expires_at: i64, now: i64) -> Duration {
     let due = issued_at.saturating_add(expires_at.saturating_sub(issued_at) / 3 * 2);
     Duration::from_millis(u64::try_from(due.saturating_sub(now)).unwrap_or_default())
 }
 
-/// A moment of the next minutes, for a fleet that all at once has to renew.
+/// A random delay of up to `SPREAD` (jitter), for a fleet that has to renew all at once.
 pub(super) fn soon(link: &Link) -> Duration {
     let spread = SPREAD.min(link.ca.life() / 10);
     spread.mul_f64(f64::from(u16::from_le_bytes(secret::random())) / f64::from(u16::MAX))
 }
 
-/// What tells an agent to ask for its next certificate in so long.
+/// The message that tells an agent to ask for its next certificate within this time.
 pub(super) fn ask_for_renewal(within: Duration) -> Body {
     Body::Renewed(Renewed { certificate: Vec::new(), cas: Vec::new(), renew_in_ms: millis(within) })
 }
 
-/// Gives the agent a certificate, or notes which one it has kept.
+/// Signs a certificate for the agent, or stores which certificate the agent has kept.
 pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Result<Option<Body>, SessionEnd> {
     let failed = |error: crate::store::StoreError| {
-        warn!(error = &error as &dyn std::error::Error, "a certificate could not be written down");
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "storing a certificate failed; the session of the agent ends"
+        );
         SessionEnd::Refused("the server cannot renew certificates now".to_owned())
     };
     if request.csr.is_empty() {
         let Ok(kept) = request.kept.try_into() else {
-            return Err(SessionEnd::Refused("what was kept is not the hash of a certificate".to_owned()));
+            return Err(SessionEnd::Refused("the hash of the kept certificate is not a SHA-256".to_owned()));
         };
         link.store.use_certificate(agent, kept).await.map_err(failed)?;
         return Ok(None);
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_renewal_is_due_at_two_thirds_of_a_life() {
+    fn a_renewal_is_due_at_two_thirds_of_the_lifetime() {
         for (issued, expires, now, due) in [
             (0, 90_000, 0, 60_000),
             (0, 90_000, 59_000, 1_000),

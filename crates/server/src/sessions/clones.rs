@@ -1,6 +1,6 @@
-//! Detects a certificate that two agents use at once, and revokes both.
+//! Detects that two hosts use the certificate of one agent, and revokes the agent.
 //!
-//! The server cannot know which of the two is the right one: a new token lets the right host in again.
+//! The server cannot know which host is the right one: a new join token admits the right host again.
 //! `core::clones` decides. The lives of agents are kept in memory only, because clones reconnect again and
 //! again.
 
@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::warn;
 
-/// The actor in the audit.
+/// The actor in the audit log.
 const LINK: &str = "procfleet-link";
 
 #[derive(Clone, Debug, Default)]
@@ -33,22 +33,23 @@ impl Clones {
     }
 }
 
-/// Checks the hello of an agent for a clone. `Some`: there is one, both were revoked, and this is the reason.
+/// Checks the hello of an agent for a clone. `Some(reason)`: there is a clone, and the agent was revoked.
 pub(super) async fn put_aside(
     link: &Link,
     agent: &AgentId,
     hello: &Hello,
     from: IpAddr,
 ) -> Result<Option<String>, StoreError> {
-    let CloneVerdict::Two(places) = link.clones.connected(agent, life(hello), from, link.clock.now()) else {
+    let CloneVerdict::Two(addresses) = link.clones.connected(agent, life(hello), from, link.clock.now())
+    else {
         return Ok(None);
     };
-    let places = match places {
+    let addresses = match addresses {
         [one, other] if one == other => format!("both from {one}"),
         [one, other] => format!("from {one} and {other}"),
     };
-    let why = format!("its certificate is used in two places at once, {places}");
-    warn!(%agent, %places, "an agent's certificate is used in two places at once; both are put aside");
+    let why = format!("its certificate is used in two places at once, {addresses}");
+    warn!(%agent, %addresses, "two hosts use the certificate of one agent; the agent was revoked, enrol the right host again with a new token");
     let now = link.clock.wall();
     let audit = NewAudit {
         at: now,
@@ -59,9 +60,9 @@ pub(super) async fn put_aside(
         detail: why.clone(),
         ..NewAudit::default()
     };
-    let (store, dispatcher, agent, said) =
+    let (store, dispatcher, agent, refusal) =
         (link.store.clone(), link.dispatcher.clone(), agent.clone(), revoked(&why));
-    let reason = said.clone();
+    let reason = refusal.clone();
     durably(async move {
         store.revoke_agents(vec![agent.clone()], why, now, audit).await?;
         dispatcher.send(DispatcherMessage::Dismissed { agent, reason }).await;
@@ -69,11 +70,11 @@ pub(super) async fn put_aside(
     })
     .await?;
     link.metrics.cut("clone");
-    Ok(Some(said))
+    Ok(Some(refusal))
 }
 
-/// The boot id distinguishes hosts, the start time the runs on one host. Hashed, because agents may send any
-/// length.
+/// The boot id distinguishes hosts, the start time distinguishes the runs on one host. Hashed, because agents
+/// may send texts of any length.
 fn life(hello: &Hello) -> LifeId {
     let started_at = hello.host.as_ref().map_or(0, |facts| facts.started_at);
     let hash = secret::hash(format!("{started_at} {}", hello.boot_id).as_bytes());

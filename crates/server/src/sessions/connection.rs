@@ -35,19 +35,20 @@ const HELLO: Duration = Duration::from_secs(10);
 /// than two intervals, which is at most 30 s after its last message: a host that hangs or is cut off shows as
 /// away within 35 s. Agents leave after three intervals without a message from the server.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How long one write may take. Who reads more slowly is cut, and hears the rest in its next session.
+/// Time limit of one write. The session of a slower reader is cut, and the agent gets the rest in its next
+/// session.
 const WRITE: Duration = Duration::from_secs(20);
 
-/// Why a session ended or never was. The text goes to both logs.
+/// Why a session ended or was refused. The text goes to the logs of both sides.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionEnd {
     #[error("{0}")]
     Refused(String),
-    #[error("it sent something that is not of this protocol")]
+    #[error("it sent a message that is not part of this protocol")]
     Protocol(#[from] BadMessage),
-    #[error("it sent something that is not of this protocol")]
+    #[error("it sent a message that is not part of this protocol")]
     Garbled(#[source] axum::Error),
-    #[error("it sent a frame or a message that is larger than any may be")]
+    #[error("it sent a frame or a message above the size limit")]
     Oversized(#[source] axum::Error),
     #[error("{0}")]
     Excess(#[from] OversizedMessage),
@@ -59,14 +60,14 @@ pub(super) enum SessionEnd {
     Closed,
     #[error("{0}")]
     Cut(CutReason),
-    #[error("the server is ending, or does not want it any more")]
+    #[error("the server is stopping, or has closed the session")]
     Dropped,
     #[error(transparent)]
     Panicked(#[from] Caught),
 }
 
 impl SessionEnd {
-    /// What the agent is to blame for, in a word for the metrics.
+    /// The label in the metrics, if the agent caused the end.
     fn fault(&self) -> Option<&'static str> {
         match self {
             SessionEnd::Refused(_) => Some("refused"),
@@ -75,24 +76,24 @@ impl SessionEnd {
             SessionEnd::Silent(_) => Some("silent"),
             SessionEnd::Cut(cause) => Some(cause.word()),
             SessionEnd::Broken(_) => Some("broken"),
-            // The server is to blame, but something that the agent said was the occasion.
+            // A defect of the server, but a message of the agent triggered it.
             SessionEnd::Panicked(_) => Some("panicked"),
             SessionEnd::Closed | SessionEnd::Dropped => None,
         }
     }
 
-    /// What is wrong with the WebSocket beneath the session.
+    /// Maps an error of the WebSocket below the session.
     fn of_socket(error: axum::Error) -> SessionEnd {
         let mut cause: Option<&dyn std::error::Error> = Some(&error);
         while let Some(found) = cause {
             match found.downcast_ref::<WsError>() {
                 Some(WsError::Capacity(_)) => return SessionEnd::Oversized(error),
-                // A peer that is simply gone is no liar.
+                // A peer that disappears does not violate the protocol.
                 Some(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => break,
                 Some(WsError::Protocol(_) | WsError::Utf8(_) | WsError::AttackAttempt) => {
                     return SessionEnd::Garbled(error);
                 }
-                // Whatever else there is, or will be: the connection cannot be used any more.
+                // After any other error the connection cannot be used any more.
                 Some(_) => break,
                 None => cause = found.source(),
             }
@@ -101,7 +102,7 @@ impl SessionEnd {
     }
 }
 
-/// `place`: that of the handshake, which ends with the hello.
+/// `slot`: the slot of the handshake, released after the hello.
 pub(super) async fn run(
     link: Link,
     certificate: CertificateDer<'static>,
@@ -109,14 +110,14 @@ pub(super) async fn run(
     slot: Arc<HandshakeSlot>,
     mut socket: WebSocket,
 ) {
-    // What happens once in a session is boxed: ten thousand of them should not hold its room for ever.
+    // Futures that run once in a session are boxed, so that ten thousand sessions do not keep their memory.
     let greeting = tokio::select! {
         biased;
         () = slot.lost() => return,
         greeting = Box::pin(greet(&link, &certificate, ip, &mut socket)) => greeting,
     };
     drop((slot, certificate));
-    let (agent, hello, standing) = match greeting {
+    let (agent, hello, certificate_age) = match greeting {
         Ok(greeting) => greeting,
         Err(end) => {
             link.metrics.refused_sessions.inc();
@@ -130,11 +131,11 @@ pub(super) async fn run(
     };
     let span = info_span!("session", %agent);
     async {
-        let renew_in = match standing {
+        let renew_in = match certificate_age {
             CertificateAge::Good { renew_in } => renew_in,
             CertificateAge::Expired => {
                 let end = Box::pin(renew_only(&link, &agent, &mut socket)).await;
-                info!(from = %ip, reason = %end, "an agent whose certificate had expired was here to renew it");
+                info!(from = %ip, reason = %end, "an agent with an expired certificate connected to renew it");
                 Box::pin(say_goodbye(&mut socket, None)).await;
                 return;
             }
@@ -145,7 +146,7 @@ pub(super) async fn run(
         let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
         let _counted = link.metrics.session(containment);
         let talking = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket);
-        // The dispatcher must hear of the end of the session, however it ends.
+        // The dispatcher must learn of the end of the session, also after a panic.
         let end = panics::catch(talking).await.unwrap_or_else(SessionEnd::Panicked);
         link.questions.gone(&agent, epoch);
         Box::pin(leave(&link, &agent, epoch, heard.get(), end, socket)).await;
@@ -165,7 +166,7 @@ async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch
         Err(error) => {
             warn!(
                 error = &error as &dyn std::error::Error,
-                "a session could not be written down and was ended"
+                "storing the start of a session failed; the session was closed"
             );
             None
         }
@@ -182,7 +183,7 @@ async fn leave(
 ) {
     link.dispatcher.send(DispatcherMessage::Gone { agent: agent.clone(), epoch }).await;
     if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.reading(), heard).await {
-        warn!(error = &error as &dyn std::error::Error, "a disconnect could not be written down");
+        warn!(error = &error as &dyn std::error::Error, "storing the end of a session failed");
     }
     info!(reason = %end, epoch = epoch.0, "agent disconnected");
     if let Some(reason) = end.fault() {
@@ -190,7 +191,7 @@ async fn leave(
     }
     let last = match end {
         SessionEnd::Refused(reason) => Some(Body::Refused(Refused { reason })),
-        // It would not read it either.
+        // A slow agent would not read the reason either.
         SessionEnd::Cut(CutReason::Slow) => return,
         SessionEnd::Cut(reason) => Some(Body::Refused(Refused { reason: reason.to_string() })),
         SessionEnd::Excess(excess) => Some(Body::Refused(Refused { reason: excess.to_string() })),
@@ -216,7 +217,7 @@ async fn say_goodbye(socket: &mut WebSocket, last: Option<Body>) {
     let _ = timeout(WRITE, words).await;
 }
 
-/// Reads the hello and checks that the peer is who it says it is.
+/// Reads the hello and checks it against the client certificate.
 async fn greet(
     link: &Link,
     certificate: &CertificateDer<'static>,
@@ -236,7 +237,10 @@ async fn greet(
         )));
     }
     let unchecked = |error| {
-        warn!(error = &error as &dyn std::error::Error, "reading an agent failed");
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "reading an agent from the store failed; its session was refused"
+        );
         SessionEnd::Refused("the server cannot check the certificate now".to_owned())
     };
     let sha256 = secret::hash(certificate);
@@ -259,23 +263,23 @@ async fn greet(
         let hint = readmission::hint(link).await;
         return Err(SessionEnd::Refused(format!("this is not a present certificate of agent {named}{hint}")));
     };
-    let standing = certificates::standing(link, certificate, &shown);
-    if standing == CertificateAge::Expired && !hello.renews {
+    let certificate_age = certificates::age(link, certificate, &shown);
+    if certificate_age == CertificateAge::Expired && !hello.renews {
         let reason = "has expired, and this version of the agent cannot renew it; join again with a token";
         return Err(SessionEnd::Refused(format!("the certificate of agent {named} {reason}")));
     }
     if record.certificate_sha256 != sha256 {
         link.store.use_certificate(&named, sha256).await.map_err(unchecked)?;
     }
-    if standing != CertificateAge::Expired
+    if certificate_age != CertificateAge::Expired
         && let Some(why) = clones::put_aside(link, &named, &hello, ip).await.map_err(unchecked)?
     {
         return Err(SessionEnd::Refused(format!("agent {named} {why}")));
     }
-    Ok((named, hello, standing))
+    Ok((named, hello, certificate_age))
 }
 
-/// A session in which the agent can do nothing but ask for a new certificate. The next one is as any other.
+/// A session in which the agent can only ask for a new certificate. Its next session is an ordinary one.
 async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> SessionEnd {
     let renewing = async {
         send(socket, certificates::ask_for_renewal(Duration::ZERO)).await.map_err(SessionEnd::Broken)?;
@@ -358,14 +362,14 @@ async fn converse(
     // Start of the silence. Reset after every store write and pause, since nothing is read from the socket
     // meanwhile.
     let mut silent_since = Instant::now();
-    // Each session has its own rhythm, so that ten thousand do not ping at once.
+    // Jitter, so that ten thousand sessions do not ping at once.
     let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
     let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
     // No burst of pings after a long store write.
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let done = tokio::select! {
-            // Orders first: they are few, and a flood of reports must not keep a stop waiting.
+            // Ops first: they are few, and a flood of reports must not delay a stop.
             biased;
             order = receiver.recv() => match order {
                 None => return SessionEnd::Dropped,
@@ -382,7 +386,7 @@ async fn converse(
             }
             () = until(intake.wake_at()) => {
                 if intake.is_paused() {
-                    // It was not listened to meanwhile.
+                    // Nothing was read during the pause.
                     silent_since = Instant::now();
                 }
                 answered(socket, Box::pin(intake.go_on(link, agent)).await).await
@@ -406,7 +410,7 @@ async fn converse(
                 };
                 let heeded = Box::pin(intake.heed(link, agent, epoch, body, size)).await;
                 let heeded = answered(socket, heeded).await;
-                // A slow store is not the agent's silence.
+                // A slow store does not count as silence of the agent.
                 silent_since = Instant::now();
                 heeded
             }
@@ -417,7 +421,7 @@ async fn converse(
     }
 }
 
-/// Never, if there is no such moment.
+/// Waits forever without a deadline.
 async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
@@ -435,7 +439,7 @@ async fn answered(
     }
 }
 
-/// Boxed, for a session writes seldom and waits for long.
+/// Boxed, because a session rarely writes and mostly waits.
 async fn in_time(write: impl Future<Output = Result<(), axum::Error>>) -> Result<(), SessionEnd> {
     match Box::pin(timeout(WRITE, write)).await {
         Ok(written) => written.map_err(SessionEnd::Broken),
@@ -459,7 +463,7 @@ async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
     socket.send(Message::Binary(body.into_bytes().into())).await
 }
 
-/// Writes everything that waits, then flushes once.
+/// Writes all queued messages, then flushes once.
 async fn send_all(
     socket: &mut WebSocket,
     first: Body,

@@ -1,4 +1,4 @@
-//! A new host becomes an agent: token and signing request in, certificate out.
+//! Enrolment of a new host: join token and signing request in, certificate out.
 
 use super::listener::Link;
 use crate::agent_limits;
@@ -50,7 +50,8 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
     let ip = host_address(&request.ip, from)?;
     let now = link.clock.wall();
     let shown = TokenUse { id: token.public_id(), secret_hash: secret::hash(&token.secret) };
-    // By a reader, before anything is signed or handed to the store's writer: who has no token costs neither.
+    // A reader checks the token before anything is signed or sent to the store's writer, so that a peer
+    // without a token costs neither.
     match link.store.join_refusal(shown.clone(), ip, now).await {
         Ok(None) => {}
         Ok(Some(refusal)) => {
@@ -58,7 +59,10 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
             return Err(refusal.to_string());
         }
         Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "a join token could not be checked");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "checking a join token failed; the enrolment was refused"
+            );
             return Err("the server cannot enrol agents now".to_owned());
         }
     }
@@ -80,7 +84,10 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
         from,
     };
     let joined = link.store.join(shown, joining, now).await.map_err(|error| {
-        warn!(error = &error as &dyn std::error::Error, "an enrolment could not be written down");
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "storing an enrolment failed; the enrolment was refused"
+        );
         "the server cannot enrol agents now".to_owned()
     })?;
     match joined {
@@ -92,7 +99,7 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
                 link.event_notifier.ring();
             }
             for agent in joined.retired {
-                // Whoever has its folder may still be here.
+                // The retired agent may still be connected.
                 link.dispatcher
                     .send(DispatcherMessage::Dismissed { agent, reason: RETIRED.to_owned() })
                     .await;
@@ -109,14 +116,14 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
     }
 }
 
-/// The address of the host that an agent tells of; an empty text is where the agent calls from.
-pub(super) fn host_address(told: &str, from: IpAddr) -> Result<IpAddr, String> {
-    let ip = match told {
+/// The address that an agent reports for its host. An empty text means the address that it connects from.
+pub(super) fn host_address(reported: &str, from: IpAddr) -> Result<IpAddr, String> {
+    let ip = match reported {
         "" => from,
         text => text.parse().map_err(|_| "the host's ip is not an IP address".to_owned())?,
     };
     let ip = Host::address(ip).map_err(|error| error.to_string())?;
-    // Every host calls itself so: only one that is here can mean this one.
+    // Every host has a loopback address, so only an agent on the server's own host can mean it.
     if ip.is_loopback() && !from.to_canonical().is_loopback() {
         return Err(format!(
             "{ip} is a loopback address, and the agent calls from {from}: give it the address of its host (--ip)"
@@ -125,8 +132,8 @@ pub(super) fn host_address(told: &str, from: IpAddr) -> Result<IpAddr, String> {
     Ok(ip)
 }
 
-/// A token that is good was shown for a host that it does not open: it may be in the wrong hands. Repeats are
-/// counted in one row, since whoever has the token can try for as long as it is good.
+/// A valid token was used for a host that it does not admit, so the token may be stolen. Repeats are counted
+/// in one row, since the peer can try until the token expires.
 async fn record_refusal(
     link: &Link,
     from: IpAddr,
@@ -154,7 +161,7 @@ async fn record_refusal(
     link.refusals.record(RefusalSource::Peer(from.into()), entry).await;
 }
 
-/// In the pattern of GSE's own: `02`, 20 hexadecimal digits, the time in milliseconds, one more digit.
+/// In the format of GSE's agent ids: `02`, 20 hexadecimal digits, the time in milliseconds, one more digit.
 fn new_agent_id(wall: i64) -> AgentId {
     let random = hex(&secret::random::<11>());
     format!("02{}{:013}{}", &random[..20], wall.max(0), &random[20..21])

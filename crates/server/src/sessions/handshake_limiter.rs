@@ -1,10 +1,10 @@
-//! Who may be on the way in: so many peers at once between their first packet and their hello.
+//! Limits the handshakes under way: peers between their first packet and their hello.
 //!
-//! Anybody can open a connection and say nothing. Each peer keeps its place for a moment at least, and for
-//! longer when it has spoken, so that a flood of new connections does not push out an agent that only needs
-//! its turn on a busy core. When all places are taken, a peer whose time is up loses its place to a newer
-//! one: of those, one of the address with the most places, and there the one whose time was up first. Whoever
-//! finds no place waits in the kernel's queue.
+//! Anybody can open a connection and send nothing (slow-loris). Each peer keeps its slot for a minimum time,
+//! which is longer for a peer that has sent something, so that a flood of new connections does not evict an
+//! agent that only waits for a busy core. When all slots are taken, a newer peer evicts one whose minimum
+//! time is over: of the address with the most slots, the peer whose time was over first. A peer without
+//! a slot waits in the kernel's accept queue.
 
 use crate::peer::PeerNet;
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How long a place is kept in any case, by a peer that has said nothing and by one that has.
+/// Minimum time of a slot, for a peer that has sent nothing and for one that has.
 const SILENT: Duration = Duration::from_millis(250);
 const SPEAKING: Duration = Duration::from_secs(3);
 
@@ -29,7 +29,7 @@ pub(super) struct HandshakeLimiter {
 #[derive(Debug, Default)]
 struct Taken {
     next: u64,
-    /// By age, for numbers grow.
+    /// Ordered by age, because numbers only grow.
     by_number: BTreeMap<u64, Arc<Seat>>,
 }
 
@@ -42,7 +42,7 @@ struct Seat {
     lost: Notify,
 }
 
-/// It is free again when the last holder drops it.
+/// A slot, free again when the last holder drops it.
 #[derive(Debug)]
 pub(super) struct HandshakeSlot {
     number: u64,
@@ -55,8 +55,7 @@ impl HandshakeLimiter {
         Arc::new(HandshakeLimiter { most, taken: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Waits until there is one, and takes it from another where that is due. Dropping the future takes
-    /// nothing.
+    /// Waits for a slot, and evicts another peer where that is due. Dropping the future takes no slot.
     pub(super) async fn take(self: &Arc<Self>, net: PeerNet) -> HandshakeSlot {
         loop {
             let freed = self.freed.notified();
@@ -75,7 +74,7 @@ impl HandshakeLimiter {
                     Expendable::Later(at) => at,
                 }
             };
-            // Whether one was freed or somebody's time is up: it is looked at again.
+            // Look again, whether a slot was freed or the minimum time of a peer is over.
             let _ = tokio::time::timeout_at(wait, freed).await;
         }
     }
@@ -94,13 +93,13 @@ impl HandshakeLimiter {
     }
 
     fn most_expendable(&self, taken: &Taken, now: Instant) -> Expendable {
-        let mut places: HashMap<PeerNet, usize> = HashMap::new();
+        let mut slots: HashMap<PeerNet, usize> = HashMap::new();
         for seat in taken.by_number.values() {
-            *places.entry(seat.net).or_default() += 1;
+            *slots.entry(seat.net).or_default() += 1;
         }
         let due = taken.by_number.iter().map(|(number, seat)| (seat.kept_until(), *number, seat.net));
         let up = due.clone().filter(|(until, ..)| *until <= now);
-        let most = up.max_by_key(|(until, number, net)| (places.get(net), Reverse((*until, *number))));
+        let most = up.max_by_key(|(until, number, net)| (slots.get(net), Reverse((*until, *number))));
         match (most, due.map(|(until, ..)| until).min()) {
             (Some((_, number, _)), _) => Expendable::Now(number),
             (None, next) => Expendable::Later(next.unwrap_or(now + SILENT)),
@@ -129,15 +128,15 @@ impl Seat {
 }
 
 impl HandshakeSlot {
-    /// The peer has sent something that makes sense.
+    /// Records that the peer has sent something valid.
     pub(super) fn has_spoken(&self) {
         self.seat.has_spoken.store(true, Ordering::Relaxed);
     }
 
-    /// Returns when another has taken it.
+    /// Returns when another peer has taken the slot.
     pub(super) async fn lost(&self) {
         loop {
-            // Made before the look, so that a loss in between is not missed.
+            // Created before the check, so that an eviction in between is not missed.
             let lost = self.seat.lost.notified();
             if self.seat.is_lost.load(Ordering::Acquire) {
                 return;
@@ -168,47 +167,47 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_oldest_silent_peer_gives_way_and_one_that_speaks_keeps_its_place_for_longer() {
-        let places = HandshakeLimiter::new(3);
+    async fn the_oldest_silent_peer_is_evicted_and_one_that_has_spoken_keeps_its_slot_longer() {
+        let limiter = HandshakeLimiter::new(3);
         let (first, second, third) =
-            (places.take(net(1)).await, places.take(net(1)).await, places.take(net(1)).await);
+            (limiter.take(net(1)).await, limiter.take(net(1)).await, limiter.take(net(1)).await);
         first.has_spoken();
         let began = Instant::now();
-        let fourth = places.take(net(1)).await;
-        assert_eq!(began.elapsed(), SILENT, "each has its moment");
+        let fourth = limiter.take(net(1)).await;
+        assert_eq!(began.elapsed(), SILENT, "each peer has its minimum time");
         assert!(is_lost(&second).await && !is_lost(&first).await && !is_lost(&third).await);
         fourth.has_spoken();
         third.has_spoken();
-        let fifth = places.take(net(1)).await;
+        let fifth = limiter.take(net(1)).await;
         assert_eq!(began.elapsed(), SPEAKING);
         assert!(is_lost(&first).await && !is_lost(&third).await && !is_lost(&fourth).await);
         drop((first, second, third, fourth, fifth));
-        assert_eq!(places.lock().by_number.len(), 0);
+        assert_eq!(limiter.lock().by_number.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_is_given_back_is_taken_at_once() {
-        let places = HandshakeLimiter::new(1);
-        let first = places.take(net(1)).await;
+    async fn a_freed_slot_is_taken_at_once() {
+        let limiter = HandshakeLimiter::new(1);
+        let first = limiter.take(net(1)).await;
         let began = Instant::now();
         let next = tokio::spawn({
-            let places = places.clone();
-            async move { places.take(net(1)).await }
+            let limiter = limiter.clone();
+            async move { limiter.take(net(1)).await }
         });
         tokio::task::yield_now().await;
         drop(first);
-        let next = next.await.expect("it gets it");
+        let next = next.await.expect("no panic");
         assert!(began.elapsed() < SILENT && !is_lost(&next).await);
     }
     #[tokio::test(start_paused = true)]
-    async fn of_those_whose_time_is_up_the_address_with_the_most_places_loses_one() {
-        let places = HandshakeLimiter::new(3);
-        let other = places.take(net(2)).await;
-        let (first, second) = (places.take(net(1)).await, places.take(net(1)).await);
+    async fn the_address_with_the_most_slots_loses_one_whose_time_is_over() {
+        let limiter = HandshakeLimiter::new(3);
+        let other = limiter.take(net(2)).await;
+        let (first, second) = (limiter.take(net(1)).await, limiter.take(net(1)).await);
         tokio::time::advance(SPEAKING).await;
-        let third = places.take(net(1)).await;
+        let third = limiter.take(net(1)).await;
         assert!(is_lost(&first).await && !is_lost(&other).await && !is_lost(&second).await);
-        let fourth = places.take(net(3)).await;
+        let fourth = limiter.take(net(3)).await;
         assert!(is_lost(&second).await && !is_lost(&other).await);
         drop((third, fourth));
     }

@@ -1,10 +1,11 @@
-//! What agents send, on its way into the store and to the dispatcher, within the limits of [`agent_limits`]
-//! and the agent's budget.
+//! Messages from agents: checked against the limits of [`agent_limits`] and the agent's budget, then stored
+//! or sent to the dispatcher.
 //!
-//! Events above the budget are held: one message, in memory, while the session goes on. The agent sends its
-//! next events when these are confirmed, so an agent of ours only waits and loses nothing. More events while
-//! some are held come from a peer that does not wait; they are dropped and counted. Other messages above the
-//! budget cause back-pressure: the session does not read for a while, but still writes ops and pings.
+//! Events above the budget are held: one message, in memory, while the session continues. The agent sends its
+//! next events when these are confirmed, so an agent of ours only waits and loses nothing. Further events
+//! while some are held come from a peer that does not wait; they are dropped and counted. Other messages
+//! above the budget cause back-pressure: the session does not read for a while, but still writes ops and
+//! pings.
 
 use super::budget::cost_of;
 use super::certificates;
@@ -25,16 +26,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-/// So much is charged for a certificate beside its bytes: signing one takes longer than storing a state.
+/// Cost of a certificate request in addition to its bytes: signing takes longer than storing a state.
 const SIGNING: usize = 100;
-/// No pause is longer, so that a real agent never takes the server for a silent one.
+/// Longest pause, so that an agent never takes the server for a silent one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What a session has from its agent and has not dealt with.
+/// Messages that a session has received and not handled yet.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     held: Option<DeferredEvents>,
-    /// Nothing is read before.
+    /// Nothing is read before this time.
     paused_until: Option<Instant>,
 }
 
@@ -46,7 +47,7 @@ struct DeferredEvents {
 }
 
 impl Intake {
-    /// An agent that is in debt is not listened to at once, so that it gains nothing by connecting again.
+    /// The session of an agent in debt begins with a pause, so that the agent gains nothing by reconnecting.
     pub(super) fn begin(link: &Link, agent: &AgentId) -> Intake {
         let mut intake = Intake::default();
         intake.pay(link, agent, 0);
@@ -73,7 +74,7 @@ impl Intake {
         }
     }
 
-    /// Acts on one message of a welcome agent; some are answered at once.
+    /// Handles one message of an agent after its welcome; some are answered at once.
     pub(super) async fn heed(
         &mut self,
         link: &Link,
@@ -83,7 +84,7 @@ impl Intake {
         size: usize,
     ) -> Result<Option<Body>, SessionEnd> {
         let items = match &body {
-            // They have a budget of their own.
+            // Events have a budget of their own.
             agent_message::Body::Events(_) => 0,
             agent_message::Body::Reports(reports) => reports.reports.len(),
             agent_message::Body::States(states) => states.procs.len() + states.groups.len(),
@@ -126,8 +127,8 @@ impl Intake {
         }
     }
 
-    /// A message of a newer kind. It does nothing, and is charged, so that a flood of them is slowed down
-    /// like any other.
+    /// A message of a kind that this server does not know. It is ignored but charged, so that a flood of them
+    /// is slowed down like any other.
     pub(super) fn skip(&mut self, link: &Link, agent: &AgentId, size: usize) {
         self.pay(link, agent, cost_of(size));
     }
@@ -152,7 +153,7 @@ impl Intake {
             Ok(()) => store_events(link, agent, events).await,
             Err(wait) => {
                 link.metrics.delayed(Sent::Events);
-                complain(link, agent, "its events wait");
+                complain(link, agent, "its events are delayed");
                 self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
                 Ok(None)
             }
@@ -160,7 +161,7 @@ impl Intake {
     }
 }
 
-/// One line for each agent and minute.
+/// Logs one line per agent and minute.
 fn complain(link: &Link, agent: &AgentId, consequence: &'static str) {
     if link.budgets.complain(agent, link.clock.now()) {
         warn!(
@@ -194,7 +195,7 @@ async fn take_reports(
 async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), SessionEnd> {
     agent_limits::check_states(&states)?;
     if states.log_lines_dropped > 0 {
-        // The agent's own word: one that lies must not make the sum useless.
+        // The agent reports this number: the limit keeps a false one from making the sum useless.
         let lines = states.log_lines_dropped.min(agent_limits::LOG_LINES_DROPPED);
         link.metrics.agent_log_lines_dropped.inc_by(lines);
         if link.budgets.complain(agent, link.clock.now()) {
@@ -205,7 +206,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
     let mut shortened = 0;
     for state in states.procs {
-        // A state in a newer form must not end the session: the agent would send it again in the next one.
+        // A state in a newer format must not end the session: the agent would send it again in the next one.
         let (report, is_newer) = match state.report() {
             Err(fault) if fault.is_of_a_newer_peer() => (Some(state.unreadable_report()), true),
             report => (report?, false),
@@ -221,7 +222,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
         let bounded = agent_limits::bound_state(&mut report, now);
         shortened += usize::from(bounded == Bounded::Cut);
         let status = match bounded {
-            // The agent's own text: a newer agent's may have fields that this server does not know.
+            // The text as sent, because a newer agent's may have fields that this server does not know.
             Bounded::AsSent if !is_newer => String::from_utf8_lossy(&state.report).into_owned(),
             Bounded::AsSent | Bounded::Clamped | Bounded::Cut => {
                 serde_json::to_string(&report).expect("a report has only text keys, so it is JSON")
@@ -250,7 +251,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
         let GroupsMessage { namespace, revision, .. } = message;
         groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
     }
-    // Side by side, so that they share a commit.
+    // Concurrently, so that they share a commit.
     let (procs, groups) = tokio::join!(
         async {
             match states.all {
@@ -267,9 +268,12 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
             }
         }
     );
-    // A status that could not be written is sent again in full after the next connect.
+    // The agent sends states that could not be stored again, in full, after the next connect.
     let (procs, groups) = procs.and_then(|procs| groups.map(|groups| (procs, groups))).map_err(|error| {
-        warn!(error = &error as &dyn std::error::Error, "writing proc states failed");
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "storing proc states failed; the session ends, and the agent sends them again"
+        );
         SessionEnd::Refused("the server cannot store states now".to_owned())
     })?;
     link.metrics.dropped(Sent::States, procs);
@@ -280,7 +284,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     Ok(())
 }
 
-/// Stores all of them and confirms them.
+/// Stores all events and confirms them.
 async fn store_events(
     link: &Link,
     agent: &AgentId,
@@ -311,9 +315,12 @@ async fn store_events(
     link.metrics.shortened(Sent::Events, shortened);
     match events::take(&link.store, &link.metrics, &link.event_notifier, agent, new, now).await {
         Ok(()) => Ok(Some(Body::EventsStored(stored))),
-        // They are sent again after the next connect.
+        // The agent sends its events again after the next connect.
         Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "writing events failed");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "storing events failed; the session ends, and the agent sends them again"
+            );
             Err(SessionEnd::Refused("the server cannot store events now".to_owned()))
         }
     }

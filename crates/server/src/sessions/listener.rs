@@ -1,4 +1,4 @@
-//! The link's port: TCP, TLS, HTTP, and the two paths that become WebSockets.
+//! The link's port: TCP, TLS, HTTP, and the two paths that upgrade to WebSockets.
 
 use super::handshake_limiter::{HandshakeLimiter, HandshakeSlot};
 use super::{Budgets, Clones, Questions, RefusalLog, connection, enroll};
@@ -36,13 +36,14 @@ use tracing::{debug, warn};
 
 /// How long a peer may take from its first byte to an open WebSocket.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How many peers may be on their way in at once.
+/// Maximum number of handshakes under way.
 const HANDSHAKES: usize = 512;
 /// Larger than the first TLS record of an agent.
 const FIRST_RECORD: usize = 2 * 1024;
-/// Agents say little at a time, and there are ten thousand of them; a longer message grows its own buffer.
+/// Small, because agents send short messages and there may be ten thousand of them; a longer message grows
+/// its own buffer.
 const READ_BUFFER: usize = 1024;
-/// How long a peer may leave our bytes unconfirmed before the kernel gives the connection up.
+/// TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT_MS: u32 = 20_000;
 
 /// Shared by all connections.
@@ -59,9 +60,9 @@ pub struct Link {
     pub budgets: Budgets,
     pub refusal_log: RefusalLog,
     pub refusals: Refusals,
-    /// How long events are kept: older ones are not believed.
+    /// Retention of events: the server does not accept older ones.
     pub keep: Duration,
-    /// Until when agents are let back in that a restored store does not know.
+    /// Until this time agents that a restored store does not know are readmitted.
     pub readmit_until: Option<Instant>,
     pub stop: watch::Receiver<bool>,
 }
@@ -79,7 +80,7 @@ struct TlsPeer {
 impl Link {
     /// Serves connections until the server stops; returns when the last one has ended.
     pub async fn serve(self, listener: TcpListener) {
-        let places = HandshakeLimiter::new(HANDSHAKES);
+        let limiter = HandshakeLimiter::new(HANDSHAKES);
         let (present, mut last) = mpsc::channel(1);
         let router = Router::new()
             .route(LINK_PATH, any(open_link))
@@ -92,12 +93,12 @@ impl Link {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 accepted = listener.accept() => accepted,
-                // Ended connections are let go of as they end.
+                // Joins ended connections, which frees their memory.
                 Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             };
             let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
-                // Out of file descriptors, most likely: the next accept would fail at once, too.
+                // Most likely EMFILE: the next accept would fail at once, too.
                 Err(error) => {
                     warn!(%error, "cannot accept an agent's connection; trying again in 100 ms");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -105,26 +106,26 @@ impl Link {
                 }
             };
             // After the accept: taking a slot may evict another peer.
-            let place = tokio::select! {
+            let slot = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
-                place = places.take(PeerNet::from(from.ip())) => place,
+                slot = limiter.take(PeerNet::from(from.ip())) => slot,
             };
-            // As it is now: a CA may have come or gone.
+            // Read for each connection, because the CA may have changed.
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
-            let coming = Coming { from, slot: Arc::new(place), present: present.clone() };
+            let coming = Coming { from, slot: Arc::new(slot), present: present.clone() };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
             let welcome = welcome(stream, coming, acceptor, router.clone(), metrics, refusal_log);
             connections.spawn(panics::contain(welcome));
         }
         drop((listener, present));
-        // Sessions end with their outboxes; the caller bounds how long this may take.
+        // Sessions end when their senders are dropped; the caller bounds how long this may take.
         while connections.join_next().await.is_some() {}
         while last.recv().await.is_some() {}
     }
 }
 
-/// A TCP connection before its handshake.
+/// A TCP connection before its TLS handshake.
 struct Coming {
     from: SocketAddr,
     slot: Arc<HandshakeSlot>,
@@ -139,16 +140,16 @@ async fn welcome(
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
-    let Coming { from, slot: place, present } = coming;
+    let Coming { from, slot, present } = coming;
     let handshake = tokio::select! {
         biased;
-        () = place.lost() => None,
-        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(shake_hands(stream, &place, acceptor))) => Some(handshake),
+        () = slot.lost() => None,
+        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(shake_hands(stream, &slot, acceptor))) => Some(handshake),
     };
     match handshake {
         Some(Ok(Ok((stream, certificate)))) => {
-            let lost = place.clone();
-            let peer = TlsPeer { certificate, ip: from.ip(), slot: place, present };
+            let lost = slot.clone();
+            let peer = TlsPeer { certificate, ip: from.ip(), slot, present };
             serve_connection(stream, peer, router, lost).await;
         }
         Some(Ok(Err(error))) => {
@@ -174,8 +175,9 @@ async fn shake_hands(
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
     stream.readable().await?;
-    // An agent's first record comes whole. A peer that sends half of one is evicted like a silent one (slow
-    // loris): otherwise a few thousand of them would fill the accept queue for longer than an agent waits.
+    // An agent's first TLS record arrives whole. A peer that sends half of one is evicted like a silent one
+    // (slow-loris): otherwise a few thousand of them would fill the accept queue for longer than an agent
+    // waits.
     let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
@@ -188,7 +190,7 @@ async fn shake_hands(
     Ok((stream, certificate.map(CertificateDer::into_owned)))
 }
 
-/// TLS: a byte for the kind (22 is a handshake), two for the version, two for the length of what follows.
+/// A TLS record begins with a byte for its type (22 is a handshake), two for the version, two for its length.
 fn begins_with_a_record(bytes: &[u8]) -> bool {
     match bytes {
         [22, _, _, high, low, rest @ ..] => rest.len() >= usize::from(u16::from_be_bytes([*high, *low])),
@@ -198,7 +200,7 @@ fn begins_with_a_record(bytes: &[u8]) -> bool {
 
 async fn serve_connection(stream: TlsStream, peer: TlsPeer, router: Router, slot: Arc<HandshakeSlot>) {
     let router = TowerToHyperService::new(router);
-    // Not as a layer of the router, which would be copied whole for each connection.
+    // Not a layer of the router, which would be cloned whole for each connection.
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());
         router.call(request)
@@ -211,7 +213,7 @@ async fn serve_connection(stream: TlsStream, peer: TlsPeer, router: Router, slot
         .with_upgrades();
     tokio::select! {
         biased;
-        () = slot.lost() => debug!("a peer that had not said who it is gave way to another"),
+        () = slot.lost() => debug!("a peer was evicted before its hello"),
         served = serving => if let Err(error) = served {
             debug!(%error, "a connection to the link ended early");
         },
@@ -232,9 +234,9 @@ async fn open_link(
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };
     bounded(upgrade).on_upgrade(move |socket| {
-        let TlsPeer { ip, slot: place, present, .. } = peer;
+        let TlsPeer { ip, slot, present, .. } = peer;
         panics::contain(async move {
-            connection::run(link, certificate, ip, place, socket).await;
+            connection::run(link, certificate, ip, slot, socket).await;
             drop(present);
         })
     })

@@ -1,8 +1,8 @@
-//! Questions to agents that are no ops: what a proc has written. Nothing of them is stored; whoever asks
-//! waits, and not for long.
+//! Questions to agents that are not ops: logs and specs. They are not stored; the caller waits for a bounded
+//! time.
 //!
-//! An agent is asked few at a time, and none that would not understand. An answer finds whoever asked by the
-//! number of the question, and only from the agent that was asked.
+//! An agent gets few questions at once, and none that its version does not know. An answer is matched by the
+//! id of its question, and is accepted only from the agent that was asked.
 
 use crate::agent_limits::{self, OversizedMessage};
 use crate::session_channel::SessionSender;
@@ -16,9 +16,9 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
-/// How many questions one agent is asked at once. The others wait.
+/// Maximum number of questions to one agent at once. Further ones wait.
 const AT_ONCE: usize = 8;
-/// How long an agent may take to answer, beside what it was told to wait.
+/// Time limit of an answer, beyond the time that the question lets the agent wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
@@ -26,15 +26,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Unanswered {
     /// The agent is not connected, or its connection broke.
     Away,
-    /// It is of a version that does not know the question.
+    /// The version of the agent does not know the question.
     TooOld,
-    /// The reader is limited to OS accounts, and it is of a version that does not know who wrote what.
+    /// The reader is limited to some OS accounts, and the version of the agent does not record which account
+    /// wrote a log.
     Unchecked,
-    /// It did not answer in time.
+    /// The agent did not answer in time.
     Silent,
 }
 
-/// Everything that is asked now.
+/// All open questions.
 #[derive(Clone, Debug, Default)]
 pub struct Questions {
     inner: Arc<Inner>,
@@ -51,10 +52,10 @@ struct Inner {
 struct AskedSession {
     epoch: Epoch,
     understands: Understands,
-    /// The dispatcher's alone keeps the session open.
+    /// A weak reference: only the dispatcher's sender keeps the session open.
     outbox: mpsc::WeakSender<Box<Body>>,
-    places: Arc<Semaphore>,
-    /// How much of logs may be under way to the server.
+    permits: Arc<Semaphore>,
+    /// How many bytes of logs may be on their way to the server.
     page: Arc<Mutex<BatchSize>>,
 }
 
@@ -62,7 +63,7 @@ struct AskedSession {
 struct PendingQuestion {
     agent: AgentId,
     epoch: Epoch,
-    /// How many bytes of a log it may have.
+    /// Maximum number of log bytes in the answer.
     most: usize,
     answer: oneshot::Sender<AgentAnswer>,
 }
@@ -72,11 +73,11 @@ struct PendingQuestion {
 pub(super) struct Understands {
     pub(super) logs: bool,
     pub(super) specs: bool,
-    /// It knows which OS account wrote what.
+    /// The agent records which OS account wrote a log.
     pub(super) accounts: bool,
 }
 
-/// What an agent has answered.
+/// The answer of an agent.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum AgentAnswer {
     Log(LogRead),
@@ -92,7 +93,7 @@ impl AgentAnswer {
     }
 }
 
-/// Takes a question back that nobody waits for any more.
+/// Removes a question when its caller stops waiting.
 struct Withdraw<'a>(&'a Inner, u64);
 
 impl Drop for Withdraw<'_> {
@@ -109,13 +110,13 @@ impl Questions {
         sender: &SessionSender,
         understands: Understands,
     ) {
-        let (outbox, places) = (sender.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
+        let (outbox, permits) = (sender.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
         let page = Arc::new(Mutex::new(BatchSize::up_to(LOG_BYTES)));
-        let session = AskedSession { epoch, understands, outbox, places, page };
+        let session = AskedSession { epoch, understands, outbox, permits, page };
         lock(&self.inner.sessions).insert(agent.clone(), session);
     }
 
-    /// Those who wait for it learn it at once.
+    /// The session has ended: its open questions fail at once.
     pub(super) fn gone(&self, agent: &AgentId, epoch: Epoch) {
         let mut sessions = lock(&self.inner.sessions);
         if sessions.get(agent).is_some_and(|session| session.epoch == epoch) {
@@ -124,8 +125,8 @@ impl Questions {
         lock(&self.inner.open).retain(|_, asked| asked.agent != *agent || asked.epoch != epoch);
     }
 
-    /// What nobody asked, or nobody waits for any more, is ignored. An answer that is larger than what was
-    /// asked for is not passed on.
+    /// Ignores an answer to a question that is not open. Refuses an answer that is larger than the question
+    /// allows.
     pub(super) fn answered(
         &self,
         agent: &AgentId,
@@ -140,14 +141,14 @@ impl Questions {
                 AgentAnswer::Log(answer) => agent_limits::check_log(answer, asked.most)?,
                 AgentAnswer::Spec(answer) => agent_limits::bound_spec_answer(answer),
             }
-            // Nobody waits any more only when the caller has left.
+            // Fails only when the caller has stopped waiting.
             let _ = asked.answer.send(answer);
         }
         Ok(())
     }
 
-    /// The answer may have fewer bytes than were asked for: on a slow link it would not come in time
-    /// otherwise. After an answer that did not come in time, the next ones are shorter.
+    /// The answer may have fewer bytes than the question asks for: on a slow link it would not arrive in time
+    /// otherwise. After an answer that was late, the next ones are shorter.
     pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
         let patience = PATIENCE + Duration::from_millis(question.wait_ms);
         self.ask_within(patience, agent, question).await
@@ -211,10 +212,10 @@ impl Questions {
         body: impl FnOnce(u64, usize) -> Body,
     ) -> Result<AgentAnswer, Unanswered> {
         understood(session.understands)?;
-        let _place = session.places.acquire().await.map_err(|_| Unanswered::Away)?;
+        let _permit = session.permits.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
-        let page = lock(&session.page).share(AT_ONCE.saturating_sub(session.places.available_permits()));
+        let page = lock(&session.page).share(AT_ONCE.saturating_sub(session.permits.available_permits()));
         let question = body(id, page);
         let (most, waits) = match &question {
             Body::ReadLog(question) => {
@@ -230,7 +231,7 @@ impl Questions {
         outbox.send(Box::new(question)).await.map_err(|_| Unanswered::Away)?;
         drop(outbox);
         let answer = answered.await.map_err(|_| Unanswered::Away)?;
-        // A short answer, and one that waited for a line to be written, says nothing about the link.
+        // A short answer, or one that waited for a new line, does not measure the link.
         if let AgentAnswer::Log(log) = &answer
             && !waits
             && log.bytes.len() >= most / 2
@@ -250,11 +251,11 @@ mod tests {
     use super::*;
     use procfleet_core::grants::GrantScope;
 
-    fn everybodys() -> ReadLog {
+    fn log_of_all_accounts() -> ReadLog {
         ReadLog { accounts: Some((&GrantScope::All).into()), ..ReadLog::default() }
     }
 
-    fn everybodys_spec() -> ReadSpec {
+    fn spec_of_all_accounts() -> ReadSpec {
         ReadSpec { accounts: Some((&GrantScope::All).into()), ..ReadSpec::default() }
     }
 
@@ -263,14 +264,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_counts_only_from_whom_was_asked() {
+    async fn an_answer_is_accepted_only_from_the_agent_that_was_asked() {
         let questions = Questions::default();
         let (one, other) = (agent("a1"), agent("a2"));
-        assert_eq!(questions.ask(&one, everybodys()).await, Err(Unanswered::Away));
+        assert_eq!(questions.ask(&one, log_of_all_accounts()).await, Err(Unanswered::Away));
         let (outbox, mut asked, _cut) = SessionSender::for_session();
         questions.connected(&other, Epoch(1), &outbox, Understands::default());
-        assert_eq!(questions.ask(&other, everybodys()).await, Err(Unanswered::TooOld));
-        assert_eq!(questions.ask_spec(&other, everybodys_spec()).await, Err(Unanswered::TooOld));
+        assert_eq!(questions.ask(&other, log_of_all_accounts()).await, Err(Unanswered::TooOld));
+        assert_eq!(questions.ask_spec(&other, spec_of_all_accounts()).await, Err(Unanswered::TooOld));
 
         let all = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&one, Epoch(2), &outbox, all);
@@ -278,38 +279,38 @@ mod tests {
         assert_eq!(questions.ask(&one, limited).await, Err(Unanswered::Unchecked));
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, everybodys()).await }
+            async move { questions.ask(&one, log_of_all_accounts()).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
         for (agent, epoch, end) in [(&other, 1, 1), (&one, 1, 2), (&one, 2, 3), (&one, 2, 4)] {
             assert_eq!(questions.answered(agent, Epoch(epoch), AgentAnswer::Log(answer(end))), Ok(()));
         }
-        assert_eq!(asking.await.expect("it was answered"), Ok(answer(3)));
+        assert_eq!(asking.await.expect("no panic"), Ok(answer(3)));
 
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, everybodys()).await }
+            async move { questions.ask(&one, log_of_all_accounts()).await }
         });
         asked.recv().await.expect("a question");
         questions.gone(&one, Epoch(1));
         questions.gone(&one, Epoch(2));
-        assert_eq!(asking.await.expect("it was told"), Err(Unanswered::Away));
+        assert_eq!(asking.await.expect("no panic"), Err(Unanswered::Away));
         assert!(lock(&questions.inner.open).is_empty() && lock(&questions.inner.sessions).len() == 1);
 
         questions.connected(&one, Epoch(3), &outbox, all);
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask_spec(&one, everybodys_spec()).await }
+            async move { questions.ask_spec(&one, spec_of_all_accounts()).await }
         });
         let Some(Body::ReadSpec(question)) = asked.recv().await else { panic!("a question") };
         let answer = SpecRead { id: question.id, spec: b"{}".to_vec(), ..SpecRead::default() };
         assert_eq!(questions.answered(&one, Epoch(3), AgentAnswer::Spec(answer.clone())), Ok(()));
-        assert_eq!(asking.await.expect("it was answered"), Ok(answer));
+        assert_eq!(asking.await.expect("no panic"), Ok(answer));
 
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, ReadLog { most: 10, ..everybodys() }).await }
+            async move { questions.ask(&one, ReadLog { most: 10, ..log_of_all_accounts() }).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = LogRead { id: question.id, bytes: vec![0; 11], ..LogRead::default() };
@@ -317,17 +318,17 @@ mod tests {
             questions.answered(&one, Epoch(3), AgentAnswer::Log(answer)).is_err(),
             "more than was asked for"
         );
-        assert_eq!(asking.await.expect("it was told"), Err(Unanswered::Away));
+        assert_eq!(asking.await.expect("no panic"), Err(Unanswered::Away));
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_ever() {
+    async fn a_question_without_an_answer_times_out() {
         let questions = Questions::default();
         let (outbox, _asked, _cut) = SessionSender::for_session();
         let understands = Understands { logs: true, specs: true, accounts: false };
         questions.connected(&agent("a1"), Epoch(2), &outbox, understands);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
-        assert_eq!(questions.ask_within(soon, &agent, everybodys()).await, Err(Unanswered::Silent));
-        assert!(lock(&questions.inner.open).is_empty(), "it was withdrawn");
+        assert_eq!(questions.ask_within(soon, &agent, log_of_all_accounts()).await, Err(Unanswered::Silent));
+        assert!(lock(&questions.inner.open).is_empty(), "the question was removed");
     }
 }

@@ -1,8 +1,8 @@
-//! Agents come back that a restored store does not know: they joined, or renewed their certificates, after
-//! the backup was made.
+//! Readmission of agents that a restored store does not know: they joined, or renewed their certificates,
+//! after the backup was made.
 //!
-//! Their certificate is of our own CA, or TLS would not have let them in. That is enough while the operator
-//! says so (`--readmit`).
+//! TLS has verified that their certificate is from our own CA. That is sufficient while the operator allows
+//! it (`--readmit`).
 
 use super::connection::SessionEnd;
 use super::enroll::host_address;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{info, warn};
 
-/// Only after a restore: otherwise an agent that is not known is a stranger.
+/// Open only after a restore: otherwise an unknown agent is refused.
 pub(super) async fn is_open(link: &Link) -> bool {
     link.readmit_until.is_some_and(|until| Instant::now() < until)
         && link.store.was_restored().await.unwrap_or_default()
@@ -32,7 +32,7 @@ pub(super) async fn readmit(
 ) -> Result<(), SessionEnd> {
     let (issued_at, expires_at) = pki::validity(certificate).unzip();
     let ip = host_address(&hello.ip, from).map_err(SessionEnd::Refused)?;
-    // Which CA it is of is not noted, so that the agent soon asks for a certificate that is.
+    // Without its CA the certificate counts as old, so that the agent soon asks for a new one.
     let certificate =
         CertificateRecord { sha256: secret::hash(certificate), ca: None, issued_at, expires_at };
     let back = JoiningAgent { agent: agent.clone(), ip, certificate, version: hello.version.clone(), from };
@@ -42,14 +42,17 @@ pub(super) async fn readmit(
             return Err(SessionEnd::Refused(format!("agent {agent} cannot be readmitted: {reason}")));
         }
         Err(error) => {
-            warn!(error = &error as &dyn std::error::Error, "an agent could not be readmitted");
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "readmitting an agent failed; its session was refused"
+            );
             return Err(SessionEnd::Refused("the server cannot readmit agents now".to_owned()));
         }
     }
     Ok(())
 }
 
-/// What is added to a refusal that a restored backup may explain.
+/// Text to add to a refusal that a restored backup may explain.
 pub(super) async fn hint(link: &Link) -> &'static str {
     match link.store.was_restored().await {
         Ok(true) => {

@@ -1,12 +1,12 @@
 //! Log lines about peers that the link refused. Their number is bounded: a peer needs no login to be refused,
-//! and must not be able to fill a disk with log lines. Metrics count all of them.
+//! and must not be able to fill a disk with log lines. Metrics count all refusals.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-/// How many lines are written in each window.
+/// Maximum number of lines in each window.
 const LINES: u32 = 60;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -27,13 +27,13 @@ impl Default for RefusalLog {
 }
 
 impl RefusalLog {
-    /// Whether a line may be written now. The first line of a window says how many were left out in the last
-    /// one.
+    /// Whether a line may be written now. The first call in a window logs how many lines the last window
+    /// omitted.
     pub fn admits_a_line(&self) -> bool {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.began.elapsed() >= WINDOW {
             if window.omitted > 0 {
-                warn!(omitted = window.omitted, "more peers of the link were refused than are logged");
+                warn!(omitted = window.omitted, "some refusals of peers of the link were not logged");
             }
             *window = Window { began: Instant::now(), lines: 0, omitted: 0 };
         }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_of_refusals_is_a_bounded_number_of_lines() {
+    async fn a_flood_of_refusals_writes_a_bounded_number_of_lines() {
         let log = RefusalLog::default();
         let lines = |tries: u32| (0..tries).filter(|_| log.admits_a_line()).count();
         assert_eq!((lines(1_000), lines(10)), (LINES as usize, 0));
