@@ -1,8 +1,8 @@
 //! One CA: its key and certificate, as files in the data folder.
 //!
-//! The CA that the server proves itself with is `ca.*`. Its successor, while there is one, is `ca.next.*`. A
-//! certificate is written after its key and moved after it: a certificate without a key is a move that was
-//! interrupted, and is finished.
+//! The files of the CA that the server presents are `ca.*`. Those of its successor, while there is one, are
+//! `ca.next.*`. A certificate is written after its key and moved after it: a successor's certificate without
+//! a key means that a move was interrupted, and the move is finished.
 
 use super::{CaPins, PkiError, read, read_text, valid_for_years, write_private};
 use procfleet_proto::link::token::hex;
@@ -17,7 +17,7 @@ pub(super) struct Authority {
     pub(super) certificate: CertificateDer<'static>,
 }
 
-/// Which of the two.
+/// The current CA or its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AuthoritySlot {
     Present,
@@ -34,15 +34,15 @@ impl AuthoritySlot {
     }
 }
 
-/// Where the certificate of the present one is.
+/// Path of the certificate of the current CA.
 pub(super) fn certificate(folder: &Path) -> PathBuf {
     AuthoritySlot::Present.files(folder).1
 }
 
 impl Authority {
-    /// `None`: there is none.
-    pub(super) fn read(folder: &Path, place: AuthoritySlot) -> Result<Option<Authority>, PkiError> {
-        let (key, certificate) = place.files(folder);
+    /// `None`: there is no certificate.
+    pub(super) fn read(folder: &Path, slot: AuthoritySlot) -> Result<Option<Authority>, PkiError> {
+        let (key, certificate) = slot.files(folder);
         if !certificate.exists() {
             return Ok(None);
         }
@@ -51,13 +51,13 @@ impl Authority {
         Ok(Some(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate }))
     }
 
-    pub(super) fn make(folder: &Path, place: AuthoritySlot) -> Result<Authority, PkiError> {
-        let (key_path, certificate_path) = place.files(folder);
+    pub(super) fn make(folder: &Path, slot: AuthoritySlot) -> Result<Authority, PkiError> {
+        let (key_path, certificate_path) = slot.files(folder);
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // Each has a name of its own, so that a certificate says which of them it is from.
+        // Each CA has a name of its own, so that a certificate shows which CA signed it.
         let name = format!("procfleet CA {}", hex(&crate::secret::random::<4>()));
         params.distinguished_name.push(DnType::CommonName, name);
         valid_for_years(&mut params, CA_YEARS);
@@ -68,14 +68,14 @@ impl Authority {
         Ok(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate })
     }
 
-    /// What join tokens pin.
+    /// The hash that join tokens pin.
     pub(super) fn pin(&self) -> [u8; 32] {
         crate::secret::hash(&self.certificate)
     }
 }
 
-/// Makes the files what the store has decided on: finishes a retirement, and discards a successor that was
-/// never decided on. Files that match in no other way are left alone.
+/// Adapts the files to the decision of the store: finishes a retirement, and discards a successor that was
+/// never decided on. All other files are left alone.
 pub(super) fn follow(folder: &Path, decided: CaPins) -> Result<(), PkiError> {
     let pin = |slot| Ok::<_, PkiError>(Authority::read(folder, slot)?.map(|authority| authority.pin()));
     let (current, next) = (pin(AuthoritySlot::Present)?, pin(AuthoritySlot::Next)?);
@@ -102,7 +102,7 @@ pub(super) fn discard_successor(folder: &Path) -> Result<(), PkiError> {
     Ok(())
 }
 
-/// The successor replaces the current CA, whose key is gone then.
+/// The successor replaces the current CA, whose key is deleted by that.
 fn succeed(folder: &Path) -> Result<(), PkiError> {
     let (old, new) = (AuthoritySlot::Present.files(folder), AuthoritySlot::Next.files(folder));
     for (from, to) in [(new.0, old.0), (new.1, old.1)] {

@@ -1,7 +1,8 @@
-//! Whose certificates are taken at the door: those of our CAs, also when their time is over.
+//! Client certificates that the link accepts: those of our CAs, also expired ones.
 //!
-//! An agent that was off for longer than its certificate was good for must be able to ask for a new one, and
-//! it can say so only after the handshake. What it may do then, the session decides.
+//! An agent that was off for longer than the lifetime of its certificate must be able to ask for a new one,
+//! which it can do only after the handshake. The session decides what an agent with an expired certificate
+//! may do.
 
 use std::sync::Arc;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;

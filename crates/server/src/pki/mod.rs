@@ -1,15 +1,16 @@
-//! The built-in CA: made on the first start, it signs the link's own certificate and each agent's.
+//! The built-in CA: created on the first start, it signs the link's own certificate and the certificate of
+//! each agent.
 //!
-//! Keys are PEM files in the data folder, readable by the owner only. Agents do not check the server's
-//! address but its name inside this CA, so a server may move.
+//! Keys are PEM files in the data folder, readable by the owner only. Agents check the name in the server's
+//! certificate, not its address, so a server may move.
 //!
 //! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs agents'
-//! certificates, and the server still proves itself with the old CA, because an agent that was away knows no
-//! other. An agent with a certificate of the successor trusts both. When all agents have one, the old CA is
-//! retired, and the server proves itself with the successor.
+//! certificates, and the server still presents a certificate of the old CA, because an agent that was away
+//! knows no other. An agent with a certificate of the successor trusts both. When all agents have one, the
+//! old CA is retired, and the server presents a certificate of the successor.
 //!
-//! The store decides which CA and which successor hold ([`CaPins`]); the key files follow. `ca_change` makes
-//! the changes, and [`Ca::open`] repairs the files after a crash between a file and the commit.
+//! The store decides which CA and which successor are valid ([`CaPins`]); the key files follow. `ca_change`
+//! makes the changes, and [`Ca::open`] repairs the files after a crash between a file and the commit.
 
 mod authority;
 mod clients;
@@ -36,8 +37,8 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 /// The name that agents expect in the server's certificate.
 pub const SERVER_NAME: &str = "procfleet-server";
 const SERVER_YEARS: i32 = 10;
-/// How much earlier than its making an agent's certificate is good: a server's clock may be set back a
-/// little.
+/// How long before its creation the validity of an agent's certificate begins: the clock of the server may be
+/// set back a little.
 const CLOCK_SLACK: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, thiserror::Error)]
@@ -50,11 +51,11 @@ pub enum PkiError {
         source: io::Error,
     },
     #[error(
-        "{path} is gone, by which hosts have joined (now {hosts}). Put the last backup of it and of its key in their places. If there is \
-         none, start once with --new-ca: every host has to join again then"
+        "{path} is gone, and hosts have joined (now {hosts}) with this CA. Restore it and its key from the last backup. Without a \
+         backup, start once with --new-ca: every host must join again then"
     )]
     Lost { path: PathBuf, hosts: u64 },
-    #[error("--new-ca was given, and no CA was lost: {path} is there. Start without it")]
+    #[error("--new-ca was given, but no CA was lost: {path} exists. Start without --new-ca")]
     NotLost { path: PathBuf },
     #[error("making or reading a certificate of the built-in CA")]
     Certificate(#[from] rcgen::Error),
@@ -64,10 +65,10 @@ pub enum PkiError {
     Request(#[source] rcgen::Error),
 }
 
-/// What to do where there is no CA.
+/// How to start without a CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// This many hosts have joined by an earlier CA. 0: it is the first start, which makes a CA.
+    /// This many hosts have joined with an earlier CA. 0: the first start, which creates a CA.
     AfterHosts(u64),
     /// The operator passed --new-ca.
     Again,
@@ -80,7 +81,7 @@ pub struct CaPins {
     pub next: Option<[u8; 32]>,
 }
 
-/// A change of the CA that is ready and does not hold yet.
+/// A change of the CA that is prepared and not in effect yet.
 pub struct PreparedCa {
     then: CurrentCa,
 }
@@ -88,14 +89,14 @@ pub struct PreparedCa {
 /// The CA, and its successor while there is one.
 pub struct Ca {
     folder: PathBuf,
-    /// How long an agent's certificate is good.
+    /// Lifetime of agents' certificates.
     life: Duration,
     present: RwLock<Arc<CurrentCa>>,
     changing: Mutex<()>,
     changes: watch::Sender<u64>,
 }
 
-/// What holds until the next change.
+/// The state between two changes.
 struct CurrentCa {
     shown: Arc<Authority>,
     next: Option<Arc<Authority>>,
@@ -106,7 +107,7 @@ struct CurrentCa {
 #[derive(Clone, Debug)]
 pub struct Signed {
     pub certificate: CertificateDer<'static>,
-    /// The SHA-256 of the certificate of the CA that it is from.
+    /// The SHA-256 of the certificate of the CA that signed this one.
     pub ca: [u8; 32],
     pub issued_at: i64,
     pub expires_at: i64,
@@ -119,8 +120,8 @@ impl std::fmt::Debug for Ca {
 }
 
 impl Ca {
-    /// Reads the CA from `folder`, or makes it there if `beginning` says so. `life`: how long agents'
-    /// certificates are good. The files follow what the store has `decided`, if it has.
+    /// Reads the CA from `folder`, or creates it there as `beginning` says. `life`: the lifetime of agents'
+    /// certificates. `decided`: the decision of the store, if there is one; the files are adapted to it.
     pub fn open(
         folder: &Path,
         life: Duration,
@@ -155,19 +156,19 @@ impl Ca {
         self.present.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The one that the server proves itself with.
+    /// The CA whose certificate the server presents.
     pub fn certificate(&self) -> CertificateDer<'static> {
         self.present().shown.certificate.clone()
     }
 
-    /// All that agents are to trust; the one that the server proves itself with comes first.
+    /// All CAs that agents must trust, beginning with the one that the server presents.
     pub fn certificates(&self) -> Vec<CertificateDer<'static>> {
         let present = self.present();
         let authorities = std::iter::once(&present.shown).chain(&present.next);
         authorities.map(|authority| authority.certificate.clone()).collect()
     }
 
-    /// What join tokens pin.
+    /// The hash that join tokens pin.
     pub fn pin(&self) -> [u8; 32] {
         self.present().shown.pin()
     }
@@ -177,22 +178,22 @@ impl Ca {
         self.present().next.as_ref().map(|next| next.pin())
     }
 
-    /// How long an agent's certificate is good.
+    /// Lifetime of agents' certificates.
     pub fn life(&self) -> Duration {
         self.life
     }
 
-    /// Changes when a CA comes or goes.
+    /// Changes when a CA is added or retired.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What the store is to decide on at the first start.
+    /// The pins that the store records at the first start.
     pub fn pins(&self) -> CaPins {
         self.present().pins()
     }
 
-    /// Held from the preparation of a change until it holds: one change at a time.
+    /// Held from the preparation of a change until it is in effect, so that there is one change at a time.
     pub async fn lock(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().await
     }
@@ -203,7 +204,7 @@ impl Ca {
         if present.next.is_some() {
             return Ok(None);
         }
-        // An earlier attempt may have left its files, which were never decided on.
+        // An earlier attempt may have left files that the store never decided on.
         authority::discard_successor(&self.folder)?;
         let next = Authority::make(&self.folder, AuthoritySlot::Next)?;
         let then = CurrentCa::new(present.shown.clone(), Some(Arc::new(next)))?;
@@ -216,7 +217,8 @@ impl Ca {
         Ok(Some(PreparedCa { then: CurrentCa::new(next, None)? }))
     }
 
-    /// Uses what the store has decided on. If the files cannot follow, the next start repairs them.
+    /// Puts the decision of the store into effect. If the files cannot be changed, the next start repairs
+    /// them.
     pub fn adopt(&self, prepared: PreparedCa) -> Result<(), PkiError> {
         let pins = prepared.pins();
         *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(prepared.then);
@@ -224,8 +226,8 @@ impl Ca {
         authority::follow(&self.folder, pins)
     }
 
-    /// A certificate for an agent's own key. Only the key is taken from the request: who the agent is, we
-    /// say.
+    /// A certificate for an agent's own key. Only the key is taken from the request; the server sets the
+    /// identity.
     pub fn sign_agent(&self, request: &[u8], agent: &AgentId, now: i64) -> Result<Signed, PkiError> {
         let request = CertificateSigningRequestDer::from(request);
         let mut csr = CertificateSigningRequestParams::from_der(&request).map_err(PkiError::Request)?;
@@ -235,7 +237,7 @@ impl Ca {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
         let now = Duration::from_millis(u64::try_from(now).unwrap_or_default());
-        // Certificates have whole seconds.
+        // Certificates have a resolution of one second.
         let end = Duration::from_secs((now + self.life).as_secs());
         params.not_before = epoch + now.saturating_sub(CLOCK_SLACK);
         params.not_after = epoch + end;
@@ -250,7 +252,7 @@ impl Ca {
         })
     }
 
-    /// A certificate for the API's port, with its CA's behind it, and its key.
+    /// A certificate for the API's port, followed by that of its CA, and its key.
     pub fn sign_api(
         &self,
         names: &[String],
@@ -262,15 +264,15 @@ impl Ca {
         Ok((vec![leaf, present.shown.certificate.clone()], key))
     }
 
-    /// TLS for the link as it is now. A client without a certificate gets as far as enrolment; one of another
-    /// CA gets nowhere.
+    /// The current TLS configuration of the link. A client without a certificate can only enrol; a client
+    /// with a certificate of another CA is refused.
     pub fn link_tls(&self) -> Arc<rustls::ServerConfig> {
         self.present().tls.clone()
     }
 }
 
 impl PreparedCa {
-    /// What the store is to decide on.
+    /// The pins that the store must record.
     pub fn pins(&self) -> CaPins {
         self.then.pins()
     }
@@ -326,25 +328,25 @@ fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::S
         )
         .map_err(tls)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // Agents connect for weeks and resume nothing; tickets would cost each handshake two messages and some
-    // memory.
+    // Sessions last for weeks and are never resumed; tickets would cost two messages and some memory per
+    // handshake.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     Ok(Arc::new(config))
 }
 
-/// Whether a certificate can be for this: a host's name or an address.
+/// Whether a certificate can be issued for this text: a host name or an address.
 pub fn is_certificate_name(text: &str) -> bool {
     ServerName::try_from(text).is_ok()
 }
 
-/// Whom a certificate of ours names.
+/// The agent that a certificate of ours names.
 pub fn agent_of(certificate: &CertificateDer<'_>) -> Option<AgentId> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     parsed.subject().iter_common_name().next()?.as_str().ok()?.parse().ok()
 }
 
-/// From when and until when a certificate is good; milliseconds since 1970.
+/// The validity period of a certificate, in milliseconds since 1970.
 pub fn validity(certificate: &CertificateDer<'_>) -> Option<(i64, i64)> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let validity = parsed.validity();
@@ -362,7 +364,8 @@ fn valid_for_years(params: &mut CertificateParams, years: i32) {
     let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
     let (year, month) =
         (i32::from(today.year()), u8::try_from(today.month()).expect("a month has one digit or two"));
-    // From the first of the month before, so that a host whose clock is a little behind does not refuse it.
+    // From the first day of the previous month, so that a host whose clock is a little behind does not refuse
+    // it.
     let (from_year, from_month) = if month == 1 { (year - 1, 12) } else { (year, month - 1) };
     params.not_before = rcgen::date_time_ymd(from_year, from_month, 1);
     params.not_after = rcgen::date_time_ymd(year + years, month, 1);
@@ -380,7 +383,7 @@ fn read_text(path: &Path) -> Result<String, PkiError> {
     })
 }
 
-/// Writes a file that only its owner may read, whole or not at all.
+/// Writes a file that only its owner may read, atomically.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), PkiError> {
     let write = || -> io::Result<()> {
         let draft = path.with_extension("new");
@@ -459,7 +462,7 @@ mod tests {
         ca.adopt(prepared).expect("adopted");
     }
 
-    /// The key is moved first and the certificate then; the server may end before, in between or after.
+    /// The key is moved before the certificate; the server may end before, in between or after.
     #[test]
     fn files_of_a_retirement_that_was_decided_on_are_moved_at_the_start() {
         for moved in [&[][..], &["key.pem"], &["key.pem", "cert.der"]] {
