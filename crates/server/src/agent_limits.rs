@@ -14,10 +14,10 @@ use procfleet_proto::link::{EventMessage, Events, Hello, HostFacts, LOG_BYTES, L
 use procfleet_proto::state::ProcReport;
 use std::time::Duration;
 
-/// Items in one message. The agent reckons at least 32 bytes for each state in a message of at most 40 KiB,
-/// so it never sends more than 1,280 of them. Its hello names at most 1,000 ops.
+/// Items in one message. The agent counts at least 32 bytes for each state in a message of at most 40 KiB, so
+/// it never sends more than 1,280 of them. Its hello names at most 1,000 ops.
 pub const ITEMS: usize = 2_000;
-/// Bytes of a namespace, proc name or OS account. The API takes 256 characters, which are at most 1,024
+/// Bytes of a namespace, proc name or OS account. The API accepts 256 characters, which are at most 1,024
 /// bytes; an instance adds `#64`.
 pub const NAME: usize = 1_088;
 /// Bytes of a journal's name. The agent makes one of 32 hexadecimal digits.
@@ -27,10 +27,10 @@ pub const EVENT_MESSAGE: usize = 8 * 1024;
 /// Bytes of an event's details. They repeat up to 4 KiB of a command's output as JSON, which may need six
 /// bytes for one.
 pub const EVENT_DETAILS: usize = 32 * 1024;
-/// How far an event may lie ahead of the server's clock.
+/// How far the time of an event may be ahead of the server's clock.
 pub const EVENT_AHEAD: Duration = Duration::from_secs(300);
-/// How far a time in a proc's state may lie ahead. It is only shown, and a host that takes local time for UTC
-/// is wrong by hours.
+/// How far a time in a proc's state may be ahead. It is only displayed, and a host that takes local time for
+/// UTC is wrong by hours.
 pub const STATE_AHEAD: Duration = Duration::from_secs(86_400);
 /// The kind of an event that this server does not know. An agent of a newer version may send it.
 pub const UNKNOWN_KIND: &str = "unknown";
@@ -41,21 +41,22 @@ pub const WORD: usize = 64;
 pub const PROCS: usize = 20_000;
 /// Bytes of a proc's note, which may hold 4 KiB of a command's output and 1 KiB about its files.
 pub const NOTE: usize = 8 * 1024;
-/// Bytes of a proc's health. The agent takes 256 characters of what `health_cmd` said.
+/// Bytes of a proc's health. The agent keeps 256 characters of the output of `health_cmd`.
 pub const HEALTH: usize = 2 * 1024;
-/// Bytes of a proc's version. The agent takes 256 characters of what `version_cmd` said.
+/// Bytes of a proc's version. The agent keeps 256 characters of the output of `version_cmd`.
 pub const VERSION: usize = 1024;
 /// Bytes of all labels of a proc together.
 pub const LABELS: usize = 48 * 1024;
-/// Bytes of a proc's state as it is stored. The labels of the largest spec that the API takes (48 KiB) fit.
+/// Bytes of a proc's state as it is stored. The labels of the largest spec that the API accepts (48 KiB) fit.
 pub const STATE: usize = 56 * 1024;
-/// How many lost lines of its log an agent can report at once.
+/// How many lost log lines an agent can report at once.
 pub const LOG_LINES_DROPPED: u64 = 1_000_000;
-/// A state above this is a large one. All large states of one agent together have at most so many bytes.
+/// A state above this size is a large one. All large states of one agent together have at most this many
+/// bytes.
 pub const LARGE_STATE: usize = 8 * 1024;
 pub const LARGE_STATES: usize = 64 * 1024 * 1024;
 
-/// Namespaces with process groups of one agent. Each list has at most the 24 KiB that the API takes.
+/// Namespaces with process groups of one agent. Each list has at most the 24 KiB that the API accepts.
 pub const GROUP_NAMESPACES: usize = 1_000;
 pub const GROUPS: usize = 24 * 1024;
 
@@ -69,7 +70,7 @@ pub const OUTCOME_CONTENT: usize = 48 * 1024;
 pub const SIGNING_REQUEST: usize = 8 * 1024;
 /// Bytes of the path of a log, and of the message of an answer to a question.
 pub const ANSWER_TEXT: usize = 4 * 1024;
-/// Most processors, and MiB of memory, that a host may say that it has.
+/// Maximum number of processors, and of MiB of memory, that a host may report.
 pub const CPUS: u64 = 1 << 16;
 pub const MEMORY_MIB: u64 = 1 << 32;
 
@@ -82,7 +83,7 @@ fn at_most(what: &'static str, size: usize, most: usize) -> Result<(), Oversized
     if size <= most { Ok(()) } else { Err(OversizedMessage(what)) }
 }
 
-/// Cuts a text at a character boundary and marks the place. True: it was too long.
+/// Cuts a text at a character boundary and appends `…`. True: the text was too long.
 fn cut(text: &mut String, most: usize) -> bool {
     const MARK: &str = "…";
     let too_long = text.len() > most;
@@ -107,7 +108,7 @@ pub fn check_hello(hello: &mut Hello) -> Result<(), OversizedMessage> {
 pub fn bound_facts(facts: &mut HostFacts, now: i64) {
     cut(&mut facts.os, WORD);
     cut(&mut facts.architecture, WORD);
-    // What a newer agent may say is not known here.
+    // A newer agent may send a value that this server does not know.
     if !matches!(facts.containment.as_str(), "cgroup" | "tree") {
         facts.containment.clear();
     }
@@ -134,7 +135,7 @@ pub fn check_events(events: &Events) -> Result<(), OversizedMessage> {
     Ok(())
 }
 
-/// Bounds one event. `times`: the earliest and the latest that are believed, in milliseconds since 1970.
+/// Bounds one event. `times`: the earliest and the latest time that are accepted, in milliseconds since 1970.
 /// True: something was cut.
 pub fn bound_event(event: &mut EventMessage, times: (i64, i64)) -> bool {
     let mut was_cut = cut(&mut event.proc_name, NAME);
@@ -169,10 +170,10 @@ pub fn check_states(states: &States) -> Result<(), OversizedMessage> {
     Ok(())
 }
 
-/// What has to be done about a proc's state.
+/// The result of bounding a proc's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bounded {
-    /// It is within all limits.
+    /// The state is within all limits.
     AsSent,
     /// A time was impossible; no text was lost.
     Clamped,
@@ -227,7 +228,7 @@ pub fn check_log(answer: &mut LogRead, most: usize) -> Result<(), OversizedMessa
     cut(&mut answer.message, ANSWER_TEXT);
     cut(&mut answer.file, ANSWER_TEXT);
     at_most("more of a log than was asked for", answer.bytes.len(), most.min(LOG_BYTES))?;
-    // Offsets are added to one another; no file is so large.
+    // Offsets are added to one another; no real file is this large.
     let largest = [answer.begin, answer.end, answer.skipped].into_iter().max().unwrap_or_default();
     if largest > 1 << 62 { Err(OversizedMessage("an offset in a log")) } else { Ok(()) }
 }
@@ -249,7 +250,7 @@ mod tests {
     const NOW: i64 = 1_800_000_000;
 
     #[test]
-    fn a_text_is_cut_between_characters_and_marked() {
+    fn a_text_is_cut_between_characters_and_ends_in_an_ellipsis() {
         for (text, most, expected) in
             [("abc", 3, "abc"), ("abcdef", 5, "ab…"), ("äöüäöü", 8, "äö…"), ("äöüäöü", 7, "äö…"), ("", 3, "")]
         {
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_agent_sends_is_named() {
+    fn a_message_that_no_agent_sends_is_refused_with_its_field() {
         let check = |change: fn(&mut EventMessage), expected| {
             let mut event = event();
             change(&mut event);
@@ -331,7 +332,7 @@ mod tests {
             report.state = ProcState::Running;
             change(&mut report);
             assert_eq!(bound_state(&mut report, NOW), expected);
-            assert_eq!(bound_state(&mut report, NOW), Bounded::AsSent, "once is enough");
+            assert_eq!(bound_state(&mut report, NOW), Bounded::AsSent, "bounding is idempotent");
         };
         check(|_| (), Bounded::AsSent);
         check(|report| report.note.push('n'), Bounded::Cut);
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_answer_is_no_larger_than_asked() {
+    fn a_log_answer_is_not_larger_than_the_question_allows() {
         let check = |bytes: usize, begin: u64, expected| {
             let mut answer = LogRead { bytes: vec![b'x'; bytes], begin, ..LogRead::default() };
             assert_eq!(check_log(&mut answer, 100), expected);
@@ -354,7 +355,8 @@ mod tests {
         check(0, u64::MAX, Err(OversizedMessage("an offset in a log")));
     }
 
-    /// serde lists all variants in its error, so an event without its name among the kinds is found.
+    /// serde lists all variants in its error, so the test finds an event whose name is missing among the
+    /// kinds.
     #[test]
     fn every_event_of_an_agent_of_this_version_is_of_a_known_kind() {
         let error = serde_json::from_str::<Event>("{\"nonsense\": {}}").expect_err("no event").to_string();
@@ -365,7 +367,7 @@ mod tests {
         assert_eq!(named, kinds, "{error}");
     }
 
-    /// Otherwise the limit would be one of the frame, and not of this table.
+    /// Otherwise the limit of the frame would apply, and not that of this table.
     #[test]
     fn the_limits_are_within_a_frame() {
         for bytes in [EVENT_MESSAGE + EVENT_DETAILS, STATE, GROUPS, OUTCOME_CONTENT, LOG_BYTES + ANSWER_TEXT]

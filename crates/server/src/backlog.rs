@@ -1,13 +1,13 @@
 //! Bounds the ops that were accepted and have not ended: their number, and the bytes of their requests.
 //!
 //! ```text
-//! take --room--> Share --keep(task)--> held by the task --ended(op) ...--> free
+//! take --capacity--> Share --keep(task)--> held by the task --ended(op) ...--> free
 //!   \--none for PATIENCE--> Full: refused, and nothing of the task is stored
 //! ```
 //!
-//! Callers wait in line, each for a short time. No app holds more than three quarters, so a burst of one does
-//! not keep others out: whoever waits for room of its own app lets others pass. A task that is larger than
-//! the bound is taken when its turn comes and nothing else is held.
+//! Callers wait in line, each for a short time. No app holds more than three quarters, so a burst of one app
+//! does not block the others: a task that waits for the share of its own app lets other apps pass. A task
+//! that is larger than the bound is accepted at its turn when nothing else is held.
 
 use procfleet_core::id::TaskId;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -16,20 +16,20 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long a caller waits for room.
+/// How long a caller waits for capacity.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// When a caller that was refused should come again.
+/// After this time a refused caller should try again.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// How much is held: by a task, by an app, altogether.
+/// Held capacity: of a task, of an app, of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     pub ops: usize,
-    /// The texts of the requests' specs.
+    /// Bytes of the requests' specs.
     pub bytes: usize,
 }
 
-/// There was no room for so long.
+/// There was no capacity for [`PATIENCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
     pub open: Load,
@@ -51,7 +51,7 @@ struct BacklogState {
     by_app: HashMap<Arc<str>, Load>,
     by_task: HashMap<TaskId, HeldTask>,
     next: u64,
-    /// In the order in which they came.
+    /// In the order of arrival.
     waiting: VecDeque<WaitingTask>,
 }
 
@@ -70,7 +70,7 @@ struct WaitingTask {
     granted: oneshot::Sender<BacklogShare>,
 }
 
-/// Room for one task that is not stored yet; given back when this is dropped.
+/// Capacity for one task that is not stored yet, released on drop.
 #[derive(Debug)]
 pub struct BacklogShare {
     app: Arc<str>,
@@ -89,8 +89,8 @@ impl Load {
         self.bytes = self.bytes.saturating_sub(other.bytes);
     }
 
-    /// Whether so much more stays within the bound. Where nothing is held, anything does.
-    fn has_room(self, more: Load, most: Load) -> bool {
+    /// Whether this much more stays within the bound. If nothing is held, any load fits.
+    fn has_capacity(self, more: Load, most: Load) -> bool {
         self == Load::default() || (self.ops + more.ops <= most.ops && self.bytes + more.bytes <= most.bytes)
     }
 
@@ -104,7 +104,7 @@ impl Backlog {
         Backlog(Arc::new(Inner { most, state: Mutex::default() }))
     }
 
-    /// Waits in line for room, at most [`PATIENCE`].
+    /// Waits in line for capacity, at most [`PATIENCE`].
     pub async fn take(&self, app: &str, load: Load) -> Result<BacklogShare, Full> {
         let (granted, mut grant) = oneshot::channel();
         let number = {
@@ -123,27 +123,26 @@ impl Backlog {
             state.waiting.retain(|waiting| waiting.number != number);
             state.all
         };
-        // Whoever waits behind may have been waiting for this one.
+        // A task behind this one may have waited for it.
         self.grant();
-        // Its turn may have come in the last moment.
+        // The capacity may have been granted after the timeout.
         grant.try_recv().map_err(|_| Full { open, most: self.0.most })
     }
 
-    /// So many ops of a task are open; those that were accepted with it and have an outcome give their room
-    /// back.
+    /// Sets the number of open ops of a task; ops that had an outcome from the start release their capacity.
     pub fn opened(&self, task: TaskId, ops: usize) {
         let ended = self.lock().by_task.get(&task).map_or(0, |held| held.load.ops.saturating_sub(ops));
         self.ended(task, ended);
     }
 
-    /// A task that an earlier server accepted counts, whether there is room or not.
+    /// Counts a task that an earlier server accepted, even beyond the bound.
     pub fn restore(&self, task: TaskId, load: Load) {
         let mut state = self.lock();
         state.all.add(load);
         state.by_task.insert(task, HeldTask { app: None, load });
     }
 
-    /// So many ops of a task have ended. The room of its requests is free with the last of them.
+    /// Releases the capacity of ops that have ended. The bytes of the requests are released with the last op.
     pub fn ended(&self, task: TaskId, ops: usize) {
         let mut state = self.lock();
         let Some(held) = state.by_task.get_mut(&task) else { return };
@@ -160,27 +159,27 @@ impl Backlog {
         self.grant();
     }
 
-    /// Gives room to whoever is next, as long as there is some.
+    /// Grants capacity in the order of the line, while there is some.
     fn grant(&self) {
         let mut unwanted = Vec::new();
         let mut state = self.lock();
         let mut stay = VecDeque::new();
         let mut full_apps: HashSet<Arc<str>> = HashSet::new();
-        let mut line = std::mem::take(&mut state.waiting);
-        while let Some(waiting) = line.pop_front() {
+        let mut queue = std::mem::take(&mut state.waiting);
+        while let Some(waiting) = queue.pop_front() {
             if waiting.granted.is_closed() {
                 continue;
             }
             let own = state.by_app.get(&waiting.app).copied().unwrap_or_default();
-            let has_own =
-                !full_apps.contains(&waiting.app) && own.has_room(waiting.load, self.0.most.three_quarters());
+            let has_own = !full_apps.contains(&waiting.app)
+                && own.has_capacity(waiting.load, self.0.most.three_quarters());
             if !has_own {
                 full_apps.insert(waiting.app.clone());
                 stay.push_back(waiting);
                 continue;
             }
-            if !state.all.has_room(waiting.load, self.0.most) {
-                // Nobody overtakes: a large task would wait for ever.
+            if !state.all.has_capacity(waiting.load, self.0.most) {
+                // No task overtakes: a large task would wait forever.
                 stay.push_back(waiting);
                 break;
             }
@@ -189,10 +188,10 @@ impl Backlog {
             let share = BacklogShare { app: waiting.app, load: waiting.load, backlog: self.clone() };
             unwanted.extend(waiting.granted.send(share).err());
         }
-        stay.append(&mut line);
+        stay.append(&mut queue);
         state.waiting = stay;
         drop(state);
-        // A caller that has hung up in this very moment: its room goes to the next.
+        // The caller has gone in the meantime: its capacity goes to the next.
         drop(unwanted);
     }
 
@@ -215,7 +214,7 @@ impl BacklogState {
 }
 
 impl BacklogShare {
-    /// The task is stored: its room is free when its ops have ended.
+    /// The task is stored: its capacity is released when its ops have ended.
     pub fn keep(mut self, task: TaskId) {
         let load = std::mem::take(&mut self.load);
         let app = Some(self.app.clone());
@@ -247,17 +246,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_does_not_fit_is_refused_after_a_while_and_leaves_nothing_behind() {
+    async fn a_task_that_does_not_fit_is_refused_after_the_patience_and_holds_nothing() {
         for (held, more) in
             [(load(60, 0), load(50, 0)), (load(1, 600), load(1, 500)), (load(75, 0), load(1, 0))]
         {
             let backlog = Backlog::new(MOST);
-            backlog.take("a", held).await.expect("room").keep(task(1));
+            backlog.take("a", held).await.expect("capacity").keep(task(1));
             let began = tokio::time::Instant::now();
             let refused = backlog.take("a", more).await.expect_err("it is full");
             assert_eq!((began.elapsed(), refused), (PATIENCE, Full { open: held, most: MOST }));
             backlog.ended(task(1), held.ops);
-            drop(backlog.take("a", more).await.expect("there is room again"));
+            drop(backlog.take("a", more).await.expect("there is capacity again"));
             let state = backlog.lock();
             assert_eq!(state.all, Load::default());
             assert!(state.by_app.is_empty() && state.by_task.is_empty() && state.waiting.is_empty());
@@ -265,9 +264,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_app_passes_those_that_wait_for_their_own() {
+    async fn a_task_of_another_app_passes_one_that_waits_for_its_own_app() {
         let backlog = Backlog::new(MOST);
-        backlog.take("a", load(70, 0)).await.expect("room").keep(task(1));
+        backlog.take("a", load(70, 0)).await.expect("capacity").keep(task(1));
         let same = tokio::spawn({
             let backlog = backlog.clone();
             async move { backlog.take("a", load(10, 0)).await.map(|_| ()) }
@@ -277,13 +276,13 @@ mod tests {
         drop(backlog.take("b", load(20, 0)).await.expect("its quarter is free"));
         assert_eq!(began.elapsed(), Duration::ZERO);
         backlog.ended(task(1), 10);
-        assert!(same.await.expect("no panic").is_ok(), "room of its own app came free");
+        assert!(same.await.expect("no panic").is_ok(), "capacity of its own app was released");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_overtakes_a_large_task_and_one_larger_than_all_gets_in_alone() {
+    async fn no_task_overtakes_a_large_one_and_one_above_the_bound_is_accepted_alone() {
         let backlog = Backlog::new(MOST);
-        backlog.take("a", load(10, 0)).await.expect("room").keep(task(1));
+        backlog.take("a", load(10, 0)).await.expect("capacity").keep(task(1));
         let order = Arc::new(Mutex::new(Vec::new()));
         let wait = |app: &'static str, ops| {
             let (backlog, order) = (backlog.clone(), order.clone());
@@ -303,9 +302,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ops_that_ended_at_once_and_tasks_of_an_earlier_server_count_as_they_are() {
+    async fn ops_that_ended_at_once_do_not_count_and_restored_tasks_do() {
         let backlog = Backlog::new(MOST);
-        backlog.take("a", load(40, 100)).await.expect("room").keep(task(1));
+        backlog.take("a", load(40, 100)).await.expect("capacity").keep(task(1));
         backlog.opened(task(1), 15);
         assert_eq!(backlog.lock().all, load(15, 100));
         backlog.opened(task(1), 0);
@@ -313,17 +312,17 @@ mod tests {
         assert!(backlog.take("a", load(1, 0)).await.is_err(), "the bound is exceeded already");
         backlog.ended(task(2), 150);
         backlog.ended(task(3), 7);
-        drop(backlog.take("a", load(1, 0)).await.expect("room"));
+        drop(backlog.take("a", load(1, 0)).await.expect("capacity"));
         backlog.ended(task(2), 50);
         assert_eq!(backlog.lock().all, Load::default());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_hangs_up_gives_its_place_in_line_away() {
+    async fn a_caller_that_hangs_up_leaves_the_line() {
         let backlog = Backlog::new(MOST);
-        backlog.take("a", load(75, 0)).await.expect("room").keep(task(1));
+        backlog.take("a", load(75, 0)).await.expect("capacity").keep(task(1));
         let gone = tokio::time::timeout(Duration::from_secs(1), backlog.take("b", load(60, 0))).await;
         assert!(gone.is_err());
-        drop(backlog.take("c", load(20, 0)).await.expect("nobody is before it"));
+        drop(backlog.take("c", load(20, 0)).await.expect("no task is before it"));
     }
 }

@@ -1,16 +1,17 @@
-//! The server's two clocks: one that never jumps, for decisions, and the one that people read.
+//! The server's two clocks: the boot-time clock, which never jumps, for decisions, and the wall clock, for
+//! people.
 //!
-//! A [`BootTime`] is a time on the kernel's boot-time clock: setting the wall clock does not move it, and the
-//! next server of the same boot goes on with it. What is written down has the readings of both clocks, so
-//! that a server that starts after somebody has set the wall clock knows all the same how long ago it was.
-//! Only what is from another boot, or from another machine, is reckoned by wall time.
+//! A [`BootTime`] is a time on the kernel's boot-time clock: setting the wall clock does not change it, and
+//! the next server of the same boot continues with it. Stored times have the readings of both clocks, so that
+//! a server that starts after the wall clock was set still knows how long ago they were. Only times from
+//! another boot, or from another machine, are computed by wall time.
 
 use jiff::Timestamp;
 use procfleet_core::boot_time::BootTime;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// Not from zero, so that a moment before the boot can be written down.
+/// Not zero, so that a time before the boot can be represented.
 const BOOT: BootTime = BootTime(1_000_000_000);
 
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +22,11 @@ pub struct Clock {
 /// Milliseconds since 1970, UTC.
 pub type WallMs = i64;
 
-/// Which of the boots that the store has seen, in their order.
+/// The number of a boot, in the order in which the store has seen them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootNumber(pub i64);
 
-/// A moment that can be compared with those of other boots: the later one is greater.
+/// A time that can be compared with those of other boots: the later one is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClockMark {
     pub boot: BootNumber,
@@ -36,7 +37,7 @@ pub struct ClockMark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockReading {
     pub wall: WallMs,
-    /// `None`: it was written by a version that noted wall time only.
+    /// `None`: it was stored by a version that recorded wall time only.
     pub mark: Option<ClockMark>,
 }
 
@@ -64,19 +65,19 @@ impl Clock {
         Timestamp::now().strftime("%Y%m%d%H%M%S").to_string().parse().expect("fourteen digits are a number")
     }
 
-    /// The moment of a wall time that was reckoned from `noted`.
-    pub fn moment_of(&self, wall: WallMs, noted: ClockReading) -> BootTime {
-        let (from, at) = match noted.mark.filter(|mark| mark.boot == self.boot) {
-            Some(mark) => (mark.moment, noted.wall),
-            // What was noted lies in the past. A wall clock that says otherwise was set back, and does not
-            // make anything wait longer than it would have waited from the beginning.
-            None => (self.now(), self.wall().max(noted.wall)),
+    /// The boot time of a wall time that was computed from `reading`.
+    pub fn moment_of(&self, wall: WallMs, reading: ClockReading) -> BootTime {
+        let (from, at) = match reading.mark.filter(|mark| mark.boot == self.boot) {
+            Some(mark) => (mark.moment, reading.wall),
+            // The reading lies in the past. If the wall clock says otherwise, it was set back, which must not
+            // make anything wait longer than it would have waited from the start.
+            None => (self.now(), self.wall().max(reading.wall)),
         };
         let distance = Duration::from_millis(wall.abs_diff(at));
         if wall >= at { from + distance } else { from - distance }
     }
 
-    /// The real-time instant of a moment, for sleeping until it.
+    /// The tokio instant of a boot time, for sleeping until it.
     pub fn instant_of(&self, moment: BootTime) -> tokio::time::Instant {
         tokio::time::Instant::now() + moment.since(self.now())
     }
@@ -97,7 +98,7 @@ impl ClockReading {
     }
 }
 
-/// What the kernel calls its present boot. `None`: it does not say.
+/// The kernel's id of the current boot. `None`: it cannot be read.
 pub fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned()).filter(|id| !id.is_empty())
@@ -109,38 +110,38 @@ mod tests {
 
     const HOUR: WallMs = 3_600_000;
 
-    fn check(noted: ClockReading, wall: WallMs, ahead: WallMs) {
+    fn check(reading: ClockReading, wall: WallMs, ahead: WallMs) {
         let clock = Clock::start(BootNumber(2));
         let now = clock.now();
-        let moment = clock.moment_of(wall, noted);
+        let moment = clock.moment_of(wall, reading);
         let found = i64::try_from(moment.0).expect("it fits") - i64::try_from(now.0).expect("it fits");
-        // Reading the clocks takes a moment itself.
-        assert!((ahead - 2_000..=ahead + 2_000).contains(&found), "{noted:?}: {found} instead of {ahead}");
+        // Reading the clocks takes some time itself.
+        assert!((ahead - 2_000..=ahead + 2_000).contains(&found), "{reading:?}: {found} instead of {ahead}");
     }
 
     #[test]
-    fn within_a_boot_the_wall_clock_may_be_set_as_often_as_one_likes() {
+    fn within_a_boot_setting_the_wall_clock_has_no_effect() {
         let clock = Clock::start(BootNumber(2));
         let wall = clock.wall();
         let ten_seconds_ago =
             Some(ClockMark { boot: BootNumber(2), moment: clock.now() - Duration::from_secs(10) });
         for set in [-HOUR, 0, HOUR] {
-            // It was so many milliseconds ahead when it was noted.
-            let noted = ClockReading { wall: wall - 10_000 + set, mark: ten_seconds_ago };
-            check(noted, noted.wall, -10_000);
-            check(noted, noted.wall + 60_000, 50_000);
+            // The wall clock was ahead by this many milliseconds when it was read.
+            let reading = ClockReading { wall: wall - 10_000 + set, mark: ten_seconds_ago };
+            check(reading, reading.wall, -10_000);
+            check(reading, reading.wall + 60_000, 50_000);
         }
     }
 
     #[test]
-    fn what_is_from_another_boot_goes_by_the_wall_clock() {
+    fn a_reading_of_another_boot_is_converted_by_the_wall_clock() {
         let clock = Clock::start(BootNumber(2));
         let wall = clock.wall();
         for mark in [None, Some(ClockMark { boot: BootNumber(1), moment: BOOT })] {
             let ago = ClockReading { wall: wall - 10_000, mark };
             check(ago, wall - 10_000, -10_000);
             check(ago, wall + 50_000, 50_000);
-            // It was set back since: what was noted an hour "from now" was noted now at the latest.
+            // The wall clock was set back since: a reading an hour ahead was made now at the latest.
             let ahead = ClockReading { wall: wall + HOUR, mark };
             check(ahead, wall + HOUR + 60_000, 60_000);
         }

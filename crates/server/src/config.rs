@@ -1,4 +1,4 @@
-//! What a server is told at its start. Plain data, checked once.
+//! The settings of a server at its start. Plain data, checked once.
 
 use crate::ServerError;
 use crate::backlog::Load;
@@ -14,25 +14,26 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
     pub data: PathBuf,
-    /// The API and the console.
+    /// Address of the API and the console.
     pub listen: SocketAddr,
-    /// The agents' link.
+    /// Address of the agents' link.
     pub link: SocketAddr,
-    /// How long tasks with their results, and audit records, are kept.
+    /// Retention of tasks with their results, and of audit records.
     pub keep: Duration,
-    /// How much may be accepted and not ended; beyond it, callers wait and are refused then.
+    /// Maximum number of accepted ops that have not ended, and bytes of their requests; beyond it callers
+    /// wait and are then refused.
     pub most_open: Load,
-    /// How long an agent's certificate is good; it is renewed at two thirds of it.
+    /// Lifetime of an agent's certificate; it is renewed at two thirds of it.
     pub agent_certificate: Duration,
-    /// For how long from the start agents are let back in that a restored store does not know.
+    /// For how long after the start agents that a restored store does not know are readmitted.
     pub readmit: Option<Duration>,
-    /// Make a CA in place of one that was lost.
+    /// Create a CA to replace one that was lost.
     pub new_ca: bool,
-    /// Whom to ask about a `bk_token` that is none of ours.
+    /// The login service to ask about a `bk_token` that this server did not issue.
     pub login_url: Option<LoginUrl>,
     /// `None`: the API is served without TLS.
     pub tls: Option<TlsSource>,
-    /// Where the administrator's app may come from; empty: anywhere.
+    /// Addresses from which the administrator's app may call; empty: any.
     pub admin_from: Vec<AddressBlock>,
 }
 
@@ -43,14 +44,14 @@ pub enum TlsSource {
         certificate: PathBuf,
         key: PathBuf,
     },
-    /// The built-in CA makes one for these names, beside the port's own address and loopback.
+    /// The built-in CA signs one for these names, and for the port's own address and loopback.
     BuiltIn {
         names: Vec<String>,
     },
 }
 
-/// Makes the data folder, which only its owner may enter. One that exists is taken only if it is empty or a
-/// server's.
+/// Creates the data folder, which only its owner may enter. An existing folder is accepted only if it is
+/// empty or belongs to a server.
 pub(crate) fn make_data_folder(path: &Path) -> Result<(), ServerError> {
     let failed = |source| ServerError::Folder { path: path.to_owned(), source };
     match std::fs::read_dir(path) {

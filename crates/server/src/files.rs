@@ -1,26 +1,28 @@
-//! How many files this program may have open: each agent needs one.
+//! RLIMIT_NOFILE: each agent needs a file descriptor.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-/// The soft limit that this program was given. What it starts should have no more.
+/// The RLIMIT_NOFILE that this program inherited. Programs that it starts get the same.
 #[derive(Clone, Copy, Debug)]
 pub struct InheritedLimit(Rlimit);
 
-/// Raises the soft limit to the hard one: it is low for the sake of old programs, and this one has an agent
-/// on each.
+/// Raises the soft limit of RLIMIT_NOFILE to the hard limit: the usual soft limit is low, for programs that
+/// use `select`, and this server needs a descriptor for each agent.
 pub fn take_all() -> InheritedLimit {
-    let given = getrlimit(Resource::Nofile);
-    match setrlimit(Resource::Nofile, Rlimit { current: given.maximum, maximum: given.maximum }) {
-        Ok(()) => info!(files = given.maximum, "open files: as many as are allowed here"),
-        Err(error) => warn!(files = given.current, %error, "open files: no more than were given"),
+    let inherited = getrlimit(Resource::Nofile);
+    match setrlimit(Resource::Nofile, Rlimit { current: inherited.maximum, maximum: inherited.maximum }) {
+        Ok(()) => info!(files = inherited.maximum, "RLIMIT_NOFILE raised to the hard limit"),
+        Err(error) => {
+            warn!(files = inherited.current, %error, "RLIMIT_NOFILE cannot be raised; the number of agents is limited by it")
+        }
     }
-    InheritedLimit(given)
+    InheritedLimit(inherited)
 }
 
 impl InheritedLimit {
-    /// Does something, such as starting a program, with the limit as it was. For so long nobody else can open
-    /// more either.
+    /// Runs `act`, such as starting a program, with the inherited limit. Meanwhile other threads cannot open
+    /// more files either.
     pub fn within<T>(self, act: impl FnOnce() -> T) -> T {
         let taken = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, self.0);

@@ -1,5 +1,5 @@
-//! TLS handshakes of peers that nobody knows yet: nothing is buffered before their first byte, and only so
-//! much afterwards.
+//! TLS handshakes of unauthenticated peers: nothing is buffered before their first byte, and a bounded number
+//! of bytes afterwards.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,22 +9,23 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// The most that a peer may send until its handshake is done: a hello, and the certificates of an agent.
+/// Maximum number of bytes from a peer until its handshake is done: a hello, and the certificates of an
+/// agent.
 const MOST: usize = 32 * 1024;
 
-/// A stream of which so much may be read.
+/// A stream with a limit on the bytes that may be read.
 #[derive(Debug)]
 pub(crate) struct Metered {
     stream: TcpStream,
-    /// `None`: the handshake is done, and others count from here on.
+    /// `None`: the handshake is done, and other limits apply.
     left: Option<usize>,
 }
 
-/// Waits for the first byte, then shakes hands.
+/// Waits for the first byte, then performs the handshake.
 pub(crate) async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsStream<Metered>> {
     stream.readable().await?;
     let metered = Metered { stream, left: Some(MOST) };
-    // On the heap, and gone when the handshake is done.
+    // On the heap, and freed when the handshake is done.
     let mut stream = Box::pin(acceptor.accept(metered)).await?;
     stream.get_mut().0.left = None;
     Ok(stream)
@@ -39,9 +40,9 @@ impl AsyncRead for Metered {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         if let Some(left) = self.left {
-            let came = buffer.filled().len() - before;
-            let Some(left) = left.checked_sub(came) else {
-                return Poll::Ready(Err(io::Error::other("the handshake is larger than any")));
+            let read = buffer.filled().len() - before;
+            let Some(left) = left.checked_sub(read) else {
+                return Poll::Ready(Err(io::Error::other("the handshake is too large")));
             };
             self.left = Some(left);
         }

@@ -1,9 +1,8 @@
-//! A BlueKing login service, which knows whose a `bk_token` is.
+//! A BlueKing login service, which knows the user of a `bk_token`.
 //!
-//! It is asked over HTTP, within a bounded time and by a bounded number of calls at once: the threads that
-//! wait for it are those that read the store, too. What it says is remembered for a minute; that it did not
-//! answer is not. Tokens are kept as hashes and never logged, nor is an error text of the HTTP client, which
-//! may repeat the url.
+//! Requests to it have a time limit, and their number is bounded, because the threads that wait for it also
+//! read the store. Its answers are cached for a minute; failures are not. Tokens are kept as hashes and never
+//! logged, nor is an error text of the HTTP client, which may repeat the URL.
 
 use crate::secret;
 use procfleet_http_client::Timeouts;
@@ -19,17 +18,18 @@ use tokio::time::timeout;
 use tracing::warn;
 use ureq::http::Uri;
 
-/// How long a caller waits for it.
+/// Time limit of a request.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long an answer holds. A user who logs out there is let in here for so long at most.
+/// How long an answer is cached, and so for how long at most a user who has logged out there is still
+/// admitted here.
 const FRESH: Duration = Duration::from_secs(60);
-/// How many answers are remembered: about a megabyte.
+/// Maximum number of cached answers: about a megabyte.
 const REMEMBERED: usize = 10_000;
-/// How many calls may wait for it at once.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
 const LARGEST_ANSWER: u64 = 64 * 1024;
 
-/// Where it is asked: an http or https url without the token.
+/// URL of the service: http or https, without the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginUrl(String);
 
@@ -49,47 +49,46 @@ pub struct LoginService {
 struct Inner {
     url: LoginUrl,
     client: ureq::Agent,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     answers: Mutex<CachedAnswers>,
 }
 
-/// What it said, by the hash of the token, and until when that holds.
+/// Cached answers with their expiry, by the hash of the token.
 #[derive(Default)]
 struct CachedAnswers(HashMap<[u8; 32], (Instant, TokenVerdict)>);
 
 impl LoginService {
     pub fn new(url: LoginUrl) -> LoginService {
         let client = procfleet_http_client::client(Timeouts { connect: None, overall: PATIENCE });
-        let (places, answers) = (Arc::new(Semaphore::new(AT_ONCE)), Mutex::default());
-        LoginService { inner: Arc::new(Inner { url, client, places, answers }) }
+        let (permits, answers) = (Arc::new(Semaphore::new(AT_ONCE)), Mutex::default());
+        LoginService { inner: Arc::new(Inner { url, client, permits, answers }) }
     }
 
-    /// Whose token it is, as the service says now or has said within the last minute.
+    /// The user of a token, as the service says now or verdict within the last minute.
     pub async fn ask(&self, token: &str) -> Result<TokenVerdict, LoginUnanswered> {
         let hash = secret::hash(token.as_bytes());
-        if let Some(said) = self.answers().get(&hash, Instant::now()) {
-            return Ok(said);
+        if let Some(verdict) = self.answers().get(&hash, Instant::now()) {
+            return Ok(verdict);
         }
         match timeout(PATIENCE, self.ask_now(token.to_owned())).await {
-            Ok(Ok(said)) => {
-                self.answers().put(hash, said.clone(), Instant::now());
-                Ok(said)
+            Ok(Ok(verdict)) => {
+                self.answers().put(hash, verdict.clone(), Instant::now());
+                Ok(verdict)
             }
             Ok(Err(unanswered)) => Err(unanswered),
             Err(_) => {
-                warn!(reason = "time is up", "the login service did not answer");
+                warn!(reason = "timeout", "the login service did not answer; the token was not checked");
                 Err(LoginUnanswered::Silent)
             }
         }
     }
 
     async fn ask_now(&self, token: String) -> Result<TokenVerdict, LoginUnanswered> {
-        // The place is given back by the thread, not by a caller that has given up: the thread may still
-        // wait.
-        let place = self.inner.places.clone().acquire_owned().await.map_err(|_| LoginUnanswered::Silent)?;
+        // The thread releases the permit, not a caller that has given up: the thread may still wait.
+        let permit = self.inner.permits.clone().acquire_owned().await.map_err(|_| LoginUnanswered::Silent)?;
         let inner = self.inner.clone();
         let asking = panics::block_for_request(move || {
-            let _place = place;
+            let _permit = permit;
             inner.ask(&token)
         });
         asking.await.unwrap_or(Err(LoginUnanswered::Silent))
@@ -102,10 +101,10 @@ impl LoginService {
 
 impl CachedAnswers {
     fn get(&self, hash: &[u8; 32], now: Instant) -> Option<TokenVerdict> {
-        self.0.get(hash).filter(|(until, _)| now < *until).map(|(_, said)| said.clone())
+        self.0.get(hash).filter(|(until, _)| now < *until).map(|(_, verdict)| verdict.clone())
     }
 
-    fn put(&mut self, hash: [u8; 32], said: TokenVerdict, now: Instant) {
+    fn put(&mut self, hash: [u8; 32], verdict: TokenVerdict, now: Instant) {
         if self.0.len() >= REMEMBERED {
             self.0.retain(|_, (until, _)| now < *until);
         }
@@ -113,7 +112,7 @@ impl CachedAnswers {
             let oldest = self.0.iter().min_by_key(|(_, (until, _))| *until).map(|(hash, _)| *hash);
             oldest.and_then(|hash| self.0.remove(&hash));
         }
-        self.0.insert(hash, (now + FRESH, said));
+        self.0.insert(hash, (now + FRESH, verdict));
     }
 }
 
@@ -124,17 +123,17 @@ impl Inner {
             Ok((response.status().as_u16(), body))
         });
         let (status, body) = answer.map_err(|fault| {
-            warn!(reason = words_for(&fault), "the login service did not answer");
+            warn!(reason = words_for(&fault), "the login service did not answer; the token was not checked");
             LoginUnanswered::Silent
         })?;
         verdict(&body).filter(|_| status < 500).ok_or_else(|| {
-            warn!(status, bytes = body.len(), "the login service answered with something else");
+            warn!(status, bytes = body.len(), "the login service sent an answer in an unknown format; the token was not checked, see --login-url");
             LoginUnanswered::Strange
         })
     }
 }
 
-/// Fixed words, for its own may hold the url and with it the token.
+/// Fixed words, because the error's own text may contain the URL and with it the token.
 fn words_for(fault: &ureq::Error) -> &'static str {
     match fault {
         ureq::Error::Timeout(_) => "time is up",
@@ -167,7 +166,7 @@ impl FromStr for LoginUrl {
 }
 
 impl fmt::Debug for Inner {
-    /// Without what it remembers.
+    /// Without the cached answers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoginService").field("url", &self.url).finish_non_exhaustive()
     }
@@ -178,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_urls_of_the_web_are_taken() {
+    fn only_http_and_https_urls_are_accepted() {
         for good in ["http://paas.example.com/login/accounts/is_login/", "https://10.0.0.1:8443/is_login"] {
             assert_eq!(good.parse(), Ok(LoginUrl(good.to_owned())));
         }
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_grows_old() {
+    fn cached_answers_are_bounded_and_expire() {
         let (mut answers, began) = (CachedAnswers::default(), Instant::now());
         let hash = |number: usize| secret::hash(&number.to_le_bytes());
         let at = |number: usize| began + Duration::from_micros(number as u64);
@@ -199,10 +198,10 @@ mod tests {
         }
         let (last, end) = (hash(REMEMBERED), at(REMEMBERED));
         assert_eq!(answers.0.len(), REMEMBERED);
-        assert_eq!(answers.get(&hash(0), end), None, "the oldest made room");
+        assert_eq!(answers.get(&hash(0), end), None, "the oldest answer was evicted");
         assert_eq!(answers.get(&last, end), Some(TokenVerdict::NotLoggedIn));
         assert_eq!(answers.get(&last, end + FRESH), None);
         answers.put(hash(0), TokenVerdict::NotLoggedIn, end + FRESH);
-        assert_eq!(answers.0.len(), 1, "what is old made room");
+        assert_eq!(answers.0.len(), 1, "expired answers were removed");
     }
 }

@@ -1,4 +1,4 @@
-//! What `/metrics` shows, in Prometheus' text format.
+//! The metrics of `/metrics`, in Prometheus' text format.
 
 use procfleet_core::code::Code;
 use procfleet_core::process::Exit;
@@ -48,7 +48,7 @@ struct ContainmentLabel {
     containment: &'static str,
 }
 
-/// A session that is counted for as long as this lives.
+/// Counts a session until it is dropped.
 #[derive(Debug)]
 pub struct CountedSession(Gauge);
 
@@ -58,14 +58,14 @@ impl Drop for CountedSession {
     }
 }
 
-/// What agents send.
+/// Kinds of items that agents send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     Events,
     States,
     Groups,
     Outcomes,
-    /// Messages of whatever kind, where one is not told from another.
+    /// Messages of any kind, where the kinds are not distinguished.
     Messages,
 }
 
@@ -122,26 +122,26 @@ impl Metrics {
         registry.register("tasks_deleted", "Tasks deleted because of their age", tasks_deleted.clone());
         registry.register(
             "late_reports",
-            "Reports of ops that the server had ended before they came",
+            "Reports of ops that the server had ended before the report arrived",
             late_reports.clone(),
         );
         registry.register("op_outcomes", "Ops that ended, by error code", outcomes.clone());
         registry.register("api_calls", "API calls answered, by API and code", calls.clone());
-        registry.register("events", "What happened to procs without an op, by kind", events.clone());
+        registry.register("events", "Events of procs that no op caused, by kind", events.clone());
         registry.register("sessions_cut", "Agents' sessions that the server ended, by reason", cuts.clone());
         let (dropped, delayed, shortened) = (Family::default(), Family::default(), Family::default());
-        let words = "What agents sent beyond their limits and was not stored";
-        registry.register("agent_dropped", words, dropped.clone());
-        let words = "Messages of agents that had to wait because their agent was above its budget";
-        registry.register("agent_delayed", words, delayed.clone());
-        let words = "What agents sent with texts that were too long, and was stored with shorter ones";
-        registry.register("agent_shortened", words, shortened.clone());
+        let help = "Items that agents sent beyond their limits and that were not stored";
+        registry.register("agent_dropped", help, dropped.clone());
+        let help = "Messages of agents that were delayed because the agent was above its budget";
+        registry.register("agent_delayed", help, delayed.clone());
+        let help = "Items that agents sent with texts that were too long and that were stored shortened";
+        registry.register("agent_shortened", help, shortened.clone());
         let sessions = Family::default();
-        let words = "Sessions of agents, by how the agent keeps the processes of a proc together";
-        registry.register("agent_sessions", words, sessions.clone());
+        let help = "Sessions of agents, by how the agent keeps the processes of a proc together";
+        registry.register("agent_sessions", help, sessions.clone());
         let agent_log_lines_dropped = Counter::default();
-        let words = "Lines of agents' own logs that were lost because they could not be written";
-        registry.register("agent_log_lines_dropped", words, agent_log_lines_dropped.clone());
+        let help = "Lines of agents' own logs that were lost because they could not be written";
+        registry.register("agent_log_lines_dropped", help, agent_log_lines_dropped.clone());
         registry.register_collector(Box::new(OfTheProgram));
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
@@ -174,12 +174,12 @@ impl Metrics {
         self.calls.get_or_create(&CallLabels { api, code }).inc();
     }
 
-    /// A session was ended because of what its agent did or failed to do.
+    /// A session was ended because of an action or omission of its agent.
     pub fn cut(&self, reason: &'static str) {
         self.cuts.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// A session of an agent with this containment, as the agent's facts say it.
+    /// A session of an agent with this containment, as its facts report it.
     pub fn session(&self, containment: &str) -> CountedSession {
         let containment = match containment {
             "cgroup" => "cgroup",
@@ -191,26 +191,26 @@ impl Metrics {
         CountedSession(gauge)
     }
 
-    /// An agent's items that were not stored.
+    /// Items of an agent that were not stored.
     pub fn dropped(&self, what: Sent, count: usize) {
         if count > 0 {
             self.dropped.get_or_create(&what.label()).inc_by(u64::try_from(count).unwrap_or(u64::MAX));
         }
     }
 
-    /// An agent's message that has to wait.
+    /// A message of an agent that is delayed.
     pub fn delayed(&self, what: Sent) {
         self.delayed.get_or_create(&what.label()).inc();
     }
 
-    /// An agent's items that were stored with shorter texts.
+    /// Items of an agent that were stored with shortened texts.
     pub fn shortened(&self, what: Sent, count: usize) {
         if count > 0 {
             self.shortened.get_or_create(&what.label()).inc_by(u64::try_from(count).unwrap_or(u64::MAX));
         }
     }
 
-    /// The kind is one of those that the server knows, or `unknown`, so the number of labels is bounded.
+    /// The kind is one that the server knows, or `unknown`, so the number of labels is bounded.
     pub fn event(&self, kind: &str) {
         self.events.get_or_create(&EventLabel { kind: kind.to_owned() }).inc();
     }
@@ -233,7 +233,7 @@ impl Metrics {
     }
 }
 
-/// What is counted where no server is known: it belongs to the program.
+/// Metrics of the whole program, not of one server.
 #[derive(Debug)]
 struct OfTheProgram;
 

@@ -1,5 +1,5 @@
-//! Addresses of callers: whose traffic counts together (one IPv4 address, or one /64 of IPv6, which is what
-//! one customer or host has), and blocks of addresses that somebody is let in from.
+//! Addresses of callers. Traffic is counted per [`PeerNet`]: one IPv4 address, or one /64 of IPv6, which is
+//! what one customer or host has. [`AddressBlock`]s restrict where callers may come from.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -26,7 +26,7 @@ impl fmt::Display for PeerNet {
     }
 }
 
-/// The addresses that begin alike: `10.0.0.0/8`, `2001:db8::/32`, or a single one.
+/// Addresses with a common prefix: `10.0.0.0/8`, `2001:db8::/32`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressBlock {
     first: IpAddr,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks() {
+    fn a_block_contains_the_addresses_with_its_prefix() {
         for (block, ip, inside) in [
             ("10.0.0.0/8", "10.255.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_counts_by_its_64_and_mapped_ipv4_by_its_address() {
+    fn ipv6_is_counted_by_its_64_and_mapped_ipv4_by_its_address() {
         for (ip, net) in [
             ("10.0.0.1", "10.0.0.1"),
             ("::ffff:10.0.0.1", "10.0.0.1"),

@@ -1,4 +1,4 @@
-//! Which agents are connected to this server, and when each was last heard.
+//! The agents that are connected to this server, and when each was last heard.
 
 use crate::clock::WallMs;
 use crate::metrics::Metrics;
@@ -27,7 +27,7 @@ impl LastHeard {
     }
 }
 
-/// Which agents are connected to this server, now. The dispatcher writes it; everybody may read.
+/// The agents that are connected to this server now. Only the dispatcher writes it.
 #[derive(Clone, Debug)]
 pub struct Presences {
     agents: Arc<RwLock<HashMap<AgentId, LastHeard>>>,
@@ -43,7 +43,7 @@ impl Presences {
         self.agents.read().unwrap_or_else(PoisonError::into_inner).contains_key(agent)
     }
 
-    /// When an agent that is connected was last heard.
+    /// When a connected agent was last heard.
     pub fn last_heard(&self, agent: &AgentId) -> Option<WallMs> {
         self.agents.read().unwrap_or_else(PoisonError::into_inner).get(agent).map(LastHeard::get)
     }

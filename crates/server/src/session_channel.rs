@@ -6,8 +6,8 @@
 use procfleet_proto::link::server_message::Body;
 use tokio::sync::{mpsc, oneshot};
 
-/// How many messages may wait for a slow agent. The dispatcher sends at most 64 ops ahead, so more than this
-/// means that the agent does not read.
+/// Capacity of the queue. The dispatcher sends at most 64 ops ahead, so a full queue means that the agent
+/// does not read.
 const OUTBOX: usize = 256;
 
 /// The dispatcher's end. Dropping it ends the connection after the queued messages are written;
@@ -19,11 +19,11 @@ pub struct SessionSender {
     cut: oneshot::Sender<CutReason>,
 }
 
-/// The session's end.
+/// The session's end of the queue.
 #[derive(Debug)]
 pub struct SessionReceiver(mpsc::Receiver<Box<Body>>);
 
-/// Tells the session that it is cut.
+/// Tells the session that the dispatcher ends it at once.
 #[derive(Debug)]
 pub struct CloseSignal(oneshot::Receiver<CutReason>);
 
@@ -48,7 +48,7 @@ impl CutReason {
     }
 }
 
-/// The session cannot take more: it is ending, or its agent does not read.
+/// Why a message cannot be queued: the agent does not read, or the session is ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undelivered {
     Full,
@@ -57,11 +57,11 @@ pub enum Undelivered {
 
 impl SessionSender {
     pub fn for_session() -> (SessionSender, SessionReceiver, CloseSignal) {
-        let ((queue, orders), (cut, cutting)) = (mpsc::channel(OUTBOX), oneshot::channel());
-        (SessionSender { queue, cut }, SessionReceiver(orders), CloseSignal(cutting))
+        let ((queue, receiver), (cut, signal)) = (mpsc::channel(OUTBOX), oneshot::channel());
+        (SessionSender { queue, cut }, SessionReceiver(receiver), CloseSignal(signal))
     }
 
-    /// Never waits: one agent must not keep the others waiting.
+    /// Never waits: one slow agent must not delay the others.
     pub fn try_send(&self, body: Body) -> Result<(), Undelivered> {
         self.queue.try_send(Box::new(body)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Undelivered::Full,
@@ -74,9 +74,9 @@ impl SessionSender {
         self.queue.downgrade()
     }
 
-    /// Ends the connection, whatever still waits for it.
+    /// Ends the connection at once, without the messages that are still queued.
     pub fn cut(self, reason: CutReason) {
-        // A session that has ended needs no cut.
+        // Fails only if the session has ended already.
         let _ = self.cut.send(reason);
     }
 }
@@ -93,10 +93,10 @@ impl SessionReceiver {
 }
 
 impl CloseSignal {
-    /// Runs a session until it ends by itself or is cut. The reason of a cut wins.
+    /// Runs a session until it ends by itself or is cut. The reason of a cut takes precedence.
     ///
     /// [`SessionSender::cut`] sends the reason and then closes the queue. A session on another thread may see
-    /// the closed queue after it was polled for the reason, so the reason is looked for once more at the end.
+    /// the closed queue after it was polled for the reason, so the reason is checked again at the end.
     pub async fn during<T>(mut self, session: impl Future<Output = T>) -> Result<T, CutReason> {
         let ended = tokio::select! {
             // The cut first: it must not wait for anything that the session waits for.
@@ -113,24 +113,24 @@ mod tests {
     use super::*;
     use procfleet_proto::link::Drain;
 
-    /// The cut comes after the session was polled for it, and before the session looks at its queue.
+    /// The cut happens after the session was polled for it, and before the session reads its queue.
     #[tokio::test]
     async fn a_session_that_sees_its_queue_closed_first_still_ends_with_the_reason_of_the_cut() {
-        let (outbox, mut orders, cut) = SessionSender::for_session();
+        let (sender, mut receiver, cut) = SessionSender::for_session();
         let session = async {
-            outbox.cut(CutReason::NotItsOwn);
-            orders.recv().await
+            sender.cut(CutReason::NotItsOwn);
+            receiver.recv().await
         };
         assert_eq!(cut.during(session).await, Err(CutReason::NotItsOwn));
     }
 
     #[tokio::test]
-    async fn a_session_whose_outbox_is_merely_dropped_writes_what_waits() {
-        let (outbox, mut orders, cut) = SessionSender::for_session();
+    async fn a_session_whose_sender_is_dropped_still_writes_the_queued_messages() {
+        let (sender, mut receiver, cut) = SessionSender::for_session();
         let waiting = Body::Drain(Drain { after_ms: 1, spread_ms: 2 });
-        outbox.try_send(waiting.clone()).expect("there is room");
-        drop(outbox);
-        let session = async { (orders.recv().await, orders.recv().await) };
+        sender.try_send(waiting.clone()).expect("the queue has capacity");
+        drop(sender);
+        let session = async { (receiver.recv().await, receiver.recv().await) };
         assert_eq!(cut.during(session).await, Ok((Some(waiting), None)));
     }
 }
