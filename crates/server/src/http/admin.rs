@@ -54,7 +54,7 @@ pub(super) fn routes() -> Routes {
         .post("webhook_remove", "/api/v1/webhooks/{id}/remove", only(remove_webhook))
 }
 
-/// Lets administrators through to `act`, and nobody else.
+/// Lets only administrators through to `act`.
 fn only<T, F>(
     act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
 ) -> impl FnOnce(Call) -> Acting<T> + Clone + Send + Sync + 'static

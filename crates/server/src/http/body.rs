@@ -1,4 +1,4 @@
-//! A request's body: JSON whatever the Content-Type says, within bounds.
+//! A request's body: bounded, and parsed as JSON whatever the Content-Type says.
 
 use super::body_budget::{BodyBudget, BodyHolder, BodyShare};
 use super::error::CallError;
@@ -13,37 +13,37 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 /// A call for 100,000 agents by id has about 7 MB.
 const LARGEST: usize = 32 * 1024 * 1024;
-/// So much of a body that is too large is still read and thrown away, so that its sender gets to read the
+/// Up to this much of a body that is too large is still read and discarded, so that its sender reads the
 /// answer.
 const DRAINED: usize = 256 * 1024 * 1024;
-/// The same for a body whose sender was refused by its header, and for how long.
+/// Limits of bytes and time for a body whose sender was refused by its header.
 const DRAINED_UNREAD: usize = 1024 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(5);
-/// A body of which nothing has come for so long is given up.
+/// A body is given up after this time without data.
 const STALLED: Duration = Duration::from_secs(30);
-/// And so is one that is not complete after so long: what trickles in must not keep room from others.
+/// Time limit of a whole body, so that a slow sender does not hold its share for long (slow-loris).
 const WHOLE: Duration = Duration::from_secs(120);
-/// A body before its login must come at this pace (bytes per second), beginning after so long.
+/// Minimum pace of a body before its login, in bytes per second, after a grace period.
 const STRANGERS_PACE: f64 = 4.0 * 1024.0;
 const STRANGERS_GRACE: Duration = Duration::from_secs(10);
-/// Larger bodies are parsed aside, so that they do not hold up other calls, and share the room that there is
-/// for them.
+/// Larger bodies are parsed on another thread, so that they do not delay other calls, and take a share of the
+/// budget.
 const SMALL: usize = 64 * 1024;
-/// Bodies before their login share their room from this size on: anybody can send many of them, and leave
-/// them unfinished.
+/// Bodies before their login take a share of the budget from this size on: anybody can send many of them and
+/// leave them unfinished.
 const STRANGERS_SMALL: usize = 8 * 1024;
-/// So many bytes of large bodies are held at once: of callers that have logged in, and of those whose login
-/// is in the body.
-const ROOM: usize = 3 * LARGEST;
+/// Budget for large bodies, in bytes: one for callers that have logged in, one for those whose login is in
+/// the body.
+const BUDGET: usize = 3 * LARGEST;
 
-/// The room for large bodies. Callers that have logged in do not share it with those that have not.
+/// The budgets for large bodies. Callers that have logged in do not share theirs with those that have not.
 #[derive(Clone, Debug)]
-pub(super) struct Rooms {
+pub(super) struct BodyBudgets {
     callers: BodyBudget,
     strangers: BodyBudget,
 }
 
-/// A request's JSON and the room that it takes, if it is large.
+/// A request's JSON and its share of the budget, if it is large.
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) value: Value,
@@ -51,9 +51,9 @@ pub(super) struct Received {
     bytes: usize,
 }
 
-impl Rooms {
-    pub(super) fn new() -> Rooms {
-        Rooms { callers: BodyBudget::new(ROOM), strangers: BodyBudget::new(ROOM) }
+impl BodyBudgets {
+    pub(super) fn new() -> BodyBudgets {
+        BodyBudgets { callers: BodyBudget::new(BUDGET), strangers: BodyBudget::new(BUDGET) }
     }
 
     fn of(&self, holder: &BodyHolder) -> &BodyBudget {
@@ -63,7 +63,7 @@ impl Rooms {
         }
     }
 
-    /// Its login was right: the room for strangers is free again.
+    /// The login was correct: moves the share to the budget of logged-in callers.
     pub(super) async fn move_to(&self, app: &str, received: &mut Received) -> Result<(), CallError> {
         if received.bytes <= SMALL {
             received.share = None;
@@ -76,14 +76,14 @@ impl Rooms {
     }
 }
 
-/// The request as one JSON object: its body, or its query where there is no body.
+/// The request as one JSON object: its body, or its query if there is no body.
 pub(super) async fn read(
-    rooms: &Rooms,
+    budgets: &BodyBudgets,
     holder: BodyHolder,
     parts: &Parts,
     body: Body,
 ) -> Result<Received, CallError> {
-    let collected = timeout(WHOLE, collect(rooms, &holder, &parts.headers, body)).await;
+    let collected = timeout(WHOLE, collect(budgets, &holder, &parts.headers, body)).await;
     let (bytes, share) = collected.map_err(|_| broken())??;
     if let Some(share) = &share {
         share.complete();
@@ -101,7 +101,7 @@ pub(super) async fn read(
     Ok(Received { value: value?, share, bytes: size })
 }
 
-/// Reads a little of a body that nobody wants, so that its sender gets to read the answer.
+/// Reads a bounded part of a body that is not needed, so that its sender reads the answer.
 pub(super) async fn discard(body: Body) {
     let mut stream = body.into_data_stream();
     let mut size = 0;
@@ -117,7 +117,7 @@ pub(super) async fn discard(body: Body) {
 }
 
 async fn collect(
-    rooms: &Rooms,
+    budgets: &BodyBudgets,
     holder: &BodyHolder,
     headers: &HeaderMap,
     body: Body,
@@ -130,11 +130,11 @@ async fn collect(
     };
     let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(small));
     let mut share: Option<BodyShare> = None;
-    // How large the body may become before it needs more room.
-    let mut room = small;
+    // How large the body may become before it needs a larger share.
+    let mut allowed = small;
     let mut size = 0usize;
     let mut too_large = announced.is_some_and(|n| n > LARGEST);
-    // Without the time for which we did not read.
+    // Excludes the time in which nothing was read.
     let mut began = Instant::now();
     loop {
         let late = deadline(holder, began, size);
@@ -153,13 +153,13 @@ async fn collect(
             too_large = true;
             (bytes, share) = (Vec::new(), None);
         }
-        if size > room && !too_large {
+        if size > allowed && !too_large {
             let waiting = Instant::now();
-            // A body that does not say how long it is may become as large as any.
-            room = announced.unwrap_or(if size <= SMALL { SMALL } else { LARGEST }).max(size);
-            // First: whoever waits for room holds none.
+            // A body without a Content-Length may become as large as any.
+            allowed = announced.unwrap_or(if size <= SMALL { SMALL } else { LARGEST }).max(size);
+            // Dropped first: a body that waits for a share must not hold one (deadlock).
             drop(share.take());
-            share = Some(rooms.of(holder).take(holder.clone(), room).await?);
+            share = Some(budgets.of(holder).take(holder.clone(), allowed).await?);
             bytes.reserve_exact(announced.unwrap_or_default().saturating_sub(bytes.len()));
             began += waiting.elapsed();
         }
@@ -176,7 +176,7 @@ async fn collect(
     if too_large { Err(CallError::TooLarge { limit: LARGEST }) } else { Ok((bytes, share)) }
 }
 
-/// When the next part must have come.
+/// Deadline of the next part.
 fn deadline(holder: &BodyHolder, began: Instant, size: usize) -> Instant {
     let stalled = Instant::now() + STALLED;
     match holder {
@@ -192,7 +192,7 @@ fn broken() -> CallError {
     CallError::Json("the body broke off".to_owned())
 }
 
-/// Query parameters as texts, or as JSON where they look like it: some clients send lists that way.
+/// Query parameters as strings, or as JSON if they look like it: some clients send lists that way.
 pub(super) fn from_query(query: &str) -> Value {
     let pairs: Vec<(String, String)> =
         axum::extract::Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
@@ -220,17 +220,17 @@ mod tests {
         Body::from_stream(parts.take(10_000))
     }
 
-    /// How long a body without an end that comes in such parts is read.
+    /// How long an endless body of such parts is read.
     async fn read_for(holder: BodyHolder, part: usize, every: Duration) -> Duration {
         let began = Instant::now();
         let parts = axum::http::Request::new(()).into_parts().0;
-        let read = read(&Rooms::new(), holder, &parts, trickle(part, every)).await;
+        let read = read(&BodyBudgets::new(), holder, &parts, trickle(part, every)).await;
         assert!(matches!(read, Err(CallError::Json(_))), "{read:?}");
         began.elapsed()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_trickles_in_is_cut_off_and_sooner_before_a_login() {
+    async fn a_slow_body_is_cut_and_sooner_before_a_login() {
         let net = std::net::IpAddr::from([10, 0, 0, 1]).into();
         let second = Duration::from_secs(1);
         assert_eq!(read_for(BodyHolder::Peer(net), 1, second).await, STRANGERS_GRACE);

@@ -1,9 +1,9 @@
-//! Bounds the memory for large request bodies: altogether, and for each of those who send them.
+//! Bounds the memory for large request bodies, in total and for each sender.
 //!
-//! A body takes its share before it is read and gives it back when its call is answered. Whoever finds no
-//! room waits, and so does the sender, for nobody reads what it sends. No holder gets more than two thirds,
-//! so that stalled bodies of one do not keep others out. While somebody waits, a body that comes slower than
-//! `SLOWEST` is cut for it.
+//! A body takes its share before it is read and releases it when its call is answered. A body without a share
+//! waits, and so does its sender, because the body is not read (back-pressure). No holder gets more than two
+//! thirds, so that stalled bodies of one holder do not block others. While a body waits, another that arrives
+//! slower than `SLOWEST` is cut for it.
 
 use super::error::CallError;
 use crate::peer::PeerNet;
@@ -13,16 +13,16 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
-/// How long somebody waits for room.
+/// How long a body waits for its share.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often whoever waits looks for a body that is too slow.
+/// How often a waiting body checks for one that is too slow.
 const EVERY: Duration = Duration::from_millis(250);
-/// Each body has so long before its pace counts.
+/// The pace of a body counts after this time.
 const GRACE: Duration = Duration::from_secs(2);
-/// Bytes per second. Only while others wait for the room.
+/// Minimum pace in bytes per second, while other bodies wait.
 const SLOWEST: f64 = 64.0 * 1024.0;
 
-/// On whose account a body is held: the app's, or, before a login is known, its address's.
+/// The account of a body: its app, or, before a login is known, its address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum BodyHolder {
     App(String),
@@ -60,11 +60,11 @@ struct HeldBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyProgress {
     Reading,
-    /// Read whole, or cut.
+    /// Read completely, or cut.
     Ended,
 }
 
-/// Room for one body, given back when this is dropped.
+/// The share of one body, released on drop.
 #[derive(Debug)]
 pub(super) struct BodyShare {
     number: u64,
@@ -77,13 +77,13 @@ impl BodyBudget {
         BodyBudget(Arc::new(Inner { most, held: Mutex::default(), freed: Notify::new() }))
     }
 
-    /// Waits for room.
+    /// Waits for a share.
     pub(super) async fn take(&self, holder: BodyHolder, bytes: usize) -> Result<BodyShare, CallError> {
         let give_up = Instant::now() + PATIENCE;
         loop {
             let freed = self.0.freed.notified();
             tokio::pin!(freed);
-            // From here on no release is missed.
+            // No release is missed after this.
             freed.as_mut().enable();
             if let Some(share) = self.take_now(&holder, bytes) {
                 return Ok(share);
@@ -96,7 +96,7 @@ impl BodyBudget {
         }
     }
 
-    /// Takes room, or cuts a body that is too slow, whose room will be free in a moment.
+    /// Takes a share, or cuts a body that is too slow, whose share will be released soon.
     fn take_now(&self, holder: &BodyHolder, bytes: usize) -> Option<BodyShare> {
         let mut held = self.0.lock();
         let own = held.by_holder.get(holder).copied().unwrap_or_default();
@@ -151,12 +151,12 @@ impl BodyShare {
         self.change(|body| body.received += bytes);
     }
 
-    /// Nobody else can have its room any more until it is given back.
+    /// The body is complete and cannot be cut any more.
     pub(super) fn complete(&self) {
         self.change(|body| body.progress = BodyProgress::Ended);
     }
 
-    /// Returns when the room is wanted back, because the body comes too slowly.
+    /// Returns when the body is cut because it arrives too slowly.
     pub(super) async fn cut(&self) {
         let mut cut = self.cut.clone();
         if cut.wait_for(|cut| *cut).await.is_err() {
@@ -197,9 +197,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_holder_does_not_keep_others_out() {
+    async fn one_holder_does_not_block_others() {
         let budget = BodyBudget::new(9);
-        let first = budget.take(app("a"), 6).await.expect("room");
+        let first = budget.take(app("a"), 6).await.expect("a share");
         let began = Instant::now();
         let other = budget.take(app("b"), 3).await.expect("its third is free");
         assert_eq!(began.elapsed(), Duration::ZERO);
@@ -210,14 +210,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stalled_body_is_cut_for_the_next_and_a_complete_one_is_not() {
         let budget = BodyBudget::new(9);
-        let stalled = budget.take(app("a"), 6).await.expect("room");
+        let stalled = budget.take(app("a"), 6).await.expect("a share");
         let next = tokio::spawn({
             let budget = budget.clone();
             async move { budget.take(app("a"), 6).await }
         });
         stalled.cut().await;
         drop(stalled);
-        let next = next.await.expect("no panic").expect("room");
+        let next = next.await.expect("no panic").expect("a share");
         next.complete();
         let crowded = budget.take(app("a"), 6).await;
         assert!(matches!(crowded, Err(CallError::Crowded)), "{crowded:?}");
@@ -225,9 +225,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_comes_fast_enough_keeps_its_room() {
+    async fn a_body_that_is_fast_enough_keeps_its_share() {
         let budget = BodyBudget::new(9);
-        let fast = budget.take(app("a"), 6).await.expect("room");
+        let fast = budget.take(app("a"), 6).await.expect("a share");
         fast.received(64 * 1024 * 40);
         let crowded = budget.take(app("a"), 6).await;
         assert!(matches!(crowded, Err(CallError::Crowded)), "{crowded:?}");

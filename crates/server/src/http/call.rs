@@ -1,6 +1,6 @@
 //! The frame around every call: request id, body, login, envelope, metrics.
 
-use super::body::{self, Received, Rooms};
+use super::body::{self, BodyBudgets, Received};
 use super::body_budget::{BodyHolder, BodyShare};
 use super::connections::ConnectionInfo;
 use super::error::CallError;
@@ -25,15 +25,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::time::Instant;
 use tracing::debug;
 
-/// Whose API is called: each has an envelope of its own, and its own numbers for some errors.
+/// The family of an API: each has its own envelope, and its own numbers for some errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallFamily {
-    /// Procfleet's own API is of this one.
+    /// Includes procfleet's own API.
     Gse,
     Job,
 }
 
-/// What a use case is given.
+/// The input of a use case.
 pub(super) struct Call {
     pub(super) api: &'static str,
     pub(super) services: Services,
@@ -43,25 +43,25 @@ pub(super) struct Call {
     /// The path's parameter, percent-decoded; empty where the route has none.
     pub(super) named: String,
     pub(super) headers: HeaderMap,
-    /// Let go of when the call is answered.
+    /// Released when the call is answered.
     #[expect(dead_code, reason = "it is held, not read")]
     share: Option<BodyShare>,
 }
 
-/// What keeps callers from costing each other more than their share.
+/// Limits that keep callers from using more than their share.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    rooms: Rooms,
+    budgets: BodyBudgets,
     throttle: LoginThrottle,
 }
 
 impl Limits {
     pub(super) fn new() -> Limits {
-        Limits { rooms: Rooms::new(), throttle: LoginThrottle::default() }
+        Limits { budgets: BodyBudgets::new(), throttle: LoginThrottle::default() }
     }
 }
 
-/// What an accepted call is answered with, and what its caller should know beside it.
+/// The answer to an accepted call, and warnings for its caller.
 pub(super) struct Reply<T> {
     pub(super) data: T,
     pub(super) warnings: Warnings,
@@ -88,13 +88,13 @@ impl<T> Reply<T> {
     }
 }
 
-/// No route has more than one parameter. Text that is not UTF-8 names nothing.
+/// No route has more than one parameter. A parameter that is not UTF-8 counts as empty.
 async fn path_parameter(parts: &mut Parts) -> String {
     let parameters = RawPathParams::from_request_parts(parts, &()).await.ok();
     parameters.and_then(|all| all.iter().next().map(|(_, value)| value.to_owned())).unwrap_or_default()
 }
 
-/// Reads, checks, hands over to `act`, and answers.
+/// Reads and checks a call, passes it to `act`, and answers.
 pub(super) async fn serve<T, F>(
     services: Services,
     family: CallFamily,
@@ -118,7 +118,7 @@ where
     let metrics = services.metrics.clone();
     let answer = async {
         let (caller, Received { value: body, share, .. }) =
-            log_in(&services, api, &limits.rooms, &parts, body, from, connection.as_ref()).await?;
+            log_in(&services, api, &limits.budgets, &parts, body, from, connection.as_ref()).await?;
         let (asked, asking) = (services.clone(), caller.clone());
         let answer = act(Call { api, services, caller, body, named, headers: parts.headers, share }).await;
         if let Err(CallError::App(AppError::Denied { reason, .. })) = &answer {
@@ -126,7 +126,7 @@ where
         }
         answer
     };
-    // The caller gets an answer, and its connection goes on.
+    // After a panic the caller still gets an answer, and its connection continues.
     let answer = panics::catch(answer).await.unwrap_or(Err(CallError::Internal));
     if let Err(CallError::AppDenied(_) | CallError::UserDenied(_)) = &answer {
         if let Some(connection) = &connection {
@@ -137,8 +137,8 @@ where
     match answer {
         Ok(Reply { data, warnings, page }) => {
             metrics.call(api, Code::Success.external());
-            // A large answer takes a while to write as text, so it is written beside the calls that others
-            // wait for.
+            // Serializing a large answer takes time, so it runs on a blocking thread and does not delay other
+            // calls.
             let unwritten = request_id.clone();
             let write = move || {
                 let message = match family {
@@ -166,7 +166,7 @@ where
         }
         Err(error) => {
             debug!(api, %from, ?error, "a call was refused");
-            // Asked once: some of these answers are also lines of the log.
+            // Called once, because it also writes the log line of some errors.
             let answer = error.answer(family);
             metrics.call(api, answer.1);
             refusal(family, &error, answer, request_id)
@@ -174,18 +174,18 @@ where
     }
 }
 
-/// Reads who is calling, and the request. A login in the header, or in the query of a GET, is checked before
-/// anything of the body is read.
+/// Authenticates the caller and reads the request. A login in the header, or in the query of a GET, is
+/// checked before the body is read.
 async fn log_in(
     services: &Services,
     api: &'static str,
-    rooms: &Rooms,
+    budgets: &BodyBudgets,
     parts: &Parts,
     body: Body,
     from: IpAddr,
     connection: Option<&ConnectionInfo>,
 ) -> Result<(Caller, Received), CallError> {
-    // Before a large body is read: while it comes, its connection must not give way to strangers.
+    // Before a large body is read: while it arrives, its connection must not be evicted for strangers.
     let logged_in = || connection.iter().for_each(|connection| connection.logged_in());
     let early = match (login::in_header(&parts.headers), parts.method == Method::GET) {
         (Ok(None), true) => login::in_query(parts.uri.query().unwrap_or_default()),
@@ -193,10 +193,10 @@ async fn log_in(
     };
     let checked = match early {
         Ok(None) => {
-            let mut received = body::read(rooms, BodyHolder::Peer(from.into()), parts, body).await?;
+            let mut received = body::read(budgets, BodyHolder::Peer(from.into()), parts, body).await?;
             let caller = login::check(services, api, login::in_fields(&received.value)?, from).await?;
             logged_in();
-            rooms.move_to(&caller.app, &mut received).await?;
+            budgets.move_to(&caller.app, &mut received).await?;
             return Ok((caller, received));
         }
         Ok(Some(login)) => login::check(services, api, login, from).await,
@@ -205,7 +205,7 @@ async fn log_in(
     match checked {
         Ok(caller) => {
             logged_in();
-            let received = body::read(rooms, BodyHolder::App(caller.app.clone()), parts, body).await?;
+            let received = body::read(budgets, BodyHolder::App(caller.app.clone()), parts, body).await?;
             Ok((caller, received))
         }
         Err(refused) => {
@@ -215,7 +215,7 @@ async fn log_in(
     }
 }
 
-/// The caller's own, or a new one: people look for it in two logs.
+/// The caller's request id, or a new one: people look for it in the logs of both sides.
 fn request_id(headers: &HeaderMap) -> String {
     match headers.get("x-bkapi-request-id").and_then(|id| id.to_str().ok()) {
         Some(id) if !id.is_empty() && id.len() <= 64 => id.to_owned(),
@@ -233,7 +233,7 @@ pub(super) async fn wrong_native_method(State(services): State<Services>, reques
     wrong_method(services, CallFamily::Gse, "unknown", request).await
 }
 
-/// There is such an API, and it is called otherwise. Nothing of the request is read.
+/// The path exists, but not with this method. The request is not read.
 pub(super) async fn wrong_method(
     services: Services,
     family: CallFamily,
@@ -266,7 +266,7 @@ fn refusal(
     response
 }
 
-/// The text of a reply; the code says whether it is one of success.
+/// The JSON text of a reply; the code says whether the call succeeded.
 fn envelope<T: Serialize>(
     family: CallFamily,
     code: u32,

@@ -1,13 +1,13 @@
-//! Limits the connections to the API's port. Peers that have not logged in give way to newer ones.
+//! Limits the connections to the API's port. Peers that have not logged in are evicted for newer ones.
 //!
-//! While a slot is free, everybody gets one, up to a quarter of all slots for peers of one address that have
+//! While a slot is free, every peer gets one, up to a quarter of all slots for peers of one address that have
 //! not logged in. An address beyond its quarter loses its oldest connection without a login. When all slots
 //! are taken, the address with the most connections without a login loses the oldest of them. So an address
-//! that opens connections and does not use them pushes out its own, and neither callers that have logged in
-//! nor other addresses. Where all have logged in, a newcomer waits in the kernel's queue.
+//! that opens connections and does not use them evicts only its own, and neither callers that have logged in
+//! nor other addresses. If all have logged in, a new connection waits in the kernel's accept queue.
 //!
-//! Request heads of more than a usual size are bounded in number, too, by address and altogether: a head is
-//! buffered before anybody knows whose it is.
+//! The number of large request heads is bounded, too, per address and in total: a head is buffered before its
+//! sender is authenticated.
 
 use crate::peer::PeerNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
-/// How many large heads are buffered at once, altogether and of one address.
+/// Maximum number of large heads that are buffered at once, in total and of one address.
 const LARGE_HEADS: usize = 256;
 const LARGE_HEADS_OF_ONE: usize = 64;
-/// The part of all slots that peers of one address get without a login.
+/// Peers of one address without a login get at most one slot in this many.
 const STRANGERS_PART: usize = 4;
 
 #[derive(Debug)]
@@ -46,11 +46,11 @@ struct Slot {
     evicted: watch::Sender<bool>,
 }
 
-/// A slot, free again when this is dropped.
+/// A slot, released on drop.
 #[derive(Debug)]
 pub(super) struct Admitted(ConnectionInfo);
 
-/// What a call knows of the connection that it came by.
+/// The connection of a call.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionInfo {
     slot: Arc<Slot>,
@@ -62,7 +62,7 @@ impl ConnectionLimiter {
         Arc::new(ConnectionLimiter { most, slots: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Waits for a slot, and takes it from another where that is due. Dropping the future takes nothing.
+    /// Waits for a slot, and evicts another peer where that is due. Dropping the future takes no slot.
     pub(super) async fn admit(self: &Arc<Self>, net: PeerNet) -> Admitted {
         loop {
             let freed = self.freed.notified();
@@ -104,7 +104,7 @@ impl ConnectionLimiter {
 
 impl Slots {
     fn most_expendable(&self) -> Option<u64> {
-        // Of two addresses with as many, the one whose oldest is older.
+        // Of two addresses with the same number, the one with the older connection.
         let most = self.strangers.values().max_by_key(|own| (own.len(), std::cmp::Reverse(own.first())));
         most.and_then(|own| own.first().copied())
     }
@@ -161,7 +161,7 @@ impl ConnectionInfo {
         }
     }
 
-    /// A later login by it was wrong: whoever it is now, it is not known.
+    /// A later login over this connection was wrong: the peer counts as a stranger again.
     pub(super) fn login_refused(&self) {
         if self.slot.has_logged_in.swap(false, Ordering::Relaxed) {
             let mut slots = self.limiter.lock();
@@ -171,8 +171,8 @@ impl ConnectionInfo {
         }
     }
 
-    /// The head that comes now is larger than usual. False: there are too many of them, and the connection
-    /// has to end.
+    /// Asks to buffer a head of more than the usual size. False: there are too many of them, and the
+    /// connection must end.
     pub(super) fn admits_large_head(&self) -> bool {
         if self.slot.has_large_head.load(Ordering::Relaxed) {
             return true;
@@ -189,7 +189,7 @@ impl ConnectionInfo {
         true
     }
 
-    /// The head has come, and its call is answered.
+    /// The head is complete, and its call is answered.
     pub(super) fn head_ended(&self) {
         if self.slot.has_large_head.swap(false, Ordering::Relaxed) {
             remove_from(&mut self.limiter.lock().large_heads, self.slot.net, self.slot.number);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_all_have_logged_in_a_newcomer_waits() {
+    async fn if_all_have_logged_in_a_new_connection_waits() {
         let limiter = ConnectionLimiter::new(4);
         let known = admit_many(&limiter, "10.0.0.1", 1).await;
         known[0].connection().logged_in();
@@ -264,7 +264,7 @@ mod tests {
         ];
         others.iter().for_each(|other| other.connection().logged_in());
         let waiting = tokio::time::timeout(Duration::from_secs(60), limiter.admit(net("10.0.0.5"))).await;
-        assert!(waiting.is_err(), "nobody is pushed out for it");
+        assert!(waiting.is_err(), "no connection is evicted for it");
         known[0].connection().login_refused();
         limiter.admit(net("10.0.0.5")).await;
         assert!(is_evicted(&known[0]).await);
@@ -276,7 +276,10 @@ mod tests {
         let own = admit_many(&limiter, "10.0.0.1", LARGE_HEADS_OF_ONE + 1).await;
         let (last, first) = own.split_last().expect("there are some");
         assert!(first.iter().all(|admitted| admitted.connection().admits_large_head()));
-        assert!(first.iter().all(|admitted| admitted.connection().admits_large_head()), "each counts once");
+        assert!(
+            first.iter().all(|admitted| admitted.connection().admits_large_head()),
+            "each head counts once"
+        );
         assert!(!last.connection().admits_large_head());
         assert!(limiter.admit(net("10.0.0.2")).await.connection().admits_large_head());
         first[0].connection().head_ended();

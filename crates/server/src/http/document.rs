@@ -1,4 +1,4 @@
-//! The API's document: as OpenAPI at `/api/openapi.json`, and to be read at `/docs`.
+//! The API's document: OpenAPI at `/api/openapi.json`, and a page for people at `/docs`.
 
 mod fields;
 mod page;
@@ -12,10 +12,10 @@ use procfleet_proto::http::document::{self, AnswerEntry, Document};
 use std::sync::LazyLock;
 
 const HTML: &str = "text/html; charset=utf-8";
-/// The page needs its own style and nothing else.
+/// The page needs its own style sheet and nothing else.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// They do not change while the program runs.
+/// Constant while the program runs.
 static TEXT: LazyLock<String> = LazyLock::new(text);
 static ENGLISH: LazyLock<String> = LazyLock::new(|| page::render(&document().json, Language::English));
 static CHINESE: LazyLock<String> = LazyLock::new(|| page::render(&document().json, Language::Chinese));
@@ -27,12 +27,12 @@ pub(super) fn routes() -> Routes {
         .page("docs", "/docs/", AnswerEntry::Text(HTML), get(docs))
 }
 
-/// The document of everything that this server serves.
+/// The document of all routes of this server.
 pub fn document() -> Document {
     document::openapi(&super::routes().served, env!("CARGO_PKG_VERSION"))
 }
 
-/// As it is printed and checked in.
+/// The text that is printed and checked in.
 pub fn text() -> String {
     let mut text = serde_json::to_string_pretty(&document().json).expect("JSON is text");
     text.push('\n');

@@ -1,4 +1,4 @@
-//! What a call can end in beside success, and the one translation of it to codes and HTTP statuses.
+//! Errors of a call, and their one translation to codes and HTTP statuses.
 //!
 //! GSE's callers expect HTTP 200 with `result: false` for everything that the API itself refuses; other
 //! statuses make some of their clients raise before they read the message. JOB's callers know other numbers
@@ -24,17 +24,17 @@ pub(super) enum CallError {
     },
     /// There are too many large bodies at once.
     Crowded,
-    /// The body came so slowly that its room was given to another.
+    /// The body arrived so slowly that its share was given to another.
     TooSlow,
     Faults(Faults),
-    /// There is no login, or it cannot be read.
+    /// There is no login, or it is malformed.
     NoLogin(String),
     /// The app or its secret is wrong.
     AppDenied(String),
     /// The user that the app names is wrong.
     UserDenied(String),
     NoSuchApi(String),
-    /// There is such an API, and it is called otherwise.
+    /// The path exists, but not with this method.
     WrongMethod {
         method: String,
         path: String,
@@ -56,7 +56,7 @@ impl From<AppError> for CallError {
 }
 
 impl CallError {
-    /// The grants whose absence denied the call, as JOB's callers are told.
+    /// The missing grants that denied the call, in the form for JOB's callers.
     pub(super) fn permission(&self) -> Option<Permission> {
         match self {
             CallError::App(AppError::Denied { missing, .. }) => Permission::of_missing(missing),
@@ -64,7 +64,7 @@ impl CallError {
         }
     }
 
-    /// When the same call may be taken. `None`: it is refused for what it is.
+    /// When the same call may succeed. `None`: repeating it does not help.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             CallError::App(AppError::Full(_)) | CallError::Crowded => Some(backlog::RETRY_AFTER),
@@ -72,12 +72,12 @@ impl CallError {
         }
     }
 
-    /// The status, the code and the message for the caller. What only the operator should see goes to the log
+    /// The status, the code and the message for the caller. Details that are only for the operator are logged
     /// here.
     pub(super) fn answer(&self, family: CallFamily) -> (StatusCode, u32, String) {
         let (status, code, message) = match self {
-            CallError::Json(place) => {
-                (StatusCode::OK, Code::JsonInvalid, format!("the body is not usable JSON: {place}"))
+            CallError::Json(reason) => {
+                (StatusCode::OK, Code::JsonInvalid, format!("the body is not usable JSON: {reason}"))
             }
             CallError::TooLarge { limit } => (
                 StatusCode::OK,
@@ -132,12 +132,18 @@ impl CallError {
                 (StatusCode::OK, Code::BadRequest, reason)
             }
             CallError::App(AppError::Store(source)) => {
-                error!(error = source as &dyn std::error::Error, "a call failed in the store");
+                error!(
+                    error = source as &dyn std::error::Error,
+                    "the store failed and a call was refused; check the disk of the data folder and /readyz"
+                );
                 let reason = "the store does not take or give data now; nothing was changed".to_owned();
                 (StatusCode::OK, Code::SystemError, reason)
             }
             CallError::App(AppError::DiskFull(kind)) => {
-                error!(kind = kind.verb(), "the disk of the data folder is full, and a call was refused");
+                error!(
+                    kind = kind.verb(),
+                    "the disk of the data folder is full and a call was refused; free disk space, until then only stop, kill, reload, unhost, unregister and query are accepted"
+                );
                 let reason = format!(
                     "the disk of the server's data folder is full: until there is room, only stop, kill, reload, unhost, \
                      unregister and query are taken, and not {}; nothing was changed",
@@ -146,7 +152,10 @@ impl CallError {
                 (StatusCode::OK, Code::SystemError, reason)
             }
             CallError::App(AppError::Pki(source)) => {
-                error!(error = source as &dyn std::error::Error, "a call failed at the CA");
+                error!(
+                    error = source as &dyn std::error::Error,
+                    "changing the CA failed and the call was refused; check that the CA files in the data folder are complete and writable"
+                );
                 let reason =
                     "the CA cannot be changed now; nothing was changed, and the log says why".to_owned();
                 (StatusCode::OK, Code::SystemError, reason)
@@ -184,7 +193,7 @@ fn of_family(family: CallFamily, code: Code) -> Code {
         (CallFamily::Gse, code) => code,
         (CallFamily::Job, Code::BadRequest | Code::UnknownOp | Code::JsonInvalid) => Code::JobIllegalParam,
         (CallFamily::Job, Code::SystemError) => Code::JobFailure,
-        // Logins, grants, tasks and limits are the same to both.
+        // Logins, grants, tasks and limits have the same codes in both families.
         (CallFamily::Job, other) => other,
     }
 }

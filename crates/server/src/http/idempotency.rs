@@ -1,5 +1,4 @@
-//! The key under which a caller may send the same request again: `Idempotency-Key`, or else
-//! `X-Bkapi-Request-Id`.
+//! The key with which a caller may repeat a request: `Idempotency-Key`, or else `X-Bkapi-Request-Id`.
 
 use crate::store::{KeyKind, SubmissionKey};
 use crate::usecase::{AppError, Caller, Services, operate};
@@ -14,7 +13,7 @@ pub(super) const KEY: &str = "Idempotency-Key";
 const REQUEST_ID: &str = "X-Bkapi-Request-Id";
 const LONGEST: usize = 255;
 
-/// The caller's own key wins: a gateway between us may give each try another request id.
+/// The caller's own key takes precedence: a gateway in between may give each attempt another request id.
 pub(super) fn key(headers: &HeaderMap) -> Result<Option<SubmissionKey>, Faults> {
     let (header, kind, value) = match (headers.get(KEY), headers.get(REQUEST_ID)) {
         (Some(value), _) => (KEY, KeyKind::Idempotency, value),
@@ -28,7 +27,7 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<SubmissionKey>, Faults> 
     read.map(|text| Some(SubmissionKey { kind, text })).map_err(|reason| Faults::one(header, reason))
 }
 
-/// Makes a task of a call that was read: one, however often it comes with this key.
+/// Creates one task for a call, however often it is repeated with this key.
 pub(super) async fn submit(
     services: &Services,
     caller: &Caller,

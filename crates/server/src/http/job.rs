@@ -12,7 +12,7 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{self as shape, JobAccepted, JobResults};
 use serde::Serialize;
 
-/// The gateway in both of its versions; where it finds JOB; and JOB's own paths.
+/// The paths of both versions of the gateway, its paths to JOB, and JOB's own paths.
 const PREFIXES: [&str; 6] = [
     "/api/c/compapi/v2/job",
     "/api/c/compapi/v2/jobv3",
@@ -40,7 +40,7 @@ impl JobApi {
         JobApi::GetAgentStatus,
     ];
 
-    /// With the component before it, for GSE has APIs of the same names.
+    /// With the component as a prefix, because GSE has APIs of the same names.
     fn name(self) -> &'static str {
         match self {
             JobApi::OperateProc => "job.operate_proc",
@@ -55,7 +55,7 @@ impl JobApi {
         self.name().trim_start_matches("job.")
     }
 
-    /// What the document says of its answer; `act` gives nothing else.
+    /// The type of the answer in the API's document; must match what `act` returns.
     fn answer(self) -> document::AnswerEntry {
         match self {
             JobApi::OperateProc | JobApi::OperateProcess | JobApi::ManageProc => {
@@ -66,7 +66,7 @@ impl JobApi {
         }
     }
 
-    /// What makes a task comes by POST alone.
+    /// APIs that create a task accept POST only.
     fn method(self) -> Method {
         match self {
             JobApi::OperateProc | JobApi::OperateProcess | JobApi::ManageProc => Method::Post,

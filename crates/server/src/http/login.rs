@@ -1,10 +1,10 @@
-//! Who is calling. An app that is unknown, disabled or has the wrong secret gets the same answer, and is
-//! counted in the audit. So does one that names a user and is not trusted to, or shows a token that opens
-//! nothing.
+//! Authentication of callers. An app that is unknown, disabled or has the wrong secret gets the same answer,
+//! and the attempt is counted in the audit log. So is the attempt of an app that names a user without being
+//! trusted to, or sends an invalid token.
 //!
-//! A user's token (`bk_token`) says who the user is, so the app need not be trusted; a name beside it must be
-//! the same. Beside a token that is no longer valid the name counts, if the app is trusted: one of the two
-//! must be valid.
+//! A user's token (`bk_token`) identifies the user, so the app need not be trusted; a name in the same call
+//! must match it. If the token is no longer valid, the name counts if the app is trusted: one of the two must
+//! be valid.
 
 use super::body;
 use super::error::CallError;
@@ -22,14 +22,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// The login of the header, which can be checked before the body is read; it wins where it is present.
+/// The login in the header, which can be checked before the body is read; it takes precedence.
 pub(super) fn in_header(headers: &HeaderMap) -> Result<Option<Login>, CallError> {
     let header = headers.get(HEADER).map(|value| Login::from_header(value.as_bytes()));
     header.transpose().map_err(|bad| CallError::NoLogin(bad.to_string()))
 }
 
-/// The login in the query, where BlueKing's SDK puts it in a GET. A query is written to the logs of proxies,
-/// but not to ours.
+/// The login in the query, where BlueKing's SDK puts it in a GET. Proxies may log a query; this server does
+/// not.
 pub(super) fn in_query(query: &str) -> Result<Option<Login>, CallError> {
     let login = in_fields(&body::from_query(query))?;
     Ok(Some(login).filter(|login| !login.app_code.is_empty()))
@@ -52,7 +52,7 @@ pub(super) async fn check(
         return Err(CallError::NoLogin(reason.to_owned()));
     }
     if login.app_code == ADMIN && !services.admin_from.is_empty() {
-        // Before the secret is looked at, so that the answer does not say whether it is right.
+        // Checked before the secret, so that the answer does not reveal whether the secret is correct.
         if !services.admin_from.iter().any(|block| block.contains(from)) {
             let reason = "the administrator's app may not be used from this address (--admin-from)";
             refuse(services, api, &login, from, Code::AppDenied, reason).await;
@@ -75,7 +75,7 @@ pub(super) async fn check(
     Ok(Caller { app: login.app_code, username, from, rights: Arc::new(rights) })
 }
 
-/// The user that a call is made for; empty: the app itself.
+/// The user of a call; empty: the app itself.
 async fn user(
     services: &Services,
     api: &'static str,

@@ -1,4 +1,5 @@
-//! HTTP: paths, bodies, logins and envelopes. Thin: each call is read, handed to `app`, and answered.
+//! HTTP: paths, bodies, logins and envelopes. A thin layer: it reads each call, passes it to a use case, and
+//! answers.
 
 mod admin;
 mod body;
@@ -31,7 +32,7 @@ use procfleet_proto::http::document::AnswerEntry;
 
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Everything that the API's port serves.
+/// All routes of the API's port.
 pub fn router(services: Services) -> Router {
     let limits = axum::Extension(call::Limits::new());
     let router = routes().router.method_not_allowed_fallback(call::wrong_native_method);
@@ -50,12 +51,12 @@ fn routes() -> Routes {
         .page("metrics", "/metrics", AnswerEntry::Text(METRICS), get(metrics))
 }
 
-/// The process is there.
+/// Liveness: the process answers.
 async fn healthz() -> impl IntoResponse {
     "ok\n"
 }
 
-/// It can do its work: the store takes changes.
+/// Readiness: the store accepts changes.
 async fn readyz(State(services): State<Services>) -> impl IntoResponse {
     match services.store.refuses_changes().await {
         None => (StatusCode::OK, "ready\n".to_owned()),

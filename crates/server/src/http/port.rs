@@ -1,7 +1,7 @@
-//! The API's port: accepts connections, within a limit, and closes those that ask for nothing.
+//! The API's port: accepts connections up to a limit, and closes idle ones.
 //!
-//! The program's descriptors are shared with the agents' link and the store. Callers that hold connections
-//! without using them, by mistake or on purpose, must not take them all.
+//! File descriptors are shared with the agents' link and the store. Callers that hold connections without
+//! using them, by mistake or on purpose, must not exhaust RLIMIT_NOFILE.
 
 use super::connections::ConnectionLimiter;
 use super::requests::{self, Answerer};
@@ -19,10 +19,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-/// How many connections are held at most; beyond it they wait in the kernel's queue. Fewer where descriptors
-/// are scarce.
+/// Maximum number of connections; further ones wait in the kernel's accept queue. Fewer if RLIMIT_NOFILE is
+/// low.
 const CONNECTIONS: u64 = 4_096;
-/// How long a TLS handshake may take. Until it is done, the peer is one that has not logged in.
+/// Time limit of a TLS handshake. Until it is done, the peer counts as one without a login.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Serves connections until told to stop; returns when the last one has ended.
 pub(crate) async fn serve(
@@ -38,16 +38,16 @@ pub(crate) async fn serve(
             biased;
             _ = stop.wait_for(|stop| *stop) => break,
             accepted = listener.accept() => accepted,
-            // Ended connections are let go of as they end.
+            // Joins ended connections, which frees their memory.
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
         };
         let Ok((stream, from)) = accepted else {
-            // Out of file descriptors, most likely: the next accept would fail at once, too.
+            // Most likely EMFILE: the next accept would fail at once, too.
             warn!("accepting a caller's connection failed");
             tokio::time::sleep(Duration::from_secs(1)).await;
             continue;
         };
-        // Only now, when somebody is there who needs it: another may have to give way.
+        // After the accept: taking a slot may evict another peer.
         let admitted = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => break,
@@ -56,11 +56,11 @@ pub(crate) async fn serve(
         let answerer = Answerer { router: router.clone(), from, connection: admitted.connection() };
         let (acceptor, stop) = (tls.as_ref().map(|tls| tls.acceptor().clone()), stop.clone());
         connections.spawn(panics::contain(async move {
-            // Answers are written in one piece: waiting for more to send would only delay them.
+            // Answers are written in one piece: Nagle's algorithm would only delay them.
             let _ = stream.set_nodelay(true);
             tokio::select! {
                 biased;
-                () = admitted.evicted() => debug!(%from, "a caller that had not logged in gave way to another"),
+                () = admitted.evicted() => debug!(%from, "a connection without a login was evicted for another"),
                 () = serve_connection(stream, acceptor, answerer, stop) => {}
             }
         }));
@@ -70,7 +70,7 @@ pub(crate) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-/// At most half of the descriptors that this program may have.
+/// At most half of RLIMIT_NOFILE.
 fn most_connections() -> usize {
     let half = getrlimit(Resource::Nofile).current.map_or(CONNECTIONS, |most| most / 2);
     usize::try_from(half.clamp(16, CONNECTIONS)).unwrap_or(16)
@@ -85,7 +85,7 @@ async fn serve_connection(
     let Some(acceptor) = acceptor else { return requests::serve(stream, answerer, stop).await };
     let from = answerer.from;
     match timeout(HANDSHAKE, handshake::accept(&acceptor, stream)).await {
-        // On the heap: a session is larger than what comes before it.
+        // On the heap: its future is larger than that of the handshake.
         Ok(Ok(stream)) => Box::pin(requests::serve(stream, answerer, stop)).await,
         Ok(Err(error)) => debug!(%from, %error, "a caller's TLS handshake failed"),
         Err(_) => debug!(%from, "a caller did not finish its TLS handshake"),

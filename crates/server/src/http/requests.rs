@@ -1,12 +1,12 @@
-//! Serves the requests of one connection. HTTP's buffers exist only while a request is on its way.
+//! Serves the requests of one connection. Its HTTP buffers exist only while a request is in progress.
 //!
 //! ```text
 //! waiting --first byte--> serving --idle for PARK_AFTER--> waiting --IDLE--> closed
 //! ```
 //!
-//! While it waits, a connection is a socket (and a TLS session) and a buffer of one byte. hyper's read and
-//! write buffers, of 8 KiB each at least and up to 64 KiB after a large body, are made with the first byte of
-//! a request and let go of when nothing has come for a moment.
+//! While it waits, a connection needs a socket (and a TLS session) and a buffer of one byte. hyper's read and
+//! write buffers, of 8 KiB each at least and up to 64 KiB after a large body, are created with the first byte
+//! of a request and freed when the connection is idle.
 
 use super::connections::ConnectionInfo;
 use axum::Router;
@@ -29,18 +29,18 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// How long a connection may wait for a request, or for the rest of its head.
+/// Time limit for the next request of an idle connection, and for the rest of a request's head.
 const IDLE: Duration = Duration::from_secs(30);
 /// How long a connection keeps its buffers after an answer.
 const PARK_AFTER: Duration = Duration::from_secs(1);
-/// The most that is buffered of a request's head, before anybody knows whose it is.
+/// Maximum size of a request's head, which is buffered before its sender is authenticated.
 const HEAD: usize = 64 * 1024;
-/// Larger heads are bounded in number.
+/// The number of larger heads is bounded.
 const USUAL_HEAD: usize = 16 * 1024;
-/// How long a connection that is closed may take for its last bytes.
+/// How long a connection that is being closed may take to flush.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// Where a connection comes from, and what answers it.
+/// The origin of a connection, and the router that answers it.
 #[derive(Clone)]
 pub(super) struct Answerer {
     pub(super) router: Router,
@@ -48,7 +48,7 @@ pub(super) struct Answerer {
     pub(super) connection: ConnectionInfo,
 }
 
-/// Serves a connection until its end, or until told to stop.
+/// Serves a connection until its end, or until the server stops.
 pub(super) async fn serve<S>(mut stream: S, answerer: Answerer, mut stop: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -74,7 +74,7 @@ where
                 }
             }
         }
-        // On the heap, and gone while the connection waits.
+        // On the heap, and freed while the connection waits.
         match Box::pin(serve_requests(stream, ahead, &answerer, stop.clone())).await {
             ServedStream::Idle { stream: idle, unread } => (stream, ahead) = (idle, unread),
             ServedStream::Ended => return,
@@ -85,7 +85,7 @@ where
 enum ServedStream<S> {
     Idle {
         stream: S,
-        /// The beginning of a request that came right behind another.
+        /// The beginning of a pipelined request.
         unread: Bytes,
     },
     Ended,
@@ -146,19 +146,19 @@ async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// What is known of hyper's work on one connection.
+/// State of hyper's work on one connection.
 #[derive(Debug, Default)]
 struct ConnectionActivity {
-    /// Requests whose answer has not been handed over whole.
+    /// Requests whose answer is not completely written.
     open: AtomicUsize,
     answered: AtomicU64,
-    /// Bytes that came since the last answer and before the next request.
+    /// Bytes received since the last answer and before the next request.
     head: AtomicUsize,
     unflushed: AtomicBool,
 }
 
 impl ConnectionActivity {
-    /// After how many answers the connection waits for its next request; `None`: it does not.
+    /// The number of answers, if the connection waits for its next request; otherwise `None`.
     fn idle_after(&self) -> Option<u64> {
         let busy = self.open.load(Ordering::Relaxed) > 0
             || self.head.load(Ordering::Relaxed) > 0
@@ -190,7 +190,7 @@ impl Drop for OpenRequest {
     }
 }
 
-/// An answer's body: its request is open until the last of it was handed over.
+/// An answer's body; its request is open until the last frame was taken.
 struct AnswerBody {
     body: Body,
     _open: OpenRequest,
@@ -216,7 +216,7 @@ impl hyper::body::Body for AnswerBody {
     }
 }
 
-/// A stream that gives out first what was read ahead, and says what hyper does with it.
+/// A stream that first returns the bytes that were read ahead, and records what hyper does with it.
 #[derive(Debug)]
 struct WatchedStream<S> {
     stream: S,
@@ -243,7 +243,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
         if self.activity.open.load(Ordering::Relaxed) == 0 {
             let head = self.activity.head.fetch_add(came, Ordering::Relaxed) + came;
             if head > USUAL_HEAD && !self.peer.admits_large_head() {
-                return Poll::Ready(Err(io::Error::other("too many large heads at once")));
+                return Poll::Ready(Err(io::Error::other("too many large request heads at once")));
             }
         }
         Poll::Ready(Ok(()))

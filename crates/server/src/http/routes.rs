@@ -1,4 +1,4 @@
-//! The one list of what is served: the router and the API's document are both made from it.
+//! The list of all routes, from which the router and the API's document are made.
 
 use super::call::{Call, CallFamily, Reply, serve, wrong_method};
 use super::error::CallError;
@@ -14,14 +14,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::pin::Pin;
 
-/// A router in the making, and what it serves.
+/// A router under construction, and the list of its routes.
 #[derive(Default)]
 pub(super) struct Routes {
     pub(super) router: Router<Services>,
     pub(super) served: Vec<ServedPath>,
 }
 
-/// An act under way.
+/// The future of a handler.
 pub(super) type Acting<T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send>>;
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
@@ -69,7 +69,7 @@ impl Routes {
         self.add(api, Method::Post, path, enveloped::<T>(), post(handler(CallFamily::Gse, api, plain(act))))
     }
 
-    /// As [`Routes::post`], with what the caller should know beside the answer.
+    /// Like [`Routes::post`], with warnings for the caller beside the answer.
     pub(super) fn post_with_warnings<T, F>(
         self,
         api: &'static str,
@@ -83,8 +83,8 @@ impl Routes {
         self.add(api, Method::Post, path, enveloped::<T>(), post(handler(CallFamily::Gse, api, act)))
     }
 
-    /// One of BlueKing's APIs, in its own envelope also where the method is wrong. The first path of an API
-    /// is its main one.
+    /// One of BlueKing's APIs, in its own envelope even for a wrong method. The first path of an API is its
+    /// main one.
     pub(super) fn blueking<T, F>(
         self,
         family: CallFamily,
@@ -109,7 +109,7 @@ impl Routes {
         self.add(api, method, path, answer, on(filter, handler(family, api, act)).fallback(other))
     }
 
-    /// What has no envelope around it.
+    /// A route without an envelope.
     pub(super) fn page(
         self,
         api: &'static str,
@@ -138,17 +138,17 @@ impl Routes {
     }
 }
 
-/// The answer to a call whose `data` is a `T`.
+/// The document entry of an answer whose `data` is a `T`.
 pub(super) fn enveloped<T: JsonSchema>() -> AnswerEntry {
     AnswerEntry::Json(|generator| generator.subschema_for::<Envelope<T>>())
 }
 
-/// The same in JOB's envelope.
+/// Like [`enveloped`], in JOB's envelope.
 pub(super) fn job_enveloped<T: JsonSchema>() -> AnswerEntry {
     AnswerEntry::Json(|generator| generator.subschema_for::<job::JobEnvelope<T>>())
 }
 
-/// An act that has nothing to say beside its answer.
+/// A handler without warnings.
 fn plain<T, F>(
     act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
 ) -> impl FnOnce(Call) -> Acting<Reply<T>> + Clone + Send + Sync + 'static

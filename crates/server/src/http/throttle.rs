@@ -1,8 +1,8 @@
 //! Delays the answers to repeated wrong logins from one address; correct logins are never delayed.
 //!
-//! Each refused login adds one to the debt of its address, and one is forgiven every second. Up to `FREE`
-//! there is no delay; beyond it the answer waits longer with every failure, up to `LONGEST`. Whoever shares
-//! the address with an attacker and knows the secret gets in as ever: only answers that say no are late.
+//! Each refused login adds one to the debt of its address, which decreases by one every second. Up to `FREE`
+//! there is no delay; beyond it each failure delays the answer longer, up to `LONGEST`. A caller that shares
+//! the address with an attacker and has the right secret is not delayed: only refusals are.
 
 use crate::peer::PeerNet;
 use std::collections::HashMap;
@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Failures without a delay: somebody is trying out credentials by hand.
+/// Number of failures without a delay, for a person who tries out credentials by hand.
 const FREE: f64 = 20.0;
 const STEP: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(5);
-/// Debts are forgiven at this rate per second.
+/// The debt decreases at this rate per second.
 const FORGIVEN: f64 = 1.0;
-/// Beyond it an address that keeps failing waits as long as it may anyway.
+/// Maximum debt; the delay has reached `LONGEST` before.
 const MOST_DEBT: f64 = 600.0;
-/// How many addresses are remembered. Beyond it the one with the smallest debt is forgotten.
+/// Maximum number of addresses. Beyond it the one with the smallest debt is removed.
 const ADDRESSES: usize = 4_096;
 
 #[derive(Clone, Debug, Default)]
@@ -37,7 +37,7 @@ impl Debt {
 }
 
 impl LoginThrottle {
-    /// A login from this address was refused: how long its answer has to wait.
+    /// Records a refused login from this address. Returns for how long to delay its answer.
     pub(super) fn refused(&self, net: PeerNet, now: Instant) -> Duration {
         let mut debts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if debts.len() >= ADDRESSES && !debts.contains_key(&net) {
@@ -64,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_grows_is_bounded_and_is_forgiven() {
+    fn the_delay_grows_up_to_a_bound_and_shrinks_with_time() {
         let (throttle, now) = (LoginThrottle::default(), Instant::now());
         let delays: Vec<_> = (0..200).map(|_| throttle.refused(net(1), now)).collect();
         assert!(delays[..20].iter().all(Duration::is_zero), "the first are free");
-        assert!(delays[20..].is_sorted() && delays[20] > Duration::ZERO, "then each waits longer");
+        assert!(delays[20..].is_sorted() && delays[20] > Duration::ZERO, "then each delay is longer");
         assert_eq!(delays[199], LONGEST);
-        assert_eq!(throttle.refused(net(2), now), Duration::ZERO, "another address pays nothing");
+        assert_eq!(throttle.refused(net(2), now), Duration::ZERO, "another address is not delayed");
         assert_eq!(throttle.refused(net(1), now + Duration::from_secs(3_600)), Duration::ZERO);
     }
 
@@ -84,6 +84,6 @@ mod tests {
             throttle.refused(net(u32::try_from(number).expect("a small number")), now);
         }
         assert!(throttle.0.lock().expect("no panic").len() <= ADDRESSES);
-        assert!(throttle.refused(net(0), now) > Duration::ZERO, "the worst is not forgotten for others");
+        assert!(throttle.refused(net(0), now) > Duration::ZERO, "the largest debt is kept");
     }
 }

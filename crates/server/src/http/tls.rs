@@ -1,9 +1,9 @@
 //! TLS for the API's port: a certificate and a key from files, or a certificate of the built-in CA.
 //!
-//! Files are loaded again when they change (looked at every few seconds) and on SIGHUP. What cannot be used
-//! is refused with the reason, at the start as an error of the program, later as one in the log, and the pair
-//! before it stays in use. A certificate of the built-in CA is made at each start, and when another CA takes
-//! its place.
+//! Files are loaded again when they change (checked every few seconds) and on SIGHUP. A pair that cannot be
+//! used is refused with the reason: at the start the program ends, later the error is logged and the pair
+//! before it stays in use. A certificate of the built-in CA is made at each start, and when another CA
+//! replaces it.
 
 use crate::config::TlsSource;
 use crate::pki::{self, Ca, PkiError, SERVER_NAME};
@@ -24,7 +24,7 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::{error, info};
 
-/// How often the files are looked at.
+/// How often the files are checked.
 const EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -45,13 +45,13 @@ pub enum TlsError {
     Prepare(#[source] rustls::Error),
 }
 
-/// What the port shows, and how it comes by it.
+/// The certificate that the port presents, and its source.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiTls {
     acceptor: Acceptor,
     shown: Arc<CurrentCertificate>,
     source: CertificateSource,
-    /// How the files looked before they were loaded, so that no change is missed.
+    /// State of the files before they were loaded, so that no change is missed.
     seen: Option<Vec<Seen>>,
 }
 
@@ -70,14 +70,14 @@ impl std::fmt::Debug for Acceptor {
     }
 }
 
-/// The certificate of the next handshake.
+/// The certificate for the next handshake.
 #[derive(Debug)]
 struct CurrentCertificate(RwLock<Pair>);
 
 #[derive(Clone, Debug)]
 struct Pair {
     certified: Arc<CertifiedKey>,
-    /// What clients may pin: the SHA-256 of the certificate, or of that of the built-in CA.
+    /// The hash that clients may pin: the SHA-256 of the certificate, or of that of the built-in CA.
     pin: [u8; 32],
 }
 
@@ -125,13 +125,13 @@ impl ApiTls {
         &self.acceptor.0
     }
 
-    /// What clients may pin, as it is now.
+    /// The hash that clients may pin now.
     pub(crate) fn pin(&self) -> [u8; 32] {
         self.shown.get().pin
     }
 
-    /// Follows the files, or the CA, until told to stop. `changed` is told what clients may pin from then on.
-    /// The handler of SIGHUP is there when the call returns, and not only when the future runs.
+    /// Watches the files, or the CA, until the server stops. `changed` gets the new hash that clients may
+    /// pin. The SIGHUP handler is installed when the call returns, not only when the future runs.
     pub(crate) fn follow(
         self,
         mut stop: watch::Receiver<bool>,
@@ -154,7 +154,7 @@ impl ApiTls {
                     }
                     Err(error) => error!(
                         error = &error as &dyn std::error::Error,
-                        "the API's new certificate cannot be used; the one before stays in use. Put a usable pair in its place"
+                        "the API's new certificate cannot be used; the one before stays in use. Install a usable certificate and key"
                     ),
                 }
             }
@@ -162,13 +162,13 @@ impl ApiTls {
     }
 }
 
-/// Waits until there is a reason to load again.
+/// Waits for a reason to load again.
 enum Wake {
     Files { seen: Option<Vec<Seen>>, hangup: Option<tokio::signal::unix::Signal> },
     Ca(watch::Receiver<u64>),
 }
 
-/// Enough of a file to see that it is another.
+/// Metadata of a file: device, inode, mtime and size.
 type Seen = (u64, u64, i64, i64, u64);
 
 impl Wake {
@@ -189,16 +189,16 @@ impl Wake {
                 }
             }
             Wake::Files { seen, hangup } => loop {
-                let told = async {
+                let signalled = async {
                     match hangup {
                         Some(hangup) => _ = hangup.recv().await,
                         None => std::future::pending().await,
                     }
                 };
-                let told = tokio::time::timeout(EVERY, told).await.is_ok();
+                let signalled = tokio::time::timeout(EVERY, signalled).await.is_ok();
                 let now = source.look();
-                // While one of them is missing, somebody is replacing it.
-                if told || (now.is_some() && now != *seen) {
+                // While one of the files is missing, it is being replaced.
+                if signalled || (now.is_some() && now != *seen) {
                     *seen = now;
                     return;
                 }
@@ -245,7 +245,7 @@ fn load_files(certificate_path: &Path, key_path: &Path) -> Result<Pair, TlsError
     if until <= jiff::Timestamp::now().as_millisecond() {
         return Err(TlsError::Expired { path: certificate_path.to_owned() });
     }
-    // An error of the parser would not quote the key, but what is wrong with it is its owner's affair.
+    // Without the parser's error: details of a private key do not belong in a log.
     let key = PrivateKeyDer::from_pem_slice(&read(key_path)?)
         .map_err(|_| unusable(key_path, "it holds no private key in PEM".to_owned()))?;
     let pin = secret::hash(leaf);

@@ -1,19 +1,19 @@
-//! A schema as a list of fields, each with its place, for people to read.
+//! A schema as a list of fields, each with its path, for people to read.
 
 use super::page::{description, object, text};
 use serde_json::Value;
 
-/// One line of a list of fields.
+/// One row of a list of fields.
 #[derive(Clone, Debug)]
 pub(super) struct Field<'d> {
     pub(super) path: String,
     pub(super) kind: String,
     pub(super) bounds: String,
     pub(super) required: bool,
-    /// `op_type 0, 1`: it is required for these only.
+    /// `op_type 0, 1`: the field is required for these only.
     pub(super) required_for: String,
-    /// Where a parameter stands; empty for a field of a body.
-    pub(super) place: &'d str,
+    /// `in` of a parameter (path, query, header); empty for a field of a body.
+    pub(super) location: &'d str,
     pub(super) english: &'d str,
     pub(super) chinese: &'d str,
 }
@@ -27,14 +27,14 @@ impl<'d> Field<'d> {
             bounds: bounds(schema),
             required,
             required_for: required_for(schema),
-            place: "",
+            location: "",
             english,
             chinese,
         }
     }
 }
 
-/// Every field below `schema`, parents before their children.
+/// All fields below `schema`, parents before their children.
 pub(super) fn fields<'d>(document: &'d Value, schema: &'d Value, path: &str) -> Vec<Field<'d>> {
     let mut rows = Vec::new();
     walk(document, schema, path, &mut rows);
@@ -45,7 +45,7 @@ fn walk<'d>(document: &'d Value, schema: &'d Value, path: &str, rows: &mut Vec<F
     if let Some(target) = referred(document, schema) {
         return walk(document, target, path, rows);
     }
-    // `null` or something: the something.
+    // An optional value: skip the `null` variant.
     for inner in schema["anyOf"].as_array().into_iter().flatten() {
         walk(document, inner, path, rows);
     }
@@ -64,16 +64,16 @@ fn walk<'d>(document: &'d Value, schema: &'d Value, path: &str, rows: &mut Vec<F
     let required = schema["required"].as_array();
     for (name, property) in object(&schema["properties"]).into_iter().flatten() {
         let needed = required.is_some_and(|required| required.iter().any(|other| other == name));
-        let place = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-        let described = Field::new(&place, property, needed);
+        let field_path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        let described = Field::new(&field_path, property, needed);
         let shown = match referred(document, property).or_else(|| either(document, property)) {
             Some(target) => Field { kind: kind(target), bounds: bounds(target), ..described },
             None => described,
         };
         rows.push(shown);
-        // Its fields are those of the other name.
+        // The fields of an alias are listed at the other name.
         if property["x-alias-of"].is_null() {
-            walk(document, property, &place, rows);
+            walk(document, property, &field_path, rows);
         }
     }
 }
@@ -82,7 +82,7 @@ fn referred<'d>(document: &'d Value, schema: &'d Value) -> Option<&'d Value> {
     document.pointer(schema["$ref"].as_str()?.trim_start_matches('#'))
 }
 
-/// The one of several that is not `null`.
+/// The variant that is not `null`.
 fn either<'d>(document: &'d Value, schema: &'d Value) -> Option<&'d Value> {
     let several = schema["anyOf"].as_array()?;
     let one = several.iter().find(|one| one["type"] != "null")?;
@@ -106,30 +106,30 @@ fn kind(schema: &Value) -> String {
 }
 
 fn bounds(schema: &Value) -> String {
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     if let Some(values) = schema["enum"].as_array() {
         let values: Vec<String> = values
             .iter()
             .filter(|value| !value.is_null())
             .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
             .collect();
-        said.push(values.join(" | "));
+        parts.push(values.join(" | "));
     }
     match (schema["minimum"].as_f64(), schema["maximum"].as_f64()) {
-        (Some(least), Some(most)) => said.push(format!("{least} … {most}")),
-        (Some(least), None) => said.push(format!("≥ {least}")),
-        (None, Some(most)) => said.push(format!("≤ {most}")),
+        (Some(least), Some(most)) => parts.push(format!("{least} … {most}")),
+        (Some(least), None) => parts.push(format!("≥ {least}")),
+        (None, Some(most)) => parts.push(format!("≤ {most}")),
         (None, None) => {}
     }
     match (schema["minLength"].as_u64(), schema["maxLength"].as_u64()) {
-        (Some(least), Some(most)) => said.push(format!("{least} … {most} chars")),
-        (None, Some(most)) => said.push(format!("≤ {most} chars")),
+        (Some(least), Some(most)) => parts.push(format!("{least} … {most} chars")),
+        (None, Some(most)) => parts.push(format!("≤ {most} chars")),
         (Some(_) | None, None) => {}
     }
     if let Some(least) = schema["minItems"].as_u64() {
-        said.push(format!("≥ {least} items"));
+        parts.push(format!("≥ {least} items"));
     }
-    said.join(", ")
+    parts.join(", ")
 }
 
 fn required_for(schema: &Value) -> String {

@@ -1,5 +1,4 @@
-//! The document as one page: no scripts, nothing from elsewhere, both languages in it, and every text
-//! escaped.
+//! The document as one HTML page: no scripts, no external resources, both languages, and every text escaped.
 
 use super::fields::{Field, fields};
 use serde_json::{Map, Value};
@@ -7,7 +6,7 @@ use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Which one is shown first; the page can switch.
+/// The language that is shown first; the page can switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Language {
     English,
@@ -44,7 +43,7 @@ impl<'d> HtmlPage<'d> {
         self.html.push_str(html);
     }
 
-    /// The same in both languages; the page shows one.
+    /// A text in both languages; the page shows one.
     fn both(&mut self, english: &str, chinese: &str) {
         let (english, chinese) = (escape(english), escape(chinese));
         let _ = write!(
@@ -189,7 +188,7 @@ impl<'d> HtmlPage<'d> {
         let named: Vec<&Value> = list(&operation["parameters"])
             .iter()
             .map(|parameter| match parameter["$ref"].as_str() {
-                Some(place) => self.document.pointer(place.trim_start_matches('#')).unwrap_or(parameter),
+                Some(pointer) => self.document.pointer(pointer.trim_start_matches('#')).unwrap_or(parameter),
                 None => parameter,
             })
             .collect();
@@ -201,7 +200,7 @@ impl<'d> HtmlPage<'d> {
             };
             let mut row = Field::new(text(&parameter["name"]), schema, parameter["required"] == true);
             (row.english, row.chinese) = description(parameter);
-            row.place = text(&parameter["in"]);
+            row.location = text(&parameter["in"]);
             rows.push(row);
         }
         self.fields("Path, query and headers", "路径、查询参数与请求头", &rows, true);
@@ -217,7 +216,7 @@ impl<'d> HtmlPage<'d> {
     fn answer(&mut self, operation: &Value) {
         let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
         let all = fields(self.document, schema, "");
-        // The frame is the same for all of them.
+        // The envelope is the same for all APIs.
         let inner: Vec<Field<'_>> = all.into_iter().filter(|field| field.path.starts_with("data")).collect();
         self.fields("Answer", "返回字段", &inner, false);
     }
@@ -245,8 +244,8 @@ impl<'d> HtmlPage<'d> {
             "<div class=\"field\"><div class=\"what\"><code>{parent}{}</code><div class=\"kind\">",
             escape(name)
         );
-        if !field.place.is_empty() {
-            let _ = write!(self.html, "{} · ", escape(field.place));
+        if !field.location.is_empty() {
+            let _ = write!(self.html, "{} · ", escape(field.location));
         }
         let _ = write!(self.html, "{}", escape(&field.kind));
         if !field.bounds.is_empty() {
@@ -308,32 +307,32 @@ impl<'d> HtmlPage<'d> {
 fn distinct<'a, 'd>(
     operations: &'a [(&'d str, &'d Value)],
 ) -> impl Iterator<Item = (&'d str, &'d Value)> + 'a {
-    let shown = |(place, (_, operation)): &(usize, &(&str, &Value))| {
-        *place == 0 || operation["x-post-or-get"] != true
+    let shown = |(index, (_, operation)): &(usize, &(&str, &Value))| {
+        *index == 0 || operation["x-post-or-get"] != true
     };
     operations.iter().enumerate().filter(shown).map(|(_, operation)| *operation)
 }
 
-/// Pretty JSON with a colour for each kind of thing.
+/// Pretty-printed JSON with a colour for each type of value.
 fn highlight(value: &Value, depth: usize, html: &mut String) {
     let indent = |depth: usize| "  ".repeat(depth);
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             html.push_str("{\n");
-            for (place, (name, value)) in fields.iter().enumerate() {
+            for (index, (name, value)) in fields.iter().enumerate() {
                 let name = escape(&Value::from(name.as_str()).to_string());
                 let _ = write!(html, "{}<span class=\"k\">{name}</span>: ", indent(depth + 1));
                 highlight(value, depth + 1, html);
-                html.push_str(if place + 1 < fields.len() { ",\n" } else { "\n" });
+                html.push_str(if index + 1 < fields.len() { ",\n" } else { "\n" });
             }
             let _ = write!(html, "{}}}", indent(depth));
         }
         Value::Array(values) if !values.is_empty() => {
             html.push_str("[\n");
-            for (place, value) in values.iter().enumerate() {
+            for (index, value) in values.iter().enumerate() {
                 html.push_str(&indent(depth + 1));
                 highlight(value, depth + 1, html);
-                html.push_str(if place + 1 < values.len() { ",\n" } else { "\n" });
+                html.push_str(if index + 1 < values.len() { ",\n" } else { "\n" });
             }
             let _ = write!(html, "{}]", indent(depth));
         }
@@ -348,7 +347,7 @@ fn highlight(value: &Value, depth: usize, html: &mut String) {
     }
 }
 
-/// The English and the Chinese words.
+/// The English and the Chinese text.
 pub(super) fn description(described: &Value) -> (&str, &str) {
     let chinese = text(&described["x-description-zh"]);
     let both = text(&described["description"]);
@@ -389,7 +388,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn nothing_that_the_document_says_is_taken_for_html() {
+    fn every_text_of_the_document_is_escaped() {
         let odd = "<script>alert('x')</script>\"&";
         let document = json!({
             "info": {"version": odd, "description": odd, "x-description-zh": odd},
