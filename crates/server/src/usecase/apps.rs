@@ -1,4 +1,4 @@
-//! Apps: the callers of the API, their secrets and their grants. Only administrators come here.
+//! Apps: the callers of the API, their secrets and their grants. Only administrators manage them.
 
 use super::{AppError, Caller, Services, audit, businesses};
 use crate::secret;
@@ -110,7 +110,7 @@ fn built_in(code: &str, reason: &str) -> Result<(), AppError> {
     Err(Faults::one("code", format!("{ADMIN} is built in: {reason}")).into())
 }
 
-/// What is there already, or is not there, is the caller's to mend.
+/// An object that exists already, or is missing, is a fault of the request.
 pub(super) fn as_fault(error: StoreError) -> AppError {
     match error {
         StoreError::Exists { .. } | StoreError::Missing { .. } | StoreError::NoSuchAgent(_) => {

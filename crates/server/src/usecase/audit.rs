@@ -1,4 +1,4 @@
-//! Who did what, as far as it is recorded.
+//! The audit log: lists it, and makes its records.
 
 use super::{AppError, Caller, Services};
 use crate::store::{AuditFilter, AuditRecord, NewAudit};
@@ -22,7 +22,7 @@ pub async fn list(services: &Services, limit: u32, filter: AuditFilter) -> Resul
     Ok(rows.collect())
 }
 
-/// The record of something that the caller does now, and that succeeds with it.
+/// The record of a change by the caller, committed together with the change.
 pub(super) fn entry(
     services: &Services,
     caller: &Caller,

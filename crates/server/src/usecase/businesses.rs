@@ -1,4 +1,4 @@
-//! Businesses, sets of them, and which agents belong to which. Only administrators come here.
+//! Businesses, sets of them, and their agents. Only administrators manage them.
 
 use super::apps::as_fault;
 use super::{AppError, Caller, Services, agents, audit};
@@ -32,8 +32,8 @@ pub async fn create_set(
     wanted: BusinessSetRow,
 ) -> Result<BusinessSetRow, AppError> {
     let businesses: Vec<BusinessId> = wanted.bk_biz_ids.iter().copied().map(BusinessId).collect();
-    let placed = businesses.iter().enumerate().map(|(place, id)| (format!("bk_biz_ids[{place}]"), *id));
-    require(services, placed).await?;
+    let with_paths = businesses.iter().enumerate().map(|(index, id)| (format!("bk_biz_ids[{index}]"), *id));
+    require(services, with_paths).await?;
     let listed: Vec<String> = businesses.iter().map(BusinessId::to_string).collect();
     let detail = format!("{}: {}", wanted.bk_biz_set_name, listed.join(", "));
     let subject = wanted.bk_biz_set_id.to_string();
@@ -52,7 +52,7 @@ pub async fn list_sets(services: &Services) -> Result<Vec<BusinessSetRow>, AppEr
     Ok(services.store.business_sets().await?.into_iter().map(row).collect())
 }
 
-/// All of the agents, or none. Answers with their rows.
+/// Assigns all of the agents, or none. Returns their rows.
 pub async fn assign(
     services: &Services,
     caller: &Caller,
@@ -66,9 +66,9 @@ pub async fn assign(
     if !known.contains(&to) {
         faults.add("bk_biz_id", format!("there is no business {to}"));
     }
-    for (place, (name, found)) in named.iter().zip(&found).enumerate() {
+    for (index, (name, found)) in named.iter().zip(&found).enumerate() {
         if found.is_none() {
-            faults.add(format!("agents[{place}]"), format!("there is no agent or host {name}"));
+            faults.add(format!("agents[{index}]"), format!("there is no agent or host {name}"));
         }
     }
     if !faults.is_empty() {
@@ -82,7 +82,7 @@ pub async fn assign(
     agents::rows_of(services, &agents).await
 }
 
-/// That all of them exist; each comes with its place in the request.
+/// Checks that all businesses exist; each is given with its path in the request.
 pub(super) async fn require(
     services: &Services,
     named: impl Iterator<Item = (String, BusinessId)>,

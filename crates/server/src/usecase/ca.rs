@@ -17,8 +17,7 @@ pub async fn show(services: &Services) -> Result<CaView, AppError> {
     })
 }
 
-/// Gives the CA a successor, which signs all certificates from now on. There is one at most: asking again
-/// changes nothing.
+/// Adds a successor, which signs all certificates from now on. Idempotent: there is at most one successor.
 pub async fn rotate(services: &Services, caller: &Caller) -> Result<CaView, AppError> {
     let before = show(services).await?;
     let detail = format!("instead of {}, which {} agents use", before.sha256, before.agents);
@@ -33,7 +32,7 @@ pub async fn rotate(services: &Services, caller: &Caller) -> Result<CaView, AppE
     show(services).await
 }
 
-/// Whether to retire a CA that agents or join tokens still use; these are refused from then on.
+/// Whether to retire a CA that agents or join tokens still use; they are refused from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
     No,

@@ -1,4 +1,4 @@
-//! Cancels a task: what has not begun does not begin, and nobody waits for the rest any more.
+//! Cancels a task: ops that have not begun are not started, and the server stops waiting for the others.
 
 use super::results::find;
 use super::{AppError, Caller, Services, audit, tasks};
@@ -7,8 +7,8 @@ use crate::durably::durably;
 use procfleet_proto::http::native::TaskRow;
 use tracing::info;
 
-/// Answers with the task as it is then; its open ops end soon after. One that has ended, or was cancelled
-/// before, stays as it is.
+/// Returns the task after the cancellation; its open ops end soon after. Idempotent: a task that has ended,
+/// or was cancelled before, is not changed.
 pub async fn cancel(services: &Services, caller: &Caller, task_text: &str) -> Result<TaskRow, AppError> {
     let (task, _) = find(services, caller, task_text).await?;
     let now = services.clock.wall();

@@ -1,6 +1,6 @@
 //! Accepts a task: it is durable, with all its ops, before its caller is answered.
 //!
-//! A call that comes with a key of its caller's makes one task, however often it comes.
+//! A call with an idempotency key creates one task, however often it is repeated.
 
 use super::{AppError, Caller, Services, access};
 use crate::backlog::{BacklogShare, Load};
@@ -24,14 +24,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::info;
 
-/// What the agent may take beyond its commands and checks: the journal, the link, a busy host.
+/// Time that the agent may take in addition to its commands and checks: the journal, the link, a busy host.
 const SLACK: Duration = Duration::from_secs(10);
-/// An op without a spec uses one that only the agent knows; its commands may take so long.
+/// Time for the commands of an op without a spec: only the agent knows its spec.
 const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
-/// How long the same request under the same request id counts as a repeat.
+/// For this long the same request with the same request id counts as a repeat.
 const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
 
-/// `within`: the businesses that the call is about; hosts of others are outside.
+/// `within`: the businesses of the call; hosts of other businesses are outside.
 pub async fn submit(
     services: &Services,
     caller: &Caller,
@@ -42,7 +42,7 @@ pub async fn submit(
     accept(services, prepare(services, caller, api, requests, within).await?).await
 }
 
-/// As [`submit`], or with a key as [`submit_once`]; the task says of which one it is another try.
+/// Like [`submit`], or with a key like [`submit_once`]; the new task records which task it retries.
 pub async fn submit_retry(
     services: &Services,
     caller: &Caller,
@@ -84,8 +84,8 @@ async fn accept(services: &Services, (task, share): (NewTask, BacklogShare)) -> 
     .await
 }
 
-/// As [`submit`], unless the app has sent the same under this key before: then it gets the task that it got
-/// then.
+/// Like [`submit`], unless the app has sent the same request with this key before: then it gets the first
+/// task.
 pub async fn submit_once(
     services: &Services,
     caller: &Caller,
@@ -98,16 +98,16 @@ pub async fn submit_once(
         GrantScope::All => None,
         GrantScope::Only(named) => Some(named.clone()),
     };
-    // Aside, for the text of a large request takes a while. It is what was understood of the request: neither
-    // the login nor the order of its fields counts. Another version of this program may understand more of
-    // it, and then refuses a repeat rather than run it twice.
+    // On a blocking thread, because serializing a large request takes time. The hash covers the parsed
+    // request: neither the login nor the order of fields counts. Another version of this program may parse
+    // more fields, and then refuses a repeat rather than run it twice.
     let hashing = panics::block_for_request(move || {
-        // What names no businesses has the hash that it had before any call could name them.
+        // A request without businesses keeps the hash of versions that did not know them.
         let text = match businesses {
             None => serde_json::to_vec(&(api, &requests)),
             Some(named) => serde_json::to_vec(&(api, &requests, named)),
         };
-        (secret::hash(&text.expect("what came from JSON is JSON")), requests)
+        (secret::hash(&text.expect("requests are always JSON")), requests)
     });
     let (request_hash, requests) = hashing.await?;
     let submission = submission(services, request_hash, key);
@@ -162,7 +162,7 @@ fn answer_submitted(caller: &Caller, api: &'static str, submitted: Submitted) ->
     match submitted {
         Submitted::New(task) => Ok(task),
         Submitted::Before(task) => {
-            info!(%task, app = %caller.app, api, "a call was sent again and gets its first task");
+            info!(%task, app = %caller.app, api, "a repeated call gets its first task");
             Ok(task)
         }
         Submitted::OtherRequest(task) => Err(AppError::KeyTaken(task)),
@@ -182,7 +182,7 @@ async fn prepare(
     {
         return Err(AppError::DiskFull(refused.kind));
     }
-    // Before anything is made of it: what waits here is no larger than its request.
+    // Before anything is built from the requests: a waiting call holds no more than its requests.
     let share = services.backlog.take(&caller.app, load(&requests)).await.map_err(AppError::Full)?;
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = services.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
@@ -191,16 +191,16 @@ async fn prepare(
     let created_at = accepted.wall;
     let summary = summary(&requests);
     let (mut heads, mut ops) = (Vec::new(), Vec::new());
-    for (place, request) in requests.into_iter().enumerate() {
+    for (index, request) in requests.into_iter().enumerate() {
         let budget = match &request.spec {
             Some(spec) if spec.change.is_empty() => request.kind.budget(&spec.policy),
-            // Times that it does not change are only known to the agent.
+            // Only the agent knows the times that the spec does not change.
             Some(spec) => request.kind.budget(&spec.policy) + UNKNOWN_POLICY,
             None => request.kind.budget(&Policy::default()) + UNKNOWN_POLICY,
         };
         let start_by = created_at + millis(QUEUE_ALLOWANCE);
         let deadline = start_by + millis(budget + SLACK);
-        let head = u32::try_from(place).unwrap_or(u32::MAX);
+        let head = u32::try_from(index).unwrap_or(u32::MAX);
         for target in request.targets {
             let (agent, ended) = match (found.next(), &request.refused, &target) {
                 (_, Some(Refusal { code, reason }), _) => (None, Some((*code, reason.clone()))),
@@ -212,7 +212,7 @@ async fn prepare(
                 (Some(FoundTarget::Outside), None, _) => {
                     (None, Some((Code::NotAllowed, outside(&target, within))))
                 }
-                // The dispatcher ends it: there is nobody to send it to.
+                // The dispatcher ends the op, because it has no agent.
                 (Some(FoundTarget::Nowhere) | None, None, _) => (None, None),
             };
             let ended =
@@ -251,7 +251,7 @@ async fn prepare(
     Ok((task, share))
 }
 
-/// What the requests cost until their ops have ended.
+/// Capacity that the requests hold until their ops have ended.
 fn load(requests: &[Request]) -> Load {
     let specs = requests.iter().filter_map(|request| request.spec.as_ref());
     let bytes = specs.map(|spec| {
@@ -262,7 +262,7 @@ fn load(requests: &[Request]) -> Load {
     Load { ops: requests.iter().map(|request| request.targets.len()).sum(), bytes: bytes.sum() }
 }
 
-/// How long a text is that nobody keeps.
+/// Counts the bytes of a text without keeping it.
 struct ByteCounter(usize);
 
 impl std::io::Write for ByteCounter {
@@ -276,22 +276,22 @@ impl std::io::Write for ByteCounter {
     }
 }
 
-/// How the ops ended that have an outcome from the beginning.
+/// Outcomes of the ops that were ended from the start.
 fn ended(task: &NewTask) -> Vec<Code> {
     task.ops.iter().filter_map(|op| op.ended.as_ref()).map(|outcome| outcome.code).collect()
 }
 
-/// One host of another business is that host's outcome, not the call's.
+/// A host of another business fails alone; the call is accepted.
 fn outside(target: &Target, within: &GrantScope<BusinessId>) -> String {
     let businesses = match within {
         GrantScope::All => "the businesses that the app may use",
-        // All that it names were granted, or there would be no task.
+        // All businesses of the scope were granted, or there would be no task.
         GrantScope::Only(_) => "the scope of the request",
     };
     format!("{target} is outside {businesses}")
 }
 
-/// What people see in lists: `start web:nginx on 3 hosts`.
+/// Summary for lists: `start web:nginx on 3 hosts`.
 fn summary(requests: &[Request]) -> String {
     match requests {
         [one] => match one.targets.as_slice() {

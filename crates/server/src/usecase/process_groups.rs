@@ -1,10 +1,10 @@
-//! `get_process_group_info`: the process groups that the agents have. They are set as an op of the first
-//! generation, see `registration`; what is answered here is what the agents say that they have noted.
+//! `get_process_group_info`: the process groups that the agents have reported. They are set by an op of the
+//! first generation, see `registration`.
 
 use super::{AppError, Caller, Services, access};
 use procfleet_proto::http::groups::{GroupInfos, GroupQuery, group_info};
 
-/// In the order of the targets. On a host that has none, or that belongs to another business, there are none.
+/// In the order of the targets. A host without groups, or of another business, has none in the answer.
 pub async fn of_targets(
     services: &Services,
     caller: &Caller,

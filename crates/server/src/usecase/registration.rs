@@ -1,9 +1,9 @@
 //! `register_proc_info`, `update_proc_info`, `unregister_proc_info`, `set_process_group_info`: carried out on
 //! the hosts while the caller waits.
 //!
-//! What has not answered within the wait is said to be in progress, and goes on. The same call, sent again,
-//! then joins the task that is already there and gets its true outcome, instead of a second try that would
-//! find the first one done.
+//! Ops that have not ended within the wait are reported as in progress, and continue. If the same call is
+//! repeated, it joins the existing task and gets its true outcome, instead of a second task that would find
+//! the work done.
 
 use super::results::{self, KeyStyle};
 use super::{AppError, Caller, Services, access, operate};
@@ -17,12 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a caller waits. Its own patience is often 30 s.
+/// How long a caller waits. Callers often time out after 30 s.
 const WAIT: Duration = Duration::from_secs(10);
-/// How many unfinished calls are remembered; more than that, and the oldest is asked for anew.
+/// Maximum number of unfinished calls in memory; beyond it the oldest is removed, and its repeat creates a
+/// new task.
 const REMEMBERED: usize = 1_000;
 
-/// The calls that were answered before they were done.
+/// Calls that were answered before their task ended.
 #[derive(Clone, Debug, Default)]
 pub struct Unfinished(Arc<Mutex<HashMap<[u8; 32], TaskId>>>);
 
@@ -32,13 +33,13 @@ pub async fn carry_out(
     api: &'static str,
     requests: Vec<Request>,
 ) -> Result<Results, AppError> {
-    // Before it is looked for among the unfinished ones: grants may have been taken back since.
+    // Checked also for a repeated call, because grants may have been revoked since.
     access::permit(caller, &requests, &GrantScope::All)?;
     let call = serde_json::to_vec(&(&caller.app, api, &requests, caller.rights.accounts()))
         .map_err(|_| AppError::Ending)?;
     let call = secret::hash(&call);
     let task = match services.unfinished.get(&call) {
-        // One that was deleted since has nothing to say.
+        // The task may have been deleted since.
         Some(task) if services.store.task(task).await?.is_some() => task,
         Some(_) | None => {
             let task = operate::submit(services, caller, api, requests, &GrantScope::All).await?;

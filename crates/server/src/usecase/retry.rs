@@ -1,4 +1,4 @@
-//! Tries a task again where it failed: a new task with the same requests, for those hosts only.
+//! Retries a task: a new task with the same requests, only for the hosts where it failed.
 
 use super::results::find;
 use super::{AppError, Caller, Services, operate};
@@ -10,8 +10,8 @@ use procfleet_core::request::{Request, Target};
 use procfleet_proto::http::fault::Faults;
 use std::collections::BTreeMap;
 
-/// One task for each key, however often the call comes. The caller needs the same grants as for the first
-/// try: what it may do now counts, not what it might then.
+/// Creates one task for each key, however often the call is repeated. The caller needs the grants of the
+/// first attempt; its current grants count.
 pub async fn retry(
     services: &Services,
     caller: &Caller,
@@ -38,8 +38,8 @@ pub async fn retry(
     if !faults.is_empty() {
         return Err(faults.into());
     }
-    let requests = targets.into_iter().filter_map(|(place, targets)| {
-        let head = task.requests.get(place as usize)?;
+    let requests = targets.into_iter().filter_map(|(index, targets)| {
+        let head = task.requests.get(index as usize)?;
         let spec = head.spec.as_deref().cloned();
         Some(Request { proc: head.proc.clone(), kind: head.kind, spec, targets, refused: None })
     });

@@ -1,5 +1,5 @@
-//! The stored spec of a proc: only its agent knows it, so the agent is asked. Asking runs nothing on the
-//! host.
+//! The stored spec of a proc: only its agent knows it, so the server asks the agent. The question runs
+//! nothing on the host.
 
 use super::logs::find;
 use super::{AppError, Caller, Services};
@@ -47,7 +47,7 @@ pub async fn show(services: &Services, caller: &Caller, of: LogOf) -> Result<Spe
     let spec: Spec = match serde_json::from_slice(&spec) {
         Ok(spec) => spec,
         Err(error) => {
-            warn!(%agent, proc = %of.proc, %error, "an agent's answer holds no spec");
+            warn!(%agent, proc = %of.proc, %error, "the spec in an agent's answer cannot be read; the call was refused");
             return failed(Code::SystemError, format!("the agent of host {host} sent no readable spec"));
         }
     };

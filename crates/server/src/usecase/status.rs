@@ -1,4 +1,5 @@
-//! Status queries: what the agents have pushed. Asking causes no work on them.
+//! Status queries: answered from the states that the agents have pushed. A query causes no work on the
+//! agents.
 
 use super::{AppError, Caller, Services, access};
 use crate::store::{FoundTarget, ProcRecord};
@@ -9,8 +10,8 @@ use procfleet_proto::state::ProcReport;
 use std::collections::{HashMap, HashSet};
 use tracing::warn;
 
-/// `get_proc_status` and `get_proc_status_v2`: the procs that there are, in the order of the targets. On a
-/// host of another business there are none.
+/// `get_proc_status` and `get_proc_status_v2`: the known procs, in the order of the targets. A host of
+/// another business counts as one without procs.
 pub async fn of_targets(
     services: &Services,
     caller: &Caller,
@@ -32,8 +33,8 @@ pub async fn of_targets(
             Target::Agent(asked) => asked,
             Target::Host(_) | Target::SupplierHost(..) | Target::Unusable(_) => agent,
         };
-        let place = ProcTarget { proc: &record.proc, host: *host, supplier, agent };
-        Some(proc_info(place, &report))
+        let target = ProcTarget { proc: &record.proc, host: *host, supplier, agent };
+        Some(proc_info(target, &report))
     });
     Ok(ProcInfos { proc_infos: infos.collect() })
 }
@@ -50,8 +51,8 @@ pub async fn of_namespace(
     let page = services.store.proc_page(&query.namespace, caller.rights.businesses(), start, limit).await?;
     let heard = Heard::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let infos = page.procs.iter().filter_map(|(agent, host, record)| {
-        let place = ProcTarget { proc: &record.proc, host: *host, supplier: 0, agent };
-        Some(proc_info(place, &heard.confirmed(agent, read(services, caller, agent, record)?)))
+        let target = ProcTarget { proc: &record.proc, host: *host, supplier: 0, agent };
+        Some(proc_info(target, &heard.confirmed(agent, read(services, caller, agent, record)?)))
     });
     Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
 }
@@ -77,17 +78,17 @@ impl Heard {
         Ok(Heard(heard))
     }
 
-    /// Sets `reported_at` to when the agent was last heard: agents report changes only, so each message
-    /// confirms the last report. It is server time, because callers compare it with now and the host's clock
-    /// may be wrong.
+    /// Sets `reported_at` to the time when the agent was last heard: agents report changes only, so each
+    /// message confirms the last report. It is server time, because callers compare it with now and the
+    /// host's clock may be wrong.
     pub(super) fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
         let heard_at = self.0.get(agent).map(|heard| heard / 1000);
         ProcReport { reported_at: heard_at.unwrap_or(report.reported_at), ..report }
     }
 }
 
-/// What the agent said last; while it is away, with a word about that. Of a process whose account the caller
-/// may not use, everything is left out that may hold what the process or its commands wrote.
+/// The last report of the agent; while the agent is away, with a note about that. For a process whose account
+/// the caller may not use, all fields are left out that may contain output of the process or its commands.
 pub(super) fn read(
     services: &Services,
     caller: &Caller,
@@ -97,7 +98,7 @@ pub(super) fn read(
     let mut report: ProcReport = match serde_json::from_str(&record.status) {
         Ok(report) => report,
         Err(error) => {
-            warn!(%agent, proc = %record.proc, %error, "a stored state cannot be read");
+            warn!(%agent, proc = %record.proc, %error, "a stored state cannot be read; the proc is left out of the answer");
             return None;
         }
     };

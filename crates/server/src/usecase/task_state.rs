@@ -1,4 +1,4 @@
-//! `get_task_state`: one look at a task as a whole.
+//! `get_task_state`: the state of a task as a whole.
 
 use super::{AppError, Caller, Services, results};
 use procfleet_proto::http::fault::Faults;

@@ -8,7 +8,7 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
 use procfleet_proto::link::token::JoinToken;
 
-/// The bounds of a token were looked at when it was asked for.
+/// The limits of a token were checked when the request was parsed.
 pub async fn create(
     services: &Services,
     caller: &Caller,
@@ -60,7 +60,7 @@ pub async fn list(services: &Services) -> Result<Vec<TokenRow>, AppError> {
     Ok(services.store.tokens().await?.into_iter().map(|token| row(token, now)).collect())
 }
 
-/// Nobody can join with it any more; agents that have joined stay.
+/// The token can no longer be used to join; agents that have joined stay.
 pub async fn revoke(services: &Services, caller: &Caller, id: &str) -> Result<TokenRow, AppError> {
     let now = services.clock.wall();
     let record = audit::entry(services, caller, "token_revoke", id, String::new());

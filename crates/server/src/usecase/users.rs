@@ -1,5 +1,4 @@
-//! Users: the people that apps act for, and the tokens that say who they are. Only administrators manage
-//! them.
+//! Users: the people for whom apps act, and the tokens that identify them. Only administrators manage them.
 
 use super::apps::as_fault;
 use super::{AppError, Caller, Services, audit};
@@ -10,7 +9,7 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::login_service::TokenVerdict;
 use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
 
-/// No token is longer; what is longer is not looked up, and nobody is asked about it.
+/// Maximum length of a token. A longer one is refused without a lookup.
 const LONGEST_TOKEN: usize = 1_024;
 
 pub async fn create(services: &Services, caller: &Caller, wanted: CreateUser) -> Result<UserView, AppError> {
@@ -61,7 +60,7 @@ pub async fn revoke(services: &Services, caller: &Caller, name: &str) -> Result<
     change(services, caller, "user_revoke", name, UserChange::RevokeTokens).await
 }
 
-/// Why a token says nothing about its bearer. The reason is meant for whoever sent it.
+/// Why a token does not identify a user. The text is for the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     #[error("bk_token is not known here")]
@@ -77,7 +76,8 @@ pub enum TokenRefusal {
 }
 
 impl TokenRefusal {
-    /// Whether the token only says nothing. A token of a disabled user says that this user stays out.
+    /// Whether the token merely carries no information. A token of a disabled user is not stale: it shows
+    /// that the caller must be refused.
     pub fn is_stale(&self) -> bool {
         match self {
             TokenRefusal::Unknown
@@ -88,7 +88,7 @@ impl TokenRefusal {
         }
     }
 
-    /// Whose token it was, as far as that is known.
+    /// The user of the token, if known.
     pub fn user(&self) -> Option<&str> {
         match self {
             TokenRefusal::Expired(user) | TokenRefusal::Disabled(user) => Some(user),
@@ -97,7 +97,7 @@ impl TokenRefusal {
     }
 }
 
-/// The user whose token this is: one of ours, or one that the login service knows.
+/// The user of a token: one of ours, or one that the login service knows.
 pub async fn of_token(services: &Services, token: &str) -> Result<Result<String, TokenRefusal>, AppError> {
     if token.len() > LONGEST_TOKEN {
         return Ok(Err(TokenRefusal::Unknown));
@@ -115,7 +115,7 @@ pub async fn of_token(services: &Services, token: &str) -> Result<Result<String,
         Ok(TokenVerdict::NotLoggedIn) => return Ok(Err(TokenRefusal::UnknownAnywhere)),
         Err(unanswered) => return Ok(Err(unanswered.into())),
     };
-    // Who is disabled here stays out, whoever else knows it.
+    // A user who is disabled here is refused, even if the login service accepts the token.
     let disabled = services.store.user(&user, now).await?.is_some_and(|known| known.disabled_at.is_some());
     Ok(if disabled { Err(TokenRefusal::Disabled(user)) } else { Ok(user) })
 }

@@ -36,14 +36,14 @@ pub async fn add(services: &Services, caller: &Caller, url: String) -> Result<We
     }
 }
 
-/// Whether it is an http or https url with a host and, if it names one, a valid port.
+/// Whether the text is an http or https URL with a host and, if it names one, a valid port.
 fn is_of_a_receiver(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };
     let host = authority.host();
     // `Uri` reports a port number that is too large as absent.
-    let port_is_left_out = authority.as_str().ends_with(host);
-    !host.is_empty() && (port_is_left_out || authority.port_u16().is_some_and(|port| port > 0))
+    let has_no_port = authority.as_str().ends_with(host);
+    !host.is_empty() && (has_no_port || authority.port_u16().is_some_and(|port| port > 0))
 }
 
 pub async fn remove(services: &Services, caller: &Caller, id: u64) -> Result<(), AppError> {

@@ -1,4 +1,4 @@
-//! Whether a caller may do what it asks for, and the record of what it was denied.
+//! Access control of callers, and the audit record of denied calls.
 
 use crate::usecase::{AppError, Caller, Services, audit};
 use crate::workers::refusals::RefusalSource;
@@ -7,11 +7,11 @@ use procfleet_core::grants::{self, Denial, GrantScope, Rights};
 use procfleet_core::id::BusinessId;
 use procfleet_core::request::Request;
 
-/// More than this and the list no longer helps anybody.
+/// Maximum number of denials in a message.
 const SHOWN: usize = 50;
 
-/// The businesses that the requests are about, and the namespaces, operations and accounts of all of them;
-/// their hosts are looked at one by one.
+/// Checks the businesses, namespaces, operations and accounts of all requests. Hosts are checked one by one
+/// later.
 pub fn permit(
     caller: &Caller,
     requests: &[Request],
@@ -27,7 +27,7 @@ pub fn permit_namespace(caller: &Caller, namespace: &str) -> Result<(), AppError
     }
 }
 
-/// To read what processes of this namespace write.
+/// Checks the right to read the output of processes in this namespace.
 pub fn permit_reading(caller: &Caller, namespace: &str) -> Result<(), AppError> {
     refuse(caller, &grants::reading_denials(&caller.rights, namespace))
 }
@@ -42,8 +42,8 @@ pub fn administrators_only(caller: &Caller, api: &str) -> Result<(), AppError> {
     }
 }
 
-/// Whether the caller may see what processes of this OS account write: output may be in notes and messages,
-/// too. The account is empty where it is not known.
+/// Whether the caller may see the output of processes of this OS account: notes and messages may contain
+/// output, too. The account is empty if it is unknown.
 pub(in crate::usecase) fn may_see_output_of(caller: &Caller, account: &str) -> bool {
     match caller.rights.accounts() {
         GrantScope::All => true,
@@ -51,7 +51,7 @@ pub(in crate::usecase) fn may_see_output_of(caller: &Caller, account: &str) -> b
     }
 }
 
-/// Whether the caller may know of what this app did.
+/// Whether the caller may read the tasks of this app.
 pub(in crate::usecase) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool {
     match *caller.rights {
         Rights::Administrator => true,
@@ -59,7 +59,7 @@ pub(in crate::usecase) fn may_read_tasks_of(caller: &Caller, app: &str) -> bool 
     }
 }
 
-/// A request that was denied changed nothing, but somebody tried.
+/// Records a denied call in the audit log, although it changed nothing.
 pub async fn record_denied(services: &Services, caller: &Caller, api: &'static str, reason: &str) {
     let mut entry = audit::entry(services, caller, api, "", reason.to_owned());
     entry.code = Code::AppDenied.external();

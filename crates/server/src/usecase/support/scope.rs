@@ -1,4 +1,4 @@
-//! What the scope of a JOB call stands for: the businesses that it is about.
+//! Resolves the scope of a JOB call to businesses.
 
 use crate::usecase::{AppError, Caller, Services};
 use procfleet_core::grants::GrantScope;
@@ -7,8 +7,8 @@ use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{NamedScope, ScopeOf};
 use std::collections::BTreeSet;
 
-/// They exist, as far as the caller may know. Whether it may use them is for the use case to ask, together
-/// with all else.
+/// The businesses exist, as far as the caller may know. The use case checks the caller's right to use them,
+/// together with its other checks.
 pub async fn businesses(
     services: &Services,
     caller: &Caller,
@@ -16,7 +16,7 @@ pub async fn businesses(
 ) -> Result<GrantScope<BusinessId>, AppError> {
     let missing = |what: String| AppError::Faults(Faults::one(named.field, format!("there is no {what}")));
     match named.of {
-        // One that is not granted is denied in the same words whether it exists or not.
+        // A business that is not granted is denied with the same message whether it exists or not.
         ScopeOf::Business(id) if !caller.rights.businesses().allows(&id) => Ok(only([id])),
         ScopeOf::Business(id) => {
             let known = services.store.businesses().await?.iter().any(|business| business.id == id);
