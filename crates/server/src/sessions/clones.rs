@@ -49,7 +49,7 @@ pub(super) async fn put_aside(
         [one, other] => format!("from {one} and {other}"),
     };
     let why = format!("its certificate is used in two places at once, {addresses}");
-    warn!(%agent, %addresses, "two hosts use the certificate of one agent; the agent was revoked, enrol the right host again with a new token");
+    warn!(%agent, %addresses, "two hosts use the certificate of one agent; the agent is revoked, enrol the right host again with a new token");
     let now = link.clock.wall();
     let audit = NewAudit {
         at: now,
