@@ -41,11 +41,14 @@ pub(crate) async fn serve(
             // Joins ended connections, which frees their memory.
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
         };
-        let Ok((stream, from)) = accepted else {
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
             // Most likely EMFILE: the next accept would fail at once, too.
-            warn!("accepting a caller's connection failed");
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            continue;
+            Err(error) => {
+                warn!(%error, "cannot accept a caller's connection; trying again in 1 s");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            }
         };
         // After the accept: taking a slot may evict another peer.
         let admitted = tokio::select! {

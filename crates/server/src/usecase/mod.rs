@@ -51,7 +51,7 @@ use std::sync::Arc;
 use support::access;
 use tokio::task::JoinError;
 
-/// What every use case may need.
+/// The parts of the server that use cases share.
 #[derive(Clone, Debug)]
 pub struct Services {
     pub store: Store,
@@ -68,13 +68,13 @@ pub struct Services {
     pub refusals: Refusals,
     /// `None`: only our own users' tokens are known.
     pub login_service: Option<LoginService>,
-    /// Where the administrator's app may come from; empty: anywhere.
+    /// Addresses from which the administrator's app is accepted; empty: any.
     pub admin_from: Arc<[AddressBlock]>,
-    /// Where agents connect to.
+    /// The port of the link, to which agents connect.
     pub link_port: u16,
 }
 
-/// Who asks, after the login was checked.
+/// The caller of a request, after its login was checked.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub app: String,
