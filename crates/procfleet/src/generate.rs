@@ -1,4 +1,4 @@
-//! What is made from the command line's own description: shell completion and man pages.
+//! Shell completions and man pages, generated from the command line's definition.
 
 use anyhow::{Context, Result};
 use clap::Command;

@@ -133,7 +133,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut server = Server::start(args.into()).await?;
-        // Before anybody is told that it is ready, and may tell it to end.
+        // Before the ready message: after it, a signal must end the server in order.
         let stop = stop_requested();
         unblock_signals();
         server.add_part("the return of memory", tend_memory());
@@ -152,7 +152,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     })
 }
 
-/// What a storm of results needed goes back to the kernel; the allocator would keep it.
+/// Returns free heap memory to the kernel after bursts of results; the allocator would keep it.
 pub(crate) async fn tend_memory() {
     let mut now_and_then = tokio::time::interval(MEMORY);
     loop {

@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
     let mut server = Server::start(args.server.into()).await?;
-    // Before anybody is told that it is ready, and may tell it to end.
+    // Before the ready message: after it, a signal must end the server in order.
     let stop = stop_requested();
     unblock_signals();
     server.add_part("the return of memory", crate::server::tend_memory());
@@ -149,7 +149,7 @@ async fn start_agent(
         Some(token) => command.env("PROCFLEET_TOKEN", token),
         None => command.env_remove("PROCFLEET_TOKEN"),
     };
-    // It looks after processes that should have no more open files than anybody's.
+    // Managed processes inherit the agent's RLIMIT_NOFILE, which must be the usual one.
     let mut child = given.within(|| command.spawn()).context("starting the agent")?;
     info!(pid = child.id(), "agent started");
     Ok(LocalAgent { stdin: child.stdin.take(), child })
@@ -168,7 +168,7 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
         std::fs::remove_file(&id).context("letting the agent join anew")?;
     }
     let caller = Caller::ourselves("procfleet-up", host.ip);
-    // One that was lost leaves its host where it belonged.
+    // A replacement of a lost agent stays in the business of its host.
     let business = known.map_or(BusinessId::DEFAULT, |known| known.business).0;
     let wanted =
         CreateToken { bk_cloud_id: host.cloud.0, bk_biz_id: business, ttl_secs: 600, uses: 1, replace: true };

@@ -140,7 +140,7 @@ pub(crate) struct PastProc {
     pub(crate) waiting: Vec<Order>,
 }
 
-/// What the journal knows about an op that has just arrived.
+/// The journal's knowledge of an op that has just arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Acceptance {
     /// To be carried out: the op itself, or one part for each instance of its proc.

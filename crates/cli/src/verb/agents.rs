@@ -57,7 +57,7 @@ pub enum AgentChange {
     Label(Box<Label>),
     /// Cut agents off, for good: only a new join token lets their hosts in again
     Revoke(Box<AgentRevoke>),
-    /// Forget agents that are away and will not come back: they and their processes are listed no more
+    /// Remove agents that will not come back from all lists, with their processes
     Forget(Box<Forget>),
 }
 
@@ -67,7 +67,7 @@ pub enum AgentSort {
     Host,
     Version,
     State,
-    /// Those that were heard last come first
+    /// The most recently heard agents first
     Heard,
 }
 
@@ -104,7 +104,7 @@ pub struct Label {
     /// A label that they bear from now on; give it again for more
     #[arg(long, value_name = "KEY=VALUE", value_parser = label, required_unless_present = "remove")]
     pub set: Vec<(String, String)>,
-    /// The key of a label that they bear no more; give it again for more
+    /// Key of a label to remove; may be repeated
     #[arg(long, value_name = "KEY")]
     pub remove: Vec<String>,
     #[command(flatten)]

@@ -144,7 +144,7 @@ pub(super) fn host_order(cloud: u32, ip: &str) -> (u32, Option<IpAddr>, String) 
     (cloud, ip.parse().ok(), ip.to_owned())
 }
 
-/// The same for `CLOUD:IP`; agent ids come last, in their own order.
+/// Orders texts of the form `CLOUD:IP` by address; agent ids come last, in their own order.
 pub(super) fn target_order(target: &str) -> (u32, Option<IpAddr>, String) {
     match target.split_once(':').and_then(|(cloud, ip)| Some((cloud.parse().ok()?, ip))) {
         Some((cloud, ip)) => host_order(cloud, ip),

@@ -73,7 +73,7 @@ struct LogSource {
     instance: u32,
 }
 
-/// What a thread that follows has to say.
+/// A message of a thread that follows a log.
 enum FollowNews {
     Read {
         source: usize,
@@ -356,7 +356,7 @@ impl Logs {
         say(around, &lines.join("\n"))
     }
 
-    /// What processes write must not be able to move the cursor of the person who reads it.
+    /// Escape sequences in a process's output must not move the reader's cursor.
     fn shown(&self, line: &str) -> String {
         match self.raw {
             true => line.to_owned(),
@@ -388,7 +388,7 @@ fn each(
     Ok(exit)
 }
 
-/// What stands before each line where there are several logs.
+/// The prefix of each line if there are several logs.
 fn label(sources: &[LogSource], number: usize) -> String {
     if sources.len() < 2 {
         return String::new();

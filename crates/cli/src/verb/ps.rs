@@ -48,7 +48,7 @@ pub enum ProcSort {
     Host,
     Name,
     State,
-    /// Those that were started last come first
+    /// The most recently started processes first
     Since,
 }
 

@@ -87,7 +87,7 @@ pub struct Retry {
     pub yes: bool,
     #[command(flatten)]
     pub waiting: WaitMode,
-    /// The same retry under the same key is one task, however often it is sent
+    /// Idempotency key: a repeated retry with the same key is one task
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,
     #[command(flatten)]

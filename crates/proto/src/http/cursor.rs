@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// More than the longest key needs in hexadecimal.
 pub(super) const LONGEST_CURSOR: usize = 8_192;
 
-/// What the list of procs is ordered by.
+/// The order of the list of procs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcOrder {
@@ -49,7 +49,7 @@ pub struct ProcCursor {
     pub started_at: i64,
 }
 
-/// What the list of agents is ordered by. Agents that are equal in it are ordered by their hosts.
+/// The order of the list of agents. Equal agents are ordered by their hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentOrder {

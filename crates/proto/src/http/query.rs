@@ -14,7 +14,7 @@ use std::time::Duration;
 const LONGEST_NAME: usize = 256;
 /// The most rows that one call gets.
 const MOST_ROWS: i64 = 1_000;
-/// The same where rows are small and fleets are large: agents, procs, and the ops of a task.
+/// The most rows of agents, procs, or ops of a task, which are small and many.
 const MOST_FLEET_ROWS: i64 = 10_000;
 const DEFAULT_FLEET_ROWS: u32 = 1_000;
 const LONGEST_SELECTION: usize = 8_192;

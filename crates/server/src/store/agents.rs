@@ -38,21 +38,21 @@ pub struct AgentRecord {
     /// When it was last heard, as far as its sessions have ended; else when it connected.
     pub heard_at: i64,
     pub epoch: Epoch,
-    /// What the host is: JSON of the caller's own.
+    /// Facts about the host, as JSON that the store does not read.
     pub facts: String,
     pub business: BusinessId,
     /// The end of the certificate that it uses; `None`: nobody noted it.
     pub certificate_expires_at: Option<i64>,
     /// `Some`: an administrator does not let it in any more.
     pub revoked: Option<Revoked>,
-    /// What operators say of its host.
+    /// The labels that operators gave the host.
     pub labels: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revoked {
     pub at: i64,
-    /// What the administrator said.
+    /// The administrator's reason.
     pub why: String,
 }
 
@@ -78,7 +78,7 @@ pub(super) const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, ve
                        changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels, \
                        changed_boot, changed_boot_ms, iif(heard_at = 0, changed_at, heard_at)";
 
-/// What a target is to somebody who may use some businesses only.
+/// A target, as seen by a caller with grants for some businesses only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FoundTarget {
     Agent(AgentId),
@@ -88,7 +88,7 @@ pub enum FoundTarget {
 }
 
 impl FoundTarget {
-    /// What is outside is as good as nowhere to whoever only looks.
+    /// For queries, a target outside the businesses is the same as an unknown one.
     pub fn agent(self) -> Option<AgentId> {
         match self {
             FoundTarget::Agent(agent) => Some(agent),
@@ -291,8 +291,8 @@ impl Store {
         .await
     }
 
-    /// The same, for somebody who may use some businesses only. What is found and where it belongs is seen at
-    /// one moment.
+    /// As [`Store::resolve`], for a caller with grants for some businesses only. Targets and their businesses
+    /// are read in one transaction.
     pub async fn resolve_within(
         &self,
         targets: &[Target],
@@ -365,8 +365,8 @@ pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), QueryFault
 /// How long an agent may be away before any token lets another take its place.
 const LOST_AFTER_MS: i64 = 86_400_000;
 
-/// Whoever has a token may say which host it is on. It must not take a host away from another business that
-/// way, nor, unless it was made for that, from an agent that is well.
+/// The holder of a token chooses the host that it joins as. It must not take a host from another business,
+/// nor replace a live agent unless the token was made for that.
 pub(super) fn permit(
     db: &Connection,
     belonging: &Belonging,

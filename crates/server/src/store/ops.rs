@@ -34,13 +34,13 @@ pub struct OpenOpRow {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     pub op: OpId,
-    /// Who says so: the op's own agent, or (`None`) the server.
+    /// The reporter: the op's own agent, or the server (`None`).
     pub agent: Option<AgentId>,
     pub outcome: Outcome,
     pub at: i64,
 }
 
-/// What became of a [`Finished`].
+/// The effect of a [`Finished`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     Now,
@@ -71,12 +71,12 @@ impl Store {
         .await
     }
 
-    /// The ops of one task that have no outcome; none where there is no such task.
+    /// The ops of a task that have no outcome; none if the task does not exist.
     pub async fn task_ops(&self, id: TaskId) -> Result<Vec<OpenOpRow>, StoreError> {
         self.tasks_ops(vec![id]).await
     }
 
-    /// The same of several tasks, one after the other.
+    /// As [`Store::task_ops`], for several tasks in order.
     pub async fn tasks_ops(&self, ids: Vec<TaskId>) -> Result<Vec<OpenOpRow>, StoreError> {
         self.read("reading the open ops of tasks", move |db| {
             let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! What each agent said last about its procs. The status is the caller's own JSON; it is not looked into.
+//! The last report of each agent about its procs. The status is JSON that the store does not read.
 
 use super::agents::require;
 use super::columns::{agent, host, integer, natural};
@@ -102,7 +102,7 @@ impl Store {
         .await
     }
 
-    /// So many of a namespace's procs in these businesses after the first `start`, ordered by agent and name.
+    /// A page of a namespace's procs in these businesses, after the first `start`, ordered by agent and name.
     pub async fn proc_page(
         &self,
         namespace: &str,

@@ -17,7 +17,7 @@ use rusqlite::{Connection, Row, params, params_from_iter};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What one request of a task asks for; its targets are ops.
+/// One request of a task. Its targets are ops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestHead {
     pub proc: ProcKey,
@@ -33,7 +33,7 @@ pub struct RequestHead {
 pub struct NewTask {
     pub stamp: u64,
     pub created_at: i64,
-    /// The same by the clock that nobody can set.
+    /// The same time on the boot-time clock, which cannot be set.
     pub mark: Option<ClockMark>,
     pub app: String,
     pub username: String,
@@ -88,7 +88,7 @@ pub struct OpRecord {
     pub agent: Option<AgentId>,
     pub outcome: Option<Outcome>,
     pub ended_at: Option<i64>,
-    /// What its agent said of it after the server had ended it.
+    /// The agent's outcome, if it came after the server's.
     pub late: Option<LateReport>,
 }
 
@@ -145,7 +145,7 @@ impl Store {
         self.read("reading a task", move |db| task(db, id)).await
     }
 
-    /// Nobody waits for it any more. False: it had ended, or was cancelled before.
+    /// Cancels the task. False: it had ended or was cancelled before.
     pub async fn cancel_task(&self, id: TaskId, at: i64, audit: NewAudit) -> Result<bool, StoreError> {
         self.write("cancelling a task", move |db| {
             let sql = "UPDATE tasks SET cancelled_at = ? \

@@ -209,8 +209,8 @@ pub async fn revoke(
     rows_of(services, &agents).await
 }
 
-/// All of the agents, or none: those that are away and will not come back. They are listed no more. Answers
-/// with their last rows.
+/// Removes agents that are away and will not come back from all lists: all of the named agents, or none.
+/// Answers with their last rows.
 pub async fn forget(
     services: &Services,
     caller: &Caller,

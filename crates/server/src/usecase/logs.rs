@@ -1,4 +1,4 @@
-//! What a proc has written: the one question whose answer is not in the store, so that its agent is asked.
+//! Reads the log of a proc from its agent: logs are not in the store.
 //!
 //! Asking runs nothing and changes nothing on the host. An answer is bounded, and so is the time that it may
 //! take.
@@ -52,7 +52,7 @@ pub async fn read(services: &Services, caller: &Caller, question: LogsQuery) -> 
                     Err(error) if has_line && is_late(&error) => break,
                     next => next?,
                 };
-            // What was rotated away in this moment is told by the next answer.
+            // The next answer reports lines that were rotated away meanwhile.
             if next.skipped > 0 || next.bytes.is_empty() {
                 break;
             }
@@ -76,7 +76,7 @@ pub async fn read(services: &Services, caller: &Caller, question: LogsQuery) -> 
                 note,
             });
         }
-        // A part of a line is no line: the end of it is waited for.
+        // Waits for the end of an incomplete line.
         (at, beyond) = (Some(begin), Some(end));
     }
 }
